@@ -1,0 +1,59 @@
+# fedsink: `make simulate` and `make test` set up everything they need in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev simulate test test-all lint types contracts packages check clean
+
+help: ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	  echo "fedsink needs Python 3.11 or newer, and '$(PYTHON)' was not found: install it, or name one with 'make PYTHON=/path/to/python3 …'." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "fedsink needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1): name a newer one with 'make PYTHON=/path/to/python3 …'." >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "Python's venv module is missing: install it (Debian and Ubuntu: apt-get install python3-venv)." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps make both installs idempotent: they are redone only when the requirements change.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+install: $(VENV)/.installed ## create .venv and install fedsink
+install-dev: $(VENV)/.installed-dev ## ... with what the tests need
+
+simulate: install ## run the main job: DP-Sinkhorn on the embedded digits, ε = 10
+	$(BIN)/fedsink simulate mode=central $(ARGS)
+
+test: install-dev ## run the tests
+	$(BIN)/python -m pytest -q $(ARGS)
+
+test-all: install-dev ## ... and the slow ones
+	$(BIN)/python -m pytest -q -m 'slow or not slow' $(ARGS)
+
+lint: install-dev ## ruff: format and rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: install-dev ## mypy --strict
+	$(BIN)/mypy
+
+contracts: install-dev ## the boundaries of the architecture, as import contracts
+	$(BIN)/lint-imports
+
+packages: install-dev ## build wheel and sdist and check what they hold
+	$(BIN)/python .ci/check_packages.py
+
+check: lint types contracts packages ## everything CI runs besides the tests
+
+clean: ## remove .venv and caches (runs/ stays)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -1,0 +1,107 @@
+"""The command `fedsink`: finds the sub-command; each imports what it needs only when it runs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "simulate": "learn a generator from simulated clients (mode=central or mode=ldp)",
+    "sample": "draw labelled images from a finished run into a .npz file or a folder",
+    "evaluate": "train classifiers on synthetic images and test them on real ones",
+    "account": "ε, σ, rate or rounds of a Poisson-subsampled Gaussian, three accountants",
+}
+
+
+def usage() -> str:
+    """The text of `fedsink --help`."""
+    lines = [f"  {name:<10}{what}" for name, what in COMMANDS.items()]
+    return "\n".join(
+        [
+            "fedsink: image generators learnt from data that stays with its owners.",
+            "",
+            "Usage: fedsink COMMAND [key=value …]        (fedsink COMMAND --help says more)",
+            "",
+            *lines,
+            "",
+            "  --version  print the version",
+            "  --debug    with any command: show the traceback of an error",
+            "",
+            "Start with:  fedsink simulate mode=central",
+            'Completion:  eval "$(fedsink --shell-completion install=bash)"',
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point; exits with 0, 1 (failed), 2 (bad input) or 130 (interrupted)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # Before any import of Flower: no telemetry, no update check, quiet.
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+    os.environ.setdefault("FLWR_LOG_LEVEL", "WARNING")
+    debug = "--debug" in arguments
+    arguments = [a for a in arguments if a != "--debug"]
+    sys.exit(_dispatch(arguments, debug))
+
+
+def _dispatch(arguments: list[str], debug: bool) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if arguments else 2
+    command, rest = arguments[0], arguments[1:]
+    if command == "--version":
+        from fedsink import __version__
+
+        print(f"fedsink {__version__}")
+        return 0
+    if command in ("-sc", "--shell-completion"):
+        from fedsink.commands.completion import complete
+
+        return complete(arguments)
+    if command not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        print(
+            f"fedsink: unknown command {command!r}.{hint} There are {', '.join(COMMANDS)}.",
+            file=sys.stderr,
+        )
+        return 2
+    return _guarded(command, rest, debug)
+
+
+def _guarded(command: str, arguments: list[str], debug: bool) -> int:
+    from fedsink.errors import FedsinkError
+
+    try:
+        module = importlib.import_module(f"fedsink.commands.{command}")
+        return int(module.run(arguments, debug=debug))
+    except KeyboardInterrupt:
+        print("\nfedsink: interrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away; there is nobody to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except FedsinkError as error:
+        if debug:
+            raise
+        print(f"fedsink: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 2)
+    except Exception as error:
+        if debug:
+            raise
+        print(
+            f"fedsink: {type(error).__name__}: {str(error) or 'no message'} "
+            "(a defect, or a machine out of resources; --debug shows the traceback)",
+            file=sys.stderr,
+        )
+        return 1
+
+
+if __name__ == "__main__":
+    main()

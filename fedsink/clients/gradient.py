@@ -1,0 +1,88 @@
+"""Central mode, client side: the clipped and noised gradient of the generated images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedsink.clients.shard import Shard
+from fedsink.privacy import PoissonSampler, Stream
+from fedsink.protocol import GradientRequest
+from fedsink.transport import (
+    Mixed,
+    append_labels,
+    clipped_record_field,
+    solver_named,
+    transport_gradient,
+)
+
+
+def client_gradient(
+    request: GradientRequest, shard: Shard, stream: Callable[[str], Stream]
+) -> Tensor:
+    """One use of the Poisson-subsampled Gaussian mechanism at one client.
+
+    Every record of the requested class enters the batch Y independently with probability q.
+    With `clip=batch` (Cao et al. 2021, Alg. 1) the release is clip(G, Δ) + N(0, (2Δσ)² I) with
+    G = ∂_X 2Ŵ_λ(X, Y) + the data-independent self gradient of the request. With `clip=record`
+    it is Σ_j clip(g_j, Δ) + N(0, (σΔ)² I), where record j contributes
+    g_j = (w_ij (x_i − y_j))_i with w_ij = softmax_i((f_i − c(x_i, y_j))/λ).
+
+    Args:
+        request: checked request; X and f are public.
+        shard: the private records.
+        stream: maps a purpose ("sample", "noise") to this round's keyed randomness.
+
+    Returns:
+        (n, D) float32.
+
+    Guarantees:
+        The result depends on private data only through the clipped sum that is noised.
+        Its shape depends on the request alone.
+        An empty batch is answered like any other.
+        It charges what the plan's event says: one subsampled use for records of the
+        requested class, none for any other.
+    """
+    plan = request.plan
+    candidates = shard.members(request.label)
+    batch = candidates[PoissonSampler(plan.rate).draw(len(candidates), stream("sample"))]
+    records = shard.coordinates(request.view)[batch]
+    labels = shard.labels[batch]
+    if request.objective.classes == 1:  # unconditional: every record is of the one class
+        labels = torch.zeros_like(labels)
+    rows = request.rows.to(records.device)
+    if plan.clip.name == "record":
+        total = _record_total(request, rows, records, labels)
+    else:
+        total = plan.clip.apply(_batch_gradient(request, rows, records, labels))
+    return plan.release(total, stream("noise"))
+
+
+def _record_total(request: GradientRequest, rows: Tensor, records: Tensor, labels: Tensor) -> Tensor:
+    """Σ_j clip(g_j, Δ): every record meets only the rows of its own class."""
+    bound, lam = request.plan.clip.bound, request.objective.lam
+    total = torch.zeros(rows.shape, dtype=torch.float64)
+    for label in request.row_labels.unique():
+        mine = request.row_labels == label
+        total[mine] = clipped_record_field(
+            rows[mine], records[labels == label], request.potentials[mine], lam, bound
+        )
+    return total
+
+
+def _batch_gradient(
+    request: GradientRequest, rows: Tensor, records: Tensor, labels: Tensor
+) -> Tensor:
+    """∂_X 2Ŵ_λ(X, Y) plus the self gradient, before the clip."""
+    if len(records) == 0:
+        return request.self_gradient
+    objective = request.objective
+    if request.label is None and objective.label_weight > 0:
+        rows = append_labels(rows, request.row_labels, objective.classes, objective.label_weight)
+        records = append_labels(records, labels, objective.classes, objective.label_weight)
+    gradient = transport_gradient(
+        rows, records, Mixed(objective.m), objective.lam, solver=solver_named(objective.solver)
+    ).gradient
+    return 2.0 * gradient[:, : request.rows.shape[1]] + request.self_gradient

@@ -1,0 +1,1 @@
+"""The sub-commands of `fedsink`; each module has `run(arguments, debug) -> exit code`."""

@@ -1,0 +1,38 @@
+"""Shell completion: sub-commands are ours, everything after `simulate` is Hydra's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import hydra
+from omegaconf import DictConfig
+
+from fedsink.cli import COMMANDS
+
+
+def complete(arguments: Sequence[str]) -> int:
+    """Answer `fedsink --shell-completion install=bash|query=bash` and the like."""
+    line = os.environ.get("COMP_LINE", "")
+    words = line.split(" ")
+    if any(a.startswith("query=") for a in arguments):
+        if len(words) <= 2:
+            typed = words[1] if len(words) == 2 else ""
+            print("\n".join(name for name in COMMANDS if name.startswith(typed)))
+            return 0
+        if words[1] != "simulate":
+            return 0
+        os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]])
+    before, sys.argv = sys.argv, ["fedsink", *arguments]
+    try:
+        hydra.main(config_path="pkg://fedsink.conf", config_name="config", version_base="1.3")(
+            _never
+        )()
+    finally:
+        sys.argv = before
+    return 0
+
+
+def _never(config: DictConfig) -> None:
+    raise RuntimeError("completion runs no task")

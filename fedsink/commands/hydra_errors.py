@@ -1,0 +1,75 @@
+"""Hydra's and OmegaConf's errors in one sentence."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+
+
+def one_sentence(error: Exception) -> str:
+    """What was wrong, what was received, and what to do."""
+    text = str(error)
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return _unknown_key(match.group(1))
+    if match := re.search(r"Key '([^']+)' is not in struct", text):
+        return _unknown_key(match.group(1))
+    if match := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
+        group, choice = match.groups()
+        return f"There is no {group}={choice}: choose one of {', '.join(choices(group))}."
+    if match := re.search(r"Missing mandatory value: (\S+)", text):
+        return f"{match.group(1)} must be given: add {match.group(1)}=… to the command."
+    if isinstance(error, MissingMandatoryValue):
+        return f"A value must be given: {_flat(text)}"
+    if isinstance(error, InterpolationResolutionError):
+        return (
+            f"A value refers to another that this mode or recipe does not have: {_flat(text)} "
+            "Does the generator or strategy belong to the other mode?"
+        )
+    return f"The configuration is not valid: {_flat(text)}"
+
+
+@lru_cache(maxsize=1)
+def known_keys() -> list[str]:
+    """Every group and every dotted key of the default configuration and of all group files."""
+    from hydra import compose, initialize_config_module
+
+    keys: list[str] = []
+    with initialize_config_module("fedsink.conf", version_base="1.3"):
+        for mode in ("central", "ldp"):
+            config = compose("config", overrides=[f"mode={mode}"])
+            keys += list(_dotted(OmegaConf.to_container(config, resolve=False), ""))
+    return sorted(set(keys))
+
+
+def choices(group: str) -> list[str]:
+    """The files of a configuration group."""
+    import fedsink.conf
+
+    folder = Path(str(fedsink.conf.__file__)).parent / group
+    return sorted(path.stem for path in folder.glob("*.yaml")) or ["nothing"]
+
+
+def _unknown_key(key: str) -> str:
+    near = difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return f"Unknown key {key!r}.{hint} fedsink simulate --cfg job lists them all."
+
+
+def _dotted(node: object, prefix: str) -> list[str]:
+    if not isinstance(node, dict):
+        return []
+    found = []
+    for key, value in node.items():
+        found.append(f"{prefix}{key}")
+        found += _dotted(value, f"{prefix}{key}.")
+    return found
+
+
+def _flat(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "; ".join(line.rstrip(".") for line in lines[:2]) + "."

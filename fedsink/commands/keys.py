@@ -1,0 +1,70 @@
+"""key=value arguments of the commands that need no Hydra."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedsink.errors import ConfigError
+
+Parser = Callable[[str], Any]
+
+
+def parse(arguments: Sequence[str], known: Mapping[str, Parser]) -> dict[str, Any]:
+    """Read key=value arguments.
+
+    Raises:
+        ConfigError: an argument is not key=value, its key is unknown or doubled, or its value
+            cannot be read.
+    """
+    values: dict[str, Any] = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals:
+            raise ConfigError(f"{argument!r} is not of the form key=value; keys: {_list(known)}.")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"Unknown key {key!r}.{hint} Keys: {_list(known)}.")
+        if key in values:
+            raise ConfigError(f"{key} was given twice.")
+        try:
+            values[key] = known[key](text)
+        except ValueError as error:
+            raise ConfigError(f"{key}={text}: {error}.") from error
+    return values
+
+
+def whole(minimum: int) -> Parser:
+    """A whole number of at least `minimum`."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise ValueError(f"expected a whole number, received {text!r}") from None
+        if number < minimum:
+            raise ValueError(f"must be at least {minimum}")
+        return number
+
+    return read
+
+
+def real(text: str) -> float:
+    """A number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"expected a number, received {text!r}") from None
+
+
+def flag(text: str) -> bool:
+    """true or false."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"expected true or false, received {text!r}")
+    return text.lower() == "true"
+
+
+def _list(known: Mapping[str, Parser]) -> str:
+    return ", ".join(known)

@@ -1,0 +1,76 @@
+"""Opening a finished run for the commands that come after it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from fedsink.data.maps import Map, map_from_dict
+from fedsink.data.spec import DataSpec
+from fedsink.errors import CheckpointError, ConfigError
+from fedsink.models import Generator, load, sample
+from fedsink.privacy import Stream
+from fedsink.server.folder import RunFolder
+from fedsink.simulation.configure import strictly
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run whose generator can be sampled.
+
+    Attributes:
+        folder: where it lies.
+        config: its resolved configuration.
+        generator: the trained generator.
+        data: public description of the data it was trained for.
+        prior: class probabilities for sampling, (C,).
+        map: the map whose released band is shown (ldp), or None.
+    """
+
+    folder: RunFolder
+    config: dict[str, Any]
+    generator: Generator
+    data: DataSpec
+    prior: Tensor
+    map: Map | None
+
+    def draw(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
+        """n labelled images (n, C, H, W) in [0, 1] and labels (n,), as a user would see them."""
+        stream = Stream(f"sample|{seed}".encode(), "sample")
+        uniform = stream.uniform(n).to(self.prior)
+        labels = torch.searchsorted(self.prior.cumsum(0), uniform).clamp(max=len(self.prior) - 1)
+        images = sample(self.generator, n, labels, stream, mix=self.prior)
+        if self.map is not None:
+            with torch.no_grad():
+                images = torch.cat([self.map.render(self.map(part)) for part in images.split(5000)])
+        return images, labels
+
+
+def open_run(text: str) -> FinishedRun:
+    """Open the folder of a finished run.
+
+    Raises:
+        CheckpointError: it holds no run, or one that has not finished, or a damaged one.
+    """
+    folder = RunFolder.existing(Path(text).expanduser().resolve())
+    if not folder.finished:
+        raise CheckpointError(
+            f"The run in {folder.path} has not finished: fedsink simulate resume={folder.path}"
+        )
+    try:
+        config: Any = OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True)
+        data = strictly(DataSpec, config["data"], "data")
+        prior = torch.tensor(json.loads(folder.metrics.read_text())["label_prior"])
+        privacy = json.loads(folder.privacy.read_text())
+    except (OSError, KeyError, TypeError, ValueError, ConfigError) as error:
+        raise CheckpointError(f"The run in {folder.path} is damaged: {error}.") from error
+    used = privacy.get("map")
+    return FinishedRun(
+        folder, config, load(folder.path), data, prior, map_from_dict(used) if used else None
+    )

@@ -1,0 +1,1 @@
+"""Hydra configuration: `pkg://fedsink.conf` needs this package to exist."""

@@ -1,0 +1,94 @@
+"""Records with their labels, checked once when they are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsink.data.spec import DataSpec
+from fedsink.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledData:
+    """Records `values` (N, *shape) and their int64 `labels` (N,).
+
+    uint8 values are stored as they are (a quarter of the memory) and scaled by 1/255 when taken.
+    Loaded data is shared by everything in the process: treat both tensors as read-only.
+    """
+
+    values: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self.labels)
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return copies of the records at `indices`: float32 values and int64 labels.
+
+        Images come out in [0, 1]; points keep their range. An empty `indices` (a normal outcome
+        of Poisson sampling) gives tensors with zero rows.
+        """
+        values = self.values[indices]
+        if values.dtype == torch.uint8:
+            values = values.to(torch.float32).div_(255.0)
+        return values, self.labels[indices]
+
+
+def checked(values: Tensor, labels: Tensor, spec: DataSpec) -> LabelledData:
+    """Return the data after comparing it with its public description.
+
+    Everything that could go wrong with a record goes wrong here, at load, and not when a sampler
+    happens to draw it: an error in the middle of a run would reveal that the record was drawn.
+
+    Raises:
+        DataError: for no records, another shape, a label outside the class list, a value that is
+            not finite, or an image outside [0, 1].
+    """
+    if len(values) == 0 or len(values) != len(labels):
+        raise DataError(
+            f"{spec.name}: expected as many labels as records and at least one of each, "
+            f"got {len(values)} records and {len(labels)} labels."
+        )
+    if tuple(values.shape[1:]) != spec.shape:
+        raise DataError(
+            f"{spec.name}: records have shape {tuple(values.shape[1:])}, but data.shape says "
+            f"{spec.shape}; change data.shape or the files."
+        )
+    _check_labels(labels, spec)
+    if values.dtype != torch.uint8:
+        _check_floats(values, spec)
+        values = values.to(torch.float32)
+    return LabelledData(values.contiguous(), labels.to(torch.int64))
+
+
+def _check_labels(labels: Tensor, spec: DataSpec) -> None:
+    if labels.ndim != 1 or labels.dtype.is_floating_point:
+        raise DataError(
+            f"{spec.name}: labels must be one whole number per record, got {labels.dtype} "
+            f"of shape {tuple(labels.shape)}."
+        )
+    wrong = labels[(labels < 0) | (labels >= len(spec.classes))]
+    if len(wrong):
+        raise DataError(
+            f"{spec.name}: label {int(wrong[0])} is outside the {len(spec.classes)} classes of "
+            f"data.classes (0 to {len(spec.classes) - 1}); extend data.classes or mend the labels."
+        )
+
+
+def _check_floats(values: Tensor, spec: DataSpec) -> None:
+    finite = torch.isfinite(values)
+    if not bool(finite.all()):
+        raise DataError(
+            f"{spec.name}: {int((~finite).sum())} values are not finite, the first is "
+            f"{float(values[~finite][0])}; remove or mend those records."
+        )
+    low, high = float(values.min()), float(values.max())
+    if len(spec.shape) == 3 and (low < 0.0 or high > 1.0):
+        raise DataError(
+            f"{spec.name}: floating-point images must lie in [0, 1], got values from {low:g} "
+            f"to {high:g}; rescale them."
+        )

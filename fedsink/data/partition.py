@@ -1,0 +1,210 @@
+"""Dealing one dataset out to simulated clients: disjoint shards that cover every record.
+
+The schemes are public and deterministic in `seed`. The shards themselves and `manifest` describe
+private data; they exist because a simulation owns all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsink.errors import ConfigError, DataError
+
+Indices = np.ndarray
+
+
+@dataclass(frozen=True)
+class Iid:
+    """Equal shards of a random permutation (sizes differ by at most one)."""
+
+    def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
+        """Return one index array per client."""
+        return np.array_split(random.permutation(len(labels)), clients)
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Per class, the clients' shares are drawn from Dirichlet(α, …, α); small α is skewed.
+
+    A client that would be left without records receives one from the largest shard.
+    """
+
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse a concentration that is no concentration."""
+        if not 0 < self.alpha < float("inf"):
+            raise ConfigError(f"partition.alpha must be positive and finite, got {self.alpha}.")
+
+    def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
+        """Return one index array per client."""
+        shards: list[list[int]] = [[] for _ in range(clients)]
+        for label in np.unique(labels):
+            members = random.permutation(np.flatnonzero(labels == label))
+            shares = random.dirichlet(np.full(clients, self.alpha))
+            if not np.isclose(shares.sum(), 1.0):  # every gamma draw underflowed: α is tiny
+                shares = np.eye(clients)[random.integers(clients)]
+            ends = np.round(np.cumsum(shares) * len(members)).astype(int)
+            for shard, part in zip(shards, np.split(members, ends[:-1]), strict=True):
+                shard.extend(part.tolist())
+        for shard in shards:
+            if not shard:
+                shard.append(max(shards, key=len).pop())
+        return [np.asarray(shard, dtype=np.int64) for shard in shards]
+
+
+@dataclass(frozen=True)
+class ByLabel:
+    """Every client holds records of at most `labels_per_client` classes."""
+
+    labels_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        """Refuse fewer than one class per client."""
+        if self.labels_per_client < 1:
+            raise ConfigError(
+                f"partition.labels_per_client must be at least 1, got {self.labels_per_client}."
+            )
+
+    def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
+        """Return one index array per client."""
+        present = random.permutation(np.unique(labels))
+        each = min(self.labels_per_client, len(present))
+        if each * clients < len(present):
+            raise DataError(
+                f"{clients} clients with {each} labels each cannot hold {len(present)} classes; "
+                f"set partition.labels_per_client to {-(-len(present) // clients)} or more."
+            )
+        slots = np.arange(clients * each).reshape(clients, each) % len(present)
+        shards: list[list[int]] = [[] for _ in range(clients)]
+        for position, label in enumerate(present):
+            members = random.permutation(np.flatnonzero(labels == label))
+            holders = np.flatnonzero((slots == position).any(axis=1)).tolist()
+            holders.sort(key=lambda client: len(shards[client]))
+            for client, part in zip(holders, np.array_split(members, len(holders)), strict=True):
+                shards[client].extend(part.tolist())
+        if not all(shards):
+            raise DataError(
+                f"{clients} clients with {each} labels each: some class has fewer records than "
+                f"clients that hold it; use fewer clients or more labels per client."
+            )
+        return [np.asarray(shard, dtype=np.int64) for shard in shards]
+
+
+@dataclass(frozen=True)
+class Unequal:
+    """Random shards of unequal size: client k's weight is sizes[k], or ratio**k without sizes.
+
+    Weights are relative; weights that sum to the number of records are met exactly.
+    """
+
+    ratio: float = 0.8
+    sizes: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Accept a list for `sizes` and refuse weights that are not positive."""
+        if self.sizes is not None:
+            object.__setattr__(self, "sizes", tuple(self.sizes))
+        if not 0 < self.ratio <= 1:
+            raise ConfigError(f"partition.ratio must lie in (0, 1], got {self.ratio}.")
+        if self.sizes is not None and not all(0 < s < float("inf") for s in self.sizes):
+            raise ConfigError(f"partition.sizes must all be positive, got {self.sizes}.")
+
+    def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
+        """Return one index array per client."""
+        if self.sizes is not None and len(self.sizes) != clients:
+            raise ConfigError(
+                f"partition.sizes lists {len(self.sizes)} clients, but there are {clients}."
+            )
+        weights = np.asarray(
+            self.sizes if self.sizes is not None else [self.ratio**k for k in range(clients)]
+        )
+        # Every client starts with one record; the rest follows the weights by largest remainder.
+        wanted = weights / weights.sum() * len(labels)
+        counts = np.maximum(np.floor(wanted), 1).astype(int)
+        while counts.sum() < len(labels):
+            counts[np.argmax(wanted - counts)] += 1
+        while counts.sum() > len(labels):
+            counts[np.argmin(np.where(counts > 1, wanted - counts, np.inf))] -= 1
+        return np.split(random.permutation(len(labels)), np.cumsum(counts)[:-1])
+
+
+PartitionSpec = Iid | Dirichlet | ByLabel | Unequal
+"""Any of the schemes: frozen, hashable, picklable."""
+
+SCHEMES: dict[str, type[Iid] | type[Dirichlet] | type[ByLabel] | type[Unequal]] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "by_label": ByLabel,
+    "unequal": Unequal,
+}
+
+
+def scheme_from_dict(options: Mapping[str, Any]) -> PartitionSpec:
+    """Return the scheme for {"name": "dirichlet", "alpha": 0.3} and the like.
+
+    Raises:
+        ConfigError: for an unknown name, an unknown option or a bad value.
+    """
+    known = dict(options)
+    name = known.pop("name", None)
+    if name not in SCHEMES:
+        raise ConfigError(
+            f"partition.name={name!r} is unknown; choose one of {', '.join(sorted(SCHEMES))}."
+        )
+    options_of = [field.name for field in fields(SCHEMES[name])]
+    unknown = sorted(set(known) - set(options_of))
+    if unknown:
+        raise ConfigError(
+            f"partition {name} has no option {unknown[0]!r}; it has "
+            f"{', '.join(options_of) or 'none'}."
+        )
+    return SCHEMES[name](**known)
+
+
+def partition(
+    labels: Tensor, clients: int, scheme: PartitionSpec | Mapping[str, Any], seed: int
+) -> list[Tensor]:
+    """Deal the records with `labels` (N,) out to `clients` clients.
+
+    Returns one sorted int64 index tensor per client: the shards are disjoint, cover every record
+    and none is empty. The same arguments give the same shards.
+
+    Raises:
+        ConfigError: for fewer than one client or a bad scheme.
+        DataError: where the records do not suffice for that many clients.
+    """
+    if clients < 1:
+        raise ConfigError(f"the number of clients must be at least 1, got {clients}.")
+    if clients > len(labels):
+        raise DataError(
+            f"{clients} clients cannot share {len(labels)} records; use at most {len(labels)} "
+            f"clients."
+        )
+    rule = scheme_from_dict(scheme) if isinstance(scheme, Mapping) else scheme
+    random = np.random.Generator(np.random.PCG64(seed))
+    shards = rule.deal(labels.numpy(), clients, random)
+    return [torch.from_numpy(np.sort(shard).astype(np.int64)) for shard in shards]
+
+
+def manifest(
+    parts: Sequence[Tensor], labels: Tensor, classes: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Describe a partition: client → {"records": n, "labels": {class: n}}, ready for JSON.
+
+    These are exact counts of private data: for a simulation's own report, never for a server.
+    """
+    described = {}
+    for client, part in enumerate(parts):
+        counts = torch.bincount(labels[part], minlength=len(classes)).tolist()
+        described[str(client)] = {
+            "records": len(part),
+            "labels": dict(zip(classes, counts, strict=True)),
+        }
+    return described

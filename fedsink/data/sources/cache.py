@@ -1,0 +1,88 @@
+"""The user's cache folder, and public files placed in it without ever showing half of one."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, cast
+
+from fedsink.errors import DataError
+
+
+def cache_folder() -> Path:
+    """Return $XDG_CACHE_HOME/fedsink, or ~/.cache/fedsink where that variable is not set."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fedsink"
+
+
+def fill_once(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """Return `folder`, after `fill(temporary)` made its content if it was not there yet.
+
+    The content is made in a temporary neighbour and renamed, so a crash leaves nothing half
+    done, and of several processes that start together one wins and all see the same files.
+
+    Raises:
+        DataError: where the cache folder cannot be written.
+    """
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise DataError(
+            f"the cache folder {folder.parent} cannot be written ({error.strerror}); "
+            f"set XDG_CACHE_HOME to a folder that can."
+        ) from error
+    try:
+        fill(temporary)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def unpacked(root: Path, files: Sequence[Path]) -> Path:
+    """Return a cache folder that mirrors `files` of the read-only `root`, decompressed.
+
+    Args:
+        root: a folder that is only read.
+        files: paths relative to `root`, without `.gz`; each is there plain or with `.gz`.
+
+    The cache entry is keyed by the resolved root and by each file's size and time, so replaced
+    files are unpacked again.
+    """
+    sources = [_plain_or_gz(root / name) for name in files]
+    stamps = [(s.stat().st_size, s.stat().st_mtime_ns, s.name) for s in sources]
+    key = hashlib.sha256(repr((str(root.resolve()), stamps)).encode()).hexdigest()[:16]
+
+    def fill(folder: Path) -> None:
+        for name, source in zip(files, sources, strict=True):
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with _reader(source) as packed, target.open("wb") as plain:
+                    shutil.copyfileobj(packed, plain, 1 << 20)
+            except (OSError, EOFError) as error:
+                raise DataError(
+                    f"{source} cannot be unpacked ({error}); replace it with an intact copy."
+                ) from error
+
+    return fill_once(cache_folder() / "unpacked" / key, fill)
+
+
+def _reader(source: Path) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.GzipFile(source)) if source.suffix == ".gz" else source.open("rb")
+
+
+def _plain_or_gz(path: Path) -> Path:
+    return path if path.is_file() else path.with_name(path.name + ".gz")

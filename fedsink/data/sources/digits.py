@@ -1,0 +1,39 @@
+"""scikit-learn's embedded handwritten digits: 1797 grey images of 8×8 pixels, no download."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsink.data.spec import DataSpec
+
+TEST_RECORDS = 360
+_SPLIT_SEED = 0
+
+
+def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
+    """Return 1437 training or 360 test digits, pixels x/16 in [0, 1], in a fixed public split."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    labels = np.asarray(digits.target, dtype=np.int64)
+    test = _test_mask(labels)
+    chosen = test if split == "test" else ~test
+    images = np.asarray(digits.images, dtype=np.float32)[chosen] / np.float32(16.0)
+    return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels[chosen])
+
+
+def _test_mask(labels: np.ndarray) -> np.ndarray:
+    """Mark 360 records, stratified: each class gets its share, rounded by largest remainder."""
+    counts = np.bincount(labels)
+    shares = counts * TEST_RECORDS / counts.sum()
+    quota = np.floor(shares).astype(int)
+    largest = np.argsort(quota - shares, kind="stable")[: TEST_RECORDS - quota.sum()]
+    quota[largest] += 1
+    random = np.random.Generator(np.random.PCG64(_SPLIT_SEED))
+    mask = np.zeros(len(labels), dtype=bool)
+    for label, size in enumerate(quota):
+        members = np.flatnonzero(labels == label)
+        mask[random.permutation(members)[:size]] = True
+    return mask

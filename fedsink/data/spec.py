@@ -1,0 +1,52 @@
+"""The public description of a dataset, fixed in the configuration before any record is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsink.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Public facts about the data: they enter budgets and scalings, records never do.
+
+    Attributes:
+        name: the source, one of `fedsink.data.sources.SOURCES`.
+        shape: shape of one record, (channels, height, width) or (dimension,) for points.
+        classes: the public label map; label i is classes[i]. It may name classes that a client
+            does not hold.
+        nominal_records: the public size a sampling rate and an averaged gradient refer to. It is
+            not checked against the data, because the exact count is private.
+        root: folder with the files; None means the user's cache folder.
+        download: whether a missing public dataset may be downloaded into the cache folder. A
+            given `root` is never written to.
+
+    Raises:
+        ConfigError: for an impossible shape, an empty or repeated class list, or no records.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    nominal_records: int
+    root: str | None = None
+    download: bool = True
+
+    def __post_init__(self) -> None:
+        """Turn lists (as they come from YAML) into tuples and check the values."""
+        object.__setattr__(self, "shape", tuple(int(s) for s in self.shape))
+        object.__setattr__(self, "classes", tuple(str(c) for c in self.classes))
+        if len(self.shape) not in (1, 3) or min(self.shape) < 1:
+            raise ConfigError(
+                f"data.shape must be (channels, height, width) or (dimension,) with positive "
+                f"sizes, got {self.shape}."
+            )
+        if not self.classes or len(set(self.classes)) != len(self.classes):
+            raise ConfigError(
+                f"data.classes must list at least one class, each once, got {self.classes}."
+            )
+        if self.nominal_records < 1:
+            raise ConfigError(
+                f"data.nominal_records must be at least 1, got {self.nominal_records}."
+            )

@@ -1,0 +1,157 @@
+"""Public linear coordinates in which central mode compares images, clips and adds noise.
+
+A view is fixed before any record is seen, so it costs no privacy. Fewer coordinates mean less
+noise in all: the noise has the same strength in each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedsink.data import dct
+from fedsink.errors import ConfigError
+
+
+class View(ABC):
+    """A fixed linear map from records to coordinates; hashable, and rebuilt from its dict."""
+
+    name: ClassVar[str]
+    shape: tuple[int, ...]
+
+    @property
+    @abstractmethod
+    def dimension(self) -> int:
+        """Number of coordinates D."""
+
+    @abstractmethod
+    def __call__(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) in [0, 1], or points (N, d), to (N, D); differentiable."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return name and options; `view_from_dict` inverts it, also after a trip through JSON."""
+        return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class PixelView(View):
+    """The pixels themselves, 2x − 1 in [−1, 1], flattened; points are passed on as they are."""
+
+    name: ClassVar[str] = "pixel"
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Accept a list, as it comes from JSON."""
+        object.__setattr__(self, "shape", tuple(self.shape))
+
+    @property
+    def dimension(self) -> int:
+        """Number of pixels times channels."""
+        return math.prod(self.shape)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return (N, C·H·W)."""
+        return images if len(self.shape) == 1 else 2.0 * images.flatten(1) - 1.0
+
+
+@dataclass(frozen=True)
+class DctView(View):
+    """Low-pass orthonormal DCT coefficients of 2x − 1, per channel (recipes B, "Small problem").
+
+    Kept are the frequencies with √(i² + j²) < radius (strictly): 166 of 784 at radius 14 of
+    28×28, 33 of 64 at radius 6 of 8×8. `dc=False` drops the mean brightness as well, which
+    gives the recipes' count of 165.
+
+    Attributes:
+        shape: (channels, height, width).
+        radius: cut-off in cycles of the cosine index, not in pixels.
+        frequency_weight: r₀ or None; the coefficient at radius r is multiplied by
+            √(1 + (r/r₀)²), and all weights are scaled to unit mean square.
+        dc: keep the coefficient (0, 0).
+
+    Raises:
+        ConfigError: for a shape that is not an image, a radius that keeps nothing, or r₀ ≤ 0.
+    """
+
+    name: ClassVar[str] = "dct"
+    shape: tuple[int, ...]
+    radius: float
+    frequency_weight: float | None = None
+    dc: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if len(self.shape) != 3:
+            raise ConfigError(
+                f"the DCT view needs images (channels, height, width), got shape {self.shape}; "
+                f"use the pixel view."
+            )
+        if not self.band:
+            raise ConfigError(
+                f"the DCT view keeps no coefficient at radius {self.radius} (dc={self.dc}); use "
+                f"a larger radius."
+            )
+        if self.frequency_weight is not None and not self.frequency_weight > 0:
+            raise ConfigError(
+                f"view.frequency_weight must be positive or empty, got {self.frequency_weight}."
+            )
+
+    @property
+    def band(self) -> dct.Band:
+        """The frequencies kept in every channel."""
+        return dct.disc(self.shape[1], self.shape[2], self.radius, self.dc)
+
+    @property
+    def dimension(self) -> int:
+        """Number of channels times coefficients per channel."""
+        return self.shape[0] * len(self.band)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return (N, C·K), channel by channel."""
+        matrix = _weighted_basis(self, images.dtype, images.device)
+        return ((2.0 * images.flatten(2) - 1.0) @ matrix.T).flatten(1)
+
+
+@lru_cache(maxsize=16)
+def _weighted_basis(view: DctView, dtype: torch.dtype, device: torch.device) -> Tensor:
+    matrix = dct.basis(view.shape[1], view.shape[2], view.band)
+    if view.frequency_weight is not None:
+        radii = torch.tensor([math.hypot(i, j) for i, j in view.band], dtype=torch.float64)
+        weights = torch.sqrt(1.0 + (radii / view.frequency_weight) ** 2)
+        matrix = matrix * (weights / weights.square().mean().sqrt()).unsqueeze(1)
+    return matrix.to(dtype=dtype, device=device)
+
+
+VIEWS: dict[str, type[PixelView] | type[DctView]] = {"pixel": PixelView, "dct": DctView}
+
+
+def view_from_dict(options: Mapping[str, Any]) -> View:
+    """Return the view that `to_dict` described.
+
+    Raises:
+        ConfigError: for an unknown name, an unknown or missing option, or a bad value.
+    """
+    known = dict(options)
+    name = known.pop("name", None)
+    if name not in VIEWS:
+        raise ConfigError(
+            f"view.name={name!r} is unknown; choose one of {', '.join(sorted(VIEWS))}."
+        )
+    options_of = [field.name for field in fields(VIEWS[name])]
+    unknown = sorted(set(known) - set(options_of))
+    if unknown:
+        raise ConfigError(
+            f"the {name} view has no option {unknown[0]!r}; it has {', '.join(options_of)}."
+        )
+    try:
+        return VIEWS[name](**known)
+    except TypeError as error:
+        raise ConfigError(f"the {name} view lacks an option: {error}.") from error

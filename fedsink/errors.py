@@ -1,0 +1,31 @@
+"""The errors fedsink raises for its user: one sentence, no traceback needed to act on it."""
+
+from __future__ import annotations
+
+
+class FedsinkError(Exception):
+    """Base of every error that is the user's to mend; the command line prints it in one line."""
+
+
+class ConfigError(FedsinkError, ValueError):
+    """A configuration value is unknown, out of range, or contradicts another."""
+
+
+class DataError(FedsinkError, ValueError):
+    """Private data could not be found, read, or does not match its public description."""
+
+
+class PrivacyError(FedsinkError, ValueError):
+    """A privacy parameter is invalid, or a guarantee was asked for that cannot be given."""
+
+
+class ModelError(FedsinkError, ValueError):
+    """A generator cannot be built or loaded as asked."""
+
+
+class CheckpointError(FedsinkError):
+    """A run folder cannot be resumed: a file is missing, corrupt, or belongs to another run."""
+
+
+class ClientError(FedsinkError):
+    """Clients failed or refused, and the run cannot go on without them."""

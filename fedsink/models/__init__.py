@@ -1,0 +1,25 @@
+"""Image generators: they know nothing of privacy, networks or files of private data."""
+
+from __future__ import annotations
+
+from fedsink.models.base import Generator
+from fedsink.models.dcgan import Dcgan
+from fedsink.models.dct_mlp import DctMlp
+from fedsink.models.ema import Ema
+from fedsink.models.io import load, save
+from fedsink.models.mlp import Mlp
+from fedsink.models.registry import GENERATORS, build
+from fedsink.models.sampling import sample
+
+__all__ = [
+    "GENERATORS",
+    "Dcgan",
+    "DctMlp",
+    "Ema",
+    "Generator",
+    "Mlp",
+    "build",
+    "load",
+    "sample",
+    "save",
+]

@@ -1,0 +1,90 @@
+"""What every generator offers to training, sampling and storage."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from fedsink.errors import ModelError
+
+if TYPE_CHECKING:
+    from fedsink.privacy.noise import Stream
+
+LatentLaw = Literal["uniform", "unit", "normal"]
+"""U[-1, 1], U[0, 1] or N(0, 1) in every latent coordinate."""
+
+
+class Generator(nn.Module, ABC):
+    """A map G(z, label) from latent vectors and labels to images in [0, 1], or to points.
+
+    BatchNorm layers keep no running statistics: training and sampling both normalise by the
+    batch at hand, so a picture depends on the rows generated beside it (see `sample`).
+
+    Attributes:
+        shape: shape of one output, (channels, height, width) or (dimension,).
+        classes: number of labels.
+        latent_dim: length of z.
+        latent_law: distribution of z.
+        options: the keyword arguments that rebuild this architecture (JSON values).
+
+    Raises:
+        ModelError: for a shape or size that cannot be generated.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        latent_dim: int,
+        latent_law: LatentLaw,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Check and keep the description; subclasses add layers and initialise them."""
+        super().__init__()
+        self.shape = tuple(int(s) for s in shape)
+        if len(self.shape) not in (1, 3) or min(self.shape) < 1:
+            raise ModelError(
+                f"a generator makes (channels, height, width) images or (dimension,) points, got "
+                f"shape {self.shape}."
+            )
+        for what, number in (("classes", classes), ("latent_dim", latent_dim)):
+            if number < 1:
+                raise ModelError(f"a generator needs {what} of at least 1, got {number}.")
+        if latent_law not in ("uniform", "unit", "normal"):
+            raise ModelError(
+                f"latent_law must be 'uniform', 'unit' or 'normal', got {latent_law!r}."
+            )
+        self.classes = classes
+        self.latent_dim = latent_dim
+        self.latent_law: LatentLaw = latent_law
+        self.options = dict(options) | {"latent_dim": latent_dim, "latent_law": latent_law}
+
+    def latent(self, n: int, stream: Stream) -> Tensor:
+        """Draw z, float32 (n, latent_dim), on the generator's device."""
+        if self.latent_law == "normal":
+            z = stream.normal(n, self.latent_dim)
+        else:
+            z = stream.uniform(n, self.latent_dim)
+            if self.latent_law == "uniform":
+                z = 2.0 * z - 1.0
+        return z.to(dtype=torch.float32, device=next(self.parameters()).device)
+
+    def one_hot(self, labels: Tensor, like: Tensor) -> Tensor:
+        """Return the labels (n,) as unit vectors (n, classes) in the dtype of `like`."""
+        return one_hot(labels, self.classes).to(like.dtype)
+
+    @property
+    def uses_batch_statistics(self) -> bool:
+        """Whether a row's image depends on the other rows of its batch."""
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.modules())
+
+    @abstractmethod
+    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
+        """Return images (n, C, H, W) in [0, 1], or points (n, d), for z (n, latent_dim)."""

@@ -1,0 +1,100 @@
+"""A small perceptron that draws low-pass pictures (recipes B, "Small problem")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from fedsink.data import dct
+from fedsink.errors import ModelError
+from fedsink.models.base import Generator, LatentLaw
+from fedsink.models.layers import initialise, linear
+
+
+class DctMlp(Generator):
+    """G(z, l) = (1 + tanh(IDCT(MLP([z, s·onehot(l)])))) / 2.
+
+    The perceptron has ReLU layers and puts out the D = C·K orthonormal DCT coefficients with
+    √(i² + j²) < radius, the band of `fedsink.data.views.DctView`; IDCT is their inverse
+    transform. There is no BatchNorm, so every picture depends on its own z and label alone.
+
+    Attributes:
+        radius: cut-off of the band; None keeps half the shorter side.
+        one_hot_scale: s; a large one lets a step move classes apart faster than it bends them.
+        per_class_first_layer: give every class its own first weight matrix and bias instead of
+            the one-hot input, as if the first layer saw onehot(l) ⊗ [z, 1].
+
+    Raises:
+        ModelError: for points, no hidden layer, or an empty band.
+    """
+
+    name = "dct_mlp"
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        *,
+        latent_dim: int = 3,
+        latent_law: LatentLaw = "uniform",
+        hidden: Sequence[int] = (256, 256),
+        radius: float | None = None,
+        one_hot_scale: float = 5.0,
+        per_class_first_layer: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Build the layers and draw their weights from `generator` (None: seed 0)."""
+        options = {
+            "hidden": list(hidden),
+            "radius": radius,
+            "one_hot_scale": one_hot_scale,
+            "per_class_first_layer": per_class_first_layer,
+        }
+        super().__init__(shape, classes, latent_dim, latent_law, options)
+        if len(self.shape) != 3:
+            raise ModelError(
+                f"dct_mlp makes images (channels, height, width), got shape {self.shape}; use mlp "
+                f"for points."
+            )
+        if not hidden:
+            raise ModelError("dct_mlp needs at least one hidden layer, got hidden=[].")
+        channels, height, width = self.shape
+        band = dct.disc(height, width, min(height, width) / 2 if radius is None else radius)
+        if not band:
+            raise ModelError(f"dct_mlp needs a positive radius, got {radius}.")
+        self.one_hot_scale = one_hot_scale
+        self.per_class_first_layer = per_class_first_layer
+        if per_class_first_layer:
+            # The one-hot block carries the bias of each class.
+            first = linear(classes * (latent_dim + 1), hidden[0], bias=False)
+        else:
+            first = linear(latent_dim + classes, hidden[0])
+        widths = [*hidden, channels * len(band)]
+        layers: list[nn.Module] = [first]
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.ReLU(), linear(inputs, outputs)]
+        self.layers = nn.Sequential(*layers)
+        self.register_buffer(
+            "basis", dct.basis(height, width, band, torch.float32).clone(), persistent=False
+        )
+        self.basis: Tensor
+        initialise(self, generator)
+        if per_class_first_layer:
+            # A row sees only its class's latent_dim + 1 inputs: that is its fan-in.
+            with torch.no_grad():
+                first.weight.mul_(classes**0.5)
+
+    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
+        """Return images (n, C, H, W) in [0, 1]."""
+        classes = self.one_hot(labels, z)
+        if self.per_class_first_layer:
+            inputs = torch.cat([z, torch.ones_like(z[:, :1])], dim=1)
+            inputs = (classes.unsqueeze(2) * inputs.unsqueeze(1)).flatten(1)
+        else:
+            inputs = torch.cat([z, self.one_hot_scale * classes], dim=1)
+        coefficients = self.layers(inputs).unflatten(1, (self.shape[0], -1))
+        pixels: Tensor = 0.5 + 0.5 * torch.tanh(coefficients @ self.basis)
+        return pixels.reshape(-1, *self.shape)

@@ -1,0 +1,54 @@
+"""Generators by their configuration name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from fedsink.errors import ModelError
+from fedsink.models.base import Generator
+from fedsink.models.dcgan import Dcgan
+from fedsink.models.dct_mlp import DctMlp
+from fedsink.models.mlp import Mlp
+
+GENERATORS: dict[str, type[Generator]] = {cls.name: cls for cls in (Dcgan, DctMlp, Mlp)}
+
+
+def build(
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> Generator:
+    """Build the generator `name` for images of `shape` and that many classes.
+
+    Args:
+        name: a key of `GENERATORS`.
+        shape: (channels, height, width), or (dimension,) for points.
+        classes: number of labels.
+        generator: random numbers for the initial weights; None means seed 0. The global random
+            state is neither read nor changed.
+        options: the architecture's own keyword arguments.
+
+    Raises:
+        ModelError: for an unknown name or option (it lists what exists), or a bad value.
+    """
+    if name not in GENERATORS:
+        raise ModelError(
+            f"generator {name!r} is unknown; choose one of {', '.join(sorted(GENERATORS))}."
+        )
+    known = [
+        p.name
+        for p in inspect.signature(GENERATORS[name]).parameters.values()
+        if p.kind is p.KEYWORD_ONLY and p.name != "generator"
+    ]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ModelError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known)}.")
+    cls: Any = GENERATORS[name]
+    made: Generator = cls(shape, classes, generator=generator, **options)
+    return made

@@ -1,0 +1,183 @@
+"""Give ε and two of (rate, σ, uses), get the third: always ε ≤ target, tight to 1e-3 relative.
+
+σ is the noise multiplier, noise std / sensitivity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy import accounting, checks
+
+_TOLERANCE = 5e-4
+_MOST_USES = 10**9
+_MOST_EVALUATIONS = 60
+
+Cost = Callable[[float], float]
+
+
+def sigma_for(
+    eps: float, *, rate: float, uses: int, delta: float, accountant: str = "pld"
+) -> float:
+    """The smallest noise multiplier σ (within 1e-3) whose ε does not exceed `eps`."""
+    eps = _checked(eps, delta, accountant)
+    rate, uses = checks.probability("rate", rate), checks.count("uses", uses)
+    inverse = _largest(
+        eps,
+        exact=lambda x: accounting.poisson_gaussian_epsilon(rate, 1 / x, uses, delta, accountant),
+        quick=lambda x: _quick(rate, 1 / x, uses, delta, accountant),
+        guess=_largest_guess(eps, lambda x: accounting.loss_scale(rate, 1 / x, uses)),
+    )
+    return 1 / inverse
+
+
+def uses_for(
+    eps: float, *, rate: float, sigma: float, delta: float, accountant: str = "pld"
+) -> int:
+    """The largest number of uses (within 1e-3, at most 10⁹) whose ε does not exceed `eps`.
+
+    Raises:
+        PrivacyError: If even one use costs more than `eps`.
+    """
+    eps = _checked(eps, delta, accountant)
+    rate, sigma = checks.probability("rate", rate), checks.positive("sigma", sigma)
+    one = accounting.poisson_gaussian_epsilon(rate, sigma, 1, delta, accountant)
+    if one > eps:
+        raise PrivacyError(
+            f"one use at rate={rate:g} and sigma={sigma:g} costs ε = {one:.3g}, more than "
+            f"eps={eps:g}: raise sigma or eps, or lower the rate."
+        )
+
+    def scale(x: float) -> float:
+        return accounting.loss_scale(rate, sigma, int(max(1, x)))
+
+    return int(
+        _largest(
+            eps,
+            exact=lambda x: accounting.poisson_gaussian_epsilon(
+                rate, sigma, int(x), delta, accountant
+            ),
+            quick=lambda x: _quick(rate, sigma, int(x), delta, accountant),
+            guess=min(_MOST_USES, max(1, round(_largest_guess(eps, scale)))),
+            most=_MOST_USES,
+            whole=True,
+        )
+    )
+
+
+def rate_for(
+    eps: float, *, sigma: float, uses: int, delta: float, accountant: str = "pld"
+) -> float:
+    """The largest sampling rate (within 1e-3, at most 1) whose ε does not exceed `eps`."""
+    eps = _checked(eps, delta, accountant)
+    sigma, uses = checks.positive("sigma", sigma), checks.count("uses", uses)
+    return _largest(
+        eps,
+        exact=lambda x: accounting.poisson_gaussian_epsilon(x, sigma, uses, delta, accountant),
+        quick=lambda x: _quick(x, sigma, uses, delta, accountant),
+        guess=min(1.0, _largest_guess(eps, lambda x: accounting.loss_scale(x, sigma, uses))),
+        most=1.0,
+    )
+
+
+def _checked(eps: float, delta: float, accountant: str) -> float:
+    checks.failure_probability(delta)
+    if accountant not in accounting.ACCOUNTANTS:
+        raise PrivacyError(
+            f"accountant {accountant!r} is unknown: choose one of "
+            f"{', '.join(accounting.ACCOUNTANTS)}."
+        )
+    return checks.positive("eps", eps)
+
+
+def _quick(rate: float, sigma: float, uses: int, delta: float, accountant: str) -> float:
+    """A fast stand-in for the accountant, good to about a percent; steers the search only."""
+    if accountant == "rdp":
+        return accounting.rdp_epsilon(rate, sigma, uses, delta)
+    return accounting.pld_epsilon_quick(rate, sigma, uses, delta)
+
+
+def _largest(
+    eps: float,
+    *,
+    exact: Cost,
+    quick: Cost,
+    guess: float,
+    most: float = math.inf,
+    whole: bool = False,
+) -> float:
+    """The largest x with exact(x) ≤ eps, the increasing cost first searched with `quick`."""
+    search = partial(_search, eps, most=most, whole=whole)
+    near = search(quick, guess, tolerance=2 * _TOLERANCE)
+    return search(exact, near, tolerance=_TOLERANCE)
+
+
+def _search(
+    eps: float, cost: Cost, start: float, *, tolerance: float, most: float, whole: bool
+) -> float:
+    """The feasible end of a bracket of cost(x) = eps that is at most 1 + tolerance wide.
+
+    Interpolates log cost in log x and probes a third of the tolerance to either side of the
+    root, which closes the bracket in two evaluations once the interpolation is good.
+    """
+    good: tuple[float, float] | None = None
+    bad: tuple[float, float] | None = None
+    x, reach = start, tolerance / 3
+    for evaluation in range(_MOST_EVALUATIONS):
+        point = (x, math.log(min(max(cost(x), 1e-300), 1e300) / eps))
+        if point[1] <= 0:
+            good = point
+            if x >= most:
+                return x
+        else:
+            bad = point
+        if good and bad and _closed(good[0], bad[0], tolerance, whole):
+            return good[0]
+        if good and bad:
+            x = _between(good, bad, reach, bisect=evaluation % 5 == 4)
+        elif good:
+            x = min(most, max(_root(good) * (1 + reach), good[0] * (1 + tolerance)))
+        elif bad:
+            x = min(_root(bad) * (1 - reach), bad[0] / (1 + tolerance))
+        if whole:
+            low, high = (good or (0.0, 0.0))[0] + 1, (bad or (most + 1, 0.0))[0] - 1
+            x = max(low, min(high, round(x)))
+        if not (good and bad):
+            reach = min(2 * reach, 1.0 - tolerance)
+    raise PrivacyError(
+        f"no setting with ε = {eps:g} was found near {start:g}: give a less extreme target."
+    )
+
+
+def _closed(good: float, bad: float, tolerance: float, whole: bool) -> bool:
+    return bad <= good * (1 + tolerance) or (whole and bad - good <= 1)
+
+
+def _root(point: tuple[float, float]) -> float:
+    """Where cost = eps if it grew like x^1.3, at most a factor 8 away."""
+    x, excess = point
+    return x * min(8.0, max(1 / 8, math.exp(-max(-60.0, min(60.0, excess)) / 1.3)))
+
+
+def _between(
+    good: tuple[float, float], bad: tuple[float, float], reach: float, *, bisect: bool
+) -> float:
+    """The next point inside (good, bad): beside the interpolated root, on its wider side."""
+    low, high = math.log(good[0]), math.log(bad[0])
+    if bisect:
+        return math.exp((low + high) / 2)
+    root = low + (high - low) * good[1] / (good[1] - bad[1])
+    probe = root - reach if root - low > high - root else root + reach
+    return math.exp(probe) if low < probe < high else math.exp((low + high) / 2)
+
+
+def _largest_guess(eps: float, scale: Cost) -> float:
+    """Solve scale(x) = eps by bisection of log x; a starting point only."""
+    low, high = math.log(1e-6), math.log(1e10)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if scale(math.exp(middle)) <= eps else (low, middle)
+    return math.exp(low)

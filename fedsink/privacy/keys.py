@@ -1,0 +1,159 @@
+"""The two kinds of noise key: reproducible (a simulation's seed) and secret (a deployment's).
+
+>>> ReproducibleKey(seed=7).stream("noise", client=3, round=12).normal(2).shape
+torch.Size([2])
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy.noise import Stream
+
+_SECRET_BYTES = 32
+
+
+class Key(Protocol):
+    """What a client needs of a key: a kind to report and a stream for each use."""
+
+    @property
+    def kind(self) -> str:
+        """``"reproducible"`` or ``"secret"``."""
+
+    def stream(self, purpose: str, *, client: int, round: int, request: bytes = b"") -> Stream:
+        """The stream for one purpose at one client in one round."""
+
+
+@dataclass(frozen=True)
+class ReproducibleKey:
+    """Noise keyed by (seed, purpose, client, round): the same under every engine and cohort size.
+
+    It is not secret: whoever knows the seed can subtract the noise. For simulations only.
+
+    Args:
+        seed: An integer ≥ 0.
+
+    Raises:
+        PrivacyError: If the seed is not an integer ≥ 0.
+    """
+
+    seed: int
+    kind: ClassVar[str] = "reproducible"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise PrivacyError(f"seed must be an integer ≥ 0, received {self.seed!r}.")
+
+    def stream(self, purpose: str, *, client: int, round: int, request: bytes = b"") -> Stream:
+        """The stream for one purpose at one client in one round.
+
+        `request` is ignored: engines sum floats in different orders, so the same round's images
+        differ in their last bits between engines, and noise bound to those bytes would differ
+        altogether.
+        """
+        return Stream(b"fedsink reproducible", self.seed, purpose, client, round)
+
+
+@dataclass(frozen=True)
+class SecretKey:
+    """Noise from 32 secret bytes, bound to run, purpose, client, round and the request's bytes.
+
+    Guarantees:
+        - An identical request gets the same bytes; a request that differs in one bit, in the
+          run, the client or the round gets fresh noise.
+        - The secret is not shown by repr and not written into errors.
+        - A key file is created with mode 0600 and never overwritten; a file that others can
+          read is refused.
+
+    Args:
+        secret: 32 bytes from the operating system.
+        run: Public name of the data set and run the key belongs to, e.g. ``"mnist/2024-05-01"``.
+
+    Raises:
+        PrivacyError: If the secret is not 32 bytes or `run` is empty.
+    """
+
+    secret: bytes = field(repr=False)
+    run: str
+    kind: ClassVar[str] = "secret"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.secret, bytes) or len(self.secret) != _SECRET_BYTES:
+            raise PrivacyError(
+                f"a secret key holds {_SECRET_BYTES} bytes: make one with SecretKey.create."
+            )
+        if not isinstance(self.run, str) or not self.run:
+            raise PrivacyError(
+                f"a secret key belongs to a named run, received {self.run!r}: "
+                "pass a non-empty name of data set and run."
+            )
+
+    def stream(self, purpose: str, *, client: int, round: int, request: bytes = b"") -> Stream:
+        """The stream for one purpose at one client in one round of exactly this request.
+
+        `request` is every byte of the message that is answered (images, labels, settings).
+        """
+        digest = hashlib.sha256(request).digest()
+        return Stream(self.secret, "fedsink secret", self.run, purpose, client, round, digest)
+
+    @classmethod
+    def create(cls, path: str | Path, run: str) -> SecretKey:
+        """Draw a key from the operating system and write it to a new file of mode 0600.
+
+        The file appears complete or not at all. Raises PrivacyError if `path` already exists: a
+        key is never replaced, because noise drawn from it may have been released.
+        """
+        path = Path(path)
+        key = cls(os.urandom(_SECRET_BYTES), run)
+        content = json.dumps({"run": run, "secret": key.secret.hex()}).encode() + b"\n"
+        # mkstemp opens with O_EXCL and mode 0600; link fails where the name is taken.
+        handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(partial, path)
+        except FileExistsError:
+            raise PrivacyError(
+                f"the key file {path} exists already: load it, or choose another path."
+            ) from None
+        finally:
+            os.unlink(partial)
+        return key
+
+    @classmethod
+    def load(cls, path: str | Path) -> SecretKey:
+        """Read a key file. Raises PrivacyError if it is missing, readable by others, or damaged."""
+        path = Path(path)
+        try:
+            handle = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise PrivacyError(
+                f"the key file {path} cannot be read ({error.strerror}): "
+                "check the path, or make one with SecretKey.create."
+            ) from None
+        with os.fdopen(handle, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if os.name == "posix" and mode & 0o077:
+                raise PrivacyError(
+                    f"the key file {path} has mode {mode:04o}, so others can read or write it: "
+                    "its noise is no longer secret, so make a new key (files need mode 0600)."
+                )
+            content = file.read()
+        try:
+            fields = json.loads(content)
+            return cls(bytes.fromhex(fields["secret"]), fields["run"])
+        except (ValueError, KeyError, TypeError):
+            raise PrivacyError(
+                f"the key file {path} is damaged: restore it, or make a new one with "
+                "SecretKey.create."
+            ) from None

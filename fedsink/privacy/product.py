@@ -1,0 +1,84 @@
+"""Image and label privatized together: two channels of one record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fedsink.privacy import checks
+from fedsink.privacy.gaussian import GaussianMechanism
+from fedsink.privacy.laplace import LaplaceMechanism
+from fedsink.privacy.matched import MatchedCost
+from fedsink.privacy.noise import Stream
+from fedsink.privacy.randomized_response import RandomizedResponse
+
+ImageMechanism = LaplaceMechanism | GaussianMechanism
+
+
+@dataclass(frozen=True)
+class ProductMechanism:
+    """An image mechanism and randomized response on the label of the same record.
+
+    Replacing a record replaces both, so the costs add: (ε_x + ε_l, δ_x). An accountant's
+    "replace special" adjacency prints less (2.76 for ε_l = 5 and ten classes) and does not apply.
+    The matched negative log-likelihood is the sum ``c(x, y)/λ − log Q(ỹ|label)``.
+
+    Guarantees:
+        - ε is the sum of the image's and the label's ε, and δ is the image's.
+        - Image noise and label noise are independent.
+
+    Args:
+        image: `LaplaceMechanism` or `GaussianMechanism`.
+        label: `RandomizedResponse`.
+    """
+
+    image: ImageMechanism
+    label: RandomizedResponse
+
+    name: ClassVar[str] = "product"
+    adjacency: ClassVar[str] = "replace-one"
+    unit: ClassVar[str] = "record"
+
+    @property
+    def epsilon(self) -> float:
+        """ε_x + ε_l."""
+        return self.image.epsilon + self.label.epsilon
+
+    @property
+    def delta(self) -> float:
+        """δ of the image mechanism; randomized response has none."""
+        return self.image.delta
+
+    def privatize(
+        self, values: torch.Tensor, labels: torch.Tensor, stream: Stream
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Privatized values (float32) and labels (int64) from two child streams."""
+        return (
+            self.image.privatize(values, stream.child("image")),
+            self.label.privatize(labels, stream.child("label")),
+        )
+
+    @property
+    def matched_cost(self) -> MatchedCost:
+        """The image's cost and λ; add −λ·log Q(ỹ|label) in the same cost units."""
+        return self.image.matched_cost
+
+    @property
+    def event(self) -> Any:
+        """Both channels as one composed `dp_accounting.DpEvent`."""
+        events = checks.require("dp_accounting")
+        return events.ComposedDpEvent([self.image.event, self.label.event])
+
+    def describe(self) -> dict[str, Any]:
+        """What to print and to write into privacy.json."""
+        return {
+            "mechanism": self.name,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "adjacency": self.adjacency,
+            "unit": self.unit,
+            "image": self.image.describe(),
+            "label": self.label.describe(),
+        }

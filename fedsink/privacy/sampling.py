@@ -1,0 +1,102 @@
+"""Who takes part in a round: Poisson samples of records, and public schedules of classes.
+
+>>> ClassSchedule(10).uses(3000), JointSchedule().uses(3000)
+(300, 3000)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedsink.privacy import checks
+from fedsink.privacy.noise import Stream
+
+
+@dataclass(frozen=True)
+class PoissonSampler:
+    """Include each record independently with probability q (the rate).
+
+    The sample's size is random and private; an empty sample is normal where q·n is small.
+
+    Guarantees:
+        - Each record is included independently with probability q.
+        - Whether one record is included does not depend on the number of records after it.
+
+    Args:
+        rate: q in (0, 1].
+
+    Raises:
+        PrivacyError: If the rate is outside (0, 1].
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", checks.probability("rate", self.rate))
+
+    def draw(self, n: int, stream: Stream) -> torch.Tensor:
+        """Sorted int64 indices of the sampled records out of n ≥ 0."""
+        checks.count("n", n, minimum=0)
+        return torch.nonzero(stream.uniform(n) < self.rate).flatten()
+
+
+@dataclass(frozen=True)
+class JointSchedule:
+    """Every round may use every record: a record is used in all T rounds."""
+
+    name: ClassVar[str] = "joint"
+    classes: ClassVar[int] = 1
+
+    def uses(self, rounds: int) -> int:
+        """How many of the first T rounds can touch one record: T."""
+        return checks.count("rounds", rounds, minimum=0)
+
+    def rounds_within(self, uses: int) -> int:
+        """The largest number of rounds that touch a record at most `uses` times."""
+        return checks.count("uses", uses, minimum=0)
+
+    def label(self, client: int, round: int) -> None:
+        """The class that is used in this round: None, that is, all of them."""
+
+
+@dataclass(frozen=True)
+class ClassSchedule:
+    """In round t client k uses only its records of class (k + t) mod C, with C public classes.
+
+    A labelled record is then touched in at most ⌈T/C⌉ of the first T rounds: parallel
+    composition by label, valid under zero-out / add-remove of one *labelled* record at one
+    client, and only if the client replies in every round, also for a class it lacks.
+
+    Guarantees:
+        - No client visits one class more than ⌈T/C⌉ times in its first T rounds.
+
+    Args:
+        classes: C, public and fixed in the configuration; never read from private data.
+
+    Raises:
+        PrivacyError: If the number of classes is not an integer ≥ 1.
+    """
+
+    classes: int
+    name: ClassVar[str] = "class"
+
+    def __post_init__(self) -> None:
+        checks.count("classes", self.classes)
+
+    def uses(self, rounds: int) -> int:
+        """How many of the first T rounds can touch one record: ⌈T/C⌉."""
+        return -(-checks.count("rounds", rounds, minimum=0) // self.classes)
+
+    def rounds_within(self, uses: int) -> int:
+        """The largest number of rounds that touch a record at most `uses` times: uses·C."""
+        return checks.count("uses", uses, minimum=0) * self.classes
+
+    def label(self, client: int, round: int) -> int:
+        """The class that `client` uses in `round`: (client + round) mod C."""
+        return (client + round) % self.classes
+
+
+Schedule = JointSchedule | ClassSchedule

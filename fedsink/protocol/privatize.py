@@ -1,0 +1,161 @@
+"""Local mode: a client privatizes its records once and uploads them in chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from flwr.app import RecordDict
+from torch import Tensor
+
+from fedsink.data.maps import Map, map_from_dict
+from fedsink.errors import PrivacyError
+from fedsink.privacy import (
+    GaussianMechanism,
+    LaplaceMechanism,
+    MatchedCost,
+    ProductMechanism,
+    RandomizedResponse,
+)
+from fedsink.protocol.records import pack, unpack
+
+_NORMS = {"laplace": "l1", "gaussian": "l2"}
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """What every client does to each of its records, once: Y = f(x) + noise, ỹ = RR(label).
+
+    The guarantee is ε_x + ε_l local differential privacy (replace-one, per record) by
+    summation, with δ from the Gaussian mechanism only.
+
+    Attributes:
+        mechanism: "laplace" or "gaussian".
+        map: f, the data-independent map whose image has a public diameter.
+        epsilon: ε_x, the image's share.
+        delta: δ of the Gaussian mechanism, 0 for Laplace.
+        label_epsilon: ε_l, randomized response on the label; None: no label leaves.
+        classes: number of public classes.
+    """
+
+    mechanism: str
+    map: Map
+    epsilon: float
+    delta: float = 0.0
+    label_epsilon: float | None = None
+    classes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.mechanism not in _NORMS:
+            raise PrivacyError(
+                f"Local mode has the mechanisms {sorted(_NORMS)}, not {self.mechanism!r}."
+            )
+        if self.map.norm != _NORMS[self.mechanism]:
+            raise PrivacyError(
+                f"The {self.mechanism} mechanism needs a map with an "
+                f"{_NORMS[self.mechanism].upper()} sensitivity, and "
+                f"{type(self.map).__name__} bounds the {self.map.norm.upper()} norm: "
+                f"choose another mechanism.map."
+            )
+
+    @cached_property
+    def image_mechanism(self) -> LaplaceMechanism | GaussianMechanism:
+        """The additive noise on f(x)."""
+        if self.mechanism == "laplace":
+            return LaplaceMechanism(self.map.sensitivity, self.epsilon)
+        return GaussianMechanism(self.map.sensitivity, self.epsilon, self.delta)
+
+    @cached_property
+    def label_mechanism(self) -> RandomizedResponse | None:
+        """k-ary randomized response on the label, or None where no label leaves."""
+        if self.label_epsilon is None:
+            return None
+        return RandomizedResponse(self.classes, self.label_epsilon)
+
+    @property
+    def total_epsilon(self) -> float:
+        """ε = ε_x + ε_l, by summation."""
+        return self.product.epsilon if self.label_mechanism else self.image_mechanism.epsilon
+
+    @property
+    def product(self) -> ProductMechanism:
+        """Image and label together (only where a label leaves)."""
+        if self.label_mechanism is None:
+            raise PrivacyError("This plan releases no label: it has no product mechanism.")
+        return ProductMechanism(self.image_mechanism, self.label_mechanism)
+
+    @property
+    def matched_cost(self) -> MatchedCost:
+        """Cost and λ with which entropic transport inverts the image noise (Theorem 1)."""
+        return self.image_mechanism.matched_cost
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; `from_dict` inverts it."""
+        return {
+            "mechanism": self.mechanism,
+            "map": self.map.to_dict(),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "label_epsilon": self.label_epsilon,
+            "classes": self.classes,
+        }
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> LocalPlan:
+        """Read what `to_dict` wrote."""
+        return cls(**{**fields, "map": map_from_dict(fields["map"])})
+
+
+@dataclass(frozen=True)
+class PrivatizeRequest:
+    """Asks for one chunk of a client's privatized records."""
+
+    plan: LocalPlan
+    chunk: int
+    chunk_size: int
+
+    def to_record(self) -> RecordDict:
+        """The request as a Flower record."""
+        fields = {"plan": self.plan.to_dict(), "chunk": self.chunk, "chunk_size": self.chunk_size}
+        return pack(fields, {})
+
+    @classmethod
+    def from_record(cls, record: RecordDict) -> PrivatizeRequest:
+        """Read and check a request.
+
+        Raises:
+            ValueError: a field is missing or out of range.
+        """
+        fields, _ = unpack(record)
+        try:
+            request = cls(
+                LocalPlan.from_dict(fields["plan"]), int(fields["chunk"]), int(fields["chunk_size"])
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"Malformed privatize request: {error}.") from error
+        if request.chunk < 0 or request.chunk_size < 1:
+            raise ValueError(f"No chunk {request.chunk} of size {request.chunk_size}.")
+        return request
+
+
+@dataclass(frozen=True)
+class PrivatizeReply:
+    """One chunk: privatized values (b, D) and labels (b,), and how many chunks there are.
+
+    The number of a client's records is public in local mode: replace-one adjacency fixes it.
+    """
+
+    values: Tensor
+    labels: Tensor
+    chunks: int
+
+    def to_record(self) -> RecordDict:
+        """The reply as a Flower record."""
+        return pack({"chunks": self.chunks}, {"values": self.values, "labels": self.labels})
+
+    @classmethod
+    def from_record(cls, record: RecordDict) -> PrivatizeReply:
+        """Read a reply."""
+        fields, arrays = unpack(record)
+        return cls(arrays["values"], arrays["labels"], int(fields["chunks"]))

@@ -1,0 +1,118 @@
+"""Records a run leaves: one JSON line per round, and whole JSON files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedsink.errors import CheckpointError
+from fedsink.reporting.atomic import write_atomic
+
+
+def append_jsonl(path: str | os.PathLike[str], record: Mapping[str, object]) -> None:
+    """Append `record` to `path` as one line of JSON.
+
+    Raises:
+        ValueError: a number that is not finite (JSON has none), or a value JSON cannot hold;
+            nothing is written then.
+    """
+    line = _encode(dict(record), indent=None) + "\n"
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("ab") as file:
+        file.write(line.encode())
+
+
+def write_json(path: str | os.PathLike[str], value: object) -> None:
+    """Replace `path` by `value` as indented JSON, atomically.
+
+    Raises:
+        ValueError: a number that is not finite, or a value JSON cannot hold; an existing file
+            stays as it was.
+    """
+    write_atomic(Path(path), (_encode(value, indent=2) + "\n").encode())
+
+
+def truncate_jsonl(path: str | os.PathLike[str], key: str, last: int) -> int:
+    """Keep the records with `record[key] <= last`, so that a resumed run can append after them.
+
+    A last line torn by a crash is dropped; kept lines keep their bytes. A missing file holds no
+    record. The replacement is atomic.
+
+    Args:
+        path: a file written by `append_jsonl`.
+        key: an integer field of every record, for instance "round".
+        last: the last value to keep.
+
+    Returns:
+        The number of records kept.
+
+    Raises:
+        CheckpointError: a line other than the last is not a record, or a record lacks `key`.
+    """
+    target = Path(path)
+    if not target.exists():
+        return 0
+    content = target.read_bytes()
+    lines = content.splitlines()
+    kept = []
+    for number, line in enumerate(lines, start=1):
+        record = _decode(line)
+        if record is None:
+            if number == len(lines):
+                break
+            raise CheckpointError(
+                f"Line {number} of {target} is not a JSON record; "
+                "restore the file from a copy, or start a new run."
+            )
+        value = record.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(
+                f"Line {number} of {target} has no number under {key!r} (received {value!r}); "
+                "the file belongs to another run."
+            )
+        if value <= last:
+            kept.append(line + b"\n")
+    if b"".join(kept) != content:
+        write_atomic(target, b"".join(kept))
+    return len(kept)
+
+
+def _decode(line: bytes) -> dict[str, object] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _encode(value: object, *, indent: int | None) -> str:
+    place = _not_finite(value, "")
+    if place is not None:
+        raise ValueError(
+            f"JSON holds finite numbers only; received {place[1]} at {place[0] or 'the top'}: "
+            "leave the field out, or write null."
+        )
+    try:
+        return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    except TypeError as error:
+        raise ValueError(
+            f"A record holds numbers, text, lists and mappings only ({error}); "
+            "convert tensors with .item() or .tolist()."
+        ) from error
+
+
+def _not_finite(value: object, place: str) -> tuple[str, float] | None:
+    if isinstance(value, float):
+        return None if math.isfinite(value) else (place, value)
+    if isinstance(value, Mapping):
+        items = [(f"{place}.{key}" if place else str(key), item) for key, item in value.items()]
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        items = [(f"{place}[{index}]", item) for index, item in enumerate(value)]
+    else:
+        return None
+    found = (_not_finite(item, name) for name, item in items)
+    return next((hit for hit in found if hit is not None), None)

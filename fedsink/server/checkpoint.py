@@ -1,0 +1,83 @@
+"""One file from which a run goes on, replaced atomically and checked when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedsink.errors import CheckpointError
+from fedsink.reporting.atomic import write_atomic
+
+_FILE = "state.safetensors"
+_UPLOADS = "uploads.safetensors"
+
+
+def save(folder: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    """Replace the checkpoint by this state, or leave the old one untouched."""
+    _write(folder / _FILE, tensors, values)
+
+
+def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The last saved state.
+
+    Raises:
+        CheckpointError: there is none, or it is torn, altered or not a checkpoint.
+    """
+    return _read(folder / _FILE)
+
+
+def exists(folder: Path) -> bool:
+    """Whether a checkpoint was ever completed here."""
+    return (folder / _FILE).is_file()
+
+
+def save_uploads(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Keep what clients sent once and for all, apart from the state that changes."""
+    if tensors:
+        _write(folder / _UPLOADS, tensors, {})
+
+
+def load_uploads(folder: Path) -> dict[str, Tensor]:
+    """What `save_uploads` kept; empty if nothing was."""
+    path = folder / _UPLOADS
+    return _read(path)[0] if path.is_file() else {}
+
+
+def _digest(tensors: dict[str, Tensor], text: str) -> str:
+    state = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        state.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        state.update(tensor.numpy().tobytes())
+    return state.hexdigest()
+
+
+def _write(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    from safetensors.torch import save as to_bytes
+
+    text = json.dumps(values, sort_keys=True)
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {"values": text, "sha256": _digest(plain, text)}
+    write_atomic(path, to_bytes(plain, metadata))
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist: the run stopped before its first checkpoint.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        text = metadata["values"]
+        intact = metadata["sha256"] == _digest(tensors, text)
+    except (SafetensorError, OSError, KeyError) as error:
+        raise CheckpointError(f"{path} is not a readable checkpoint: {error}.") from error
+    if not intact:
+        raise CheckpointError(f"{path} is corrupt: its content does not match its checksum.")
+    return tensors, json.loads(text)

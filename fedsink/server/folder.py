@@ -1,0 +1,80 @@
+"""The folder a run leaves: names, and nothing half-written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedsink.errors import CheckpointError, ConfigError
+from fedsink.reporting import append_jsonl, truncate_jsonl, write_json
+
+
+class RunFolder:
+    """Paths and writers of one run folder.
+
+    `config.yaml` · `metrics.jsonl` · `metrics.json` · `privacy.json` · `partition.json` ·
+    `samples/` · `generator.safetensors` + `generator.json` · `checkpoint/`
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.metrics_lines = self.path / "metrics.jsonl"
+        self.metrics = self.path / "metrics.json"
+        self.privacy = self.path / "privacy.json"
+        self.partition = self.path / "partition.json"
+        self.samples = self.path / "samples"
+        self.checkpoint = self.path / "checkpoint"
+
+    @classmethod
+    def fresh(cls, path: Path) -> RunFolder:
+        """A folder that holds no run yet.
+
+        Raises:
+            ConfigError: the folder holds something already.
+        """
+        folder = cls(path)
+        if folder.path.exists() and any(folder.path.iterdir()):
+            raise ConfigError(
+                f"{path} is not empty: give another hydra.run.dir=, or go on with the run in it "
+                f"by fedsink simulate resume={path}."
+            )
+        return folder
+
+    @classmethod
+    def existing(cls, path: Path) -> RunFolder:
+        """A folder that holds a run.
+
+        Raises:
+            CheckpointError: it does not.
+        """
+        folder = cls(path)
+        if not folder.config.is_file():
+            raise CheckpointError(
+                f"{path} holds no fedsink run (no config.yaml): name a folder that "
+                "`fedsink simulate` printed in its last line."
+            )
+        return folder
+
+    def create(self) -> None:
+        """Make the folder and its parts."""
+        self.samples.mkdir(parents=True, exist_ok=True)
+        self.checkpoint.mkdir(exist_ok=True)
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Append one round to metrics.jsonl."""
+        append_jsonl(self.metrics_lines, record)
+
+    def rewind(self, round: int) -> None:
+        """Forget logged rounds after a checkpoint that is being resumed."""
+        if self.metrics_lines.exists():
+            truncate_jsonl(self.metrics_lines, "round", round)
+
+    def write(self, path: Path, content: dict[str, Any]) -> None:
+        """Write one JSON file atomically."""
+        write_json(path, content)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run in this folder has ended."""
+        return self.metrics.is_file()

@@ -1,0 +1,135 @@
+"""The training loop: rounds, metrics, pictures, checkpoints; stop and go on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+
+from fedsink.errors import CheckpointError
+from fedsink.models import save as save_generator
+from fedsink.reporting import Progress
+from fedsink.server import checkpoint
+from fedsink.server.folder import RunFolder
+from fedsink.server.interrupt import InterruptedRunError, Interruption
+from fedsink.server.snapshot import snapshot
+from fedsink.strategies import RoundStrategy
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How a run is watched and saved.
+
+    Attributes:
+        checkpoint_seconds: at most this much work is lost by a kill.
+        pictures: how many sample grids are drawn between the first and the last.
+        timeout: seconds to wait for the replies of one round; None waits for ever.
+    """
+
+    checkpoint_seconds: float = 10.0
+    pictures: int = 4
+    timeout: float | None = None
+
+
+def train(
+    grid: Grid,
+    strategy: RoundStrategy,
+    folder: RunFolder,
+    settings: LoopSettings,
+    identity: dict[str, Any],
+    title: str,
+) -> dict[str, Any]:
+    """Run the strategy to its last round, from its checkpoint if there is one.
+
+    Args:
+        grid: how clients are reached.
+        strategy: owns the generator.
+        folder: where everything is written.
+        settings: how often.
+        identity: public values that a checkpoint must share to be resumed (plan, seed).
+        title: shown by the progress display.
+
+    Returns:
+        The content of metrics.json.
+
+    Raises:
+        InterruptedRunError: Ctrl-C or SIGTERM; the checkpoint holds every finished round.
+        CheckpointError: the checkpoint belongs to another run.
+        ClientError: clients failed.
+    """
+    elapsed = _restore(strategy, folder, identity)
+    started = time.monotonic() - elapsed
+    saved = time.monotonic()
+    every = max(1, strategy.rounds // (settings.pictures + 1))
+
+    def save() -> None:
+        tensors, values = strategy.state()
+        values |= {
+            "round": strategy.round,
+            "identity": identity,
+            "seconds": time.monotonic() - started,
+        }
+        checkpoint.save(folder.checkpoint, tensors, values)
+
+    with Interruption() as stop, Progress(
+        strategy.rounds, title, start_round=strategy.round
+    ) as progress:
+        while strategy.round < strategy.rounds:
+            number = strategy.round + 1
+            messages = list(strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid))
+            if number == 1:
+                checkpoint.save_uploads(folder.checkpoint, strategy.uploads())
+                snapshot(strategy, folder)
+            replies = grid.send_and_receive(messages, timeout=settings.timeout) if messages else []
+            _, metrics = strategy.aggregate_train(number, replies)
+            record: dict[str, Any] = {
+                "round": number,
+                **dict(metrics or {}),
+                "epsilon": strategy.epsilon_so_far(),
+                "seconds": round(time.monotonic() - started, 4),
+            }
+            folder.log(record)
+            progress.update(number, loss=record["loss"], ε=record["epsilon"])
+            if number % every == 0 and number < strategy.rounds:
+                snapshot(strategy, folder)
+            if stop.requested or time.monotonic() - saved > settings.checkpoint_seconds:
+                save()
+                saved = time.monotonic()
+            if stop.requested and number < strategy.rounds:
+                raise InterruptedRunError(
+                    f"Stopped after round {number} of {strategy.rounds}. "
+                    f"Go on with: fedsink simulate resume={folder.path}"
+                )
+    snapshot(strategy, folder)
+    save()
+    save_generator(strategy.generator, folder.path)
+    result = {
+        "rounds": strategy.rounds,
+        "seconds": round(time.monotonic() - started, 3),
+        "epsilon": strategy.epsilon_so_far(),
+        "label_prior": strategy.label_prior().tolist(),
+    }
+    folder.write(folder.metrics, result)
+    return result
+
+
+def _restore(strategy: RoundStrategy, folder: RunFolder, identity: dict[str, Any]) -> float:
+    """Load the checkpoint, if there is one; seconds spent until then."""
+    if uploads := checkpoint.load_uploads(folder.checkpoint):
+        strategy.load_uploads(uploads)
+    if not checkpoint.exists(folder.checkpoint):
+        folder.rewind(0)
+        return 0.0
+    tensors, values = checkpoint.load(folder.checkpoint)
+    if values["identity"] != identity:
+        raise CheckpointError(
+            f"The checkpoint in {folder.checkpoint} belongs to a run with another configuration: "
+            "config.yaml was changed after the run began."
+        )
+    strategy.load_state(tensors, values)
+    strategy.round = int(values["round"])
+    folder.rewind(strategy.round)
+    return float(values["seconds"])

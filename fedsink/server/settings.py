@@ -1,0 +1,60 @@
+"""What the server knows: public numbers only."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsink.server.loop import LoopSettings
+from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """One run as the server sees it; small and picklable.
+
+    Attributes:
+        folder: the run folder.
+        strategy: which algorithm, with which parameters.
+        generator: registered name of the generator.
+        generator_options: its options.
+        shape: shape of one record.
+        classes: names of the classes.
+        server_seed: keys initial weights and latents; not secret, kept in the checkpoint.
+        loop: how the run is watched and saved.
+        device: where the generator lives.
+        threads: torch threads of the server.
+    """
+
+    folder: Path
+    strategy: DPSinkhornSettings | PrivatizeOnceSettings
+    generator: str
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    server_seed: int
+    generator_options: dict[str, Any] = field(default_factory=dict)
+    loop: LoopSettings = field(default_factory=LoopSettings)
+    device: str = "cpu"
+    threads: int = 1
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must share with a run that goes on from it."""
+        strategy = asdict(self.strategy)
+        strategy["plan"] = self.strategy.plan.to_dict()
+        return _plain(
+            {
+                "strategy": strategy,
+                "generator": [self.generator, self.generator_options],
+                "shape": self.shape,
+                "classes": self.classes,
+                "server_seed": self.server_seed,
+            }
+        )
+
+
+def _plain(value: Any) -> Any:
+    """The value as it reads back from JSON."""
+    import json
+
+    return json.loads(json.dumps(value, sort_keys=True, default=str))

@@ -1,0 +1,28 @@
+"""A labelled picture of what the generator makes now."""
+
+from __future__ import annotations
+
+import torch
+
+from fedsink.models import sample
+from fedsink.reporting import save_grid, save_points
+from fedsink.server.folder import RunFolder
+from fedsink.strategies import RoundStrategy
+
+_COLUMNS = 10
+_POINTS = 1000
+
+
+def snapshot(strategy: RoundStrategy, folder: RunFolder) -> None:
+    """Write samples/round-NNNNNN.png: ten samples per class, the same latents every time."""
+    generator = strategy.generator
+    path = folder.samples / f"round-{strategy.round:06d}.png"
+    stream = strategy.latent_stream("picture", 0)
+    if len(generator.shape) == 1:
+        labels = torch.zeros(_POINTS, dtype=torch.int64)
+        save_points(sample(generator, _POINTS, labels, stream), None, path)
+        return
+    labels = torch.arange(generator.classes).repeat_interleave(_COLUMNS)
+    images = strategy.render(sample(generator, len(labels), labels, stream, mix=strategy.label_prior()))
+    names = [str(i) for i in range(generator.classes)]
+    save_grid(images, labels, names, path, columns=_COLUMNS)

@@ -1,0 +1,106 @@
+"""A Flower `Grid` without a SuperLink: unmodified apps and strategies run on it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from fedsink.simulation.identity import SERVER_NODE, become, empty_run, set_message_id
+
+_FIRST_NODE = 1000
+
+
+class SimulationGrid(Grid):
+    """Answers messages of a round in this process or in workers it owns.
+
+    Node `1000 + k` is virtual client k.
+
+    Args:
+        clients: number of virtual clients.
+        run_id: the run's number in Flower's metadata.
+    """
+
+    def __init__(self, clients: int, run_id: int = 1) -> None:
+        self.clients = clients
+        self._run = empty_run(run_id)
+        self._answered: dict[str, Message] = {}
+        self._sent = 0
+        become(run_id, SERVER_NODE)
+
+    @abstractmethod
+    def execute(self, messages: Sequence[Message]) -> list[Message]:
+        """Deliver messages to their clients and return the replies, in any order."""
+
+    def close(self) -> None:
+        """Give back what the grid holds."""
+
+    @property
+    def run(self) -> Run:
+        """Run information."""
+        return self._run
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self._run = run
+
+    def get_node_ids(self) -> Iterable[int]:
+        """One node per virtual client."""
+        return [node_of(client) for client in range(self.clients)]
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message to one node."""
+        return Message(
+            content, dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl
+        )
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Execute the messages; their replies wait for `pull_messages`."""
+        messages = list(messages)
+        for message in messages:
+            self._sent += 1
+            set_message_id(message, str(self._sent))
+        for reply in self.execute(messages):
+            self._answered[reply.metadata.reply_to_message_id] = reply
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies to these messages that have not been pulled yet."""
+        return [self._answered.pop(key) for key in message_ids if key in self._answered]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push and pull. Execution is synchronous, so there is nothing to time out."""
+        return self.pull_messages(self.push_messages(messages))
+
+
+def node_of(client: int) -> int:
+    """The node id of a virtual client."""
+    return _FIRST_NODE + client
+
+
+def client_of(node: int) -> int:
+    """The virtual client behind a node id."""
+    return node - _FIRST_NODE
+
+
+def client_context(client: int, clients: int, run_id: int) -> Context:
+    """The Context that Flower's own simulation gives a client."""
+    return Context(
+        run_id=run_id,
+        node_id=node_of(client),
+        node_config={"partition-id": client, "num-partitions": clients},
+        state=RecordDict(),
+        run_config={},
+    )

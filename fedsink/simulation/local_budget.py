@@ -1,0 +1,92 @@
+"""How a total ε is spent in local mode: image and label, resolution and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedsink.data.maps import map_from_dict
+from fedsink.errors import ConfigError
+from fedsink.privacy import GaussianMechanism, LaplaceMechanism
+from fedsink.protocol import LocalPlan
+
+
+def local_plan(
+    recipe: Mapping[str, Any],
+    *,
+    mechanism: Mapping[str, Any],
+    shape: tuple[int, ...],
+    classes: int,
+    eps: float | None,
+    sigma: float | None,
+    delta: float,
+) -> tuple[LocalPlan, float]:
+    """The plan for a total ε, and the recipe's finite-batch factor at that ε.
+
+    `recipe.by_eps` lists, for a few totals, the label's share ε_l, the size k of the map's
+    coefficient block, and the finite-batch factor. Between them the values are interpolated
+    linearly (k rounded down), outside they stay; ε_l is at most half of ε. What the mechanism
+    configuration states (`mechanism.label_eps`, `mechanism.map.block`) wins.
+
+    Args:
+        recipe: measured defaults.
+        mechanism: name, map and label_eps.
+        shape: shape of one record.
+        classes: 1 means that no label leaves.
+        eps: total ε; None: the recipe's, unless sigma is given.
+        sigma: scale of the image noise; ε follows.
+        delta: δ of the Gaussian mechanism.
+
+    Raises:
+        PrivacyError, ConfigError: values out of range or contradicting each other.
+    """
+    name = str(mechanism["name"])
+    if eps is None and sigma is None:
+        eps = float(recipe["eps"])
+    if eps is not None and not (isinstance(eps, int | float) and eps > 0):
+        raise ConfigError(f"eps must be a positive number, not {eps!r}.")
+    table = recipe["by_eps"]
+    at = float(recipe["eps"]) if eps is None else float(eps)
+    options = {"shape": list(shape), **mechanism["map"]}
+    if "block" in options and options["block"] is None:
+        options["block"] = int(np.interp(at, table["eps"], table["block"]))
+    f = map_from_dict(options)
+    label_eps = mechanism["label_eps"]
+    if classes < 2:
+        label_eps = None
+    elif label_eps is None:
+        label_eps = min(float(np.interp(at, table["eps"], table["label_eps"])), at / 2)
+    factor = float(np.interp(at, table["eps"], table["finite_batch_factor"]))
+    share = 0.0 if label_eps is None else float(label_eps)
+    if sigma is None:
+        image_eps = at - share
+        if image_eps <= 0:
+            raise ConfigError(
+                f"mechanism.label_eps={share:g} leaves nothing of eps={at:g} for the image: "
+                "lower it or raise eps."
+            )
+    else:
+        image_eps = _epsilon_of(name, f.sensitivity, sigma, delta)
+        if eps is not None and image_eps + share > eps * 1.001:
+            raise ConfigError(
+                f"sigma={sigma:g} costs ε = {image_eps:.4g} for the image and the label "
+                f"{share:g} more, not eps={eps:g} in all: leave eps or sigma out."
+            )
+    plan = LocalPlan(
+        mechanism=name,
+        map=f,
+        epsilon=image_eps,
+        delta=float(delta) if name == "gaussian" else 0.0,
+        label_epsilon=label_eps,
+        classes=classes,
+    )
+    _ = plan.image_mechanism  # refuses an impossible (ε, δ) now
+    return plan, factor
+
+
+def _epsilon_of(name: str, sensitivity: float, sigma: float, delta: float) -> float:
+    if name == "laplace":
+        return LaplaceMechanism.from_scale(sensitivity, sigma).epsilon
+    return GaussianMechanism.from_scale(sensitivity, sigma, delta).epsilon

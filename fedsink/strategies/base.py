@@ -1,0 +1,133 @@
+"""What every strategy of fedsink is to the server loop, on top of Flower's `Strategy`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from torch import Tensor
+
+from fedsink.errors import ClientError
+from fedsink.models import Generator
+from fedsink.privacy import Stream
+from fedsink.protocol.errors import MEANING
+
+
+class RoundStrategy(Strategy):
+    """A strategy that owns its generator and can be stopped, saved and resumed between rounds.
+
+    It runs under Flower's own `Strategy.start` as well as under `fedsink.server.loop`. The
+    generator never leaves the server, so the `arrays` that Flower hands around stay empty.
+
+    Args:
+        rounds: T, how many rounds the strategy runs.
+        clients: how many clients take part.
+    """
+
+    def __init__(self, rounds: int, clients: int) -> None:
+        self.rounds = rounds
+        self.clients = clients
+        self.round = 0
+        self._nodes: dict[int, int] = {}
+
+    def discover(self, grid: Grid) -> dict[int, int]:
+        """Ask every node which client it is; client number → node id, in client order.
+
+        Raises:
+            ClientError: a node does not answer, or clients are missing or doubled.
+        """
+        if not self._nodes:
+            queries = [
+                Message(RecordDict(), dst_node_id=node, message_type="query.identity")
+                for node in grid.get_node_ids()
+            ]
+            found: dict[int, int] = {}
+            for reply in grid.send_and_receive(queries):
+                check(reply, "saying which client it is")
+                client = int(reply.content.config_records["identity"]["client"])  # type: ignore[arg-type]
+                found[client] = reply.metadata.src_node_id
+            if sorted(found) != list(range(self.clients)):
+                raise ClientError(
+                    f"Expected the clients 0 to {self.clients - 1}, found {len(found)} of them."
+                )
+            self._nodes = dict(sorted(found.items()))
+        return self._nodes
+
+    def replies_by_client(self, replies: Iterable[Message], asked: str) -> dict[int, RecordDict]:
+        """Contents in client order, so that float sums do not depend on who was first.
+
+        Raises:
+            ClientError: a client answered with an error, or not at all.
+        """
+        clients = {node: client for client, node in self._nodes.items()}
+        contents: dict[int, RecordDict] = {}
+        for reply in replies:
+            client = clients[reply.metadata.src_node_id]
+            check(reply, asked, client)
+            contents[client] = reply.content
+        return dict(sorted(contents.items()))
+
+    @property
+    @abstractmethod
+    def generator(self) -> Generator:
+        """The generator to sample from: the average of the weights where one is kept."""
+
+    @abstractmethod
+    def render(self, images: Tensor) -> Tensor:
+        """What the generator's output looks like to a person (identity in central mode)."""
+
+    @abstractmethod
+    def label_prior(self) -> Tensor:
+        """Public class probabilities for sampling, (C,)."""
+
+    @abstractmethod
+    def epsilon_so_far(self) -> float:
+        """An upper bound on the ε of everything released until now (information only)."""
+
+    @abstractmethod
+    def latent_stream(self, purpose: str, number: int) -> Stream:
+        """The server's own keyed randomness (not secret)."""
+
+    @abstractmethod
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and JSON-able values from which `load_state` goes on bit-identically."""
+
+    @abstractmethod
+    def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Restore what `state` returned."""
+
+    def uploads(self) -> dict[str, Tensor]:
+        """What was received once and never changes (stored once, beside the checkpoint)."""
+        return {}
+
+    def load_uploads(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `uploads` returned."""
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nothing: clients' data is no test set."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Nothing was asked."""
+        return None
+
+    def summary(self) -> None:
+        """Flower logs a summary here; fedsink's run folder holds it."""
+
+
+def check(reply: Message, asked: str, client: int | None = None) -> None:
+    """Raise a `ClientError` naming who failed at what, if the reply is an error."""
+    if reply.has_error():
+        who = f"client {client}" if client is not None else f"node {reply.metadata.src_node_id}"
+        what = MEANING.get(reply.error.code, f"answered with Flower's error {reply.error.code}")
+        raise ClientError(
+            f"While {asked}, {who} {what}; its own log says why (--debug shows it in a simulation)."
+        )

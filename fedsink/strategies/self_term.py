@@ -1,0 +1,221 @@
+"""The data-independent half of the Sinkhorn divergence: generated points against themselves.
+
+Nothing here touches private data; all of it may be published.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsink.errors import ConfigError
+from fedsink.privacy import BatchClip, RecordClip
+from fedsink.protocol import Objective
+from fedsink.transport import (
+    ConvergedSolver,
+    Mixed,
+    append_labels,
+    clipped_record_field,
+    potential,
+    self_gradient,
+    solver_named,
+    transport_gradient,
+)
+
+Label = int | None
+
+# Any f keeps the clients' guarantee; a rough one serves the field as well as an exact one.
+_POTENTIAL_SOLVER = ConvergedSolver(max_iterations=40, tolerance=1e-2)
+
+
+@dataclass(frozen=True)
+class SelfTermSettings:
+    """Which self term.
+
+    Attributes:
+        kind: "history" (against the last generated batches) or "semi_debiased" (Def. 4.3).
+        history: H, number of remembered batches.
+        p: debiasing share of Def. 4.3; 0 biased, 1 unbiased, 0.2 best in the paper.
+    """
+
+    kind: str = "history"
+    history: int = 3
+    p: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("history", "semi_debiased"):
+            raise ConfigError(
+                f"strategy.self_term is history or semi_debiased, not {self.kind!r}."
+            )
+        if self.history < 1:
+            raise ConfigError(f"strategy.history must be at least 1, not {self.history}.")
+        if not 0.0 <= self.p <= 1.0:
+            raise ConfigError(f"strategy.p must be in [0, 1], not {self.p}.")
+
+
+@dataclass(frozen=True)
+class SelfPart:
+    """What one group of rows contributes.
+
+    Attributes:
+        potentials: f for the clients' soft c-transform (`clip=record`), (n,).
+        inside: gradient that the clients add inside their clip (`clip=batch`), (n, D).
+        outside: gradient that the server adds after averaging, (n + n', D).
+    """
+
+    potentials: Tensor
+    inside: Tensor
+    outside: Tensor
+
+
+class SelfTerm(ABC):
+    """Computes a `SelfPart` per group of rows and remembers what it needs."""
+
+    def extra_rows(self, n: int) -> int:
+        """n', rows generated for the self term alone."""
+        return 0
+
+    @property
+    def memory(self) -> int:
+        """How many past batches must be remembered before the first call."""
+        return 0
+
+    @abstractmethod
+    def __call__(self, rows: Tensor, label: Label, row_labels: Tensor) -> SelfPart:
+        """The self part of one group: rows (n + n', D)."""
+
+    def remember(self, rows: Tensor, label: Label) -> None:
+        """Take this round's rows into the history."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors to resume from."""
+        return {}
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `state` returned."""
+
+
+class _Remembering(SelfTerm):
+    """Keeps the last H batches of every group."""
+
+    def __init__(self, settings: SelfTermSettings, objective: Objective) -> None:
+        self.objective = objective
+        self._length = settings.history
+        self._past: dict[Label, deque[Tensor]] = {}
+
+    @property
+    def memory(self) -> int:
+        return self._length
+
+    def remember(self, rows: Tensor, label: Label) -> None:
+        self._past.setdefault(label, deque(maxlen=self._length)).append(rows)
+
+    def past(self, label: Label) -> Tensor:
+        """The remembered rows of a group, (H·n, D)."""
+        return torch.cat(list(self._past[label]))
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            f"{'all' if label is None else label}": torch.stack(list(batches))
+            for label, batches in self._past.items()
+        }
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        self._past = {
+            None if name == "all" else int(name): deque(batches.unbind(), maxlen=self._length)
+            for name, batches in tensors.items()
+        }
+
+
+class HistoryField(_Remembering):
+    """For `clip=record`: f from X against its own past, and the same field of that past.
+
+    f is the dual potential of the generator's own transport problem, hence independent of the
+    data. The field −(1/|S|) Σ_s clip((w_is (x_i − s))_i, Δ), clipped like the clients', cancels
+    their mean field where generated and private points have the same distribution.
+    """
+
+    def __init__(
+        self, settings: SelfTermSettings, objective: Objective, clip: RecordClip
+    ) -> None:
+        super().__init__(settings, objective)
+        self.clip = clip
+
+    def __call__(self, rows: Tensor, label: Label, row_labels: Tensor) -> SelfPart:
+        past, lam = self.past(label), self.objective.lam
+        potentials = potential(rows, past, lam, solver=_POTENTIAL_SOLVER)
+        field = clipped_record_field(rows, past, potentials, lam, self.clip.bound)
+        return SelfPart(potentials, torch.zeros_like(rows), -field / len(past))
+
+
+class HistoryTransport(_Remembering):
+    """For `clip=batch`: −2 ∂_X Ŵ(X, past X), inside the clip."""
+
+    def __call__(self, rows: Tensor, label: Label, row_labels: Tensor) -> SelfPart:
+        x, past, objective = rows, self.past(label), self.objective
+        if label is None and objective.label_weight > 0:
+            repeated = row_labels.repeat(self._length)
+            x = append_labels(x, row_labels, objective.classes, objective.label_weight)
+            past = append_labels(past, repeated, objective.classes, objective.label_weight)
+        gradient = transport_gradient(
+            x, past, Mixed(objective.m), objective.lam, solver=solver_named(objective.solver)
+        ).gradient
+        inside = -2.0 * gradient[:, : rows.shape[1]]
+        return SelfPart(torch.zeros(0), inside, torch.zeros_like(rows))
+
+
+class SemiDebiased(SelfTerm):
+    """The paper's −Ŵ(X[0:n], X[n':n+n']) (Def. 4.3): inside the clip for the first n rows.
+
+    The n' extra rows receive their own gradient, clipped separately, without noise: no client
+    ever sees a private point through them.
+    """
+
+    def __init__(self, settings: SelfTermSettings, objective: Objective, clip: BatchClip) -> None:
+        self.settings = settings
+        self.objective = objective
+        self.clip = clip
+
+    def extra_rows(self, n: int) -> int:
+        return int(n * self.settings.p)
+
+    def __call__(self, rows: Tensor, label: Label, row_labels: Tensor) -> SelfPart:
+        extra = len(rows) - len(row_labels)
+        labels = torch.cat([row_labels, row_labels[:extra]])
+        x, objective = rows, self.objective
+        if label is None and objective.label_weight > 0:
+            x = append_labels(x, labels, objective.classes, objective.label_weight)
+        gradient = self_gradient(
+            x,
+            len(row_labels),
+            Mixed(objective.m),
+            objective.lam,
+            solver=solver_named(objective.solver),
+        ).gradient[:, : rows.shape[1]]
+        outside = torch.zeros_like(rows)
+        outside[len(row_labels) :] = self.clip.apply(gradient[len(row_labels) :])
+        return SelfPart(torch.zeros(0), gradient[: len(row_labels)], outside)
+
+
+def self_term(
+    settings: SelfTermSettings, objective: Objective, clip: BatchClip | RecordClip
+) -> SelfTerm:
+    """The self term that goes with a clip.
+
+    Raises:
+        ConfigError: `clip=record` with the semi-debiased loss, whose self term couples rows.
+    """
+    if isinstance(clip, RecordClip):
+        if settings.kind != "history":
+            raise ConfigError(
+                "clip=record takes its potentials from generated history: set "
+                "strategy.self_term=history, or clip=batch for the semi-debiased loss."
+            )
+        return HistoryField(settings, objective, clip)
+    if settings.kind == "semi_debiased":
+        return SemiDebiased(settings, objective, clip)
+    return HistoryTransport(settings, objective)

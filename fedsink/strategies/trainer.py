@@ -1,0 +1,107 @@
+"""One optimiser step of the generator from a gradient of its output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsink.models import Ema, Generator
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Adam with warm-up, cosine decay and an average of the weights.
+
+    Attributes:
+        lr: peak learning rate.
+        betas: Adam's (β₁, β₂).
+        weight_decay: L2 penalty.
+        warmup: rounds of linear warm-up.
+        schedule: "cosine" (to zero at the last round) or "constant".
+        ema: decay of the exponential moving average of the weights; 0 keeps none.
+    """
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
+    warmup: int = 50
+    schedule: str = "cosine"
+    ema: float = 0.998
+
+
+class Trainer:
+    """`apply(generator, gradient) → generator'`, with everything needed to resume.
+
+    Args:
+        generator: trained in place.
+        settings: optimiser settings.
+        rounds: total number of steps, for the schedule.
+    """
+
+    def __init__(self, generator: Generator, settings: OptimizerSettings, rounds: int) -> None:
+        self.generator = generator
+        self.settings = settings
+        self.rounds = rounds
+        self.optimizer = torch.optim.Adam(
+            generator.parameters(),
+            lr=settings.lr,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+        )
+        self.ema = Ema(generator, settings.ema) if settings.ema > 0 else None
+
+    @property
+    def averaged(self) -> Generator:
+        """The generator to sample from."""
+        return self.ema.model if self.ema else self.generator
+
+    def step(self, output: Tensor, gradient: Tensor, round: int) -> None:
+        """Backpropagate ∂L/∂output into the weights and take step number `round` (from 1)."""
+        self.optimizer.zero_grad(set_to_none=True)
+        output.backward(gradient.to(output))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.lr * self._factor(round)
+        self.optimizer.step()
+        if self.ema:
+            self.ema.update(self.generator)
+
+    def _factor(self, round: int) -> float:
+        warm = min(1.0, round / max(1, self.settings.warmup))
+        if self.settings.schedule == "constant":
+            return warm
+        return warm * 0.5 * (1.0 + math.cos(math.pi * (round - 1) / self.rounds))
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Weights, Adam's moments and the average, by name."""
+        tensors = {f"generator.{k}": v for k, v in self.generator.state_dict().items()}
+        for name, moments in self._moments():
+            tensors |= {f"adam.{name}.{key}": value for key, value in moments.items()}
+        if self.ema:
+            tensors |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
+        values = {"ema_updates": self.ema.updates if self.ema else 0}
+        return tensors, values
+
+    def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.generator.load_state_dict(_part(tensors, "generator."))
+        moments = _part(tensors, "adam.")
+        for name, parameter in self.generator.named_parameters():
+            mine = _part(moments, f"{name}.")
+            if mine:
+                self.optimizer.state[parameter] = {k: v.clone() for k, v in mine.items()}
+        if self.ema:
+            self.ema.model.load_state_dict(_part(tensors, "ema."))
+            self.ema.updates = int(values["ema_updates"])
+
+    def _moments(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        for name, parameter in self.generator.named_parameters():
+            yield name, self.optimizer.state.get(parameter, {})
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}

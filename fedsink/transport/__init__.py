@@ -1,0 +1,59 @@
+"""Entropic optimal transport: costs, solvers, losses and their gradients at the points.
+
+λ is the entropic regularisation in units of cost everywhere. Nothing here knows of privacy
+budgets or networks.
+"""
+
+from __future__ import annotations
+
+from fedsink.transport.annealed import annealed, bounding_diameter, epsilon_schedule
+from fedsink.transport.costs import (
+    L1,
+    Cost,
+    Mixed,
+    SquaredEuclidean,
+    append_labels,
+    cost_named,
+)
+from fedsink.transport.losses import (
+    SemiDebiasedGradient,
+    TransportGradient,
+    private_gradient,
+    self_gradient,
+    semi_debiased_gradient,
+    transport_gradient,
+)
+from fedsink.transport.record_clip import clipped_record_field
+from fedsink.transport.semidual import potential, record_field, record_norms, row_weights
+from fedsink.transport.sinkhorn import solve
+from fedsink.transport.solution import Solution
+from fedsink.transport.solvers import AnnealedSolver, ConvergedSolver, Solver, solver_named
+
+__all__ = [
+    "L1",
+    "AnnealedSolver",
+    "ConvergedSolver",
+    "Cost",
+    "Mixed",
+    "SemiDebiasedGradient",
+    "Solution",
+    "Solver",
+    "SquaredEuclidean",
+    "TransportGradient",
+    "annealed",
+    "append_labels",
+    "bounding_diameter",
+    "clipped_record_field",
+    "cost_named",
+    "epsilon_schedule",
+    "potential",
+    "private_gradient",
+    "record_field",
+    "record_norms",
+    "row_weights",
+    "self_gradient",
+    "semi_debiased_gradient",
+    "solve",
+    "solver_named",
+    "transport_gradient",
+]

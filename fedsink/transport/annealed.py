@@ -1,0 +1,145 @@
+"""The published solver of DP-Sinkhorn: one symmetric update per value of a falling λ.
+
+This is the schedule of GeomLoss (Feydy 2020, Algorithm 3.5). It is not a converged solver: at
+λ = 0.05 in units of cost and factor 0.5, as DP-Sinkhorn runs it, the gradient's cosine to the
+exact one is 0.77–0.90. A factor of 0.99 converges.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedsink.transport.log_domain import Progress, SoftMinimum
+from fedsink.transport.problem import Problem, prepare
+from fedsink.transport.solution import Solution
+
+
+def annealed(
+    cost_matrix: Tensor,
+    lam: float,
+    *,
+    diameter: float | Tensor,
+    scaling: float = 0.5,
+    log_a: Tensor | None = None,
+    log_b: Tensor | None = None,
+) -> Solution:
+    """Return the potentials after λ has fallen from `diameter` to λ by factors of `scaling`.
+
+    For each value ε: f ← (f + softmin_ε(g))/2 and g ← (g + softmin_ε(f))/2, both from the old
+    potentials; at the end both are replaced by a full update (not averaged) at λ. Each problem
+    of a batch has its own schedule. `converged` is always False: the schedule does not look at
+    its marginals; read `marginal_error`.
+
+    The result equals GeomLoss' SamplesLoss("sinkhorn", p=1, blur=λ, scaling, debias=False) with
+    the same cost and diameter, and its gradient is that of `source_plan` and `target_plan`. For
+    GeomLoss' p = 2 pass diameter², scaling² and λ = blur².
+
+    Args:
+        cost_matrix: C, (..., n, m), float32 or float64, finite.
+        lam: the last value, λ > 0, in units of cost.
+        diameter: the first value, in units of cost, one for all problems or one each (...);
+            GeomLoss takes `bounding_diameter` of the points.
+        scaling: ratio of successive values, in (0, 1).
+        log_a: log-weights (..., n), −∞ for padding; uniform if None.
+        log_b: log-weights (..., m), −∞ for padding; uniform if None.
+
+    Raises:
+        ValueError: for a scaling outside (0, 1), a negative diameter, or what `solve` refuses.
+    """
+    if not 0.0 < scaling < 1.0:
+        raise ValueError(f"The scaling must lie strictly between 0 and 1, got {scaling}.")
+    problem = prepare(cost_matrix, lam, log_a, log_b)
+    starts = torch.as_tensor(diameter, dtype=torch.float64).expand(problem.batch_shape).reshape(-1)
+    if not bool((starts.isfinite() & (starts >= 0.0)).all()):
+        raise ValueError(
+            f"The diameter must be finite and ≥ 0 in units of cost, got {starts.tolist()}."
+        )
+    schedules = [epsilon_schedule(start, lam, scaling) for start in starts.tolist()]
+    f_before, g_before, f, g = _anneal(problem, schedules)
+    steps = torch.tensor([len(values) for values in schedules], device=f.device)
+    never = torch.zeros_like(steps, dtype=torch.bool)
+    return problem.solution(f, g, steps, never, f_before, g_before)
+
+
+def epsilon_schedule(diameter: float, lam: float, scaling: float) -> list[float]:
+    """Return [D, D, D·s, D·s², …, λ] with all middle values above λ (GeomLoss' list, p = 1).
+
+    A diameter of 0 (all points coincide) gives [λ, λ].
+    """
+    if diameter <= 0.0:
+        return [lam, lam]
+    steps = max(0, math.ceil((math.log(lam) - math.log(diameter)) / math.log(scaling)))
+    return [diameter, *(diameter * scaling**step for step in range(steps)), lam]
+
+
+def bounding_diameter(
+    x: Tensor, y: Tensor, log_a: Tensor | None = None, log_b: Tensor | None = None
+) -> Tensor:
+    """Return the Euclidean diagonal of the box that holds x and y, shape (...).
+
+    Points of weight zero are left out. It is GeomLoss' default diameter for one problem; note
+    that it depends on the points, private ones included, and so does the schedule's length.
+    """
+    low, high = [], []
+    for points, log_weights in ((x, log_a), (y, log_b)):
+        lowest = highest = points
+        if log_weights is not None:
+            padding = (log_weights.exp() == 0.0).unsqueeze(-1)
+            lowest = points.masked_fill(padding, math.inf)
+            highest = points.masked_fill(padding, -math.inf)
+        low.append(lowest.amin(-2))
+        high.append(highest.amax(-2))
+    extent = torch.maximum(high[0], high[1]) - torch.minimum(low[0], low[1])
+    # Without any point of positive weight the extent is −∞.
+    diameter: Tensor = torch.linalg.vector_norm(extent.clamp(min=0.0), dim=-1)
+    return diameter
+
+
+def warm_start(problem: Problem, most_iterations: int) -> Progress:
+    """Return where a schedule from the cost range down to λ by halves ends.
+
+    Where that is longer than `most_iterations`, zero potentials. For λ far below the range it
+    saves hundreds of iterations at fixed λ.
+    """
+    schedules = [epsilon_schedule(span, problem.lam, 0.5) for span in problem.cost_range.tolist()]
+    longest = max(len(values) for values in schedules)
+    if longest >= most_iterations:
+        return Progress.begin(problem)
+    _, _, f, g = _anneal(problem, schedules)
+    progress = Progress.begin(problem)
+    progress.record(f, g, longest)
+    return progress
+
+
+def _anneal(
+    problem: Problem, schedules: list[list[float]]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Run one schedule per problem; return potentials before and after the last full update."""
+    softmin = SoftMinimum(problem)
+    cost = problem.cost
+    longest = max(len(values) for values in schedules)
+    # Shorter schedules wait at their first value until the longest has as many steps left.
+    table = torch.tensor(
+        [[values[0]] * (longest - len(values)) + values for values in schedules],
+        dtype=cost.dtype,
+        device=cost.device,
+    )
+    waiting = torch.tensor([longest - len(values) for values in schedules], device=cost.device)
+    same = all(values == schedules[0] for values in schedules)
+
+    def value(step: int) -> float | Tensor:
+        return schedules[0][step] if same else table[:, step]
+
+    f = softmin.rows(torch.zeros_like(problem.log_b), value(0))
+    g = softmin.columns(torch.zeros_like(problem.log_a), value(0))
+    for step in range(longest):
+        f_new, g_new = softmin.rows(g, value(step)), softmin.columns(f, value(step))
+        f_new, g_new = f_new.add_(f).mul_(0.5), g_new.add_(g).mul_(0.5)
+        if not same:
+            late = (waiting > step).unsqueeze(-1)
+            f_new, g_new = torch.where(late, f, f_new), torch.where(late, g, g_new)
+        f, g = f_new, g_new
+    return f, g, softmin.rows(g, problem.lam), softmin.columns(f, problem.lam)

@@ -1,0 +1,184 @@
+"""One batch of transport problems, validated, with padding made harmless."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsink.transport.solution import Solution
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Costs and weights with one leading batch dimension, ready for any of the loops.
+
+    Points of weight zero (padding) have zero cost and are left out by their weight. A measure
+    without any point of positive weight is replaced by a uniform one, so that no loop meets
+    0/0; its potentials are set to zero again by `solution`.
+
+    Attributes:
+        cost: C, (B, n, m), zero in padded rows and columns.
+        lam: λ in units of cost.
+        log_a, log_b: working log-weights, (B, n) and (B, m).
+        real_rows, real_columns: which points are no padding, None if all are real.
+        cost_range: max C − min C over the real entries of each problem, (B,), units of cost.
+    """
+
+    cost: Tensor
+    lam: float
+    log_a: Tensor
+    log_b: Tensor
+    real_rows: Tensor | None
+    real_columns: Tensor | None
+    cost_range: Tensor
+    batch_shape: torch.Size
+    given_log_a: Tensor
+    given_log_b: Tensor
+
+    def solution(
+        self,
+        f: Tensor,
+        g: Tensor,
+        iterations: Tensor,
+        converged: Tensor,
+        f_before: Tensor | None = None,
+        g_before: Tensor | None = None,
+    ) -> Solution:
+        """Return the result in the caller's batch shape, with zero potentials at padding."""
+        shape = self.batch_shape
+
+        empty = self._empty()
+
+        def potential(values: Tensor, real: Tensor | None) -> Tensor:
+            values = values if real is None else values.masked_fill(~real, 0.0)
+            values = values if empty is None else values.masked_fill(empty.unsqueeze(-1), 0.0)
+            return values.reshape(*shape, values.shape[-1])
+
+        if empty is not None:
+            iterations = iterations.masked_fill(empty, 0)
+            converged = converged & ~empty
+        return Solution(
+            f=potential(f, self.real_rows),
+            g=potential(g, self.real_columns),
+            cost_matrix=self.cost.reshape(*shape, *self.cost.shape[1:]),
+            lam=self.lam,
+            log_a=self.given_log_a,
+            log_b=self.given_log_b,
+            iterations=iterations.reshape(shape),
+            converged=converged.reshape(shape),
+            f_before=None if f_before is None else potential(f_before, self.real_rows),
+            g_before=None if g_before is None else potential(g_before, self.real_columns),
+        )
+
+    def _empty(self) -> Tensor | None:
+        empty = None
+        for real in (self.real_rows, self.real_columns):
+            if real is not None:
+                lacking = ~real.any(-1)
+                empty = lacking if empty is None else empty | lacking
+        return empty
+
+
+def prepare(cost_matrix: Tensor, lam: float, log_a: Tensor | None, log_b: Tensor | None) -> Problem:
+    """Validate the input of a solver and bring it to one batch dimension.
+
+    Raises ValueError for a cost matrix that is not finite, float32 or float64, (..., n, m) with
+    n, m ≥ 1, for λ that is not a positive finite number, for log-weights of another shape or
+    that are NaN, and for weights that do not sum to one (an all-padded measure excepted).
+    """
+    if (
+        cost_matrix.dim() < 2
+        or cost_matrix.numel() == 0
+        or cost_matrix.dtype not in (torch.float32, torch.float64)
+    ):
+        raise ValueError(
+            "The cost matrix must have shape (..., n, m) with n, m ≥ 1 in float32 or float64, got "
+            f"shape {tuple(cost_matrix.shape)} of {cost_matrix.dtype}."
+        )
+    if not (math.isfinite(lam) and lam > 0.0):
+        raise ValueError(
+            f"The regularisation λ must be a positive finite number in units of cost, got {lam}."
+        )
+    shape = cost_matrix.shape[:-2]
+    n, m = cost_matrix.shape[-2:]
+    cost = cost_matrix.detach().reshape(-1, n, m)
+    given_a, rows, real_rows = _weights(log_a, n, "log_a", cost, shape)
+    given_b, columns, real_columns = _weights(log_b, m, "log_b", cost, shape)
+    if real_rows is None and real_columns is None:
+        low, high = torch.aminmax(cost.flatten(1), dim=1)
+    else:
+        real = torch.ones_like(cost, dtype=torch.bool)
+        real = real if real_rows is None else real & real_rows.unsqueeze(-1)
+        real = real if real_columns is None else real & real_columns.unsqueeze(-2)
+        cost = cost.masked_fill(~real, 0.0)
+        low, high = _range(cost, real)
+    lowest, highest = float(low.amin()), float(high.amax())
+    if not (math.isfinite(lowest) and math.isfinite(highest)):
+        raise ValueError(
+            f"The cost matrix must be finite, got values from {lowest} to {highest}: check the "
+            "points."
+        )
+    largest = max(abs(lowest), abs(highest))
+    if largest / lam > math.sqrt(torch.finfo(cost.dtype).max):
+        raise ValueError(
+            f"λ = {lam} is too small for costs up to {largest:g} in {cost.dtype}: raise λ or "
+            "rescale the points."
+        )
+    return Problem(
+        cost=cost,
+        lam=float(lam),
+        log_a=rows,
+        log_b=columns,
+        real_rows=real_rows,
+        real_columns=real_columns,
+        cost_range=high - low,
+        batch_shape=shape,
+        given_log_a=given_a,
+        given_log_b=given_b,
+    )
+
+
+def _weights(
+    given: Tensor | None, points: int, name: str, cost: Tensor, shape: torch.Size
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the weights as the caller sees them, as the loops use them, and what is real."""
+    if given is None:
+        uniform = cost.new_full((cost.shape[0], points), -math.log(points))
+        return uniform.reshape(*shape, points), uniform, None
+    try:
+        full = given.detach().to(cost).expand(*shape, points)
+    except RuntimeError:
+        raise ValueError(
+            f"{name} must have a shape that expands to {(*shape, points)}, got "
+            f"{tuple(given.shape)}."
+        ) from None
+    log_weights = full.reshape(-1, points)
+    mass = log_weights.exp()
+    real = mass > 0.0
+    has_padding = not bool(real.all())
+    total = mass.sum(-1)
+    wrong = ~((total - 1.0).abs() <= 1e-3)
+    if has_padding:
+        wrong &= real.any(-1) | log_weights.isnan().any(-1)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"The weights exp({name}) must sum to 1 in each problem, got a sum of "
+            f"{float(total[wrong][0]):g}: subtract their logsumexp."
+        )
+    if not has_padding:
+        return full, log_weights, None
+    # A measure of padding alone gets uniform weights; its potentials are erased at the end.
+    empty = ~real.any(-1, keepdim=True)
+    working = log_weights.masked_fill(~real, -math.inf).masked_fill(empty, -math.log(points))
+    return full, working, real
+
+
+def _range(cost: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the smallest and largest real entry of each problem, 0 where there is none."""
+    low = cost.masked_fill(~real, math.inf).amin((-1, -2))
+    high = cost.masked_fill(~real, -math.inf).amax((-1, -2))
+    lacking = ~real.any(-1).any(-1)
+    return low.masked_fill(lacking, 0.0), high.masked_fill(lacking, 0.0)

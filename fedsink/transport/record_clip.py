@@ -1,0 +1,124 @@
+"""The record-separable transport gradient with every record clipped to a bound."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedsink.transport.semidual import record_field, record_norms, row_weights
+
+# Room for rounding: contributions are clipped to Δ(1 − 2⁻¹⁶), so that what all roundings of a sum
+# can move (less than Δ·2⁻¹⁶, see _is_plain) still fits below Δ.
+_SLACK = 2.0**-16
+_UNIT = 2.0**-53
+
+
+def clipped_record_field(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> Tensor:
+    """Return Σ_j min(1, Δ/‖g_j‖)·g_j, shape (n, d), float64, with g_j = (w_ij(x_i − y_j))_i.
+
+    w_ij = softmax_i((f_i − ‖x_i − y_j‖²)/λ) is computed here, in float64. Adding Gaussian noise
+    of standard deviation σΔ makes one release of noise multiplier σ under add/remove of one
+    record.
+
+    Rows of x that are not finite, or whose f is not, take no part and get zero. A record whose
+    own contribution is not finite contributes zero.
+
+    Guarantees:
+        - Each record's contribution has L2 norm at most Δ, for any x, y, f and λ.
+          (test_each_record_contribution_has_norm_at_most_the_bound)
+        - No record changes another record's contribution, so adding or removing a record moves
+          the result by at most Δ, rounding included.
+          (test_no_record_changes_another_records_contribution)
+        - The result is finite for any input. (test_the_field_is_finite_for_any_input)
+
+    Args:
+        x: generated points, (n, d), fixed without looking at the private records.
+        y: private records, (m, d); m = 0 gives zero.
+        f: potential on x, (n,), in units of cost, fixed like x.
+        lam: λ > 0, in units of cost (that of ‖x − y‖²).
+        bound: Δ > 0, in units of the points.
+
+    Raises:
+        ValueError: for shapes that disagree, λ ≤ 0 or Δ ≤ 0; never for values of x, y or f.
+    """
+    _check(x, y, f, lam, bound)
+    with torch.no_grad():
+        x64, y64, f64 = (values.detach().to(torch.float64) for values in (x, y, f))
+        field = torch.zeros_like(x64)
+        rows = x64.isfinite().all(-1) & f64.isfinite()
+        if not bool(rows.any()) or y.shape[0] == 0:
+            return field
+        every_row = bool(rows.all())
+        if not every_row:
+            x64, f64 = x64[rows], f64[rows]
+        clip = bound * (1.0 - _SLACK)
+        plain = _is_plain(x64, y64, f64, lam, clip)
+        total = _sum_of_plain(x64, y64[plain] if not bool(plain.all()) else y64, f64, lam, clip)
+        for record in y64[~plain]:
+            total += _contribution(x64, record, f64, lam, clip)
+        if every_row:
+            return total
+        field[rows] = total
+        return field
+
+
+def _is_plain(x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float) -> Tensor:
+    """Return which records may be summed by matmul, (m,); each other one is taken by itself.
+
+    A matmul may round one record's terms differently when another record comes or goes. Two
+    bounds keep what that can do to the sum below Δ·2⁻¹⁷ each (γ_k = k·u bounds the rounding of
+    an inner product of length k, Higham 2002, §3.1; R² = ‖x_i‖² + ‖y_j‖²):
+
+    - adding m records' terms moves the sum by at most 4γ_{m+2}·m·R;
+    - distances move by at most 4γ_{d+2}·R², so weights by a factor 1 ± 2δ with
+      δ = (4γ_{d+2}·R² + 2u·max|f|)/λ, and clipped contributions by at most 4δΔ each.
+
+    The answer depends on x, f, λ, Δ, the number of records and the record itself.
+    """
+    n_records, dimension = y.shape
+    reach = y.square().sum(-1) + x.square().sum(-1).amax()
+    summing = 8.0 * _UNIT * (n_records + 2) * n_records * reach.sqrt()
+    exponent = 8.0 * _UNIT * ((dimension + 4) * reach + f.abs().amax()) / lam
+    half = _SLACK / 2.0
+    # NaN and infinite reach compare false: such records are taken by themselves.
+    return (summing <= half * clip) & (4.0 * n_records * exponent <= half)
+
+
+def _sum_of_plain(x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float) -> Tensor:
+    x_norms, y_norms = x.square().sum(-1, keepdim=True), y.square().sum(-1)
+    reach = x_norms + y_norms
+    distances = torch.addmm(reach, x, y.T, alpha=-2.0).clamp_(min=0.0)
+    w = row_weights(f, distances, lam)
+    # Cancellation may make a distance too small; a bound on its error keeps the norm an upper one.
+    upper = distances.add_(reach, alpha=8.0 * _UNIT * (x.shape[-1] + 4))
+    norms = record_norms(w, upper)
+    scales = torch.where(norms > clip, clip / norms, torch.ones_like(norms))
+    return record_field(x, y, w.mul_(scales))
+
+
+def _contribution(x: Tensor, record: Tensor, f: Tensor, lam: float, clip: float) -> Tensor:
+    """Return min(1, Δ/‖g_j‖)·g_j of one record, (n, d), whatever the values; zero if undefined."""
+    difference = x - record
+    w = row_weights(f, difference.square().sum(-1, keepdim=True), lam)
+    contribution = w * difference
+    # The largest entry is divided out first, so that squares neither overflow nor vanish.
+    largest = contribution.abs().amax()
+    if not bool(largest.isfinite()) or not bool(largest > 0.0):
+        return torch.zeros_like(contribution)
+    direction = contribution / largest
+    length = torch.linalg.vector_norm(direction)
+    return contribution if bool(largest * length <= clip) else direction.mul_(clip / length)
+
+
+def _check(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> None:
+    if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1] or f.shape != x.shape[:1]:
+        raise ValueError(
+            "Points (n, d), records (m, d) and a potential (n,) are needed, got shapes "
+            f"{tuple(x.shape)}, {tuple(y.shape)} and {tuple(f.shape)}."
+        )
+    if not (math.isfinite(lam) and lam > 0.0):
+        raise ValueError(f"The regularisation λ must be a positive finite number, got {lam}.")
+    if not (math.isfinite(bound) and bound > 0.0):
+        raise ValueError(f"The clip bound Δ must be a positive finite number, got {bound}.")

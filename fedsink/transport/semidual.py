@@ -1,0 +1,55 @@
+"""A transport gradient that is a sum over records, so that each record can be clipped alone.
+
+In the Sinkhorn gradient Σ_j P_ij (x_i − y_j) the plan couples all records. Here the potential f
+comes from generated points alone, and each record chooses its rows by a soft c-transform (the
+semi-dual of Genevay et al. 2016, eq. 7): w_ij = softmax_i((f_i − c(x_i, y_j))/λ).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsink.transport.costs import SquaredEuclidean
+from fedsink.transport.solution import Solution
+from fedsink.transport.solvers import ConvergedSolver, Solver
+
+_DEFAULT_SOLVER = ConvergedSolver()
+
+
+def potential(
+    x: Tensor, history: Tensor, lam: float, *, solver: Solver = _DEFAULT_SOLVER
+) -> Tensor:
+    """Return the dual potential f of Ŵ(X, history), shape (..., n), of mean zero.
+
+    The cost is ‖x − y‖₂². `history` (..., m, d) holds generated points of earlier rounds, so f
+    depends on no private data. A constant added to f changes no w_ij.
+
+    Raises:
+        ValueError: if the points disagree in shape or type, or are not finite.
+    """
+    solution: Solution = solver(SquaredEuclidean()(x, history), lam, points=(x, history))
+    return solution.f - solution.f.mean(-1, keepdim=True)
+
+
+def row_weights(f: Tensor, cost_matrix: Tensor, lam: float) -> Tensor:
+    """Return w_ij = exp((f_i − C_ij)/λ) / Σ_k exp((f_k − C_kj)/λ), shape (..., n, m).
+
+    f has shape (..., n) and C (..., n, m), both in units of cost like λ > 0. Each column sums
+    to one: a record distributes one unit over the rows. Column j depends on record j alone.
+    """
+    return torch.softmax((f.unsqueeze(-1) - cost_matrix) / lam, dim=-2)
+
+
+def record_field(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    """Return Σ_j w_ij (x_i − y_j), shape (..., n, d), by one matmul.
+
+    With w from `row_weights` it is the unclipped sum of all records' contributions; half the
+    gradient of −λ Σ_j log Σ_i exp((f_i − ‖x_i − y_j‖²)/λ) at x.
+    """
+    return x * w.sum(-1, keepdim=True) - w @ y
+
+
+def record_norms(w: Tensor, squared_distances: Tensor) -> Tensor:
+    """Return ‖g_j‖₂ = (Σ_i w_ij² ‖x_i − y_j‖²)^½, shape (..., m), of g_j = (w_ij(x_i − y_j))_i."""
+    return (w.square() * squared_distances).sum(-2).sqrt()

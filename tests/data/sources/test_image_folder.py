@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedsink.data.sources import load
+from fedsink.data.spec import DataSpec
+from fedsink.errors import ConfigError, DataError
+
+
+def picture(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (12, 8)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+def spec(
+    root: Path | None,
+    shape: tuple[int, ...] = (3, 4, 4),
+    classes: tuple[str, ...] = ("cat", "dog", "owl"),
+) -> DataSpec:
+    return DataSpec("image_folder", shape, classes, 10, None if root is None else str(root))
+
+
+def test_labels_are_positions_in_the_public_list(tmp_path: Path) -> None:
+    # Sorted folders would give dog = 0 and owl = 1: the public list puts owl first.
+    picture(tmp_path / "owl" / "1.png", (255, 0, 0))
+    picture(tmp_path / "dog" / "1.png", (0, 0, 255))
+    data = load(spec(tmp_path, classes=("owl", "cat", "dog")), "train")
+    colours = {
+        int(label): value[:, 0, 0].tolist()
+        for value, label in zip(data.values, data.labels, strict=True)
+    }
+    assert colours == {0: [255, 0, 0], 2: [0, 0, 255]}
+    assert data.values.dtype == torch.uint8
+
+
+def test_a_class_may_be_absent_or_empty_and_hidden_folders_are_ignored(tmp_path: Path) -> None:
+    picture(tmp_path / "dog" / "1.png", (1, 2, 3))
+    (tmp_path / "cat").mkdir()
+    (tmp_path / ".git").mkdir()
+    assert load(spec(tmp_path), "train").labels.tolist() == [1]
+
+
+def test_splits_come_from_their_folders(tmp_path: Path) -> None:
+    picture(tmp_path / "train" / "cat" / "1.png", (9, 9, 9))
+    picture(tmp_path / "train" / "cat" / "2.png", (9, 9, 9))
+    picture(tmp_path / "test" / "dog" / "1.png", (9, 9, 9))
+    assert load(spec(tmp_path), "train").labels.tolist() == [0, 0]
+    assert load(spec(tmp_path), "test").labels.tolist() == [1]
+
+
+@pytest.mark.parametrize("size", [(12, 8), (8, 12), (3, 3), (5, 90), (4, 4), (1, 1)])
+@pytest.mark.parametrize("shape", [(3, 4, 4), (1, 4, 6), (1, 28, 28)])
+def test_every_picture_covers_the_target(
+    tmp_path: Path, size: tuple[int, int], shape: tuple[int, ...]
+) -> None:
+    picture(tmp_path / "cat" / "1.png", (100, 100, 100), size)
+    values = load(spec(tmp_path, shape), "train").values
+    assert values.shape == (1, *shape)
+    assert set(values.flatten().tolist()) <= {99, 100}  # no black border, no change of level
+
+
+def test_the_crop_is_central_and_the_resize_antialiased(tmp_path: Path) -> None:
+    pixels = np.zeros((8, 24), dtype=np.uint8)
+    pixels[:, 8:16] = 255 * (np.indices((8, 8)).sum(0) % 2)  # a checkerboard in the middle third
+    (tmp_path / "cat").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "cat" / "1.png")
+    values = load(spec(tmp_path, (1, 2, 2)), "train").values.float()
+    # Without antialiasing a checkerboard becomes black or white; off centre it becomes dark.
+    assert float((values - 127.5).abs().max()) < 40
+
+
+def test_pictures_of_any_mode_are_converted(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    for number, mode in enumerate(("L", "RGBA", "P", "1")):
+        Image.new(mode, (5, 5)).save(tmp_path / "cat" / f"{number}.png")
+    assert load(spec(tmp_path), "train").values.shape == (4, 3, 4, 4)
+
+
+def test_messages(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"image_folder needs data\.root"):
+        load(spec(None), "train")
+    with pytest.raises(ConfigError, match=r"1 or 3 channels, height, width\), got \(2, 4, 4\)"):
+        load(spec(tmp_path, (2, 4, 4)), "train")
+    with pytest.raises(DataError, match=r"nowhere is not a folder; correct the path"):
+        load(spec(tmp_path / "nowhere"), "train")
+    with pytest.raises(DataError, match=r"holds no pictures; expected one folder per class"):
+        load(spec(tmp_path), "train")
+    picture(tmp_path / "cat" / "1.png", (1, 1, 1))
+    with pytest.raises(DataError, match=r"has no test split; put the pictures into .*/train and"):
+        load(spec(tmp_path), "test")
+    (tmp_path / "cat" / "2.png").write_bytes(b"not a picture")
+    with pytest.raises(DataError, match=r"cat/2\.png is not a readable picture"):
+        load(spec(tmp_path), "train")
+    (tmp_path / "fox").mkdir()
+    with pytest.raises(DataError, match=r"the folder 'fox', which is not in .* \(cat, dog, owl\)"):
+        load(spec(tmp_path), "train")

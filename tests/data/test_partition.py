@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsink.data.partition import (
+    ByLabel,
+    Dirichlet,
+    Iid,
+    PartitionSpec,
+    Unequal,
+    manifest,
+    partition,
+    scheme_from_dict,
+)
+from fedsink.errors import ConfigError, DataError
+
+LABELS = torch.arange(1000) % 10
+SCHEMES = [Iid(), Dirichlet(0.5), ByLabel(2), Unequal(0.7)]
+
+
+def check(parts: list[torch.Tensor], records: int, clients: int) -> None:
+    assert len(parts) == clients
+    assert all(part.dtype == torch.int64 and len(part) > 0 for part in parts)
+    assert all(bool((part.diff() > 0).all()) for part in parts)
+    assert torch.cat(parts).sort().values.tolist() == list(range(records))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_shards_are_disjoint_cover_everything_and_repeat(scheme: PartitionSpec) -> None:
+    parts = partition(LABELS, 10, scheme, 3)
+    check(parts, 1000, 10)
+    again = partition(LABELS, 10, scheme, 3)
+    other = partition(LABELS, 10, scheme, 4)
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(parts, other, strict=True))
+
+
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=40),
+    share=st.floats(0.01, 1.0),
+    scheme=st.one_of(
+        st.just(Iid()),
+        st.builds(Dirichlet, st.floats(1e-3, 1e3)),
+        st.builds(Unequal, st.floats(0.05, 1.0)),
+    ),
+    seed=st.integers(0, 2**32),
+)
+def test_every_scheme_serves_every_client(
+    labels: list[int], share: float, scheme: PartitionSpec, seed: int
+) -> None:
+    clients = max(1, int(share * len(labels)))
+    check(partition(torch.tensor(labels), clients, scheme, seed), len(labels), clients)
+
+
+def test_iid_shards_have_equal_sizes() -> None:
+    sizes = [len(p) for p in partition(LABELS[:998], 10, Iid(), 0)]
+    assert set(sizes) == {99, 100}
+
+
+def test_small_alpha_is_skewed_and_large_alpha_is_not() -> None:
+    def largest_share(alpha: float) -> float:
+        parts = partition(LABELS, 10, Dirichlet(alpha), 0)
+        return sum(float(torch.bincount(LABELS[p]).max()) / len(p) for p in parts) / 10
+
+    assert largest_share(0.05) > 0.6
+    assert largest_share(100.0) < 0.2
+
+
+def test_a_vanishing_alpha_still_deals_every_record() -> None:
+    check(partition(LABELS, 10, Dirichlet(1e-300), 0), 1000, 10)
+
+
+@pytest.mark.parametrize(("clients", "each"), [(5, 2), (10, 1), (10, 3), (7, 2), (40, 10)])
+def test_by_label_limits_the_classes_of_a_client(clients: int, each: int) -> None:
+    parts = partition(LABELS, clients, ByLabel(each), 0)
+    check(parts, 1000, clients)
+    assert max(len(LABELS[p].unique()) for p in parts) == each
+
+
+def test_by_label_may_hold_more_classes_than_there_are() -> None:
+    check(partition(LABELS, 3, ByLabel(99), 0), 1000, 3)
+
+
+def test_by_label_says_how_many_labels_would_do() -> None:
+    with pytest.raises(DataError, match=r"3 clients with 2 labels each cannot hold 10 .* to 4 or"):
+        partition(LABELS, 3, ByLabel(2), 0)
+
+
+def test_by_label_refuses_a_class_too_small_for_its_holders() -> None:
+    labels = torch.tensor([0] * 20 + [1])
+    with pytest.raises(DataError, match="some class has fewer records than clients"):
+        partition(labels, 10, ByLabel(1), 0)
+
+
+def test_unequal_sizes_that_sum_to_the_records_are_met_exactly() -> None:
+    parts = partition(LABELS, 3, Unequal(sizes=(700, 299, 1)), 0)
+    assert [len(p) for p in parts] == [700, 299, 1]
+
+
+def test_unequal_sizes_are_geometric() -> None:
+    sizes = [len(p) for p in partition(LABELS, 3, Unequal(0.5), 0)]
+    assert sizes == [571, 286, 143]
+
+
+def test_unequal_leaves_no_client_empty() -> None:
+    sizes = [len(p) for p in partition(LABELS[:12], 10, Unequal(0.1), 0)]
+    assert sizes == [3] + [1] * 9
+
+
+@pytest.mark.parametrize(
+    ("scheme", "clients", "error", "message"),
+    [
+        (Iid(), 1001, DataError, "1001 clients cannot share 1000 records"),
+        (Iid(), 0, ConfigError, "at least 1, got 0"),
+        (Unequal(sizes=(1, 2)), 3, ConfigError, "lists 2 clients, but there are 3"),
+        ({"name": "random"}, 3, ConfigError, "'random' is unknown; choose one of by_label, "),
+        ({"alpha": 1}, 3, ConfigError, "None is unknown"),
+        ({"name": "dirichlet", "beta": 1}, 3, ConfigError, "no option 'beta'; it has alpha"),
+        ({"name": "iid", "beta": 1}, 3, ConfigError, "no option 'beta'; it has none"),
+    ],
+)
+def test_messages(scheme: Any, clients: int, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        partition(LABELS, clients, scheme, 0)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Dirichlet(0.0), "alpha must be positive and finite, got 0.0"),
+        (lambda: Dirichlet(float("nan")), "alpha must be positive and finite, got nan"),
+        (lambda: ByLabel(0), "labels_per_client must be at least 1, got 0"),
+        (lambda: Unequal(0.0), r"ratio must lie in \(0, 1\], got 0.0"),
+        (lambda: Unequal(sizes=(1.0, -1.0)), r"sizes must all be positive, got \(1.0, -1.0\)"),
+    ],
+)
+def test_bad_values_are_refused_when_the_scheme_is_made(build: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("options", "scheme"),
+    [
+        ({"name": "iid"}, Iid()),
+        ({"name": "dirichlet", "alpha": 0.1}, Dirichlet(0.1)),
+        ({"name": "by_label", "labels_per_client": 3}, ByLabel(3)),
+        ({"name": "unequal", "sizes": [1, 2]}, Unequal(sizes=(1, 2))),
+    ],
+)
+def test_schemes_from_dicts_are_hashable_and_picklable(
+    options: dict[str, Any], scheme: PartitionSpec
+) -> None:
+    assert scheme_from_dict(options) == scheme
+    assert hash(scheme_from_dict(options)) == hash(scheme)
+    assert pickle.loads(pickle.dumps(scheme)) == scheme
+
+
+def test_manifest_counts_records_and_labels() -> None:
+    labels = torch.tensor([0, 2, 2, 1])
+    parts = [torch.tensor([0, 1]), torch.tensor([2, 3])]
+    described = manifest(parts, labels, ("a", "b", "c"))
+    assert described == {
+        "0": {"records": 2, "labels": {"a": 1, "b": 0, "c": 1}},
+        "1": {"records": 2, "labels": {"a": 0, "b": 1, "c": 1}},
+    }
+    assert json.loads(json.dumps(described)) == described

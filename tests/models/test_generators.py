@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import kstest
+
+from fedsink.data.views import DctView
+from fedsink.errors import ModelError
+from fedsink.models import GENERATORS, Dcgan, DctMlp, Generator, Mlp, build
+from fedsink.privacy.noise import Stream
+
+CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
+    ("dct_mlp", (1, 8, 8), {}),
+    ("dct_mlp", (3, 6, 8), {"radius": 3.5, "per_class_first_layer": True, "latent_dim": 5}),
+    ("dct_mlp", (1, 8, 8), {"hidden": [16], "one_hot_scale": 1.0}),
+    ("mlp", (1, 8, 8), {}),
+    ("mlp", (2,), {"output": "linear", "batch_norm": False}),
+    ("mlp", (1, 8, 8), {"hidden": [], "conditional": False}),
+    ("dcgan", (1, 28, 28), {"width": 4}),
+    ("dcgan", (3, 32, 32), {"width": 4, "label_embedding": 4, "latent_dim": 12}),
+]
+
+
+def make(case: tuple[str, tuple[int, ...], dict[str, Any]], seed: int = 0) -> Generator:
+    name, shape, options = case
+    return build(name, shape, 4, generator=torch.Generator().manual_seed(seed), **options)
+
+
+def stream(*context: str | int) -> Stream:
+    return Stream(b"test", *context)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_have_the_shape_and_range(case: Any) -> None:
+    generator = make(case)
+    labels = torch.arange(12) % 4
+    images = generator(generator.latent(12, stream()), labels)
+    assert images.shape == (12, *case[1])
+    assert images.dtype == torch.float32
+    if len(case[1]) == 3:
+        assert bool(((images >= 0.0) & (images <= 1.0)).all())
+    images.square().sum().backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in generator.parameters())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_come_from_the_given_generator_alone(case: Any) -> None:
+    before = torch.random.get_rng_state()
+    torch.manual_seed(123)
+    first = make(case).state_dict()
+    torch.manual_seed(456)
+    again, other = make(case).state_dict(), make(case, seed=1).state_dict()
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+    torch.random.set_rng_state(before)
+    make(case)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_weight_is_left_uninitialised(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty memory may look fine by chance: fill it with NaN."""
+    empty = torch.empty_like
+
+    def poisoned(*args: Any, **options: Any) -> torch.Tensor:
+        made = empty(*args, **options)
+        return made.fill_(float("nan")) if made.device.type == "cpu" else made
+
+    monkeypatch.setattr(torch, "empty_like", poisoned)
+    assert all(bool(t.isfinite().all()) for t in make(case).state_dict().values())
+
+
+def test_initial_weights_follow_pytorchs_rule() -> None:
+    generator = build("mlp", (1, 8, 8), 4, latent_dim=12, hidden=[256], batch_norm=False)
+    weight = generator.layers[0].weight.detach().flatten().numpy()  # type: ignore[index, union-attr]
+    assert kstest(weight, "uniform", args=(-0.25, 0.5)).pvalue > 1e-3
+    assert kstest(weight, "uniform", args=(-0.375, 0.75)).pvalue < 1e-3
+    convolution = Dcgan((1, 28, 28), 4, width=8).state_dict()["layers.9.weight"]
+    assert float(convolution.abs().max()) <= (8 * 9) ** -0.5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_labels_matter_where_they_should(case: Any) -> None:
+    generator = make(case)
+    z = generator.latent(8, stream())
+    zeros, ones = torch.zeros(8, dtype=torch.int64), torch.ones(8, dtype=torch.int64)
+    changed = not torch.equal(generator(z, zeros), generator(z, ones))
+    assert changed == (case[2].get("conditional") is not False)
+
+
+@pytest.mark.parametrize(
+    ("law", "reference", "rejected"),
+    [
+        ("uniform", ("uniform", (-1, 2)), ("uniform", (-1.5, 3))),
+        ("unit", ("uniform", (0, 1)), ("uniform", (-0.25, 1.5))),
+        ("normal", ("norm", (0, 1)), ("norm", (0, 1.5))),
+    ],
+)
+def test_latents_follow_their_law(law: str, reference: Any, rejected: Any) -> None:
+    generator = build("mlp", (1, 8, 8), 2, latent_law=law, latent_dim=4)
+    z = generator.latent(1000, stream())
+    assert z.shape == (1000, 4)
+    assert z.dtype == torch.float32
+    values = z.flatten().numpy()
+    assert kstest(values, reference[0], args=reference[1]).pvalue > 1e-3
+    assert kstest(values, rejected[0], args=rejected[1]).pvalue < 1e-3
+    assert torch.equal(z, generator.latent(1000, stream()))
+    assert not torch.equal(z, generator.latent(1000, stream("other")))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batch_statistics_are_declared_truthfully(case: Any) -> None:
+    generator = make(case)
+    z = generator.latent(8, stream())
+    labels = torch.arange(8) % 4
+    whole, part = generator(z, labels)[:4], generator(z[:4], labels[:4])
+    alone = torch.allclose(whole, part, atol=1e-6)
+    assert alone != generator.uses_batch_statistics
+    generator.eval()
+    torch.testing.assert_close(generator(z, labels)[:4], whole)
+
+
+def test_dct_mlp_draws_inside_the_band_of_the_view() -> None:
+    generator = DctMlp((1, 8, 8), 4, radius=4.0)
+    generator = generator.double()
+    images = generator(torch.rand(5, 3).double(), torch.arange(5) % 4)
+    field = torch.atanh(2 * images - 1)
+    inside = DctView((1, 8, 8), 4.0)((field + 1) / 2).square().sum(1)
+    torch.testing.assert_close(inside, field.flatten(1).square().sum(1))
+
+
+def test_per_class_first_layer_is_a_matrix_of_its_own_per_class() -> None:
+    generator = DctMlp((1, 8, 8), 4, per_class_first_layer=True, latent_dim=3)
+    z, labels = torch.rand(4, 3), torch.arange(4)
+    weight = generator.layers[0].weight.detach().T.reshape(4, 4, 256)  # type: ignore[operator]
+    hidden = torch.einsum("ni,nih->nh", z, weight[:, :3]) + weight[:, 3]
+    seen: list[torch.Tensor] = []
+    generator.layers[0].register_forward_hook(lambda *a: seen.append(a[2]))
+    generator(z, labels)
+    torch.testing.assert_close(seen[0].detach(), hidden)
+    # As strong at the start as a linear layer with that fan-in.
+    assert float(weight.abs().max()) == pytest.approx(0.5, rel=0.05)
+
+
+def test_only_images_need_a_basis_and_it_is_not_stored() -> None:
+    assert "basis" not in DctMlp((1, 8, 8), 4).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "message"),
+    [
+        ("biggan", (1, 8, 8), {}, "'biggan' is unknown; choose one of dcgan, dct_mlp, mlp"),
+        ("mlp", (1, 8, 8), {"depth": 3}, "mlp has no option 'depth'; it has latent_dim, latent_"),
+        ("mlp", (8, 8), {}, r"got shape \(8, 8\)"),
+        ("mlp", (1, 8, 8), {"latent_dim": 0}, "latent_dim of at least 1, got 0"),
+        ("mlp", (1, 8, 8), {"latent_law": "cauchy"}, "or 'normal', got 'cauchy'"),
+        ("mlp", (1, 8, 8), {"output": "relu"}, "'sigmoid' or 'linear', got 'relu'"),
+        ("mlp", (1, 8, 8), {"output": "linear"}, r"images are in \[0, 1\] and need 'sigmoid'"),
+        ("dct_mlp", (2,), {}, r"dct_mlp makes images .* got shape \(2,\); use mlp"),
+        ("dct_mlp", (1, 8, 8), {"hidden": []}, "at least one hidden layer"),
+        ("dct_mlp", (1, 8, 8), {"radius": 0}, "positive radius, got 0"),
+        ("dcgan", (1, 8, 8), {}, r"28×28 or 32×32 pixels .* got shape \(1, 8, 8\)"),
+        ("dcgan", (1, 28, 32), {}, r"28×28 or 32×32 pixels .* got shape \(1, 28, 32\)"),
+        ("dcgan", (1, 28, 28), {"width": 0}, "width of at least 1, got 0"),
+    ],
+)
+def test_messages(name: str, shape: tuple[int, ...], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        build(name, shape, 4, **options)
+
+
+def test_zero_classes_are_refused() -> None:
+    with pytest.raises(ModelError, match="classes of at least 1, got 0"):
+        build("mlp", (1, 8, 8), 0)
+
+
+def test_the_published_dcgan() -> None:
+    generator = Dcgan((1, 28, 28), 10)
+    assert (generator.latent_dim, generator.latent_law) == (16, "unit")
+    shapes = [tuple(p.shape) for p in generator.parameters() if p.ndim == 4]
+    assert shapes == [(24, 256, 7, 7), (256, 128, 4, 4), (128, 64, 4, 4), (1, 64, 3, 3)]
+
+
+def test_an_unconditional_generator_of_points_ignores_its_only_label() -> None:
+    generator = Mlp((2,), 1, latent_dim=2, output="linear")
+    assert not generator.conditional
+    assert sorted(GENERATORS) == ["dcgan", "dct_mlp", "mlp"]

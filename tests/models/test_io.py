@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedsink
+from fedsink.errors import ModelError
+from fedsink.models import Generator, build, load, sample, save
+from fedsink.privacy.noise import Stream
+
+CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
+    ("dct_mlp", (1, 8, 8), {"hidden": (16, 8), "radius": 3.0, "per_class_first_layer": True}),
+    ("mlp", (2,), {"output": "linear", "latent_law": "normal", "hidden": (8,)}),
+    ("dcgan", (3, 32, 32), {"width": 2}),
+]
+
+
+def make(case: Any = CASES[0], classes: int = 4) -> Generator:
+    name, shape, options = case
+    return build(name, shape, classes, generator=torch.Generator().manual_seed(5), **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_loaded_generator_is_the_saved_one(case: Any, tmp_path: Path) -> None:
+    generator = make(case)
+    save(generator, tmp_path / "run")
+    loaded = load(tmp_path / "run")
+    assert type(loaded) is type(generator)
+    assert loaded.options == generator.options
+    first, second = (sample(g, 9, None, Stream(b"k")) for g in (generator, loaded))
+    assert torch.equal(first, second)
+
+
+def test_the_folder_holds_exactly_two_files(tmp_path: Path) -> None:
+    save(make(), tmp_path)
+    save(make(), tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["generator.json", "generator.safetensors"]
+    description = json.loads((tmp_path / "generator.json").read_text())
+    assert description["name"] == "dct_mlp"
+    assert description["shape"] == [1, 8, 8]
+    assert description["classes"] == 4
+    assert description["fedsink"] == fedsink.__version__
+    assert description["options"]["hidden"] == [16, 8]
+
+
+def test_a_failed_save_keeps_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(make(), tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(make(classes=3), tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"generator\.json cannot be read \(No such file"):
+        load(tmp_path)
+    save(make(), tmp_path)
+    (tmp_path / "generator.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"generator\.safetensors cannot be read \(No such file"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["generator.json", "generator.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", b"\x00" * 100])
+def test_corrupt_files_are_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    save(make(), tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError, match=rf"{name} is corrupt \(.*train again"):
+        load(tmp_path)
+
+
+def test_torn_weights_are_refused(tmp_path: Path) -> None:
+    save(make(), tmp_path)
+    path = tmp_path / "generator.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ModelError, match="is corrupt"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"name": "biggan"}, {"classes": "four"}, {"options": {"depth": 1}}, {"options": 3}]
+)
+def test_descriptions_of_no_generator_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    save(make(), tmp_path)
+    path = tmp_path / "generator.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ModelError, match=r"generator\.json describes no generator that fedsink"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"name": "mlp"}'])
+def test_incomplete_descriptions_are_refused(tmp_path: Path, content: str) -> None:
+    save(make(), tmp_path)
+    (tmp_path / "generator.json").write_text(content)
+    with pytest.raises(ModelError, match="describes no generator"):
+        load(tmp_path)
+
+
+def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
+    save(make(classes=3), tmp_path / "other")
+    save(make(), tmp_path)
+    os.replace(tmp_path / "other" / "generator.safetensors", tmp_path / "generator.safetensors")
+    with pytest.raises(ModelError, match=r"weights of another architecture .* \(size mismatch"):
+        load(tmp_path)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedsink.reporting.grids import GAP, save_grid
+
+NAMES = ["zero", "one", "two"]
+
+
+def grid(tmp_path, images, labels, names=NAMES, **options):
+    path = tmp_path / "samples" / "grid.png"
+    save_grid(images, labels, names, path, **options)
+    assert os.listdir(path.parent) == ["grid.png"]
+    with Image.open(path) as picture:
+        return np.asarray(picture)
+
+
+def cells(pixels, rows, columns, side):
+    """The picture without its margin, as (rows, columns, side, side[, 3])."""
+    left = pixels.shape[1] - columns * (side + GAP)
+    pitch = side + GAP
+    out = [
+        [
+            pixels[
+                GAP + r * pitch : GAP + r * pitch + side,
+                left + c * pitch : left + c * pitch + side,
+            ]
+            for c in range(columns)
+        ]
+        for r in range(rows)
+    ]
+    return np.array(out), pixels[:, : left - 2]
+
+
+def test_every_image_is_in_its_class_row_enlarged_without_smoothing(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    levels = torch.randint(0, 256, (6, 1, 8, 8), generator=generator)
+    labels = torch.tensor([2, 0, 1, 0, 2, 1])
+    pixels = grid(tmp_path, levels / 255, labels, columns=2, scale=4)
+    drawn, _ = cells(pixels, 3, 2, 32)
+    for row, members in enumerate([[1, 3], [2, 5], [0, 4]]):
+        for column, member in enumerate(members):
+            expected = levels[member, 0].numpy().repeat(4, axis=0).repeat(4, axis=1)
+            assert np.array_equal(drawn[row, column], expected)
+
+
+def test_colours_survive(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    levels = torch.randint(0, 256, (1, 3, 16, 16), generator=generator)
+    pixels = grid(tmp_path, levels / 255, torch.tensor([0]), ["only"], columns=1, scale=2)
+    drawn, _ = cells(pixels, 1, 1, 32)
+    expected = levels[0].permute(1, 2, 0).numpy().repeat(2, axis=0).repeat(2, axis=1)
+    assert np.array_equal(drawn[0, 0], expected)
+
+
+@pytest.mark.parametrize(("side", "drawn_side"), [(8, 48), (28, 56), (32, 64), (64, 64)])
+def test_small_images_are_made_readable(tmp_path, side, drawn_side):
+    pixels = grid(tmp_path, torch.zeros(3, 1, side, side), torch.arange(3), columns=1)
+    assert pixels.shape[0] == 3 * (drawn_side + GAP) + GAP
+
+
+def test_rows_carry_their_names(tmp_path):
+    images = torch.zeros(3, 1, 8, 8)
+    pixels = grid(tmp_path, images, torch.arange(3), ["zero", "", "a much longer name"], columns=1)
+    _, margin = cells(pixels, 3, 1, 48)
+    ink = [int((255 - margin[r * 50 : (r + 1) * 50].astype(int)).sum()) for r in range(3)]
+    assert ink[1] == 0
+    assert 0 < ink[0] < ink[2]
+
+
+def test_a_very_long_name_does_not_widen_the_page_for_ever(tmp_path):
+    images, labels = torch.zeros(1, 1, 8, 8), torch.tensor([0])
+    long = grid(tmp_path, images, labels, ["w" * 500], columns=1)
+    assert long.shape[1] < 240
+
+
+def test_missing_images_leave_empty_cells_and_extra_ones_are_left_out(tmp_path):
+    images = torch.zeros(5, 1, 8, 8)
+    pixels = grid(tmp_path, images, torch.tensor([0, 0, 0, 0, 2]), columns=3, scale=6)
+    drawn, _ = cells(pixels, 3, 3, 48)
+    filled = (drawn == 0).all(axis=(2, 3))
+    empty = (drawn == 255).all(axis=(2, 3))
+    assert filled.tolist() == [[True] * 3, [False] * 3, [True, False, False]]
+    assert (filled | empty).all()
+
+
+def test_no_images_at_all(tmp_path):
+    pixels = grid(tmp_path, torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64), columns=2)
+    drawn, _ = cells(pixels, 3, 2, 48)
+    assert (drawn == 255).all()
+
+
+def test_values_outside_the_range_are_clamped(tmp_path):
+    images = torch.tensor([-0.5, 1.5]).reshape(2, 1, 1, 1).expand(2, 1, 8, 8)
+    drawn, _ = cells(grid(tmp_path, images, torch.tensor([0, 1]), columns=1), 3, 1, 48)
+    assert set(np.unique(drawn[0, 0])) == {0}
+    assert set(np.unique(drawn[1, 0])) == {255}
+
+
+IMAGES, LABELS = torch.zeros(3, 1, 8, 8), torch.arange(3)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "names", "options", "message"),
+    [
+        (torch.zeros(3, 2, 8, 8), LABELS, NAMES, {}, r"C = 1 or 3; received \(3, 2, 8, 8\)"),
+        (torch.zeros(3, 64), LABELS, NAMES, {}, r"received \(3, 64\)"),
+        (IMAGES, LABELS[:2], NAMES, {}, r"received 3 images and labels of shape \(2,\)"),
+        (IMAGES, LABELS.float(), NAMES, {}, "one integer label per image"),
+        (IMAGES, LABELS, NAMES[:2], {}, r"0\.\.1, one per class name; .* from 0 to 2"),
+        (IMAGES, LABELS, [], {}, "at least one class name"),
+        (IMAGES, LABELS, NAMES, {"columns": 0}, "received columns=0, scale=None"),
+        (IMAGES, LABELS, NAMES, {"scale": 0}, "received columns=10, scale=0"),
+        (IMAGES * float("nan"), LABELS, NAMES, {}, "needs finite images"),
+    ],
+)
+def test_says_what_does_not_fit(tmp_path, images, labels, names, options, message):
+    with pytest.raises(ValueError, match=message):
+        save_grid(images, labels, names, tmp_path / "grid.png", **options)
+    assert os.listdir(tmp_path) == []

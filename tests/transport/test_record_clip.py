@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedsink.transport import SquaredEuclidean, clipped_record_field, record_clip, row_weights
+
+# Values that break careless arithmetic: overflow, underflow, subnormal, cancellation, non-finite.
+HOSTILE = [
+    0.0, -0.0, 1.0, -1.0, 1.0 + 2**-52, 1e8, -1e8, 1e150, -1e150, 1e200, 1.7e308, -1.7e308,
+    1e-8, 1e-150, 5e-324, -5e-324, 2.2e-308, math.inf, -math.inf, math.nan, 3.14159, 28.0,
+]  # fmt: skip
+numbers = st.one_of(st.sampled_from(HOSTILE), st.floats(-30.0, 30.0), st.floats())
+bounds = st.sampled_from([1e-200, 1e-6, 0.5, 1.0, 8.0, 1e6])
+lambdas = st.sampled_from([1e-300, 1e-6, 0.05, 5.0, 1e6, 1e300])
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float, float]:
+    n, m, d = draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(st.integers(1, 3))
+
+    def tensor(*shape: int) -> Tensor:
+        size = math.prod(shape)
+        values = draw(st.lists(numbers, min_size=size, max_size=size))
+        return torch.tensor(values, dtype=torch.float64).reshape(shape)
+
+    return tensor(n, d), tensor(m, d), tensor(n), draw(lambdas), draw(bounds)
+
+
+def cloud(n: int, d: int = 4, seed: int = 0, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(n, d, generator=generator, dtype=torch.float64)
+
+
+def relative_norm(field: Tensor, bound: float) -> float:
+    """‖field‖/Δ, divided first so that no square vanishes at a tiny bound."""
+    return float((field / bound).norm())
+
+
+def written_out(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> Tensor:
+    w = row_weights(f, SquaredEuclidean()(x, y), lam)
+    g = w.T.unsqueeze(-1) * (x.unsqueeze(0) - y.unsqueeze(1))
+    scales = (bound / g.flatten(1).norm(dim=1)).clamp(max=1.0)
+    return (scales.view(-1, 1, 1) * g).sum(0)
+
+
+@pytest.mark.parametrize("bound", [0.05, 0.7, 100.0])
+def test_the_field_equals_its_definition(bound: float) -> None:
+    x, y, f = cloud(10, seed=1), cloud(30, seed=2), cloud(10, 1, seed=3)[:, 0]
+    field = clipped_record_field(x, y, f, 2.0, bound)
+    torch.testing.assert_close(
+        field, written_out(x, y, f, 2.0, bound), rtol=1e-3, atol=3e-5 * bound
+    )
+
+
+def test_a_record_beyond_the_bound_contributes_the_bound_itself() -> None:
+    x, y = cloud(5, seed=4), cloud(1, seed=5, scale=50.0)
+    norm = float(clipped_record_field(x, y, torch.zeros(5), 1.0, 0.5).norm())
+    assert 0.5 * (1 - 2**-15) < norm <= 0.5
+
+
+@settings(max_examples=300)
+@given(problem=problems())
+def test_each_record_contribution_has_norm_at_most_the_bound(
+    problem: tuple[Tensor, Tensor, Tensor, float, float],
+) -> None:
+    x, y, f, lam, bound = problem
+    for j in range(len(y)):
+        contribution = clipped_record_field(x, y[j : j + 1], f, lam, bound)
+        assert relative_norm(contribution, bound) <= 1.0
+
+
+@settings(max_examples=300)
+@given(problem=problems())
+def test_no_record_changes_another_records_contribution(
+    problem: tuple[Tensor, Tensor, Tensor, float, float],
+) -> None:
+    x, y, f, lam, bound = problem
+    whole = clipped_record_field(x, y, f, lam, bound)
+    separate = [clipped_record_field(x, y[j : j + 1], f, lam, bound) for j in range(len(y))]
+    assert relative_norm(whole - torch.stack(separate).sum(0), bound) <= 2.0**-15
+    for j in range(len(y)):
+        without = clipped_record_field(x, torch.cat((y[:j], y[j + 1 :])), f, lam, bound)
+        assert relative_norm(whole - without, bound) <= 1.0
+
+
+@settings(max_examples=200)
+@given(problem=problems())
+def test_the_field_is_finite_for_any_input(
+    problem: tuple[Tensor, Tensor, Tensor, float, float],
+) -> None:
+    assert clipped_record_field(*problem).isfinite().all()
+
+
+@given(seed=st.integers(0, 10_000), scale=st.sampled_from([1e-3, 1.0, 1e3, 1e6, 1e9]))
+def test_sensitivity_holds_in_ordinary_and_large_problems(seed: int, scale: float) -> None:
+    # Long sums and large points at a small bound: where cancellation would show.
+    x, y = cloud(12, 40, seed, scale), cloud(60, 40, seed + 1, scale)
+    f, bound = cloud(12, 1, seed + 2, scale)[:, 0], 1e-2
+    whole = clipped_record_field(x, y, f, 0.5, bound)
+    for j in (0, 17, 59):
+        without = clipped_record_field(x, torch.cat((y[:j], y[j + 1 :])), f, 0.5, bound)
+        assert relative_norm(whole - without, bound) <= 1.0
+
+
+@pytest.mark.parametrize("lam", [1.0, 1e20])
+@pytest.mark.parametrize("offset", [1e6, 1e8, 1e10, 1e14])
+def test_nearly_equal_points_far_from_the_origin_keep_the_bound(offset: float, lam: float) -> None:
+    # ‖x‖² + ‖y‖² − 2⟨x, y⟩ cancels here; a norm computed from it alone could be 0. The large λ
+    # removes the weights' sensitivity, so that only sums and norms are left to go wrong.
+    for seed in range(20):
+        x = offset + cloud(3, 5, seed=seed, scale=1.0)
+        y = offset + cloud(4, 5, seed=seed + 100, scale=1.0)
+        for bound in (0.3, 1e-4):
+            whole = clipped_record_field(x, y, torch.zeros(3), lam, bound)
+            for j in range(4):
+                alone = clipped_record_field(x[:1], y[j : j + 1], torch.zeros(1), lam, bound)
+                assert 0.0 < relative_norm(alone, bound) <= 1.0
+                without = clipped_record_field(
+                    x, torch.cat((y[:j], y[j + 1 :])), torch.zeros(3), lam, bound
+                )
+                assert relative_norm(whole - without, bound) <= 1.0
+
+
+def test_many_unclipped_records_far_from_the_origin_add_up_exactly() -> None:
+    # No record is clipped, so the matmul's rounding is that of numbers 1e8 times the result.
+    x = 1e8 + cloud(4, 6, seed=20, scale=1e-3)
+    y = 1e8 + cloud(300, 6, seed=21, scale=1e-3)
+    whole = clipped_record_field(x, y, torch.zeros(4), 1e20, 0.01)
+    single = sum(
+        clipped_record_field(x, y[j : j + 1], torch.zeros(4), 1e20, 0.01) for j in range(300)
+    )
+    assert relative_norm(whole - single, 0.01) <= 2.0**-15
+
+
+def test_hostile_potentials_and_rows_that_follow_a_record_gain_nothing() -> None:
+    # The adversary puts one row beside each record and gives it all the weight.
+    y = cloud(6, 10, seed=8)
+    for distance in (1e-9, 1e-3, 1.0, 1e3):
+        x = y + distance
+        for f in (torch.zeros(6), torch.linspace(-1e6, 1e6, 6), 1e300 * torch.ones(6).double()):
+            whole = clipped_record_field(x, y, f, 1e-3, 0.1)
+            without = clipped_record_field(x, y[1:], f, 1e-3, 0.1)
+            assert float((whole - without).norm()) <= 0.1
+
+
+def test_both_paths_give_the_same_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, f = cloud(8, 6, seed=9), cloud(20, 6, seed=10), cloud(8, 1, seed=11)[:, 0]
+    calls: list[int] = []
+    original = record_clip._contribution
+
+    def counted(*arguments: object) -> Tensor:
+        calls.append(1)
+        return original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(record_clip, "_contribution", counted)
+    fast = clipped_record_field(x, y, f, 1.0, 0.3)
+    assert calls == []
+    monkeypatch.setattr(
+        record_clip, "_is_plain", lambda x, y, *rest: torch.zeros(len(y), dtype=torch.bool)
+    )
+    slow = clipped_record_field(x, y, f, 1.0, 0.3)
+    assert len(calls) == 20
+    torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "d", "lam", "bound"),
+    [
+        (10, 6, 170, 5.0, 1.0),
+        (20, 40, 165, 5.0, 8.0),
+        (50, 100, 794, 5.0, 0.5),
+        (5, 20, 64, 1.0, 3.0),
+        (60, 360, 165, 5.0, 8.0),
+    ],
+)  # fmt: skip
+def test_ordinary_settings_take_the_matmul_path(
+    n: int, m: int, d: int, lam: float, bound: float
+) -> None:
+    # Images in [−1, 1]: if these fell to the slow path, a run would take many times longer.
+    x, y = cloud(n, d, seed=12).clamp(-1, 1), cloud(m, d, seed=13).clamp(-1, 1)
+    f = cloud(n, 1, seed=14)[:, 0]
+    assert record_clip._is_plain(x, y, f, lam, bound).all()
+
+
+def test_an_ordinary_record_is_untouched_by_hostile_company() -> None:
+    x, f = cloud(4, 3, seed=15), torch.zeros(4)
+    y = cloud(5, 3, seed=16)
+    hostile = torch.tensor([[math.nan, 0, 0], [math.inf, 1, 1], [1e308, -1e308, 1e308]])
+    together = clipped_record_field(x, torch.cat((y, hostile.double())), f, 1.0, 0.5)
+    # NaN and infinite records contribute zero; the finite huge one has an undefined weight.
+    torch.testing.assert_close(together, clipped_record_field(x, y, f, 1.0, 0.5))
+
+
+def test_rows_that_are_not_finite_take_no_part() -> None:
+    x, y, f = cloud(5, 3, seed=17), cloud(6, 3, seed=18), cloud(5, 1, seed=19)[:, 0]
+    good = torch.tensor([True, False, True, False, True])
+    broken, f_broken = x.clone(), f.clone()
+    broken[1, 2] = math.nan
+    f_broken[3] = math.inf
+    field = clipped_record_field(broken, y, f_broken, 1.0, 0.5)
+    assert field[~good].abs().sum() == 0.0
+    torch.testing.assert_close(field[good], clipped_record_field(x[good], y, f[good], 1.0, 0.5))
+    none = clipped_record_field(torch.full((2, 3), math.nan), y.float(), torch.zeros(2), 1.0, 0.5)
+    assert none.abs().sum() == 0.0
+
+
+def test_no_records_give_zero_in_float64() -> None:
+    field = clipped_record_field(torch.ones(3, 2), torch.ones(0, 2), torch.zeros(3), 1.0, 0.5)
+    assert field.dtype == torch.float64
+    assert np.array_equal(field.numpy(), np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lam": 0.0}, "λ must be a positive finite number, got 0.0"),
+        ({"lam": math.nan}, "λ must be a positive finite number, got nan"),
+        ({"bound": 0.0}, "bound Δ must be a positive finite number, got 0.0"),
+        ({"bound": math.inf}, "bound Δ must be a positive finite number, got inf"),
+        ({"f": torch.zeros(2)}, r"got shapes \(3, 2\), \(4, 2\) and \(2,\)"),
+        ({"y": torch.zeros(4, 3)}, r"got shapes \(3, 2\), \(4, 3\) and \(3,\)"),
+    ],
+)
+def test_invalid_arguments_are_refused_with_their_value(changes: dict, message: str) -> None:
+    arguments = {
+        "x": torch.zeros(3, 2), "y": torch.zeros(4, 2), "f": torch.zeros(3), "lam": 1.0,
+        "bound": 1.0, **changes,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        clipped_record_field(**arguments)
