@@ -36,18 +36,18 @@ def client_app(settings: NodeSettings) -> ClientApp:
 
     def answer(handler: Handler) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
-            torch.set_num_threads(settings.threads)
-            client = int(context.node_config["partition-id"])
+            client = context.node_config.get("partition-id")
             try:
-                reply = handler(open_node(settings, client), message.content)
+                torch.set_num_threads(settings.threads)
+                reply = handler(open_node(settings, _number(client)), message.content)
             except ReleaseRefusedError as refusal:
                 log.warning("%s", refusal)
                 return Message(Error(REFUSED), reply_to=message)
             except (ValueError, TypeError) as error:
-                log.warning("client %d cannot answer: %s", client, error)
+                log.warning("client %s cannot answer: %s", client, error)
                 return Message(Error(MALFORMED), reply_to=message)
             except Exception:
-                log.exception("client %d failed", client)
+                log.exception("client %s failed", client)
                 return Message(Error(FAILED), reply_to=message)
             return Message(reply, reply_to=message)
 
@@ -57,6 +57,12 @@ def client_app(settings: NodeSettings) -> ClientApp:
     app.train("gradient")(answer(_gradient))
     app.train("privatize")(answer(_privatize))
     return app
+
+
+def _number(partition_id: object) -> int:
+    if isinstance(partition_id, bool) or not isinstance(partition_id, int):
+        raise ValueError(f"partition-id must be a whole number, not {partition_id!r}.")
+    return partition_id
 
 
 def _identity(node: Node, content: RecordDict) -> RecordDict:

@@ -42,13 +42,23 @@ def client_gradient(
         The result depends on private data only through the clipped sum that is noised.
         Its shape depends on the request alone.
         An empty batch is answered like any other.
+        Whether it fails does not depend on the batch.
         It charges what the plan's event says: one subsampled use for records of the
         requested class, none for any other.
+
+    Raises:
+        ValueError: the rows do not live in the request's view of this data.
     """
     plan = request.plan
+    coordinates = shard.coordinates(request.view)
+    if coordinates.shape[1] != request.rows.shape[1]:
+        raise ValueError(
+            f"The rows have {request.rows.shape[1]} coordinates, the records in the request's "
+            f"view {coordinates.shape[1]}."
+        )
     candidates = shard.members(request.label)
     batch = candidates[PoissonSampler(plan.rate).draw(len(candidates), stream("sample"))]
-    records = shard.coordinates(request.view)[batch]
+    records = coordinates[batch]
     labels = shard.labels[batch]
     if request.objective.classes == 1:  # unconditional: every record is of the one class
         labels = torch.zeros_like(labels)
@@ -82,7 +92,12 @@ def _batch_gradient(
     if request.label is None and objective.label_weight > 0:
         rows = append_labels(rows, request.row_labels, objective.classes, objective.label_weight)
         records = append_labels(records, labels, objective.classes, objective.label_weight)
-    gradient = transport_gradient(
-        rows, records, Mixed(objective.m), objective.lam, solver=solver_named(objective.solver)
-    ).gradient
+    try:
+        gradient = transport_gradient(
+            rows, records, Mixed(objective.m), objective.lam, solver=solver_named(objective.solver)
+        ).gradient
+    except ValueError:
+        # λ too small for the costs. An error would tell that the batch was not empty; the clip
+        # makes zero of any gradient that is not finite, and so does this.
+        return torch.zeros_like(request.self_gradient)
     return 2.0 * gradient[:, : request.rows.shape[1]] + request.self_gradient

@@ -23,9 +23,14 @@ class Node:
     Args:
         settings: the owner's settings.
         client: this client's number in the simulation, from 0.
+
+    Raises:
+        ValueError: there is no such client.
     """
 
     def __init__(self, settings: NodeSettings, client: int) -> None:
+        if not 0 <= client < settings.clients:
+            raise ValueError(f"There is no client {client}: they are 0 to {settings.clients - 1}.")
         self.settings = settings
         self.client = client
         self._key = settings.key()
@@ -47,7 +52,10 @@ class Node:
         Raises:
             ReleaseRefusedError: the round was answered before for another request, or the
                 request names a class that the schedule does not give this client.
+            ValueError: the request's class list is not that of the node's data.
         """
+        if request.objective.classes != 1:
+            self._check_classes(request.objective.classes)
         scheduled = request.plan.schedule.label(self.client, request.round)
         if request.label != scheduled:
             raise ReleaseRefusedError(
@@ -67,7 +75,10 @@ class Node:
 
         Raises:
             ReleaseRefusedError: records were released before under another plan.
+            ValueError: the plan's class list is not that of the node's data.
         """
+        if request.plan.label_mechanism is not None:
+            self._check_classes(request.plan.classes)
         self._claim("privatize", 0, plan_digest)
         if self._privatized is None or self._privatized[0] != plan_digest:
 
@@ -80,6 +91,13 @@ class Node:
         chosen = slice(start, start + request.chunk_size)
         chunks = max(1, -(-len(values) // request.chunk_size))
         return PrivatizeReply(values[chosen].clone(), labels[chosen].clone(), chunks)
+
+    def _check_classes(self, classes: int) -> None:
+        # Before any record is looked at: a shorter list would fail only for clients or batches
+        # that hold a class beyond its end, and so tell who does.
+        public = len(self.settings.data.classes)
+        if classes != public:
+            raise ValueError(f"The request has {classes} classes, the data {public}.")
 
     def _claim(self, purpose: str, round: int, digest: bytes) -> None:
         # Reproducible noise is public anyway and is keyed by the round alone: engines differ in

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedsink.data.partition import PartitionSpec
 from fedsink.data.spec import DataSpec
+from fedsink.errors import PrivacyError
 from fedsink.privacy import ReproducibleKey, SecretKey
 
 
@@ -41,10 +42,16 @@ class NodeSettings:
         """The key of this node's noise and batch draws.
 
         Raises:
-            PrivacyError: neither a seed nor a readable key file was given.
+            PrivacyError: neither a seed nor a readable key file was given, or a key file
+                without a journal.
         """
         if self.seed is not None:
             return ReproducibleKey(self.seed)
         if self.key_file is None:
-            raise ValueError("A node needs a seed (reproducible noise) or a key_file (secret).")
+            raise PrivacyError("A node needs a seed (reproducible noise) or a key_file (secret).")
+        if self.journal is None:
+            raise PrivacyError(
+                "A node with a key_file needs a journal: without one it would answer one round "
+                "twice with fresh noise."
+            )
         return SecretKey.load(self.key_file)

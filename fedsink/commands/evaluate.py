@@ -54,6 +54,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         result |= _images(finished, n, seed, keys.get("threads"), keys.get("reference", False))
     result["seconds"] = round(time.monotonic() - started, 2)
     write_json(finished.folder.path / "evaluation.json", result)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
     print(_table(result))
     print(finished.folder.path / "evaluation.json")
     return 0
@@ -74,27 +76,30 @@ def _images(
     test_data = load(finished.data, "test")
     test = test_data.take(torch.arange(len(test_data.labels)))
 
-    def report(text: str) -> None:
-        print(text, file=sys.stderr)
-
     result: dict[str, Any] = {
         "sliced_w2": sliced_w2(synthetic[0].flatten(1), test[0].flatten(1), seed=seed),
         "label_histogram": label_histogram(synthetic[1], classes),
         "test_images": len(test[1]),
     }
     if len(finished.prior) == 1:
-        report("The generator is unconditional: its images have no labels to train classifiers on.")
+        print("The generator is unconditional: no labels to train classifiers on.", file=sys.stderr)
         return result
     result["accuracy"] = accuracies(
-        synthetic, test, classes=classes, seed=seed, threads=threads, progress=report
+        synthetic, test, classes=classes, seed=seed, threads=threads, progress=_report
     )
     if reference:
         train = load(finished.data, "train")
         real = train.take(torch.arange(len(train.labels)))
         result["real_accuracy"] = real_reference(
-            real, test, classes=classes, seed=seed, size=n, threads=threads, progress=report
+            real, test, classes=classes, seed=seed, size=n, threads=threads, progress=_report
         )
     return result
+
+
+def _report(text: str) -> None:
+    """An epoch a line would bury the table: one line, redrawn, and only on a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _table(result: dict[str, Any]) -> str:

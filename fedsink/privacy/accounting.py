@@ -27,7 +27,8 @@ from fedsink.privacy import checks
 ACCOUNTANTS = ("pld", "prv", "rdp")
 
 _GRID = 1e-4
-_HALVINGS = 2
+_COARSEST_GRID = 1.0
+_FINEST_GRID = 2.5e-5
 _GRIDS_AGREE = 0.01
 _MANY_USES = 100_000
 _MEANINGLESS = 1e5  # an ε beyond this is no guarantee, and a loss distribution that wide is slow
@@ -109,31 +110,32 @@ def pld_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
     Over many compositions the answer depends on the grid: too coarse a one rounds every loss up,
     too fine a one accumulates floating-point error. From 1e5 uses, and where the grid is coarse
     against the loss of one use, it is halved until two grids agree within 1 %, and the larger
-    answer counts. Where none agree, and beyond ε = 1e5, the RDP bound is returned.
+    answer counts. Where none agree the least bound is returned, from 1e5 uses the RDP bound,
+    which is also returned beyond ε = 1e5, where nothing is private.
     """
     grid = _grid_for(rate, sigma, uses)
-    if grid > 1.0:
+    if grid > _COARSEST_GRID:
         return rdp_epsilon(rate, sigma, uses, delta)
-    coarse = pld_epsilon_on_grid(rate, sigma, uses, delta, grid)
-    loss = _loss_std(rate, sigma)
-    small_error = uses * grid <= _GRIDS_AGREE * coarse / 2 or loss >= 10 * grid
-    if uses < _MANY_USES and small_error:
-        return coarse
-    for _ in range(_HALVINGS if loss >= grid else 0):
+    bounds = [pld_epsilon_on_grid(rate, sigma, uses, delta, grid)]
+    one_use = _usual_loss(rate, sigma)
+    fine_enough = one_use >= 10 * grid or uses * grid <= _GRIDS_AGREE * bounds[0] / 2
+    if uses < _MANY_USES and fine_enough:
+        return bounds[0]
+    while grid / 2 >= _FINEST_GRID and one_use >= grid / 4:
         grid /= 2
-        fine = pld_epsilon_on_grid(rate, sigma, uses, delta, grid)
-        if abs(coarse - fine) <= _GRIDS_AGREE * fine:
-            return max(coarse, fine)
-        coarse = fine
-    return rdp_epsilon(rate, sigma, uses, delta)
+        bounds.append(pld_epsilon_on_grid(rate, sigma, uses, delta, grid))
+        if abs(bounds[-2] - bounds[-1]) <= _GRIDS_AGREE * bounds[-1]:
+            return max(bounds[-2:])
+    rdp = rdp_epsilon(rate, sigma, uses, delta)
+    return rdp if uses >= _MANY_USES else min(rdp, *bounds)
 
 
 def pld_epsilon_quick(rate: float, sigma: float, uses: int, delta: float) -> float:
     """ε by privacy loss distributions on one grid, ten times coarser where that changes little."""
     grid = _grid_for(rate, sigma, uses)
-    if grid > 1.0:
+    if grid > _COARSEST_GRID:
         return rdp_epsilon(rate, sigma, uses, delta)
-    if uses < _MANY_USES and _loss_std(rate, sigma) >= 100 * grid:
+    if uses < _MANY_USES and _usual_loss(rate, sigma) >= 100 * grid:
         grid *= 10
     return pld_epsilon_on_grid(rate, sigma, uses, delta, grid)
 
@@ -182,9 +184,11 @@ def _rdp_curve(rate: float, sigma: float) -> tuple[np.ndarray, np.ndarray]:
 def loss_scale(rate: float, sigma: float, uses: int) -> float:
     """A closed-form guess of the composed loss's size; steers grids and searches, proves nothing.
 
-    The smaller of the subsampled and the unsampled central-limit estimate, mean + 5 std.
+    The smaller of two estimates, mean + 5 std: the central limit of the subsampled mechanism, and
+    the unsampled Gaussian composed over the uses that the record can expect to be sampled in.
     """
-    mu = min(_loss_std(rate, sigma), 1.0 / sigma) * math.sqrt(uses)
+    hits = min(uses, rate * uses + 5 * math.sqrt(rate * uses) + 5)
+    mu = min(_loss_std(rate, sigma) * math.sqrt(uses), math.sqrt(hits) / sigma)
     return mu * mu / 2 + 5 * mu
 
 
@@ -192,6 +196,11 @@ def _loss_std(rate: float, sigma: float) -> float:
     """Central-limit std of the privacy loss of one use, q·√(e^{1/σ²} − 1)."""
     exponent = sigma**-2
     return rate * math.sqrt(math.expm1(exponent)) if exponent < 700 else math.inf
+
+
+def _usual_loss(rate: float, sigma: float) -> float:
+    """Size of the loss of most uses: where σ is small most of them lose about q, a few a lot."""
+    return min(rate, _loss_std(rate, sigma))
 
 
 def _grid_for(rate: float, sigma: float, uses: int) -> float:

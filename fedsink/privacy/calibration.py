@@ -120,58 +120,57 @@ def _search(
 ) -> float:
     """The feasible end of a bracket of cost(x) = eps that is at most 1 + tolerance wide.
 
-    Interpolates log cost in log x and probes a third of the tolerance to either side of the
-    root, which closes the bracket in two evaluations once the interpolation is good.
+    Regula falsi with Illinois weights on log cost over log x; a candidate nearer to one end than
+    half the tolerance is moved so that it closes the bracket from that end.
     """
     good: tuple[float, float] | None = None
     bad: tuple[float, float] | None = None
-    x, reach = start, tolerance / 3
-    for evaluation in range(_MOST_EVALUATIONS):
-        point = (x, math.log(min(max(cost(x), 1e-300), 1e300) / eps))
-        if point[1] <= 0:
-            good = point
+    x, reach, side = start, tolerance, 0
+    for _ in range(_MOST_EVALUATIONS):
+        excess = math.log(min(max(cost(x), 1e-300), 1e300) / eps)
+        if excess <= 0:
+            if bad and side == 1:
+                bad = (bad[0], bad[1] / 2)  # Illinois: an end that stays twice loses weight
+            good, side = (x, excess), 1
             if x >= most:
                 return x
         else:
-            bad = point
-        if good and bad and _closed(good[0], bad[0], tolerance, whole):
-            return good[0]
+            if good and side == -1:
+                good = (good[0], good[1] / 2)
+            bad, side = (x, excess), -1
         if good and bad:
-            x = _between(good, bad, reach, bisect=evaluation % 5 == 4)
+            if bad[0] <= good[0] * (1 + tolerance) or (whole and bad[0] - good[0] <= 1):
+                return good[0]
+            x = _between(good, bad, tolerance)
         elif good:
-            x = min(most, max(_root(good) * (1 + reach), good[0] * (1 + tolerance)))
+            x = min(most, max(_root(good), good[0] * (1 + reach)))
         elif bad:
-            x = min(_root(bad) * (1 - reach), bad[0] / (1 + tolerance))
+            x = min(_root(bad), bad[0] / (1 + reach))
+        reach *= 2
         if whole:
-            low, high = (good or (0.0, 0.0))[0] + 1, (bad or (most + 1, 0.0))[0] - 1
+            low = good[0] + 1 if good else 1.0
+            high = bad[0] - 1 if bad else most
             x = max(low, min(high, round(x)))
-        if not (good and bad):
-            reach = min(2 * reach, 1.0 - tolerance)
     raise PrivacyError(
         f"no setting with ε = {eps:g} was found near {start:g}: give a less extreme target."
     )
 
 
-def _closed(good: float, bad: float, tolerance: float, whole: bool) -> bool:
-    return bad <= good * (1 + tolerance) or (whole and bad - good <= 1)
-
-
 def _root(point: tuple[float, float]) -> float:
-    """Where cost = eps if it grew like x^1.3, at most a factor 8 away."""
+    """Where cost = eps if it grew like x^1.3, at most a factor e² away."""
     x, excess = point
-    return x * min(8.0, max(1 / 8, math.exp(-max(-60.0, min(60.0, excess)) / 1.3)))
+    return x * math.exp(-max(-2.0, min(2.0, excess / 1.3)))
 
 
-def _between(
-    good: tuple[float, float], bad: tuple[float, float], reach: float, *, bisect: bool
-) -> float:
-    """The next point inside (good, bad): beside the interpolated root, on its wider side."""
+def _between(good: tuple[float, float], bad: tuple[float, float], tolerance: float) -> float:
+    """The next point inside a bracket that is wider than the tolerance."""
     low, high = math.log(good[0]), math.log(bad[0])
-    if bisect:
-        return math.exp((low + high) / 2)
     root = low + (high - low) * good[1] / (good[1] - bad[1])
-    probe = root - reach if root - low > high - root else root + reach
-    return math.exp(probe) if low < probe < high else math.exp((low + high) / 2)
+    if root - low < tolerance / 2:
+        return math.exp(low + 0.9 * tolerance)
+    if high - root < tolerance / 2:
+        return math.exp(high - 0.9 * tolerance)
+    return math.exp(root)
 
 
 def _largest_guess(eps: float, scale: Cost) -> float:

@@ -115,7 +115,12 @@ class SecretKey:
         key = cls(os.urandom(_SECRET_BYTES), run)
         content = json.dumps({"run": run, "secret": key.secret.hex()}).encode() + b"\n"
         # mkstemp opens with O_EXCL and mode 0600; link fails where the name is taken.
-        handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        except OSError as error:
+            raise PrivacyError(
+                f"the key file {path} cannot be written ({error.strerror}): choose another folder."
+            ) from None
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)

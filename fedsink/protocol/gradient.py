@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
+from fedsink.errors import ConfigError
 from fedsink.privacy import PrivacyPlan
 from fedsink.protocol.records import pack, unpack
+from fedsink.transport import Mixed, solver_named
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,11 @@ class Objective:
             round mixes classes (`label=None` in the request).
         classes: number of public classes.
         solver: "converged", or "annealed" for the published schedule.
+
+    Raises:
+        ConfigError: a value out of range. Whatever is wrong with a transport problem must show
+            here: an error that only shows once there are records to solve it for would tell
+            that a private batch was not empty.
     """
 
     lam: float
@@ -31,6 +39,24 @@ class Objective:
     m: float = 0.0
     label_weight: float = 15.0
     solver: str = "converged"
+
+    def __post_init__(self) -> None:
+        for name in ("lam", "label_weight"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(f"objective.{name} must be a number, not {value!r}.")
+        if not 0.0 < self.lam < math.inf:
+            raise ConfigError(f"λ must be a positive finite number, not {self.lam}.")
+        if not 0.0 <= self.label_weight < math.inf:
+            raise ConfigError(
+                f"The label weight must be a finite number ≥ 0, not {self.label_weight}."
+            )
+        if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 1:
+            raise ConfigError(
+                f"The number of classes must be at least 1, not {self.classes!r}."
+            )
+        Mixed(self.m)
+        solver_named(self.solver)
 
 
 @dataclass(frozen=True)
@@ -96,7 +122,7 @@ class GradientRequest:
                     for name in ("rows", "row_labels", "potentials", "self_gradient")
                 },
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"Malformed gradient request: {error}.") from error
         request._check()
         return request
@@ -104,15 +130,25 @@ class GradientRequest:
     def _check(self) -> None:
         if self.round < 1 or self.round > self.plan.rounds:
             raise ValueError(f"Round {self.round} is not in the plan's 1..{self.plan.rounds}.")
-        if self.rows.ndim != 2 or not self.rows.is_floating_point():
-            raise ValueError(f"Rows must be an n×D float matrix, not {tuple(self.rows.shape)}.")
-        n = len(self.rows)
+        if self.rows.ndim != 2 or not len(self.rows) or not _is_finite_float32(self.rows):
+            raise ValueError(
+                f"Rows must be a finite n×D float32 matrix, not {tuple(self.rows.shape)} of "
+                f"{self.rows.dtype}."
+            )
+        n, classes = len(self.rows), self.objective.classes
         if self.row_labels.shape != (n,) or self.row_labels.dtype != torch.int64:
             raise ValueError(f"Row labels must be {n} integers.")
+        if not bool(((self.row_labels >= 0) & (self.row_labels < classes)).all()):
+            raise ValueError(f"Row labels must be below the {classes} classes.")
         if self.plan.clip.name == "record" and self.potentials.shape != (n,):
             raise ValueError(f"Per-record clipping needs {n} potentials.")
-        if self.plan.clip.name == "batch" and self.self_gradient.shape != self.rows.shape:
-            raise ValueError("Per-batch clipping needs a self gradient of the rows' shape.")
+        if self.plan.clip.name == "batch" and (
+            self.self_gradient.shape != self.rows.shape
+            or not _is_finite_float32(self.self_gradient)
+        ):
+            raise ValueError(
+                "Per-batch clipping needs a finite float32 self gradient of the rows' shape."
+            )
 
 
 @dataclass(frozen=True)
@@ -127,5 +163,16 @@ class GradientReply:
 
     @classmethod
     def from_record(cls, record: RecordDict) -> GradientReply:
-        """Read a reply."""
-        return cls(unpack(record)[1]["gradient"])
+        """Read a reply.
+
+        Raises:
+            ValueError: it holds no gradient.
+        """
+        arrays = unpack(record)[1]
+        if "gradient" not in arrays:
+            raise ValueError("Malformed gradient reply: it holds no gradient.")
+        return cls(arrays["gradient"])
+
+
+def _is_finite_float32(values: Tensor) -> bool:
+    return values.dtype == torch.float32 and bool(values.isfinite().all())

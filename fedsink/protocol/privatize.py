@@ -58,6 +58,8 @@ class LocalPlan:
                 f"{type(self.map).__name__} bounds the {self.map.norm.upper()} norm: "
                 f"choose another mechanism.map."
             )
+        # A plan that exists can be carried out: clients claim its place before they do.
+        _ = self.image_mechanism, self.label_mechanism
 
     @cached_property
     def image_mechanism(self) -> LaplaceMechanism | GaussianMechanism:
@@ -132,7 +134,7 @@ class PrivatizeRequest:
             request = cls(
                 LocalPlan.from_dict(fields["plan"]), int(fields["chunk"]), int(fields["chunk_size"])
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"Malformed privatize request: {error}.") from error
         if request.chunk < 0 or request.chunk_size < 1:
             raise ValueError(f"No chunk {request.chunk} of size {request.chunk_size}.")
@@ -156,6 +158,13 @@ class PrivatizeReply:
 
     @classmethod
     def from_record(cls, record: RecordDict) -> PrivatizeReply:
-        """Read a reply."""
+        """Read a reply.
+
+        Raises:
+            ValueError: it lacks values, labels or the number of chunks.
+        """
         fields, arrays = unpack(record)
-        return cls(arrays["values"], arrays["labels"], int(fields["chunks"]))
+        try:
+            return cls(arrays["values"], arrays["labels"], int(fields["chunks"]))
+        except (KeyError, TypeError, OverflowError) as error:
+            raise ValueError(f"Malformed privatize reply: {error}.") from error

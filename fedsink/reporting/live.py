@@ -8,8 +8,7 @@ from typing import TextIO, cast
 from fedsink.reporting.stream import ForgivingStream
 
 SECONDS_BETWEEN_FRAMES = 0.1
-WIDEST_BAR = 24
-NARROWEST_BAR = 4
+BAR_WIDTH = 24
 
 
 class LiveBar:
@@ -33,10 +32,10 @@ class LiveBar:
         self._clock = clock
         self._total = total
         self._frame_at = clock()
-        self._column = BarColumn(bar_width=WIDEST_BAR)
         self._bar = Progress(
-            self._column,
-            # markup=False: a title such as "[smoke]" is text, not a style.
+            # On a narrow terminal the bar gives way: text columns do not wrap.
+            BarColumn(bar_width=BAR_WIDTH),
+            # No markup: a title such as "[smoke]" is text, not a style.
             TextColumn("{task.description}", markup=False),
             console=Console(file=cast("TextIO", stream), force_terminal=True),
             auto_refresh=False,
@@ -48,9 +47,6 @@ class LiveBar:
     def show(self, round: int, text: str) -> None:
         """Move the bar to `round`, with `text` beside it."""
         now = self._clock()
-        # The figures matter more than the bar: on a narrow terminal the bar gives way.
-        room = self._bar.console.width - len(text) - 1
-        self._column.bar_width = max(NARROWEST_BAR, min(WIDEST_BAR, room))
         self._bar.update(self._task, completed=round, description=text)
         if round == self._total or now - self._frame_at >= SECONDS_BETWEEN_FRAMES:
             self._frame_at = now

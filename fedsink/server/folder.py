@@ -34,9 +34,10 @@ class RunFolder:
             ConfigError: the folder holds something already.
         """
         folder = cls(path)
-        if folder.path.exists() and any(folder.path.iterdir()):
+        taken = folder.path.exists() and not folder.path.is_dir()
+        if taken or (folder.path.is_dir() and any(folder.path.iterdir())):
             raise ConfigError(
-                f"{path} is not empty: give another hydra.run.dir=, or go on with the run in it "
+                f"{path} is not an empty folder: give another hydra.run.dir=, or go on with the run in it "
                 f"by fedsink simulate resume={path}."
             )
         return folder

@@ -63,7 +63,8 @@ def train(
     elapsed = _restore(strategy, folder, identity)
     started = time.monotonic() - elapsed
     saved = time.monotonic()
-    every = max(1, strategy.rounds // (settings.pictures + 1))
+    parts = settings.pictures + 1
+    pictured = {strategy.rounds * part // parts for part in range(1, parts)}
 
     def save() -> None:
         tensors, values = strategy.state()
@@ -93,7 +94,7 @@ def train(
             }
             folder.log(record)
             progress.update(number, loss=record["loss"], ε=record["epsilon"])
-            if number % every == 0 and number < strategy.rounds:
+            if number in pictured and number < strategy.rounds:
                 snapshot(strategy, folder)
             if stop.requested or time.monotonic() - saved > settings.checkpoint_seconds:
                 save()

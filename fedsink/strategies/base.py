@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -57,18 +57,27 @@ class RoundStrategy(Strategy):
             self._nodes = dict(sorted(found.items()))
         return self._nodes
 
-    def replies_by_client(self, replies: Iterable[Message], asked: str) -> dict[int, RecordDict]:
+    def replies_by_client(
+        self, replies: Iterable[Message], asked: str, expected: Collection[int]
+    ) -> dict[int, RecordDict]:
         """Contents in client order, so that float sums do not depend on who was first.
 
         Raises:
-            ClientError: a client answered with an error, or not at all.
+            ClientError: an expected client answered with an error, or not at all.
         """
         clients = {node: client for client, node in self._nodes.items()}
         contents: dict[int, RecordDict] = {}
         for reply in replies:
-            client = clients[reply.metadata.src_node_id]
+            client = clients.get(reply.metadata.src_node_id)
             check(reply, asked, client)
-            contents[client] = reply.content
+            if client in expected:
+                contents[client] = reply.content
+        if missing := sorted(set(expected) - set(contents)):
+            raise ClientError(
+                f"While {asked}, {len(missing)} of {len(expected)} clients did not answer "
+                f"(client {missing[0]} first); go on from the checkpoint with resume=, or raise "
+                "engine.timeout."
+            )
         return dict(sorted(contents.items()))
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -141,8 +141,9 @@ class DPSinkhorn(RoundStrategy):
         """Average the replies per class, add the self term, take one optimiser step."""
         if self._points is None:
             raise ClientError(f"Replies for round {server_round} came before its request.")
-        received = self.replies_by_client(replies, f"computing gradients in round {server_round}")
-        means = self._means({k: GradientReply.from_record(v) for k, v in received.items()})
+        asked = f"computing gradients in round {server_round}"
+        received = self.replies_by_client(replies, asked, self._asked)
+        means = self._means({k: self._checked(k, v, asked) for k, v in received.items()})
         gradient = torch.zeros(self._points.shape, dtype=torch.float64)
         scale = self.settings.nominal_batch if self.settings.plan.clip.name == "record" else 1.0
         for group in self._groups:
@@ -235,6 +236,22 @@ class DPSinkhorn(RoundStrategy):
             torch.cat([g.part.potentials for g in mine]),
             torch.cat([g.part.inside for g in mine]),
         )
+
+    def _checked(self, client: int, record: RecordDict, asked: str) -> GradientReply:
+        """The reply of one client, if it is a finite gradient at the rows that it was sent."""
+        label = self._asked[client]
+        mine = [g for g in self._groups if label is None or g.label == label]
+        expected = (sum(len(g.row_labels) for g in mine), self.view.dimension)
+        try:
+            reply = GradientReply.from_record(record)
+        except ValueError as error:
+            raise ClientError(f"While {asked}, client {client} answered: {error}") from error
+        if tuple(reply.gradient.shape) != expected or not bool(reply.gradient.isfinite().all()):
+            raise ClientError(
+                f"While {asked}, client {client} answered with a gradient of shape "
+                f"{tuple(reply.gradient.shape)}; expected finite values of shape {expected}."
+            )
+        return reply
 
     def _means(self, replies: dict[int, GradientReply]) -> dict[int, Tensor]:
         """The clients' mean gradient of each group, by the group's first row."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -65,6 +66,9 @@ class PrivatizeOnceSettings:
             )
         if self.batch < 2:
             raise ConfigError(f"strategy.batch must be at least 2, not {self.batch}.")
+        if self.lam is not None and not 0.0 < self.lam < math.inf:
+            raise ConfigError(f"strategy.lam must be a positive number, not {self.lam}.")
+        cost_named(self.effective_cost)
 
     @property
     def effective_cost(self) -> str:
@@ -74,7 +78,8 @@ class PrivatizeOnceSettings:
     @property
     def effective_lam(self) -> float:
         """The λ trained with, finite-batch factor included."""
-        return (self.lam or self.plan.matched_cost.lam) * self.finite_batch_factor
+        lam = self.plan.matched_cost.lam if self.lam is None else self.lam
+        return lam * self.finite_batch_factor
 
 
 class PrivatizeOnce(RoundStrategy):
@@ -149,11 +154,9 @@ class PrivatizeOnce(RoundStrategy):
                     for client in waiting
                 ]
             )
-            contents = self.replies_by_client(replies, f"uploading chunk {chunk}")
-            if missing := set(waiting) - set(contents):
-                raise ClientError(f"Client {min(missing)} did not upload chunk {chunk}.")
+            contents = self.replies_by_client(replies, f"uploading chunk {chunk}", waiting)
             for client, record in contents.items():
-                received[client].append(self._checked(client, PrivatizeReply.from_record(record)))
+                received[client].append(self._checked(client, record, chunk))
             chunk += 1
             waiting = [client for client in waiting if received[client][-1].chunks > chunk]
         everything = [reply for client in nodes for reply in received[client]]
@@ -219,11 +222,24 @@ class PrivatizeOnce(RoundStrategy):
         prior = mechanism.estimate_prior(labels) if mechanism else torch.ones(1)
         self._prior = prior.to(torch.float32)
 
-    def _checked(self, client: int, reply: PrivatizeReply) -> PrivatizeReply:
+    def _checked(self, client: int, record: RecordDict, chunk: int) -> PrivatizeReply:
         dimension, classes = self.settings.plan.map.dimension, self.settings.plan.classes
+        try:
+            reply = PrivatizeReply.from_record(record)
+        except ValueError as error:
+            raise ClientError(f"Client {client} uploaded chunk {chunk} as: {error}") from error
+        # Only the last chunk may be smaller: who announces chunks for ever must fill them.
+        smallest = self.settings.chunk_size if chunk + 1 < reply.chunks else 1
+        if not smallest <= len(reply.labels) <= self.settings.chunk_size:
+            raise ClientError(
+                f"Client {client} uploaded {len(reply.labels)} records as chunk {chunk} of "
+                f"{reply.chunks}, where {self.settings.chunk_size} make a full one."
+            )
         valid = (
             reply.values.ndim == 2
             and reply.values.shape[1] == dimension
+            and reply.values.dtype == torch.float32
+            and reply.labels.dtype == torch.int64
             and reply.labels.shape == (len(reply.values),)
             and bool(reply.values.isfinite().all())
             and bool(((reply.labels >= 0) & (reply.labels < classes)).all())
@@ -232,6 +248,6 @@ class PrivatizeOnce(RoundStrategy):
             raise ClientError(
                 f"Client {client} uploaded {tuple(reply.values.shape)} values and "
                 f"{tuple(reply.labels.shape)} labels; expected finite rows of {dimension} "
-                f"values and labels below {classes}."
+                f"float32 values and int64 labels below {classes}."
             )
         return reply

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsink.errors import ConfigError
 from fedsink.models import Ema, Generator
 
 
@@ -24,6 +25,9 @@ class OptimizerSettings:
         warmup: rounds of linear warm-up.
         schedule: "cosine" (to zero at the last round) or "constant".
         ema: decay of the exponential moving average of the weights; 0 keeps none.
+
+    Raises:
+        ConfigError: a value out of range.
     """
 
     lr: float
@@ -32,6 +36,16 @@ class OptimizerSettings:
     warmup: int = 50
     schedule: str = "cosine"
     ema: float = 0.998
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.lr < math.inf:
+            raise ConfigError(f"optimizer.lr must be a positive number, not {self.lr}.")
+        if self.schedule not in ("cosine", "constant"):
+            raise ConfigError(f"optimizer.schedule is cosine or constant, not {self.schedule!r}.")
+        if self.warmup < 0:
+            raise ConfigError(f"optimizer.warmup must be at least 0, not {self.warmup}.")
+        if not 0.0 <= self.ema < 1.0:
+            raise ConfigError(f"optimizer.ema must be in [0, 1), not {self.ema}.")
 
 
 class Trainer:

@@ -60,10 +60,11 @@ def iterate(
     g = progress.g
     for _ in range(_MOST_ABSORPTIONS):
         # s = K(b∘v) and u = a/s, t = Kᵀ(a∘u) and v = b/t: the weights live in u and v here.
-        kernel.absorb(g)
         if progress.cold:
+            kernel.absorb(None)
             v.copy_(b)
         else:
+            kernel.absorb(g)
             torch.mul(b, kernel.scalings(g), out=v)
         kernel.rows(v, s)
         while True:
@@ -111,20 +112,18 @@ class _Kernel:
         self.columns: Callable[[Tensor, Tensor], None]
         self.rows, self.columns = _products(self._kernel)
 
-    def absorb(self, g: Tensor) -> None:
-        """Build K around hard c-transforms of g."""
+    def absorb(self, g: Tensor | None) -> None:
+        """Build K around hard c-transforms of g, or of 0 if None."""
         problem, kernel = self._problem, self._kernel
         real_rows, real_columns = problem.real_rows, problem.real_columns
         # f⁰_i = min_j C_ij − g_j, then g⁰_j = min_i C_ij − f⁰_i ≥ g_j, over real points.
-        torch.sub(problem.cost, g.unsqueeze(-2), out=kernel)
-        self._f = _smallest(kernel, real_columns, -1)
+        shifted = (
+            problem.cost if g is None else torch.sub(problem.cost, g.unsqueeze(-2), out=kernel)
+        )
+        self._f = _smallest(shifted, real_columns, -1)
         torch.sub(problem.cost, self._f.unsqueeze(-1), out=kernel)
         self._g = _smallest(kernel, real_rows, -2)
         kernel.sub_(self._g.unsqueeze(-2)).mul_(-1.0 / problem.lam)
-        if real_rows is not None:
-            kernel.masked_fill_(~real_rows.unsqueeze(-1), 0.0)
-        if real_columns is not None:
-            kernel.masked_fill_(~real_columns.unsqueeze(-2), 0.0)
         kernel.clamp_(min=self._limits.floor, max=0.0).exp_()
 
     def scalings(self, g: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from fedsink.transport.semidual import record_field, record_norms, row_weights
 # can move (less than Δ·2⁻¹⁶, see _is_plain) still fits below Δ.
 _SLACK = 2.0**-16
 _UNIT = 2.0**-53
+# Below this bound squares of what matters would vanish in a norm.
+_SMALLEST_PLAIN = 1e-140
 
 
 def clipped_record_field(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> Tensor:
@@ -67,23 +69,32 @@ def clipped_record_field(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: flo
 def _is_plain(x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float) -> Tensor:
     """Return which records may be summed by matmul, (m,); each other one is taken by itself.
 
-    A matmul may round one record's terms differently when another record comes or goes. Two
-    bounds keep what that can do to the sum below Δ·2⁻¹⁷ each (γ_k = k·u bounds the rounding of
-    an inner product of length k, Higham 2002, §3.1; R² = ‖x_i‖² + ‖y_j‖²):
+    A matmul may round one record's terms differently when another record comes or goes, and a
+    record may change paths then, because the answer depends on the number of records. So both
+    paths must agree: three bounds keep what a change can do to the sum of the *other* records
+    below Δ·2⁻¹⁸ each (γ_k = k·u bounds the rounding of an inner product of length k, Higham
+    2002, §3.1; R² = ‖x_i‖² + ‖y_j‖²; each is counted for both sums that are compared):
 
-    - adding m records' terms moves the sum by at most 4γ_{m+2}·m·R;
-    - distances move by at most 4γ_{d+2}·R², so weights by a factor 1 ± 2δ with
-      δ = (4γ_{d+2}·R² + 2u·max|f|)/λ, and clipped contributions by at most 4δΔ each.
-
-    The answer depends on x, f, λ, Δ, the number of records and the record itself.
+    - adding m records' terms moves the sum by at most 8u(m + 2)·m·R;
+    - distances move by at most 8u(d + 4)·R², so weights by a factor 1 ± 2δ with
+      δ = 8u((d + 4)·R² + max|f|)/λ, and clipped contributions by at most 4δΔ each;
+    - the upper bound on ‖g_j‖² exceeds it by at most 16u(d + 4)·R², so clipped contributions
+      are shorter than need be by at most 16u(d + 4)·R²/Δ each.
     """
     n_records, dimension = y.shape
     reach = y.square().sum(-1) + x.square().sum(-1).amax()
+    share = _SLACK / 4.0
     summing = 8.0 * _UNIT * (n_records + 2) * n_records * reach.sqrt()
-    exponent = 8.0 * _UNIT * ((dimension + 4) * reach + f.abs().amax()) / lam
-    half = _SLACK / 2.0
+    distance = 8.0 * _UNIT * (dimension + 4) * reach
+    exponent = (distance + 8.0 * _UNIT * f.abs().amax()) / lam
+    if clip < _SMALLEST_PLAIN:
+        return torch.zeros_like(reach, dtype=torch.bool)
     # NaN and infinite reach compare false: such records are taken by themselves.
-    return (summing <= half * clip) & (4.0 * n_records * exponent <= half)
+    return (
+        (summing <= share * clip)
+        & (4.0 * n_records * exponent <= share)
+        & (2.0 * n_records * distance <= share * clip**2)
+    )
 
 
 def _sum_of_plain(x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float) -> Tensor:

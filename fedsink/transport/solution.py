@@ -110,4 +110,6 @@ class Solution:
         rows = f + self.lam * self.log_a
         columns = g + self.lam * self.log_b
         exponent = (rows.unsqueeze(-1) - self.cost_matrix).add_(columns.unsqueeze(-2))
-        return exponent.mul_(1.0 / self.lam).exp_()
+        # No entry of a coupling exceeds 1. Without the clamp, rounding in potentials far above λ
+        # (see `sinkhorn.solve` on resolution) could overflow here.
+        return exponent.mul_(1.0 / self.lam).clamp_(max=0.0).exp_()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -181,11 +183,11 @@ def test_ctrl_c_on_a_real_terminal_restores_it_and_leaves_stdout_alone():
     import pty
 
     script = textwrap.dedent("""
-        import sys, time
+        import time
         from fedsink.reporting.progress import Progress
         try:
             with Progress(1000, "central") as bar:
-                for number in range(1, 1000):
+                for number in range(1, 200):
                     bar.update(number)
                     if number == 3:
                         print("ready", flush=True)
@@ -194,31 +196,34 @@ def test_ctrl_c_on_a_real_terminal_restores_it_and_leaves_stdout_alone():
             print("runs/folder")
     """)
     master, slave = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    drawn: list[bytes] = []
+
+    def drain() -> None:
+        # Nobody reading would block the child as soon as the terminal's buffer is full.
+        with contextlib.suppress(OSError):
+            while part := os.read(master, 65536):
+                drawn.append(part)
+
+    reader = threading.Thread(target=drain, daemon=True)
+    reader.start()
     process = subprocess.Popen(
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         stderr=slave,
-        env=environment,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
         cwd=pathlib.Path(__file__).parents[2],
     )
     os.close(slave)
     try:
-        assert process.stdout.readline() == b"ready\n"
+        first = process.stdout.readline()
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=60)
     finally:
         process.kill()
-    shown = b""
-    while True:
-        try:
-            part = os.read(master, 65536)
-        except OSError:
-            break
-        if not part:
-            break
-        shown += part
+    reader.join(timeout=10)
     os.close(master)
+    shown = b"".join(drawn)
+    assert first == b"ready\n"
     assert rest == b"runs/folder\n"
     assert process.returncode == 0
     assert shown.rindex(SHOW.encode()) > shown.rindex(HIDE.encode())

@@ -128,6 +128,52 @@ def test_nearly_equal_points_far_from_the_origin_keep_the_bound(offset: float, l
                 assert relative_norm(whole - without, bound) <= 1.0
 
 
+def test_a_record_that_changes_the_path_of_the_others_changes_nothing_else() -> None:
+    # A loop over problems near the switch between the two paths: there the number of records
+    # decides which path the others take. Found by fuzzing: 2.16 times the bound, once.
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    flips = 0
+    for trial in range(400):
+        n, m, d = 1 + trial % 4, 2 + trial % 5, 1 + trial % 6
+        offset, spread = (
+            10.0 ** float(8 * torch.rand(1, generator=generator)),
+            10.0 ** (trial % 7 - 5),
+        )
+        x, y, f = offset + spread * draw(n, d), offset + spread * draw(m, d), draw(n)
+        lam = (1e20, 5.0)[trial % 2]
+        # Bounds from far inside the fast path to far inside the slow one.
+        bound = offset * 10.0 ** float(-9 + 6 * torch.rand(1, generator=generator))
+        plain = record_clip._is_plain(x, y, f, lam, bound)
+        whole = clipped_record_field(x, y, f, lam, bound)
+        for j in range(m):
+            others = torch.cat((y[:j], y[j + 1 :]))
+            kept = torch.cat((plain[:j], plain[j + 1 :]))
+            flips += int((kept != record_clip._is_plain(x, others, f, lam, bound)).any())
+            without = clipped_record_field(x, others, f, lam, bound)
+            assert relative_norm(whole - without, bound) <= 1.0
+    assert flips > 10
+
+
+def test_the_fuzzed_violation_stays_mended() -> None:
+    x = torch.full((1, 4), 1e4, dtype=torch.float64)
+    y = 1e4 + 1e-4 * cloud(6, 4, seed=22)
+    bound, lam = 1.5e-4, 4.4e20
+    for scale in torch.logspace(-1, 1, 60, dtype=torch.float64).tolist():
+        whole = clipped_record_field(x, y, torch.zeros(1), lam, scale * bound)
+        without = clipped_record_field(x, y[1:], torch.zeros(1), lam, scale * bound)
+        assert relative_norm(whole - without, scale * bound) <= 1.0
+
+
+def test_a_bound_whose_square_vanishes_is_kept() -> None:
+    y = torch.tensor([[3e-180, 4e-180]], dtype=torch.float64)
+    field = clipped_record_field(torch.zeros(1, 2), y, torch.zeros(1), 1.0, 1e-200)
+    assert relative_norm(field, 1e-200) == pytest.approx(1.0, rel=1e-4)
+
+
 def test_many_unclipped_records_far_from_the_origin_add_up_exactly() -> None:
     # No record is clipped, so the matmul's rounding is that of numbers 1e8 times the result.
     x = 1e8 + cloud(4, 6, seed=20, scale=1e-3)

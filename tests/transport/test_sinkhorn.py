@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsink.transport import L1, SquaredEuclidean, exp_domain, solve
+from fedsink.transport.problem import prepare
 
 DOMAINS = ["auto", "log", "exp"]
 
@@ -263,7 +264,7 @@ def test_the_exp_domain_absorbs_and_hands_over(monkeypatch: pytest.MonkeyPatch) 
     absorptions: list[int] = []
     absorb = exp_domain._Kernel.absorb
 
-    def counted(kernel: exp_domain._Kernel, g: Tensor) -> None:
+    def counted(kernel: exp_domain._Kernel, g: Tensor | None) -> None:
         absorptions.append(1)
         absorb(kernel, g)
 
@@ -277,6 +278,23 @@ def test_the_exp_domain_absorbs_and_hands_over(monkeypatch: pytest.MonkeyPatch) 
         assert bool(solution.converged)
         assert 1 < len(absorptions) < 20 if most == 20 else len(absorptions) == 1
         torch.testing.assert_close(solution.plan, expected.plan, rtol=1e-3, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_absorbed_kernel_has_no_empty_row_and_no_subnormal_entry(
+    dtype: torch.dtype, padded: bool
+) -> None:
+    cost = 100.0 * SquaredEuclidean()(cloud(20, seed=31, dtype=dtype), cloud(25, seed=32).to(dtype))
+    log_b = torch.full((25,), -math.log(25.0 - 3 * padded), dtype=dtype)
+    log_b[: 3 * padded] = -math.inf
+    problem = prepare(cost, 0.05, None, log_b)
+    kernel = exp_domain._Kernel(problem, exp_domain._LIMITS[dtype])
+    kernel.absorb(cloud(25, 1, seed=33)[:, 0].to(dtype).unsqueeze(0))
+    entries = kernel._kernel[0, :, 3 * padded :]
+    assert float(entries.min()) >= 2.0**20 * torch.finfo(dtype).tiny
+    torch.testing.assert_close(entries.amax(1), torch.ones(20, dtype=dtype), rtol=1e-1, atol=0)
+    torch.testing.assert_close(entries.amax(0).max(), torch.ones((), dtype=dtype))
 
 
 def test_auto_works_where_the_naive_kernel_underflows() -> None:

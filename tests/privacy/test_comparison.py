@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy import account_table, solve_account
+from fedsink.privacy.accounting import poisson_gaussian_epsilon
+
+SETTING = {"rate": 0.2, "sigma": 2.0, "rounds": 300, "eps": 10.0}
+
+
+def test_the_accountants_stand_side_by_side():
+    table = account_table(0.2, 2.0, 3000, 1e-5, classes=10)
+    assert table == {a: poisson_gaussian_epsilon(0.2, 2.0, 300, 1e-5, a) for a in table}
+    assert set(table) == {"pld", "prv", "rdp"}
+    assert table["pld"] < table["prv"] < table["rdp"]
+
+
+def test_epsilon_is_solved_for_when_left_out():
+    solved = solve_account(rate=0.2, sigma=2.0, rounds=3000, delta=1e-5, classes=10)
+    assert solved == account_table(0.2, 2.0, 3000, 1e-5, classes=10)
+
+
+@pytest.mark.parametrize("name", ["rate", "sigma", "rounds"])
+def test_what_is_left_out_is_solved_for_within_the_target_of_each_accountant(name):
+    solved = solve_account(delta=1e-5, **(SETTING | {name: None}))
+    for accountant, value in solved.items():
+        found = SETTING | {name: value}
+        implied = poisson_gaussian_epsilon(
+            found["rate"], found["sigma"], found["rounds"], 1e-5, accountant
+        )
+        assert 9.9 < implied <= 10
+
+
+def test_rounds_count_the_classes():
+    joint = solve_account(rate=0.2, sigma=2.0, eps=10, delta=1e-5)
+    split = solve_account(rate=0.2, sigma=2.0, eps=10, delta=1e-5, classes=10)
+    assert split == {accountant: 10 * rounds for accountant, rounds in joint.items()}
+
+
+@pytest.mark.parametrize("missing", [(), ("rate", "sigma"), ("rate", "sigma", "rounds", "eps")])
+def test_exactly_one_value_must_be_left_out(missing):
+    with pytest.raises(PrivacyError, match="exactly one of rate, sigma, rounds and eps"):
+        solve_account(delta=1e-5, **(SETTING | dict.fromkeys(missing)))
+
+
+def test_bad_values_are_refused():
+    with pytest.raises(PrivacyError, match="classes must be an integer ≥ 1, received 0"):
+        account_table(0.2, 2.0, 300, 1e-5, classes=0)
+    with pytest.raises(PrivacyError, match="rounds must be an integer ≥ 1, received 0"):
+        account_table(0.2, 2.0, 0, 1e-5)

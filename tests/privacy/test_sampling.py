@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy import ClassSchedule, JointSchedule, PoissonSampler, Stream
+
+
+def test_each_record_is_included_independently_with_the_rate():
+    n, rate = 40_000, 0.2
+    drawn = PoissonSampler(rate).draw(n, Stream(b"key")).numel()
+    assert stats.binomtest(drawn, n, rate).pvalue > 0.001
+    for wrong in (2 * rate / 3, 3 * rate / 2):
+        assert stats.binomtest(drawn, n, wrong).pvalue < 1e-9
+
+
+def test_sample_sizes_are_binomial_not_fixed():
+    sizes = [PoissonSampler(0.1).draw(50, Stream(b"key", i)).numel() for i in range(3000)]
+    observed = np.bincount(np.minimum(sizes, 10), minlength=11)
+    expected = 3000 * np.append(stats.binom(50, 0.1).pmf(range(10)), stats.binom(50, 0.1).sf(9))
+    assert stats.chisquare(observed, expected).pvalue > 0.001
+
+
+def test_one_record_does_not_depend_on_the_number_of_records_after_it():
+    few = PoissonSampler(0.3).draw(100, Stream(b"key"))
+    many = PoissonSampler(0.3).draw(1000, Stream(b"key"))
+    assert torch.equal(few, many[many < 100])
+
+
+def test_indices_are_sorted_int64_and_rate_one_takes_all():
+    drawn = PoissonSampler(0.3).draw(100, Stream(b"key"))
+    assert drawn.dtype == torch.int64
+    assert torch.equal(drawn, drawn.unique())
+    assert torch.equal(PoissonSampler(1).draw(5, Stream(b"key")), torch.arange(5))
+
+
+def test_empty_samples_are_normal():
+    assert PoissonSampler(1e-9).draw(10, Stream(b"key")).shape == (0,)
+    assert PoissonSampler(0.5).draw(0, Stream(b"key")).shape == (0,)
+
+
+@pytest.mark.parametrize("rate", [0, -0.1, 1.3, float("nan"), "0.2", None])
+def test_a_bad_rate_is_refused(rate):
+    with pytest.raises(PrivacyError, match=r"rate must lie in \(0, 1\], received"):
+        PoissonSampler(rate)
+
+
+def test_a_negative_number_of_records_is_refused():
+    with pytest.raises(PrivacyError, match="n must be an integer ≥ 0, received -1"):
+        PoissonSampler(0.5).draw(-1, Stream(b"key"))
+
+
+@given(st.integers(1, 12), st.integers(0, 60), st.integers(0, 30))
+def test_no_client_visits_one_class_more_often_than_the_uses(classes, rounds, client):
+    schedule = ClassSchedule(classes)
+    visits = np.bincount([schedule.label(client, t) for t in range(rounds)], minlength=classes)
+    assert visits.max() == schedule.uses(rounds)
+    assert len(visits) == classes
+
+
+@given(st.integers(1, 12), st.integers(1, 60))
+def test_rounds_within_is_the_largest_number_of_rounds_for_the_uses(classes, uses):
+    for schedule in (ClassSchedule(classes), JointSchedule()):
+        rounds = schedule.rounds_within(uses)
+        assert schedule.uses(rounds) == uses
+        assert schedule.uses(rounds + 1) == uses + 1
+
+
+def test_the_schedule_is_client_plus_round_modulo_classes():
+    assert ClassSchedule(10).label(client=7, round=5) == 2
+    assert JointSchedule().label(client=7, round=5) is None
+    assert (ClassSchedule(10).classes, JointSchedule().classes) == (10, 1)
+    assert ClassSchedule(10).uses(3001) == 301
+    assert JointSchedule().uses(3001) == 3001
+
+
+@pytest.mark.parametrize("classes", [0, -3, 2.5, "10", True])
+def test_a_bad_number_of_classes_is_refused(classes):
+    with pytest.raises(PrivacyError, match="classes must be an integer ≥ 1, received"):
+        ClassSchedule(classes)
