@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     os.environ.setdefault("FLWR_LOG_LEVEL", "WARNING")
     debug = "--debug" in arguments
+    _log(debug)
     arguments = [a for a in arguments if a != "--debug"]
     sys.exit(_dispatch(arguments, debug))
 
@@ -74,6 +75,18 @@ def _dispatch(arguments: list[str], debug: bool) -> int:
     return _guarded(command, rest, debug)
 
 
+def _log(debug: bool) -> None:
+    """What fedsink logs is for --debug; without a handler Python would print warnings itself."""
+    import logging
+
+    handler = logging.StreamHandler() if debug else logging.NullHandler()
+    logging.getLogger("fedsink").addHandler(handler)
+
+
+def _where(error: OSError) -> str:
+    return f"{error.filename}: " if error.filename else ""
+
+
 def _guarded(command: str, arguments: list[str], debug: bool) -> int:
     from fedsink.errors import FedsinkError
 
@@ -91,7 +104,12 @@ def _guarded(command: str, arguments: list[str], debug: bool) -> int:
         if debug:
             raise
         print(f"fedsink: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 2)
+        return error.exit_code
+    except OSError as error:
+        if debug:
+            raise
+        print(f"fedsink: {_where(error)}{error.strerror or error}.", file=sys.stderr)
+        return 1
     except Exception as error:
         if debug:
             raise

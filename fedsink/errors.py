@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class FedsinkError(Exception):
     """Base of every error that is the user's to mend; the command line prints it in one line."""
+
+    exit_code: ClassVar[int] = 2
 
 
 class ConfigError(FedsinkError, ValueError):
@@ -29,3 +33,5 @@ class CheckpointError(FedsinkError):
 
 class ClientError(FedsinkError):
     """Clients failed or refused, and the run cannot go on without them."""
+
+    exit_code: ClassVar[int] = 1

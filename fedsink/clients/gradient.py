@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -17,6 +18,8 @@ from fedsink.transport import (
     solver_named,
     transport_gradient,
 )
+
+log = logging.getLogger("fedsink.clients")
 
 
 def client_gradient(
@@ -70,7 +73,9 @@ def client_gradient(
     return plan.release(total, stream("noise"))
 
 
-def _record_total(request: GradientRequest, rows: Tensor, records: Tensor, labels: Tensor) -> Tensor:
+def _record_total(
+    request: GradientRequest, rows: Tensor, records: Tensor, labels: Tensor
+) -> Tensor:
     """Σ_j clip(g_j, Δ): every record meets only the rows of its own class."""
     bound, lam = request.plan.clip.bound, request.objective.lam
     total = torch.zeros(rows.shape, dtype=torch.float64)
@@ -89,15 +94,18 @@ def _batch_gradient(
     if len(records) == 0:
         return request.self_gradient
     objective = request.objective
-    if request.label is None and objective.label_weight > 0:
-        rows = append_labels(rows, request.row_labels, objective.classes, objective.label_weight)
-        records = append_labels(records, labels, objective.classes, objective.label_weight)
     try:
+        if request.label is None and objective.label_weight > 0:
+            rows = append_labels(
+                rows, request.row_labels, objective.classes, objective.label_weight
+            )
+            records = append_labels(records, labels, objective.classes, objective.label_weight)
         gradient = transport_gradient(
             rows, records, Mixed(objective.m), objective.lam, solver=solver_named(objective.solver)
         ).gradient
-    except ValueError:
-        # λ too small for the costs. An error would tell that the batch was not empty; the clip
-        # makes zero of any gradient that is not finite, and so does this.
+    except (ValueError, RuntimeError, ArithmeticError):
+        # Costs beyond the range of floats or of λ. An error would tell the server that the batch
+        # was not empty; the clip makes zero of a gradient that is not finite, and so does this.
+        log.warning("a transport problem could not be solved; its gradient counts as zero")
         return torch.zeros_like(request.self_gradient)
     return 2.0 * gradient[:, : request.rows.shape[1]] + request.self_gradient

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 
 import torch
 
@@ -106,7 +106,7 @@ class Node:
             self._journal.claim(self.client, purpose, round, digest)
 
 
-@lru_cache(maxsize=None)
+@cache
 def open_node(settings: NodeSettings, client: int) -> Node:
     """The node of this process that plays `client`, made at its first message."""
     return Node(settings, client)

@@ -25,11 +25,11 @@ from fedsink.reporting import write_json
 
 HELP = """Usage: fedsink evaluate run=DIR [n=10000] [seed=0] [threads=2] [reference=false]
 
-Draws n labelled images from the generator of a finished run (n=60000 is the papers' number), trains
-logistic regression, an MLP and a CNN on them alone (10 % of the synthetic images for early stopping),
-and tests each once on the real test set. Also: sliced 2-Wasserstein distance to the real test
-images, and the label histogram. reference=true trains the same classifiers on as many real training
-images, to show the ceiling. Writes evaluation.json into the run folder and prints a table.
+Draws n labelled images from the generator of a finished run (n=60000 is the papers' number),
+trains logistic regression, an MLP and a CNN on them alone (10 % of the synthetic images for early
+stopping), and tests each once on the real test set. Also: sliced 2-Wasserstein distance to the real
+test images, and the label histogram. reference=true trains the same classifiers on as many real
+training images, to show the ceiling. Writes evaluation.json into the run folder and prints a table.
 These figures are computed on real data without privacy: they are for public benchmarks."""
 
 
@@ -43,7 +43,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         {"run": str, "n": whole(20), "seed": whole(0), "threads": whole(1), "reference": flag},
     )
     if not keys.get("run"):
-        raise ConfigError(f"run= is missing.\n{HELP}")
+        raise ConfigError("run= is missing; fedsink evaluate --help says what to give.")
     finished = open_run(keys["run"])
     n, seed = keys.get("n", 10000), keys.get("seed", 0)
     started = time.monotonic()

@@ -18,14 +18,18 @@ def one_sentence(error: Exception) -> str:
         return _unknown_key(match.group(1))
     if match := re.search(r"Key '([^']+)' is not in struct", text):
         return _unknown_key(match.group(1))
+    if match := re.search(r"Could not find 'recipe/([^'/]+)/([^'/]+)/([^'/]+)'", text):
+        return _no_recipe(*match.groups())
     if match := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
         group, choice = match.groups()
         return f"There is no {group}={choice}: choose one of {', '.join(choices(group))}."
-    if match := re.search(r"Missing mandatory value: (\S+)", text):
-        return f"{match.group(1)} must be given: add {match.group(1)}=… to the command."
     if isinstance(error, MissingMandatoryValue):
-        return f"A value must be given: {_flat(text)}"
+        key = error.full_key or str(error.key)
+        return f"{key} must be given: add {key}=… to the command."
     if isinstance(error, InterpolationResolutionError):
+        match = re.search(r"key 'recipe\.([^.']+)\.\w+' not found", text)
+        if match and match.group(1) not in ("record", "batch"):
+            return f"clip is record or batch, not {match.group(1)!r}."
         return (
             f"A value refers to another that this mode or recipe does not have: {_flat(text)} "
             "Does the generator or strategy belong to the other mode?"
@@ -55,9 +59,19 @@ def choices(group: str) -> list[str]:
 
 
 def _unknown_key(key: str) -> str:
-    near = difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.5)
+    # `mechanism.map` and `strategy.view` stand for a table in the recipe: say where it lies.
+    ends = "." + ".".join(key.split(".")[-2:])
+    near = [known for known in known_keys() if "." in key and known.endswith(ends)]
+    near = near or difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]}?" if near else ""
     return f"Unknown key {key!r}.{hint} fedsink simulate --cfg job lists them all."
+
+
+def _no_recipe(mode: str, mechanism: str, data: str) -> str:
+    if data not in (sources := choices("data")):
+        return f"There is no data={data}: choose one of {', '.join(sources)}."
+    fitting = [name for name in choices("mechanism") if data in choices(f"recipe/{mode}/{name}")]
+    return f"mode={mode} has no mechanism={mechanism}: choose {' or '.join(fitting)}."
 
 
 def _dotted(node: object, prefix: str) -> list[str]:

@@ -60,7 +60,7 @@ def real(text: str) -> float:
 
 
 def flag(text: str) -> bool:
-    """true or false."""
+    """Read `true` or `false`."""
     if text.lower() not in ("true", "false"):
         raise ValueError(f"expected true or false, received {text!r}")
     return text.lower() == "true"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from fedsink.data.maps import Map, map_from_dict
@@ -18,6 +17,7 @@ from fedsink.models import Generator, load, sample
 from fedsink.privacy import Stream
 from fedsink.server.folder import RunFolder
 from fedsink.simulation.configure import strictly
+from fedsink.simulation.simulate import stored_config
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class FinishedRun:
     map: Map | None
 
     def draw(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
-        """n labelled images (n, C, H, W) in [0, 1] and labels (n,), as a user would see them."""
+        """Draw n labelled images (n, C, H, W) in [0, 1], as a user would see them, and labels."""
         stream = Stream(f"sample|{seed}".encode(), "sample")
         uniform = stream.uniform(n).to(self.prior)
         labels = torch.searchsorted(self.prior.cumsum(0), uniform).clamp(max=len(self.prior) - 1)
@@ -63,8 +63,8 @@ def open_run(text: str) -> FinishedRun:
         raise CheckpointError(
             f"The run in {folder.path} has not finished: fedsink simulate resume={folder.path}"
         )
+    config = stored_config(folder)
     try:
-        config: Any = OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True)
         data = strictly(DataSpec, config["data"], "data")
         prior = torch.tensor(json.loads(folder.metrics.read_text())["label_prior"])
         privacy = json.loads(folder.privacy.read_text())

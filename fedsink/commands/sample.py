@@ -10,15 +10,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedsink.commands.keys import parse, whole
+from fedsink.commands.keys import Parser, parse, whole
 from fedsink.commands.runs import open_run
 from fedsink.errors import ConfigError, DataError
 
 HELP = """Usage: fedsink sample run=DIR out=FILE.npz [n=1000] [seed=0]
        fedsink sample run=DIR out=FOLDER   [n=1000] [seed=0]
 
-Draws n labelled images from the generator of a finished run. FILE.npz holds x (uint8, N×C×H×W; points:
-float32) and y (int64); a FOLDER gets CLASS/NUMBER.png, one folder per class. Neither may exist.
+Draws n labelled images from the generator of a finished run. FILE.npz holds x (uint8, N×C×H×W;
+points: float32) and y (int64); a FOLDER gets CLASS/NUMBER.png, one folder per class. Neither may
+exist.
 Sampling costs no privacy: the generator is already released."""
 
 
@@ -27,11 +28,11 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0
-    known = {"run": str, "out": str, "n": whole(1), "seed": whole(0)}
+    known: dict[str, Parser] = {"run": str, "out": str, "n": whole(1), "seed": whole(0)}
     keys = parse(arguments, known)
     for needed in ("run", "out"):
         if not keys.get(needed):
-            raise ConfigError(f"{needed}= is missing.\n{HELP}")
+            raise ConfigError(f"{needed}= is missing; fedsink sample --help says what to give.")
     out = Path(keys["out"]).expanduser()
     if out.exists():
         raise ConfigError(f"{out} exists already: remove it or give another out=.")
@@ -71,8 +72,8 @@ def _write_folder(out: Path, images: Tensor, labels: Tensor, names: Sequence[str
 
     if images.ndim != 4 or images.shape[1] not in (1, 3):
         raise DataError(
-            f"Only pictures with 1 or 3 channels can be written as PNG, not {tuple(images.shape[1:])}: "
-            "write to a .npz file."
+            "Only pictures with 1 or 3 channels can be written as PNG, not "
+            f"{tuple(images.shape[1:])}: write to a .npz file."
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     # Written aside and renamed: a stopped command leaves no half-filled folder behind.

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.commands.hydra_errors import one_sentence
-from fedsink.errors import ConfigError, FedsinkError
+from fedsink.errors import ConfigError
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
@@ -25,23 +25,65 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if wanted and wanted[0] not in ("", "null"):
         _resume(wanted[0], [a for a in arguments if not a.startswith("resume=")], debug)
         return 0
+    arguments = _flags_last(arguments)
     # Hydra would print its own errors over several lines and exit; let them come to us instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    application = hydra.main(config_path="pkg://fedsink.conf", config_name="config", version_base="1.3")
+    application = hydra.main(
+        config_path="pkg://fedsink.conf", config_name="config", version_base="1.3"
+    )
+    failures: list[Exception] = []
     before, sys.argv = sys.argv, ["fedsink simulate", *arguments]
     try:
-        application(_task(debug))()
-    except (HydraException, OmegaConfBaseException) as error:
-        if debug:
+        application(_task(debug, _standing(arguments), failures))()
+    except KeyboardInterrupt:
+        if not failures:
             raise
-        raise ConfigError(one_sentence(error)) from error
+        failures = failures[-1:]  # the run that was stopped, with its checkpoint
+    except (HydraException, OmegaConfBaseException) as error:
+        failures = [error]
+    except ValueError as error:  # flags that exclude each other
+        failures = [ConfigError(str(error))]
     finally:
         sys.argv = before
-    return 0
+    if not failures:
+        return 0
+    if debug or not isinstance(failures[0], HydraException | OmegaConfBaseException):
+        raise failures[0]
+    raise ConfigError(one_sentence(failures[0])) from failures[0]
 
 
-def _task(debug: bool) -> Any:
+def _flags_last(arguments: Sequence[str]) -> list[str]:
+    """Keys first, flags after them, in whichever order they were typed.
+
+    Hydra's own parser refuses flags between keys, and any wrong flag with a page of usage.
+
+    Raises:
+        ConfigError: a flag that Hydra does not have.
+    """
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; fedsink simulate --help says what there is.")
+
+    parser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]
+    keys = parser.parse_intermixed_args(list(arguments)).overrides
+    flags = list(arguments)
+    for key in keys:
+        flags.remove(key)
+    return [*keys, *flags]
+
+
+def _task(debug: bool, standing: set[Path], failures: list[Exception]) -> Any:
+    """The Hydra task. It keeps its error to itself: Hydra would announce it in a line of its own.
+
+    Args:
+        debug: show what clients log.
+        standing: folders that a refused run must not remove.
+        failures: where errors go.
+    """
+
     def task(config: DictConfig) -> None:
+        from fedsink.server.interrupt import InterruptedRunError
         from fedsink.simulation.simulate import start
 
         folder = Path(HydraConfig.get().runtime.output_dir)
@@ -49,11 +91,17 @@ def _task(debug: bool) -> Any:
             resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
             if resolved["data"].get("root"):
                 # Stored absolutely, so that the run can be resumed from anywhere.
-                resolved["data"]["root"] = str(Path(resolved["data"]["root"]).expanduser().resolve())
+                resolved["data"]["root"] = str(
+                    Path(resolved["data"]["root"]).expanduser().resolve()
+                )
             print(start(resolved, folder, debug=debug))
-        except (FedsinkError, OmegaConfBaseException):
-            _remove_if_empty(folder)
-            raise
+        except InterruptedRunError as error:
+            failures.append(error)
+            raise KeyboardInterrupt from error  # ends a whole sweep, not one run of it
+        except Exception as error:
+            failures.append(error)
+        finally:
+            _remove_empty(folder, standing)
 
     return task
 
@@ -69,10 +117,24 @@ def _resume(path: str, others: list[str], debug: bool) -> None:
     print(resume(Path(path).expanduser().resolve(), debug=debug))
 
 
-def _remove_if_empty(folder: Path) -> None:
-    """Hydra made the folder before anything was checked; a refused run leaves none."""
-    for path in (folder, folder.parent, folder.parent.parent):
-        if path.resolve() == Path.cwd() or path.name == "":
+def _standing(arguments: Sequence[str]) -> set[Path]:
+    """Folders that are there already, among those that a run folder could lie in."""
+    keys = ("hydra.run.dir=", "hydra.sweep.dir=")
+    named = [a.partition("=")[2] for a in arguments if a.startswith(keys)]
+    paths = [Path.cwd() / name for name in ("runs", *named)]
+    return {p.resolve() for path in paths for p in (path, *path.parents) if os.path.exists(p)}
+
+
+def _remove_empty(folder: Path, standing: set[Path]) -> None:
+    """Hydra made folders before anything was checked; a refused run leaves none of them."""
+    for path in (folder.resolve(), *folder.resolve().parents):
+        if path in standing:
             return
-        with contextlib.suppress(OSError):
+        if not path.is_dir():
+            continue
+        if [child.name for child in path.iterdir()] == ["multirun.yaml"]:
+            (path / "multirun.yaml").unlink()
+        try:
             path.rmdir()
+        except OSError:  # it holds something
+            return

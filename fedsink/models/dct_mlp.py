@@ -15,7 +15,7 @@ from fedsink.models.layers import initialise, linear
 
 
 class DctMlp(Generator):
-    """G(z, l) = (1 + tanh(IDCT(MLP([z, s·onehot(l)])))) / 2.
+    """G(z, l) = (1 + tanh(γ·IDCT(MLP([z, s·onehot(l)])))) / 2.
 
     The perceptron has ReLU layers and puts out the D = C·K orthonormal DCT coefficients with
     √(i² + j²) < radius, the band of `fedsink.data.views.DctView`; IDCT is their inverse
@@ -24,6 +24,8 @@ class DctMlp(Generator):
     Attributes:
         radius: cut-off of the band; None keeps half the shorter side.
         one_hot_scale: s; a large one lets a step move classes apart faster than it bends them.
+        output_gain: γ > 0 in tanh(γ·IDCT(·)). The DC coefficient of a black picture is large
+            (−√(HW) per unit of tanh's argument), and γ brings it within a few optimiser steps.
         per_class_first_layer: give every class its own first weight matrix and bias instead of
             the one-hot input, as if the first layer saw onehot(l) ⊗ [z, 1].
 
@@ -44,6 +46,7 @@ class DctMlp(Generator):
         radius: float | None = None,
         one_hot_scale: float = 5.0,
         per_class_first_layer: bool = False,
+        output_gain: float = 4.0,
         generator: torch.Generator | None = None,
     ) -> None:
         """Build the layers and draw their weights from `generator` (None: seed 0)."""
@@ -52,6 +55,7 @@ class DctMlp(Generator):
             "radius": radius,
             "one_hot_scale": one_hot_scale,
             "per_class_first_layer": per_class_first_layer,
+            "output_gain": output_gain,
         }
         super().__init__(shape, classes, latent_dim, latent_law, options)
         if len(self.shape) != 3:
@@ -65,7 +69,10 @@ class DctMlp(Generator):
         band = dct.disc(height, width, min(height, width) / 2 if radius is None else radius)
         if not band:
             raise ModelError(f"dct_mlp needs a positive radius, got {radius}.")
+        if not 0.0 < output_gain < float("inf"):
+            raise ModelError(f"dct_mlp needs a positive output_gain, got {output_gain}.")
         self.one_hot_scale = one_hot_scale
+        self.output_gain = output_gain
         self.per_class_first_layer = per_class_first_layer
         if per_class_first_layer:
             # The one-hot block carries the bias of each class.
@@ -96,5 +103,5 @@ class DctMlp(Generator):
         else:
             inputs = torch.cat([z, self.one_hot_scale * classes], dim=1)
         coefficients = self.layers(inputs).unflatten(1, (self.shape[0], -1))
-        pixels: Tensor = 0.5 + 0.5 * torch.tanh(coefficients @ self.basis)
+        pixels: Tensor = 0.5 + 0.5 * torch.tanh(self.output_gain * coefficients @ self.basis)
         return pixels.reshape(-1, *self.shape)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedsink.privacy import checks
+from fedsink.errors import PrivacyError
 from fedsink.privacy.gaussian import GaussianMechanism
 from fedsink.privacy.laplace import LaplaceMechanism
 from fedsink.privacy.matched import MatchedCost
@@ -54,7 +54,16 @@ class ProductMechanism:
     def privatize(
         self, values: torch.Tensor, labels: torch.Tensor, stream: Stream
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Privatized values (float32) and labels (int64) from two child streams."""
+        """Privatized values (float32) and labels (int64) from two child streams.
+
+        Raises:
+            PrivacyError: If the numbers of records and labels differ, or a part refuses its input.
+        """
+        if len(values) != len(labels):
+            raise PrivacyError(
+                f"one label per record is needed, received {len(values)} records "
+                f"and {len(labels)} labels."
+            )
         return (
             self.image.privatize(values, stream.child("image")),
             self.label.privatize(labels, stream.child("label")),
@@ -64,12 +73,6 @@ class ProductMechanism:
     def matched_cost(self) -> MatchedCost:
         """The image's cost and λ; add −λ·log Q(ỹ|label) in the same cost units."""
         return self.image.matched_cost
-
-    @property
-    def event(self) -> Any:
-        """Both channels as one composed `dp_accounting.DpEvent`."""
-        events = checks.require("dp_accounting")
-        return events.ComposedDpEvent([self.image.event, self.label.event])
 
     def describe(self) -> dict[str, Any]:
         """What to print and to write into privacy.json."""

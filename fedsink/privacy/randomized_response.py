@@ -95,11 +95,6 @@ class RandomizedResponse:
         other = self.other_probability
         return _onto_simplex((frequencies - other) / (self.keep_probability - other))
 
-    @property
-    def event(self) -> Any:
-        """The mechanism as a `dp_accounting.DpEvent`: (ε, 0) and nothing finer."""
-        return checks.require("dp_accounting").EpsilonDeltaDpEvent(self.epsilon, 0.0)
-
     def describe(self) -> dict[str, Any]:
         """What to print and to write into privacy.json."""
         return {

@@ -52,9 +52,7 @@ class Objective:
                 f"The label weight must be a finite number ≥ 0, not {self.label_weight}."
             )
         if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 1:
-            raise ConfigError(
-                f"The number of classes must be at least 1, not {self.classes!r}."
-            )
+            raise ConfigError(f"The number of classes must be at least 1, not {self.classes!r}.")
         Mixed(self.m)
         solver_named(self.solver)
 

@@ -69,7 +69,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise CheckpointError(f"{path} does not exist: the run stopped before its first checkpoint.")
+        raise CheckpointError(
+            f"{path} does not exist: the run stopped before its first checkpoint."
+        )
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

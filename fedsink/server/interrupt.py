@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from fedsink.errors import FedsinkError
 
 
 class InterruptedRunError(FedsinkError):
     """The user stopped the run; its checkpoint is complete."""
+
+    exit_code: ClassVar[int] = 130
 
 
 class Interruption:

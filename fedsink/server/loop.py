@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from fedsink.errors import CheckpointError
+from fedsink.errors import CheckpointError, ConfigError
 from fedsink.models import save as save_generator
 from fedsink.reporting import Progress
 from fedsink.server import checkpoint
@@ -32,6 +33,25 @@ class LoopSettings:
     checkpoint_seconds: float = 10.0
     pictures: int = 4
     timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.checkpoint_seconds) or not self.checkpoint_seconds >= 0:
+            raise ConfigError(
+                "report.checkpoint_seconds must be a number of at least 0, not "
+                f"{self.checkpoint_seconds!r}."
+            )
+        if (
+            not _is_number(self.pictures)
+            or self.pictures != int(self.pictures)
+            or self.pictures < 0
+        ):
+            raise ConfigError(
+                f"report.pictures must be a whole number of at least 0, not {self.pictures!r}."
+            )
+        if self.timeout is not None and not (_is_number(self.timeout) and self.timeout > 0):
+            raise ConfigError(
+                f"engine.timeout must be null or a positive number of seconds, not {self.timeout!r}."
+            )
 
 
 def train(
@@ -75,9 +95,10 @@ def train(
         }
         checkpoint.save(folder.checkpoint, tensors, values)
 
-    with Interruption() as stop, Progress(
-        strategy.rounds, title, start_round=strategy.round
-    ) as progress:
+    with (
+        Interruption() as stop,
+        Progress(strategy.rounds, title, start_round=strategy.round) as progress,
+    ):
         while strategy.round < strategy.rounds:
             number = strategy.round + 1
             messages = list(strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid))
@@ -115,6 +136,10 @@ def train(
     }
     folder.write(folder.metrics, result)
     return result
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _restore(strategy: RoundStrategy, folder: RunFolder, identity: dict[str, Any]) -> float:

@@ -23,6 +23,8 @@ def snapshot(strategy: RoundStrategy, folder: RunFolder) -> None:
         save_points(sample(generator, _POINTS, labels, stream), None, path)
         return
     labels = torch.arange(generator.classes).repeat_interleave(_COLUMNS)
-    images = strategy.render(sample(generator, len(labels), labels, stream, mix=strategy.label_prior()))
+    images = strategy.render(
+        sample(generator, len(labels), labels, stream, mix=strategy.label_prior())
+    )
     names = [str(i) for i in range(generator.classes)]
     save_grid(images, labels, names, path, columns=_COLUMNS)

@@ -1,0 +1,1 @@
+"""Engines: the same apps in process, on Ray, or under stock Flower."""

@@ -10,14 +10,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from fedsink.clients.settings import NodeSettings
-from fedsink.data.maps import map_from_dict
 from fedsink.data.partition import scheme_from_dict
 from fedsink.data.spec import DataSpec
 from fedsink.data.views import view_from_dict
-from fedsink.errors import ConfigError
-from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol import LocalPlan, Objective
+from fedsink.errors import ConfigError, FedsinkError
+from fedsink.privacy import ClassSchedule, JointSchedule, PrivacyPlan
+from fedsink.privacy.clipping import CLIPS
+from fedsink.protocol import Objective
 from fedsink.server.loop import LoopSettings
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.identity_of_run import RunIdentity
@@ -25,13 +27,14 @@ from fedsink.simulation.local_budget import local_plan
 from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
 from fedsink.strategies.self_term import SelfTermSettings
 from fedsink.strategies.trainer import OptimizerSettings
+from fedsink.transport import solver_named
 
 T = TypeVar("T")
 Config = Mapping[str, Any]
 
 _TOP_LEVEL = {
     "mode", "strategy", "mechanism", "data", "partition", "generator", "engine", "recipe",
-    "eps", "delta", "sigma", "rate", "rounds", "clients", "seed", "clip", "conditional",
+    "view", "map", "eps", "delta", "sigma", "rate", "rounds", "clients", "seed", "clip", "conditional",
     "resume", "report", "run",
 }  # fmt: skip
 
@@ -65,11 +68,23 @@ class EngineSettings:
             raise ConfigError(f"engine.threads must be at least 1, not {self.threads}.")
         if self.device not in ("cpu", "cuda"):
             raise ConfigError(f"engine.device is cpu or cuda, not {self.device!r}.")
-        if self.device == "cuda":
-            import torch
-
-            if not torch.cuda.is_available():
-                raise ConfigError("engine.device=cuda, but torch finds no CUDA device here.")
+        if self.actors is not None and self.actors < 1:
+            raise ConfigError(f"engine.actors must be null or at least 1, not {self.actors}.")
+        # Ray counts whole cores of its own; stock Flower deals out fractions of them to clients.
+        least = 1 if self.name == "ray" else 0
+        if self.num_cpus is not None and not (self.num_cpus > 0 and self.num_cpus >= least):
+            raise ConfigError(
+                f"engine.num_cpus must be null or {'at least 1' if least else 'positive'}, "
+                f"not {self.num_cpus}."
+            )
+        if not self.num_gpus >= 0:
+            raise ConfigError(f"engine.num_gpus must be at least 0, not {self.num_gpus}.")
+        for key, wanted in (
+            ("device=cuda", self.device == "cuda"),
+            ("num_gpus", self.num_gpus > 0),
+        ):
+            if wanted and not torch.cuda.is_available():
+                raise ConfigError(f"engine.{key} is set, but torch finds no CUDA device here.")
 
 
 @dataclass(frozen=True)
@@ -93,13 +108,27 @@ def configure(config: Config, folder: Path, run: RunIdentity) -> RunSettings:
         FedsinkError: a value is unknown, out of range, or contradicts another; the message
             names the key.
     """
+    try:
+        return _configured(config, folder, run)
+    except FedsinkError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"A value in the configuration is missing or of the wrong type: {error}; "
+            "fedsink simulate --cfg job shows them all."
+        ) from error
+
+
+def _configured(config: Config, folder: Path, run: RunIdentity) -> RunSettings:
     if unknown := sorted(set(config) - _TOP_LEVEL):
         raise ConfigError(f"Unknown key {unknown[0]!r} in the configuration.")
     engine = strictly(EngineSettings, config["engine"], "engine")
     data = strictly(DataSpec, config["data"], "data")
     clients = _integer(config, "clients", minimum=1)
     partition = dict(config["partition"])
-    partition_seed = int(partition.pop("seed", 0))
+    partition_seed = _integer({"seed": 0, **partition}, "seed", minimum=0, where="partition.")
+    partition.pop("seed", None)
+    conditional = _flag(config, "conditional")
     node = NodeSettings(
         data=data,
         partition=scheme_from_dict(partition),
@@ -124,11 +153,9 @@ def configure(config: Config, folder: Path, run: RunIdentity) -> RunSettings:
         generator=str(config["generator"]["name"]),
         generator_options=options,
         shape=data.shape,
-        classes=data.classes if config["conditional"] else ("any",),
+        classes=data.classes if conditional else ("any",),
         server_seed=run.server_seed,
-        loop=strictly(
-            LoopSettings, {**config["report"], "timeout": engine.timeout}, "report"
-        ),
+        loop=strictly(LoopSettings, {**config["report"], "timeout": engine.timeout}, "report"),
         device=engine.device,
         threads=engine.threads,
     )
@@ -146,8 +173,12 @@ def strictly(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         raise ConfigError(f"Unknown key {where}.{unknown[0]}; there are {', '.join(known)}.")
     try:
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-    except TypeError as error:
-        raise ConfigError(f"The configuration of {where} is incomplete or mistyped: {error}.") from error
+    except FedsinkError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"The configuration of {where} is incomplete or mistyped: {error}."
+        ) from error
 
 
 def _central(config: Config, data: DataSpec, clients: int) -> DPSinkhornSettings:
@@ -159,8 +190,7 @@ def _central(config: Config, data: DataSpec, clients: int) -> DPSinkhornSettings
             f"mode=central noises gradients with mechanism=gaussian, not {mechanism['name']!r}; "
             f"mechanism={mechanism['name']} belongs to mode=ldp."
         )
-    clips = {"batch": BatchClip, "record": RecordClip}
-    if config["clip"] not in clips:
+    if config["clip"] not in CLIPS:
         raise ConfigError(f"clip is record or batch, not {config['clip']!r}.")
     classes = len(data.classes) if config["conditional"] else 1
     if chosen["schedule"] not in ("class", "joint"):
@@ -173,27 +203,33 @@ def _central(config: Config, data: DataSpec, clients: int) -> DPSinkhornSettings
         rounds = config["recipe"]["rounds"]
     plan = PrivacyPlan.solve(
         rate=config["rate"],
-        clip=clips[config["clip"]](chosen["bound"]),
+        clip=CLIPS[config["clip"]](chosen["bound"]),
         schedule=ClassSchedule(classes) if by_class else JointSchedule(),
         delta=config["delta"],
         eps=eps,
         sigma=sigma,
         rounds=rounds,
     )
-    view = {"shape": list(data.shape), **chosen["view"]}
-    view_from_dict(view)  # refuse it now rather than in a client
+    view = {"shape": list(data.shape), **_given(config["view"])}
+    view_from_dict(view)  # refuse these now rather than in a client
+    solver_named(str(chosen["solver"]))
+    label_weight = _number(chosen, "label_weight", minimum=0.0, where="strategy.")
     return DPSinkhornSettings(
         plan=plan,
         objective=Objective(
-            lam=_positive(chosen, "strategy", "lam"),
+            lam=_positive(chosen, "lam", where="strategy."),
             classes=classes,
-            m=float(chosen["m"]),
-            label_weight=float(chosen["label_weight"]) if classes > 1 else 0.0,
+            m=_number(chosen, "m", minimum=0.0, where="strategy."),
+            label_weight=label_weight if classes > 1 else 0.0,
             solver=str(chosen["solver"]),
         ),
-        self_term=SelfTermSettings(chosen["self_term"], int(chosen["history"]), float(chosen["p"])),
+        self_term=SelfTermSettings(
+            chosen["self_term"],
+            _integer(chosen, "history", minimum=1, where="strategy."),
+            _number(chosen, "p", minimum=0.0, where="strategy."),
+        ),
         view=view,
-        rows=int(chosen["rows"]),
+        rows=_integer(chosen, "rows", minimum=1, where="strategy."),
         optimizer=_optimizer(chosen),
         clients=clients,
         nominal_records=data.nominal_records / clients,
@@ -207,6 +243,7 @@ def _local(config: Config, data: DataSpec, clients: int) -> PrivatizeOnceSetting
     plan, factor = local_plan(
         config["recipe"],
         mechanism=mechanism,
+        chosen_map=_given(config["map"]),
         shape=data.shape,
         classes=len(data.classes) if config["conditional"] else 1,
         eps=config["eps"],
@@ -216,35 +253,56 @@ def _local(config: Config, data: DataSpec, clients: int) -> PrivatizeOnceSetting
     wanted = chosen["finite_batch_factor"]
     return PrivatizeOnceSettings(
         plan=plan,
-        rounds=_integer(config, "rounds", minimum=1)
-        if config["rounds"] is not None
-        else int(config["recipe"]["rounds"]),
-        batch=int(chosen["batch"]),
+        rounds=_integer(config if config["rounds"] is not None else config["recipe"], "rounds"),
+        batch=_integer(chosen, "batch", minimum=2, where="strategy."),
         optimizer=_optimizer(chosen),
         clients=clients,
-        finite_batch_factor=factor if wanted is None else float(wanted),
+        finite_batch_factor=factor
+        if wanted is None
+        else _number(chosen, "finite_batch_factor", minimum=0.0, where="strategy."),
         cost=chosen["cost"],
-        lam=chosen["lam"],
-        unmatched=bool(chosen["unmatched"]),
-        max_iterations=int(chosen["max_iterations"]),
-        tolerance=float(chosen["tolerance"]),
-        chunk_size=int(chosen["chunk_size"]),
+        lam=None if chosen["lam"] is None else _positive(chosen, "lam", where="strategy."),
+        unmatched=_flag(chosen, "unmatched", where="strategy."),
+        max_iterations=_integer(chosen, "max_iterations", minimum=1, where="strategy."),
+        tolerance=_number(chosen, "tolerance", minimum=0.0, where="strategy."),
+        chunk_size=_integer(chosen, "chunk_size", minimum=1, where="strategy."),
     )
+
+
+def _given(options: Config) -> dict[str, Any]:
+    """The options that are stated; null leaves one to its default."""
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def _optimizer(strategy: Config) -> OptimizerSettings:
     return strictly(OptimizerSettings, strategy["optimizer"], "strategy.optimizer")
 
 
-def _positive(values: Config, where: str, key: str) -> float:
+def _positive(values: Config, key: str, *, where: str = "") -> float:
+    value = _number(values, key, minimum=0.0, where=where)
+    if value == 0.0:
+        raise ConfigError(f"{where}{key} must be a positive number, not {values[key]!r}.")
+    return value
+
+
+def _number(values: Config, key: str, *, minimum: float, where: str = "") -> float:
     value = values[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ConfigError(f"{where}.{key} must be a positive number, not {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= minimum:
+        raise ConfigError(f"{where}{key} must be a number of at least {minimum:g}, not {value!r}.")
     return float(value)
 
 
-def _integer(values: Config, key: str, *, minimum: int) -> int:
+def _integer(values: Config, key: str, *, minimum: int = 1, where: str = "") -> int:
     value = values[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ConfigError(f"{key} must be a whole number of at least {minimum}, not {value!r}.")
+        raise ConfigError(
+            f"{where}{key} must be a whole number of at least {minimum}, not {value!r}."
+        )
+    return value
+
+
+def _flag(values: Config, key: str, *, where: str = "") -> bool:
+    value = values[key]
+    if not isinstance(value, bool):
+        raise ConfigError(f"{where}{key} is true or false, not {value!r}.")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ def local_plan(
     recipe: Mapping[str, Any],
     *,
     mechanism: Mapping[str, Any],
+    chosen_map: Mapping[str, Any],
     shape: tuple[int, ...],
     classes: int,
     eps: float | None,
@@ -27,12 +29,13 @@ def local_plan(
 
     `recipe.by_eps` lists, for a few totals, the label's share ε_l, the size k of the map's
     coefficient block, and the finite-batch factor. Between them the values are interpolated
-    linearly (k rounded down), outside they stay; ε_l is at most half of ε. What the mechanism
-    configuration states (`mechanism.label_eps`, `mechanism.map.block`) wins.
+    linearly (k rounded down), outside they stay; ε_l is at most half of ε. What the configuration
+    states (`mechanism.label_eps`, `map.block`) wins.
 
     Args:
         recipe: measured defaults.
-        mechanism: name, map and label_eps.
+        mechanism: name and label_eps.
+        chosen_map: the stated options of the map f.
         shape: shape of one record.
         classes: 1 means that no label leaves.
         eps: total ε; None: the recipe's, unless sigma is given.
@@ -45,13 +48,16 @@ def local_plan(
     name = str(mechanism["name"])
     if eps is None and sigma is None:
         eps = float(recipe["eps"])
-    if eps is not None and not (isinstance(eps, int | float) and eps > 0):
+    if eps is not None and (
+        isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf
+    ):
         raise ConfigError(f"eps must be a positive number, not {eps!r}.")
     table = recipe["by_eps"]
     at = float(recipe["eps"]) if eps is None else float(eps)
-    options = {"shape": list(shape), **mechanism["map"]}
-    if "block" in options and options["block"] is None:
-        options["block"] = int(np.interp(at, table["eps"], table["block"]))
+    place = {"size": shape[0]} if len(shape) == 1 else {"shape": list(shape)}
+    options = {**place, **chosen_map}
+    if "block" in table and options.get("name") == recipe["map"]["name"]:
+        options.setdefault("block", int(np.interp(at, table["eps"], table["block"])))
     f = map_from_dict(options)
     label_eps = mechanism["label_eps"]
     if classes < 2:

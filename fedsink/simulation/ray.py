@@ -11,7 +11,7 @@ from flwr.app import Error, Message, RecordDict
 
 from fedsink.clients.app import client_app
 from fedsink.clients.settings import NodeSettings
-from fedsink.errors import ClientError
+from fedsink.errors import ClientError, ConfigError
 from fedsink.simulation.grid import SimulationGrid, client_context, client_of
 from fedsink.simulation.identity import become, set_message_id
 
@@ -52,7 +52,11 @@ class RayGrid(SimulationGrid):
         actors: number of cohorts; None means one per CPU core, at most one per client.
         num_cpus: CPU cores of the Ray instance; None means all.
         num_gpus: fraction of a GPU that each cohort holds.
+        timeout: seconds to wait for a round's replies; None waits for ever.
         debug: print what clients log.
+
+    Raises:
+        ConfigError: the machine lacks the GPUs that the cohorts ask for.
     """
 
     def __init__(
@@ -62,13 +66,23 @@ class RayGrid(SimulationGrid):
         actors: int | None = None,
         num_cpus: int | None = None,
         num_gpus: float = 0.0,
+        timeout: float | None = None,
         run_id: int = 1,
         debug: bool = False,
     ) -> None:
         super().__init__(settings.clients, run_id)
         self._ray = _start(num_cpus, debug)
-        cores = int(self._ray.cluster_resources().get("CPU", 1))
+        self._timeout = timeout
+        resources = self._ray.cluster_resources()
+        cores = int(resources.get("CPU", 1))
         count = min(settings.clients, actors or cores)
+        if count * num_gpus > resources.get("GPU", 0.0):
+            self._ray.shutdown()
+            # Ray would wait for ever for a GPU to appear.
+            raise ConfigError(
+                f"{count} cohorts of engine.num_gpus={num_gpus:g} do not fit on "
+                f"{resources.get('GPU', 0.0):g} GPUs: lower engine.num_gpus or engine.actors."
+            )
         # Cohorts share the cores they are given; asking for whole ones would deadlock on small
         # machines when there are more cohorts than cores.
         remote = self._ray.remote(num_cpus=min(1.0, cores / count), num_gpus=num_gpus)(Cohort)
@@ -78,7 +92,7 @@ class RayGrid(SimulationGrid):
         """Answer one round.
 
         Raises:
-            ClientError: an actor died.
+            ClientError: an actor died, or did not answer in time.
         """
         contents: dict[int, int] = {}
         unique: list[RecordDict] = []
@@ -100,11 +114,18 @@ class RayGrid(SimulationGrid):
             if mine
         ]
         try:
-            answers = [answer for part in self._ray.get(calls) for answer in part]
+            answers = [
+                answer for part in self._ray.get(calls, timeout=self._timeout) for answer in part
+            ]
         except self._ray.exceptions.RayActorError as error:
             raise ClientError(
                 "A Ray actor that hosted clients died, most likely for want of memory: use fewer "
                 "actors (engine.actors=1) or go on from the checkpoint with resume=."
+            ) from error
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise ClientError(
+                f"Clients did not answer within engine.timeout={self._timeout:g} seconds: raise "
+                "it, then go on from the checkpoint with resume=."
             ) from error
         return [_reply(messages[place], answer) for place, answer in answers]
 

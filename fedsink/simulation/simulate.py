@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from fedsink.clients.app import client_app
 from fedsink.clients.node import close_nodes
 from fedsink.clients.settings import NodeSettings
 from fedsink.data.partition import manifest, partition
 from fedsink.data.sources import load
-from fedsink.errors import CheckpointError
+from fedsink.errors import CheckpointError, FedsinkError, ModelError
 from fedsink.reporting.atomic import write_atomic
 from fedsink.reporting.statement import central_statement, local_statement
 from fedsink.server.app import build_generator, server_app
@@ -42,15 +45,18 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
     identity = RunIdentity.fresh(config["seed"])
     settings = configure(config, folder.path, identity)
     shards = _check(settings)
+    stated = statement(settings)
     identity.create_key()
     try:
         folder.create()
+        folder.write(folder.partition, shards)
+        folder.write(folder.privacy, stated)
+        # Last, because this file makes the folder one that can be resumed.
         stored = {**config, "run": identity.to_config()}
         write_atomic(folder.config, OmegaConf.to_yaml(OmegaConf.create(stored)).encode())
-        folder.write(folder.partition, shards)
-        folder.write(folder.privacy, statement(settings))
-    except OSError:
+    except BaseException:
         identity.delete_key()
+        shutil.rmtree(folder.path, ignore_errors=True)
         raise
     return _run(settings, folder, identity, debug)
 
@@ -64,13 +70,29 @@ def resume(path: Path, *, debug: bool = False) -> Path:
     folder = RunFolder.existing(path)
     if folder.finished:
         return folder.path
+    config = stored_config(folder)
     try:
-        config: Any = OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True)
         identity = RunIdentity.from_config(config["run"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder.config} is not a run's configuration: {error}.") from error
     settings = configure(config, folder.path, identity)
     return _run(settings, folder, identity, debug)
+
+
+def stored_config(folder: RunFolder) -> dict[str, Any]:
+    """The configuration that a run was started with.
+
+    Raises:
+        CheckpointError: config.yaml cannot be read, or is not a table.
+    """
+    try:
+        config: Any = OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True)
+    except (YAMLError, OmegaConfBaseException, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{folder.config} cannot be read: {reason}.") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{folder.config} is not a run's configuration: not a table.")
+    return config
 
 
 def statement(settings: RunSettings) -> dict[str, Any]:
@@ -94,16 +116,22 @@ def _check(settings: RunSettings) -> dict[str, Any]:
     node = settings.node
     records = load(node.data, "train")
     shards = partition(records.labels, node.clients, node.partition, node.partition_seed)
-    build_generator(settings.server)
+    try:
+        build_generator(settings.server)
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, FedsinkError):
+            raise
+        raise ModelError(
+            f"generator={settings.server.generator} cannot be built with the options "
+            f"{settings.server.generator_options}: {error}."
+        ) from error
     return {
         "note": "Exact counts of private data: known to whoever simulates, never to a server.",
         "clients": manifest(shards, records.labels, node.data.classes),
     }
 
 
-def _run(
-    settings: RunSettings, folder: RunFolder, identity: RunIdentity, debug: bool
-) -> Path:
+def _run(settings: RunSettings, folder: RunFolder, identity: RunIdentity, debug: bool) -> Path:
     server = server_app(settings.server)
     try:
         if settings.engine.name == "flower":
@@ -141,5 +169,6 @@ def _grid(engine: EngineSettings, node: NodeSettings, debug: bool) -> Simulation
         actors=engine.actors,
         num_cpus=None if engine.num_cpus is None else int(engine.num_cpus),
         num_gpus=engine.num_gpus,
+        timeout=engine.timeout,
         debug=debug,
     )

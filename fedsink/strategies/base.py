@@ -70,7 +70,7 @@ class RoundStrategy(Strategy):
         for reply in replies:
             client = clients.get(reply.metadata.src_node_id)
             check(reply, asked, client)
-            if client in expected:
+            if client is not None and client in expected:
                 contents[client] = reply.content
         if missing := sorted(set(expected) - set(contents)):
             raise ClientError(

@@ -51,7 +51,7 @@ class DPSinkhornSettings:
 
     @property
     def nominal_batch(self) -> float:
-        """b = q·N/(K·C): records of one class expected in a client's batch."""
+        """B = q·N/(K·C): records of one class expected in a client's batch."""
         return self.plan.rate * self.nominal_records / self.objective.classes
 
 

@@ -214,7 +214,7 @@ class PrivatizeOnce(RoundStrategy):
         if mechanism is None:
             return None
         log_q = mechanism.log_likelihood().to(torch.float32)
-        return -lam * log_q[labels][:, privatized]
+        return -lam * log_q.T[labels][:, privatized]
 
     def _accept(self, values: Tensor, labels: Tensor) -> None:
         self._values, self._labels = values, labels

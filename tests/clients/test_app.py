@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.common.serde import message_to_proto
+
+from fedsink.clients.app import client_app
+from fedsink.clients.node import Node
+from fedsink.clients.settings import NodeSettings
+from fedsink.data.maps import PointBall
+from fedsink.privacy import PrivacyPlan
+from fedsink.protocol import GradientReply, LocalPlan, PrivatizeReply, PrivatizeRequest
+from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED
+
+Make = Callable[..., Any]
+PLAN = LocalPlan("laplace", PointBall("l1", 1.0, 4), 3.0)
+SECRET = "patient 4711 in /home/alice/scans"
+
+
+def ask(
+    settings: NodeSettings, kind: str, content: RecordDict, config: dict[str, Any] | None = None
+) -> Message:
+    config = {"partition-id": 1, "num-partitions": 3} if config is None else config
+    context = Context(1, 1001, config, RecordDict(), {})
+    message = Message(content, dst_node_id=1001, message_type=kind)
+    return client_app(settings)(message, context)
+
+
+def code(reply: Message) -> int:
+    assert reply.has_error()
+    assert not reply.error.reason
+    return reply.error.code
+
+
+def test_a_client_says_which_one_it_is(settings: NodeSettings) -> None:
+    reply = ask(settings, "query.identity", RecordDict())
+    assert dict(reply.content.config_records["identity"]) == {"client": 1}
+    assert len(reply.content) == 1
+
+
+def test_a_gradient_is_answered(settings: NodeSettings, make_request: Make) -> None:
+    reply = ask(settings, "train.gradient", make_request().to_record())
+    assert GradientReply.from_record(reply.content).gradient.shape == (6, 4)
+
+
+def test_privatized_records_are_answered(settings: NodeSettings) -> None:
+    reply = ask(settings, "train.privatize", PrivatizeRequest(PLAN, 0, 8).to_record())
+    read = PrivatizeReply.from_record(reply.content)
+    assert read.values.shape == (8, 4)
+    assert read.chunks == 3
+
+
+def test_the_plan_alone_names_a_release_and_not_the_chunk(secret: NodeSettings) -> None:
+    """Pitfall 9: every chunk is of one release, whatever its size."""
+    for chunk, size in ((0, 8), (1, 8), (0, 20)):
+        request = PrivatizeRequest(PLAN, chunk, size)
+        assert not ask(secret, "train.privatize", request.to_record()).has_error()
+    other = PrivatizeRequest(replace(PLAN, epsilon=4.0), 0, 8)
+    assert code(ask(secret, "train.privatize", other.to_record())) == REFUSED
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(RuntimeError, FAILED), (ValueError, MALFORMED), (TypeError, MALFORMED), (KeyError, FAILED),
+     (MemoryError, FAILED), (OSError, FAILED)],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["train.gradient", "train.privatize"])
+def test_an_errors_text_never_leaves_the_client(
+    settings: NodeSettings, make_request: Make, monkeypatch: pytest.MonkeyPatch, kind: str,
+    error: type[Exception], expected: int, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Pitfall 11."""
+
+    def crash(*arguments: object) -> None:
+        raise error(SECRET)
+
+    monkeypatch.setattr(Node, "gradient", crash)
+    monkeypatch.setattr(Node, "privatized", crash)
+    request = make_request() if kind == "train.gradient" else PrivatizeRequest(PLAN, 0, 8)
+    with caplog.at_level(logging.WARNING, logger="fedsink.clients"):
+        reply = ask(settings, kind, request.to_record())
+    assert code(reply) == expected
+    sent = message_to_proto(reply).SerializeToString()
+    for word in (b"4711", b"alice", error.__name__.encode(), b"Traceback"):
+        assert word not in sent
+    assert "4711" in caplog.text  # the owner is told
+
+
+def test_a_refusals_text_never_leaves_the_client(secret: NodeSettings, make_request: Make) -> None:
+    """Pitfall 11."""
+    assert not ask(secret, "train.gradient", make_request(bound=0.5).to_record()).has_error()
+    reply = ask(secret, "train.gradient", make_request(bound=0.6).to_record())
+    assert code(reply) == REFUSED
+    assert b"already" not in message_to_proto(reply).SerializeToString()
+
+
+@pytest.mark.parametrize("kind", ["train.gradient", "train.privatize"])
+def test_a_malformed_request_is_answered_with_a_code(settings: NodeSettings, kind: str) -> None:
+    assert code(ask(settings, kind, RecordDict())) == MALFORMED
+
+
+def test_data_that_cannot_be_read_is_answered_with_a_code(
+    settings: NodeSettings, make_request: Make
+) -> None:
+    """Pitfall 11: the path stays on the client."""
+    data = replace(settings.data, name="image_folder", shape=(1, 8, 8), root="/secret/path")
+    reply = ask(replace(settings, data=data), "train.gradient", make_request().to_record())
+    assert code(reply) == MALFORMED
+    assert b"secret" not in message_to_proto(reply).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"partition-id": 3}, {"partition-id": -1}, {"partition-id": "one"}], ids=str
+)
+@pytest.mark.parametrize("kind", ["query.identity", "train.gradient"])
+def test_an_unknown_partition_is_answered_with_a_code(
+    settings: NodeSettings, make_request: Make, config: dict[str, Any], kind: str
+) -> None:
+    content = RecordDict() if kind == "query.identity" else make_request().to_record()
+    assert code(ask(settings, kind, content, config)) == MALFORMED
+
+
+@pytest.mark.parametrize("clip", ["batch", "record"])
+def test_a_reply_holds_the_gradient_and_nothing_else(
+    settings: NodeSettings, make_request: Make, clip: str
+) -> None:
+    """Pitfall 1: no size, no loss, no norm: replies of unequal shards have equal schemas."""
+    sizes = set()
+    for client in range(3):  # 21, 20 and 20 records
+        for rate in (1e-12, 0.5, 1.0):
+            request = make_request(clip=clip, rate=rate)
+            reply = ask(settings, "train.gradient", request.to_record(), {"partition-id": client})
+            content = reply.content
+            assert sorted(content) == ["arrays", "fields"]
+            assert dict(content.config_records["fields"]) == {"json": "{}"}
+            assert list(content.array_records["arrays"]) == ["gradient"]
+            array = content.array_records["arrays"]["gradient"]
+            assert (array.dtype, tuple(array.shape)) == ("float32", (6, 4))
+            sizes.add(len(array.data))
+    assert len(sizes) == 1
+
+
+def test_a_shared_request_is_not_changed(settings: NodeSettings, make_request: Make) -> None:
+    """In-process engines hand one content object to every client."""
+    content = make_request(clip="record").to_record()
+    before = message_to_proto(Message(content, dst_node_id=1, message_type="train"))
+    ask(settings, "train.gradient", content)
+    after = message_to_proto(Message(content, dst_node_id=1, message_type="train"))
+    assert before.content == after.content
+
+
+def test_the_clients_thread_limit_is_set(settings: NodeSettings) -> None:
+    torch.set_num_threads(2)
+    ask(settings, "query.identity", RecordDict())
+    assert torch.get_num_threads() == 1
+
+
+def test_a_round_beyond_the_plan_is_refused(settings: NodeSettings, make_request: Make) -> None:
+    """Pitfall 6: the plan covers 50 rounds, and the 51st would be charged to nobody."""
+    request = make_request(round=51)
+    assert isinstance(request.plan, PrivacyPlan)
+    assert code(ask(settings, "train.gradient", request.to_record())) == MALFORMED

@@ -1,0 +1,116 @@
+"""The command line itself: what it says, what it imports, how the shell completes it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsink import __version__
+from fedsink.cli import COMMANDS, main
+from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
+from fedsink.server.interrupt import InterruptedRunError
+
+from .conftest import FEDSINK, Command, run_many
+
+
+def _main(*arguments: str) -> int | str | None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return caught.value.code
+
+
+def test_help_and_version(fedsink: Command, tmp_path: Path) -> None:
+    shown = fedsink("--help", cwd=tmp_path)
+    assert shown.code == 0
+    assert all(f"  {name} " in shown.out for name in COMMANDS)
+    assert fedsink("--version", cwd=tmp_path).out == f"fedsink {__version__}\n"
+
+
+def test_no_command_is_help_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _main() == 2
+    assert "Usage: fedsink COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, tmp_path: Path) -> None:
+    (outcome,) = run_many([(tmp_path, [command, "--help"])])
+    assert outcome.code == 0
+    assert f"fedsink {command}" in outcome.out
+    assert outcome.err == ""
+    assert outcome.left == ()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["nothing"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    script = (
+        "import sys\nfrom fedsink.cli import main\n"
+        f"try:\n    main({arguments!r})\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'hydra', 'flwr', 'ray', 'numpy', 'omegaconf'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("bad"), 2),
+        (CheckpointError("bad"), 2),
+        (FedsinkError("bad"), 2),
+        (ClientError("bad"), 1),
+        (InterruptedRunError("bad"), 130),
+        (OSError(28, "No space left on device", "/x"), 1),
+        (RuntimeError("odd"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_codes(
+    error: BaseException,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails(*arguments: object, **more: object) -> int:
+        raise error
+
+    monkeypatch.setattr("fedsink.commands.account.run", fails)
+    assert _main("account", "x") == code
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert "fedsink: " in err
+    if isinstance(error, OSError):
+        assert err == "fedsink: /x: No space left on device.\n"
+    if isinstance(error, RuntimeError):
+        assert "RuntimeError: odd" in err
+        assert "--debug" in err
+    if not isinstance(error, KeyboardInterrupt):
+        with pytest.raises(type(error)):
+            main(["account", "x", "--debug"])
+
+
+def _completions(line: str) -> list[str]:
+    """What bash offers for a line, through the script that `install=bash` prints."""
+    script = f"""
+        PATH={FEDSINK.parent}:$PATH
+        eval "$(fedsink --shell-completion install=bash)"
+        COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; COMP_WORDS=($COMP_LINE)
+        COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+        hydra_bash_completion
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_groups_and_choices() -> None:
+    assert _completions("fedsink s") == ["simulate", "sample"]
+    assert _completions("fedsink simulate mo") == ["mode="]
+    assert {word.rpartition("=")[2] for word in _completions("fedsink simulate mode=")} == {
+        "central",
+        "ldp",
+    }
+    assert _completions("fedsink sample r") == []

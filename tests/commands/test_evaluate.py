@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .conftest import SMALL, Outcome, run_many
+
+
+@pytest.fixture(scope="module")
+def evaluated(
+    finished: tuple[Outcome, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[Outcome]]:
+    folder = tmp_path_factory.mktemp("evaluated")
+    shutil.copytree(finished[1], folder / "images")
+    lines = [
+        ["evaluate", "run=images", "n=200", "threads=1", "reference=true"],
+        ["simulate", *SMALL, "data=half_circle", "mode=ldp", "hydra.run.dir=points"],
+        ["evaluate", "run=points", "n=200"],
+        ["simulate", *SMALL, "conditional=false", "hydra.run.dir=unconditional"],
+        ["evaluate", "run=unconditional", "n=200"],
+    ]
+    return folder, run_many([(folder, line) for line in lines])
+
+
+def test_accuracies_are_fractions_written_into_the_run_folder(
+    evaluated: tuple[Path, list[Outcome]],
+) -> None:
+    outcome = evaluated[1][0]
+    assert outcome.code == 0, outcome.err
+    path = evaluated[0] / "images" / "evaluation.json"
+    assert outcome.last == str(path)
+    result = json.loads(path.read_text())
+    for key in ("accuracy", "real_accuracy"):
+        assert set(result[key]) == {"logreg", "mlp", "cnn"}
+        assert all(0 <= value <= 1 for value in result[key].values())
+    assert result["real_accuracy"]["logreg"] > 0.8
+    assert result["real_accuracy"]["logreg"] > result["accuracy"]["logreg"]  # 20 rounds only
+    assert (result["n"], result["test_images"]) == (200, 360)
+    assert sum(result["label_histogram"]) == 200
+    assert result["sliced_w2"] > 0
+
+
+def test_the_table_is_on_standard_output_and_nothing_on_the_other(
+    evaluated: tuple[Path, list[Outcome]],
+) -> None:
+    outcome = evaluated[1][0]
+    for word in ("logreg", "mlp", "cnn", "sliced W2", "images per class", "real data"):
+        assert word in outcome.out
+    assert outcome.err == ""
+
+
+def test_points_get_distances(evaluated: tuple[Path, list[Outcome]]) -> None:
+    folder, outcomes = evaluated
+    assert outcomes[2].code == 0, outcomes[2].err
+    result = json.loads((folder / "points" / "evaluation.json").read_text())
+    assert result["w2"] >= result["sliced_w2"] > 0
+    assert "accuracy" not in result
+
+
+def test_an_unconditional_generator_has_no_accuracy(
+    evaluated: tuple[Path, list[Outcome]],
+) -> None:
+    folder, outcomes = evaluated
+    assert outcomes[4].code == 0, outcomes[4].err
+    assert "no labels to train classifiers on" in outcomes[4].err
+    result = json.loads((folder / "unconditional" / "evaluation.json").read_text())
+    assert "accuracy" not in result
+    assert result["sliced_w2"] > 0

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from .conftest import SMALL, Outcome, run_many
+
+
+@pytest.fixture(scope="module")
+def sampled(
+    finished: tuple[Outcome, Path], finished_ldp: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[Outcome]]:
+    """All that is sampled in this module, by one process in one folder."""
+    folder = tmp_path_factory.mktemp("sampled")
+    run, damaged = finished[1], folder / "damaged"
+    shutil.copytree(run, damaged)
+    (damaged / "generator.safetensors").write_bytes(b"")
+    unfinished = folder / "unfinished"
+    shutil.copytree(run, unfinished)
+    (unfinished / "metrics.json").unlink()
+    lines = [
+        ["sample", f"run={run}", "n=50", "seed=1", "out=one.npz"],
+        ["sample", f"run={run}", "n=50", "seed=1", "out=same.npz"],
+        ["sample", f"run={run}", "n=50", "seed=2", "out=other.npz"],
+        ["sample", f"run={finished_ldp}", "n=40", "out=deep/ldp.npz"],
+        ["sample", f"run={run}", "n=50", "seed=1", "out=pictures"],
+        ["sample", f"run={run}", "n=50", "seed=1", "out=one.npz"],
+        ["sample", f"run={run}", "out=pictures"],
+        ["sample", f"run={run}", "out=x.png"],
+        ["sample", f"run={run}", "out=x.npz", "n=0"],
+        ["sample", f"run={damaged}", "out=x.npz"],
+        ["sample", f"run={unfinished}", "out=x.npz"],
+        ["simulate", *SMALL, "data=half_circle", "mode=ldp", "hydra.run.dir=points"],
+        ["sample", "run=points", "n=30", "out=points.npz"],
+        ["sample", "run=points", "n=30", "out=points_as_pictures"],
+    ]
+    return folder, run_many([(folder, line) for line in lines])
+
+
+def test_an_archive_holds_bytes_and_labels(sampled: tuple[Path, list[Outcome]]) -> None:
+    folder, outcomes = sampled
+    assert outcomes[0].code == 0, outcomes[0].err
+    assert outcomes[0].last == "one.npz"
+    with np.load(folder / "one.npz") as file:
+        assert set(file.files) == {"x", "y"}
+        assert (file["x"].shape, file["x"].dtype) == ((50, 1, 8, 8), np.uint8)
+        assert (file["y"].shape, file["y"].dtype) == ((50,), np.int64)
+        assert set(file["y"]) <= set(range(10))
+        assert file["x"].std() > 5  # not one grey
+    with np.load(folder / "deep" / "ldp.npz") as file:
+        assert file["x"].shape == (40, 1, 8, 8)
+
+
+def test_the_seed_decides_the_sample(sampled: tuple[Path, list[Outcome]]) -> None:
+    folder, _ = sampled
+    files = {name: np.load(folder / f"{name}.npz") for name in ("one", "same", "other")}
+    for key in ("x", "y"):
+        assert np.array_equal(files["one"][key], files["same"][key])
+        assert not np.array_equal(files["one"][key], files["other"][key])
+
+
+def test_a_folder_holds_the_same_images_by_class(sampled: tuple[Path, list[Outcome]]) -> None:
+    folder, outcomes = sampled
+    assert outcomes[4].code == 0, outcomes[4].err
+    assert {p.name for p in (folder / "pictures").iterdir()} == {str(c) for c in range(10)}
+    pictures = {int(p.stem): p for p in (folder / "pictures").rglob("*.png")}
+    assert sorted(pictures) == list(range(50))
+    with np.load(folder / "one.npz") as file:
+        for number, path in pictures.items():
+            assert int(path.parent.name) == file["y"][number]
+            with Image.open(path) as picture:
+                assert np.array_equal(np.asarray(picture), file["x"][number, 0])
+
+
+def test_points_are_floats_and_no_pictures(sampled: tuple[Path, list[Outcome]]) -> None:
+    folder, outcomes = sampled
+    assert outcomes[12].code == 0, outcomes[12].err
+    with np.load(folder / "points.npz") as file:
+        assert (file["x"].shape, file["x"].dtype) == ((30, 2), np.float32)
+        assert set(file["y"]) == {0}
+    assert outcomes[13].code == 2
+    assert "write to a .npz file" in outcomes[13].err
+    assert not (folder / "points_as_pictures").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (5, "one.npz exists already: remove it or give another out=."),
+        (6, "pictures exists already"),
+        (7, "out=x.png must end in .npz"),
+        (8, "n=0: must be at least 1."),
+        (9, "damaged"),
+        (10, "has not finished: fedsink simulate resume="),
+    ],
+)
+def test_what_cannot_be_sampled_is_one_sentence(
+    sampled: tuple[Path, list[Outcome]], line: int, message: str
+) -> None:
+    folder, outcomes = sampled
+    assert outcomes[line].code == 2
+    assert message in outcomes[line].err
+    assert outcomes[line].err.count("\n") == 1
+    assert not (folder / "x.npz").exists()

@@ -1,0 +1,231 @@
+"""`fedsink simulate` as its user meets it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from .conftest import SMALL, Command, Outcome, run_many
+
+_PRIVACY = ("model", "epsilon", "delta", "unit", "adjacency", "mechanism", "accountant")
+
+
+def test_a_run_prints_its_folder_last_and_succeeds(
+    finished: tuple[Outcome, Path], foreign: Path
+) -> None:
+    outcome, folder = finished
+    assert outcome.code == 0, outcome.err
+    assert folder.is_dir()
+    assert folder.is_absolute()
+    assert re.fullmatch(
+        r"runs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-\d+-central", str(folder.relative_to(foreign))
+    )
+    assert outcome.out == f"{folder}\n"
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(
+    finished: tuple[Outcome, Path],
+) -> None:
+    lines = finished[0].err.splitlines()
+    assert "\r" not in finished[0].err
+    assert "\x1b" not in finished[0].err
+    assert re.search(r"round 20/20 .*loss .*ε .*rounds/s .*left", lines[-1])
+
+
+def test_a_run_leaves_every_file_of_the_architecture(finished: tuple[Outcome, Path]) -> None:
+    _, folder = finished
+    names = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    pictures = {name for name in names if name.startswith("samples/")}
+    assert names - pictures == {
+        "config.yaml", "metrics.jsonl", "metrics.json", "privacy.json", "partition.json",
+        "generator.safetensors", "generator.json", "checkpoint/state.safetensors",
+    }  # fmt: skip
+    assert pictures == {f"samples/round-{n:06d}.png" for n in (0, 10, 20)}
+    with Image.open(folder / "samples" / "round-000020.png") as picture:
+        assert min(picture.size) > 80  # ten by ten digits of 8 by 8
+
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["rounds"] == 20
+    assert config["rate"] == 0.2  # resolved: it is an interpolation in the source
+    assert config["run"]["key_file"] is None
+    assert "${" not in (folder / "config.yaml").read_text()
+
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(1, 21))
+    assert all({"loss", "epsilon", "seconds", "signal_to_noise"} <= set(line) for line in lines)
+    assert [line["epsilon"] for line in lines] == sorted(line["epsilon"] for line in lines)
+
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["rounds"] == 20
+    assert metrics["seconds"] > 0
+    privacy = json.loads((folder / "privacy.json").read_text())
+    assert set(_PRIVACY) <= set(privacy)
+    assert metrics["epsilon"] == lines[-1]["epsilon"] == privacy["epsilon"]
+    assert privacy["model"] == "central"
+    assert 9.9 < privacy["epsilon"] <= 10
+    assert len(privacy["clients"]) == 2
+
+
+def test_a_local_run_leaves_the_uploads_beside_its_checkpoint(finished_ldp: Path) -> None:
+    assert (finished_ldp / "checkpoint" / "uploads.safetensors").is_file()
+    privacy = json.loads((finished_ldp / "privacy.json").read_text())
+    assert set(_PRIVACY) <= set(privacy)
+    assert (privacy["model"], privacy["epsilon"]) == ("ldp", pytest.approx(35))
+
+
+_LOCAL = ["simulate", *SMALL]
+_BAD: dict[str, tuple[list[str], str]] = {
+    "unknown key": (
+        [*_LOCAL, "epss=3"],
+        "Unknown key 'epss'. Did you mean eps? fedsink simulate --cfg job lists them all.",
+    ),
+    "unknown nested key": ([*_LOCAL, "engine.thread=2"], "Did you mean engine.threads?"),
+    "key of a recipe": (
+        [*_LOCAL, "mode=ldp", "mechanism.map.block=3"],
+        "Did you mean recipe.map.block?",
+    ),
+    "added key": ([*_LOCAL, "+foo=1"], "Unknown key 'foo' in the configuration."),
+    "unknown choice": (
+        [*_LOCAL, "data=mnits"],
+        "There is no data=mnits: choose one of digits, fashion_mnist, half_circle, image_folder, "
+        "mnist.",
+    ),
+    "unknown mode": ([*_LOCAL, "mode=cental"], "There is no mode=cental: choose one of central, l"),
+    "wrong mechanism": (
+        [*_LOCAL, "mechanism=laplace"],
+        "mode=central has no mechanism=laplace: choose gaussian.",
+    ),
+    "wrong strategy": ([*_LOCAL, "mode=ldp", "strategy=dp_sinkhorn"], "belong to the other mode?"),
+    "unknown clip": ([*_LOCAL, "clip=x"], "clip is record or batch, not 'x'."),
+    "no value": ([*_LOCAL, "eps"], "Error parsing override 'eps'"),
+    "unknown flag": (
+        [*_LOCAL, "--verbose"],
+        "unrecognized arguments: --verbose; fedsink simulate --help says what there is.",
+    ),
+    "bad flag": (["simulate", "--cfg", "x"], "invalid choice: 'x'"),
+    "missing root": ([*_LOCAL, "data=image_folder"], "data.root must be given: add data.root=…"),
+    "missing folder": ([*_LOCAL, "data=mnist", "data.root=no/such"], "no/such/MNIST/raw does not"),
+    "eps": ([*_LOCAL, "eps=0"], "eps must be a finite number > 0, received 0."),
+    "three of three": (
+        [*_LOCAL, "eps=1", "sigma=1", "rounds=20"],
+        "cost ε = ",
+    ),
+    "rate": ([*_LOCAL, "rate=1.5"], "rate must lie in (0, 1], received 1.5."),
+    "clients": ([*_LOCAL, "clients=5000"], "5000 clients cannot share 1437 records"),
+    "labels": ([*_LOCAL, "data.classes=[a]"], "label 1 is outside the 1 classes of data.classes"),
+    "generator": ([*_LOCAL, "generator=dcgan"], "dcgan makes images of 28×28 or 32×32 pixels"),
+    "seed": ([*_LOCAL, "seed=-1"], "seed must be a whole number of at least 0, not -1."),
+    "type": ([*_LOCAL, "strategy.m=abc"], "strategy.m must be a number of at least 0, not 'abc'."),
+    "unmatched": ([*_LOCAL, "mode=ldp", "strategy.cost=l1"], "say strategy.unmatched=true"),
+    "named folder": ([*_LOCAL, "eps=0", "hydra.run.dir=a/b/c"], "eps must be"),
+    "sweep": (
+        ["simulate", *SMALL[:-1], "--multirun", "eps=0,-1"],
+        "eps must be a finite number > 0, received 0.",
+    ),
+    "resume nothing": (
+        ["simulate", "resume=nowhere"],
+        "nowhere holds no fedsink run (no config.yaml)",
+    ),
+    "resume with keys": (
+        ["simulate", "resume=x", "eps=3", "rounds=5"],
+        "with the configuration stored in that folder: leave out eps=3 rounds=5.",
+    ),
+    "unknown command": (["simulat"], "unknown command 'simulat'. Did you mean simulate?"),
+    "sample without run": (["sample", "out=x.npz"], "run= is missing"),
+    "sample without out": (["sample", "run=x"], "out= is missing"),
+    "sample of nothing": (["sample", "run=x", "out=x.npz"], "holds no fedsink run"),
+    "evaluate without run": (["evaluate"], "run= is missing"),
+    "evaluate of nothing": (["evaluate", "run=x"], "holds no fedsink run"),
+    "evaluate too few": (["evaluate", "run=x", "n=3"], "n=3: must be at least 20."),
+    "account of too little": (["account", "rate=0.2"], "received rate."),
+    "account of too much": (
+        ["account", "rate=0.2", "sigma=1", "rounds=5", "eps=1"],
+        "received rate, sigma, rounds, eps.",
+    ),
+    "account rate": (["account", "rate=2", "sigma=1", "rounds=5"], "rate must lie in (0, 1]"),
+    "account key": (["account", "sgma=1"], "Unknown key 'sgma'. Did you mean sigma?"),
+    "account twice": (["account", "sigma=1", "sigma=2"], "sigma was given twice."),
+    "account text": (["account", "sigma=x"], "sigma=x: expected a number, received 'x'."),
+    "not a key": (["account", "sigma"], "'sigma' is not of the form key=value"),
+}
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    root = tmp_path_factory.mktemp("refused")
+    lines = [(root / str(n), line) for n, (line, _) in enumerate(_BAD.values())]
+    return dict(zip(_BAD, run_many(lines), strict=True))
+
+
+@pytest.mark.parametrize("case", _BAD)
+def test_bad_input_is_one_sentence_exit_2_and_leaves_nothing(
+    refused: dict[str, Outcome], case: str
+) -> None:
+    outcome = refused[case]
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.startswith("fedsink: ")
+    assert _BAD[case][1] in outcome.err
+    assert outcome.left == ()
+
+
+def test_the_installed_script_refuses_in_the_same_way(fedsink: Command, tmp_path: Path) -> None:
+    outcome = fedsink("simulate", "eps=-1", "engine=local", cwd=tmp_path)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err == "fedsink: eps must be a finite number > 0, received -1.\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_folder_of_the_users_own_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    arguments = [*_LOCAL, "eps=0", "hydra.run.dir=mine/a/b"]
+    (outcome,) = run_many([(tmp_path, arguments)])
+    assert outcome.code == 2
+    assert outcome.left == ("mine",)
+
+
+def test_debug_shows_the_traceback(fedsink: Command, tmp_path: Path) -> None:
+    outcome = fedsink("simulate", "eps=-1", "engine=local", "--debug", cwd=tmp_path)
+    assert outcome.code != 0
+    assert "Traceback (most recent call last)" in outcome.err
+    assert "PrivacyError: eps must be a finite number > 0" in outcome.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_configuration_and_sweeps(tmp_path: Path) -> None:
+    sweep = ["simulate", *SMALL, "rounds=3", "--multirun", "eps=1,3", "hydra.sweep.dir=both"]
+    sweep.remove("rounds=20")
+    help_, config, both = run_many(
+        [
+            (tmp_path / "help", ["simulate", "--help"]),
+            (tmp_path / "config", ["simulate", "--cfg", "job", "mode=ldp", "eps=3"]),
+            (tmp_path / "sweep", sweep),
+        ]
+    )
+    assert help_.code == config.code == both.code == 0, both.err
+    assert "fedsink simulate mode=ldp mechanism=laplace eps=35" in help_.out
+    assert "mode: central, ldp" in help_.out
+    shown = yaml.safe_load(config.out)
+    assert (shown["mode"], shown["eps"], shown["mechanism"]["name"]) == ("ldp", 3, "laplace")
+    assert help_.left == config.left == ()
+    folders = [Path(line) for line in both.out.splitlines()]
+    assert folders == [tmp_path / "sweep" / "both" / str(n) for n in (0, 1)]
+    for folder, eps in zip(folders, (1, 3), strict=True):
+        epsilon = json.loads((folder / "privacy.json").read_text())["epsilon"]
+        assert 0.99 * eps < epsilon <= eps
+
+
+def test_one_bad_run_of_a_sweep_leaves_the_good_one(tmp_path: Path) -> None:
+    sweep = [*SMALL[:2], "rounds=2", "seed=0", "--multirun", "eps=0,3", "hydra.sweep.dir=both"]
+    (outcome,) = run_many([(tmp_path, ["simulate", *sweep])])
+    assert outcome.code == 2
+    assert outcome.err.splitlines()[-1] == "fedsink: eps must be a finite number > 0, received 0."
+    assert not (tmp_path / "both" / "0").exists()
+    assert (tmp_path / "both" / "1" / "metrics.json").is_file()

@@ -1,0 +1,48 @@
+"""What every test shares: one thread, no telemetry, no file outside the temporary folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Flower reads these once, at its import: before any test module is imported.
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+os.environ["FLWR_LOG_LEVEL"] = "WARNING"
+
+import torch
+from hypothesis import settings
+
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.load_profile("ci")
+torch.set_num_threads(1)
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keys, caches and Flower's own files go to a temporary folder, in subprocesses as well."""
+    names = {"XDG_STATE_HOME": "state", "XDG_CACHE_HOME": "cache", "FLWR_HOME": "flwr"}
+    before = {name: os.environ.get(name) for name in names}
+    for name, folder in names.items():
+        os.environ[name] = str(tmp_path_factory.mktemp(folder))
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """A folder that holds MNIST and FashionMNIST as torchvision lays them out."""
+    named = os.environ.get("FEDSINK_TEST_DATA")
+    folder = Path(named) if named else ROOT.parent / "shared" / "data"
+    if not (folder / "MNIST" / "raw").is_dir():
+        pytest.skip(f"{folder} holds no MNIST/raw; name a folder that does in FEDSINK_TEST_DATA")
+    return folder

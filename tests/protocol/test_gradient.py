@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, RecordDict
+
+from fedsink.errors import ConfigError
+from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
+from fedsink.protocol import GradientReply, GradientRequest, Objective
+from fedsink.protocol.records import pack, unpack
+
+Make = Callable[..., GradientRequest]
+RECORD = PrivacyPlan(0.25, 1.5, 7, RecordClip(0.5), JointSchedule(), 1e-5)
+
+
+def with_field(request: GradientRequest, **changes: Any) -> RecordDict:
+    record = request.to_record()
+    fields = json.loads(str(record.config_records["fields"]["json"])) | changes
+    record["fields"] = ConfigRecord({"json": json.dumps(fields)})
+    return record
+
+
+def without_array(request: GradientRequest, name: str) -> RecordDict:
+    fields, arrays = unpack(request.to_record())
+    return pack(fields, {key: value for key, value in arrays.items() if key != name})
+
+
+@pytest.mark.parametrize("clip", [BatchClip(0.5), RecordClip(2.0)])
+@pytest.mark.parametrize("label", [None, 1])
+def test_a_request_round_trips(make_request: Make, clip: Any, label: int | None) -> None:
+    schedule = JointSchedule() if label is None else ClassSchedule(3)
+    plan = PrivacyPlan(0.1, 1.5, 7, clip, schedule, 1e-5)
+    request = make_request(plan=plan, label=label, potentials=torch.arange(4.0))
+    read = GradientRequest.from_record(request.to_record())
+    assert (read.round, read.label, read.plan) == (request.round, label, plan)
+    assert (read.objective, read.view) == (request.objective, request.view)
+    for name in ("rows", "row_labels", "potentials", "self_gradient"):
+        assert torch.equal(getattr(read, name), getattr(request, name))
+
+
+def test_rows_that_require_gradients_are_sent_as_values(make_request: Make) -> None:
+    rows = torch.ones(4, 2, requires_grad=True)
+    read = GradientRequest.from_record(make_request(rows=rows).to_record())
+    assert torch.equal(read.rows, rows.detach())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"round": 0}, r"Round 0 is not in the plan's 1\.\.7"),
+        ({"round": 8}, r"Round 8 is not in the plan's 1\.\.7"),
+        ({"rows": torch.zeros(4)}, "Rows must be a finite n×D float32 matrix"),
+        ({"rows": torch.zeros(0, 2), "row_labels": torch.zeros(0).long()}, "Rows must be"),
+        ({"rows": torch.zeros(4, 2, dtype=torch.int64)}, "not \\(4, 2\\) of torch.int64"),
+        ({"rows": torch.zeros(4, 2, dtype=torch.float64)}, "Rows must be"),
+        ({"rows": torch.full((4, 2), math.nan)}, "Rows must be a finite"),
+        ({"rows": torch.full((4, 2), math.inf)}, "Rows must be a finite"),
+        ({"row_labels": torch.zeros(3).long()}, "Row labels must be 4 integers"),
+        ({"row_labels": torch.zeros(4)}, "Row labels must be 4 integers"),
+        ({"row_labels": torch.tensor([0, 1, 2, 3])}, "Row labels must be below the 3 classes"),
+        ({"row_labels": torch.tensor([0, 1, 2, -1])}, "Row labels must be below the 3 classes"),
+        ({"plan": RECORD}, "Per-record clipping needs 4 potentials"),
+        ({"plan": RECORD, "potentials": torch.zeros(3)}, "Per-record clipping needs 4 potentials"),
+        ({"self_gradient": torch.zeros(3, 2)}, "finite float32 self gradient of the rows' shape"),
+        ({"self_gradient": torch.zeros(4, 2).long()}, "finite float32 self gradient"),
+        ({"self_gradient": torch.full((4, 2), math.nan)}, "finite float32 self gradient"),
+    ],
+)
+def test_a_request_that_does_not_fit_together_is_refused(
+    make_request: Make, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        GradientRequest.from_record(make_request(**changes).to_record())
+
+
+@pytest.mark.parametrize("name", ["rows", "row_labels", "potentials", "self_gradient"])
+def test_a_request_without_an_array_is_malformed(make_request: Make, name: str) -> None:
+    with pytest.raises(ValueError, match=f"Malformed gradient request: '{name}'"):
+        GradientRequest.from_record(without_array(make_request(), name))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": None}, {"round": math.inf}, {"round": "two"}, {"label": []}, {"plan": None},
+        {"plan": {}}, {"plan": {"rate": 0.1, "clip": 3}}, {"objective": None}, {"objective": {}},
+        {"objective": {"lam": 1.0, "classes": 3, "surprise": 1}}, {"view": 3},
+        {"objective": {"lam": "1", "classes": 3}},
+        {"objective": {"lam": 1.0, "classes": 3, "m": []}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_request_with_malformed_fields_is_refused(
+    make_request: Make, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        GradientRequest.from_record(with_field(make_request(), **changes))
+
+
+def test_a_hostile_plan_is_refused_when_the_request_is_read(make_request: Make) -> None:
+    plan = make_request().plan.to_dict()
+    for changes in ({"noise_multiplier": 0.0}, {"rate": 0.0}, {"rate": 1.5}, {"delta": 1.0}):
+        with pytest.raises(ValueError, match=r"."):
+            GradientRequest.from_record(with_field(make_request(), plan=plan | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lam": 0.0}, "λ must be a positive finite number, not 0.0"),
+        ({"lam": -1.0}, "λ must be a positive finite number"),
+        ({"lam": math.nan}, "λ must be a positive finite number"),
+        ({"lam": math.inf}, "λ must be a positive finite number"),
+        ({"lam": "1"}, "objective.lam must be a number, not '1'"),
+        ({"m": -0.1}, "The weight m of the L1 part"),
+        ({"label_weight": -1.0}, "The label weight must be a finite number ≥ 0, not -1.0"),
+        ({"label_weight": math.inf}, "The label weight must be"),
+        ({"label_weight": True}, "objective.label_weight must be a number"),
+        ({"classes": 0}, "The number of classes must be at least 1, not 0"),
+        ({"classes": 2.5}, "The number of classes must be at least 1, not 2.5"),
+        ({"solver": "fast"}, 'Unknown solver "fast"'),
+    ],
+)
+def test_an_impossible_objective_cannot_exist(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Objective(**{"lam": 1.0, "classes": 2, **changes})
+
+
+def test_a_reply_round_trips() -> None:
+    gradient = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
+    read = GradientReply.from_record(GradientReply(gradient).to_record())
+    assert torch.equal(read.gradient, gradient)
+
+
+def test_a_reply_holds_one_array_and_no_field() -> None:
+    """Pitfall 1."""
+    record = GradientReply(torch.zeros(3, 2)).to_record()
+    assert dict(record.config_records["fields"]) == {"json": "{}"}
+    assert list(record.array_records["arrays"]) == ["gradient"]
+    assert len(record) == 2
+    assert not record.metric_records
+
+
+def test_a_reply_without_a_gradient_is_malformed() -> None:
+    with pytest.raises(ValueError, match="it holds no gradient"):
+        GradientReply.from_record(pack({}, {"loss": torch.zeros(1)}))

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsink.protocol.records import digest, pack, unpack
+
+DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool]
+
+
+def record_of(text: str, arrays: dict[str, Array]) -> RecordDict:
+    return RecordDict({"fields": ConfigRecord({"json": text}), "arrays": ArrayRecord(arrays)})
+
+
+def stored(array: np.ndarray, **changes: Any) -> Array:
+    parts: dict[str, Any] = {
+        "dtype": str(array.dtype), "shape": array.shape, "stype": "fedsink.raw",
+        "data": array.tobytes(),
+    }  # fmt: skip
+    return Array(**{**parts, **changes})
+
+
+def over_the_wire(record: RecordDict) -> RecordDict:
+    return recorddict_from_proto(recorddict_to_proto(record))
+
+
+@given(
+    shape=st.lists(st.integers(0, 3), max_size=3),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 99),
+)
+def test_unpack_inverts_pack_to_the_last_bit(
+    shape: list[int], dtype: torch.dtype, seed: int
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    array = torch.randn(shape, generator=random).to(dtype)
+    fields = {"text": "ε", "none": None, "number": 0.1, "list": [1, {"a": True}]}
+    read, arrays = unpack(over_the_wire(pack(fields, {"x": array, "empty": torch.zeros(0, 4)})))
+    assert read == fields
+    assert arrays["x"].dtype == dtype
+    assert torch.equal(arrays["x"], array)
+    assert arrays["x"].shape == array.shape
+    assert arrays["empty"].shape == (0, 4)
+
+
+def test_a_column_of_a_transposed_tensor_is_packed_as_it_reads() -> None:
+    array = torch.arange(6.0).reshape(2, 3).T[1:]
+    assert torch.equal(unpack(pack({}, {"x": array}))[1]["x"], array)
+
+
+class Bomb:
+    """Unpickling it creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
+    victim = tmp_path / "executed"
+    as_object = io.BytesIO()
+    np.save(as_object, np.array([Bomb(victim)], dtype=object), allow_pickle=True)
+    for data in (as_object.getvalue(), pickle.dumps(Bomb(victim))):
+        record = record_of("{}", {"x": stored(np.zeros(1), data=data)})
+        with pytest.raises(ValueError, match="Malformed message"):
+            unpack(record)
+    assert not victim.exists()
+    pickle.loads(pickle.dumps(Bomb(victim)))  # the bomb does go off where it is unpickled
+    assert victim.exists()
+
+
+ZEROS = np.zeros(3, dtype=np.float32)
+
+
+def zipped() -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, x=ZEROS)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        stored(ZEROS, data=b""),
+        stored(ZEROS, data=b"garbage"),
+        stored(ZEROS, data=zipped()),
+        stored(ZEROS, data=b"PK\x03\x04 no archive"),
+        stored(ZEROS, data=ZEROS.tobytes()[:-1]),
+        stored(ZEROS, data=ZEROS.tobytes() + b"\0"),
+        stored(ZEROS, dtype="float64"),
+        stored(ZEROS, shape=(4,)),
+        stored(ZEROS, stype="pickle", data=pickle.dumps(1)),
+        stored(np.array(["text"])),
+        stored(ZEROS, shape=(-3,)),
+        Array(ZEROS),
+    ],
+    ids=[
+        "empty",
+        "garbage",
+        "zip",
+        "torn zip",
+        "torn",
+        "longer",
+        "dtype",
+        "shape",
+        "type",
+        "text",
+        "negative",
+        "npy",
+    ],
+)
+def test_an_array_that_is_not_what_it_says_is_malformed(array: Array) -> None:
+    with pytest.raises(ValueError, match=r"^Malformed message: \w+\.$"):
+        unpack(record_of("{}", {"x": array}))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "3", "null", '"fields"', "[" * 100_000])
+def test_fields_that_are_no_json_object_are_malformed(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^Malformed message: "):
+        unpack(record_of(text, {}))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        RecordDict(),
+        RecordDict({"fields": ConfigRecord({"json": "{}"})}),
+        RecordDict({"arrays": ArrayRecord({})}),
+        RecordDict({"fields": ConfigRecord({"text": "{}"}), "arrays": ArrayRecord({})}),
+    ],
+)
+def test_a_record_that_lacks_a_part_is_malformed(record: RecordDict) -> None:
+    with pytest.raises(ValueError, match=r"^Malformed message: "):
+        unpack(record)
+
+
+def test_a_fields_digest_is_the_same_on_both_sides_of_the_wire(
+    make_request: Callable[..., Any],
+) -> None:
+    record = make_request().to_record()
+    assert digest(over_the_wire(record)) == digest(record) == digest(make_request().to_record())
+
+
+@given(name=st.sampled_from(["x", "y"]), data=st.data())
+def test_any_changed_bit_of_an_array_makes_another_digest(name: str, data: st.DataObject) -> None:
+    """Pitfall 14: a replayed round whose images differ in one bit must not meet the same noise."""
+    arrays = {"x": torch.arange(6.0), "y": torch.arange(3)}
+    before = digest(pack({"a": 1}, arrays))
+    raw = arrays[name].numpy().view(np.uint8)
+    bit = data.draw(st.integers(0, 8 * raw.size - 1))
+    raw[bit // 8] ^= 1 << bit % 8
+    assert digest(pack({"a": 1}, arrays)) != before
+
+
+@given(data=st.data())
+def test_any_changed_field_makes_another_digest(data: st.DataObject) -> None:
+    """Pitfall 14."""
+    fields = {"round": 3, "lam": 0.1, "view": {"shape": [2]}, "label": None}
+    text = json.dumps(fields, sort_keys=True)
+    place = data.draw(st.integers(0, len(text) - 1))
+    letter = data.draw(st.characters(codec="ascii").filter(lambda c: c != text[place]))
+    changed = text[:place] + letter + text[place + 1 :]
+    assert digest(record_of(changed, {})) != digest(record_of(text, {}))
+
+
+def test_digest_tells_types_shapes_and_names_apart() -> None:
+    x = torch.zeros(4, dtype=torch.int64)
+    arrays = [
+        {"x": x}, {"y": x}, {"x": x.reshape(2, 2)}, {"x": x.double()}, {"x": x, "y": x},
+        {"x": torch.zeros(8, dtype=torch.int32)}, {},
+    ]  # fmt: skip
+    assert len({digest(pack({}, each)) for each in arrays}) == len(arrays)
+
+
+def test_no_choice_of_names_and_types_makes_two_records_read_alike() -> None:
+    """Pitfall 14: a server that finds two requests of one digest gets the same noise twice."""
+    one = stored(ZEROS, dtype="a", data=b"1|b|c|(3,)|2")
+    pairs = [
+        # A separator inside the data, against a second array.
+        (
+            {"a": stored(ZEROS, data=b"1|b|float32|(3,)|2")},
+            {"a": stored(ZEROS, data=b"1"), "b": stored(ZEROS, data=b"2")},
+        ),
+        # The border between name and type moved, without and with a separator inside.
+        ({"x": stored(ZEROS, dtype="ab")}, {"xa": stored(ZEROS, dtype="b")}),
+        ({"x": stored(ZEROS, dtype="a|b")}, {"x|a": stored(ZEROS, dtype="b")}),
+        ({"a": one}, {"a": stored(ZEROS, dtype="a", data=b"1"), "b": stored(ZEROS, dtype="c")}),
+    ]
+    for left, right in pairs:
+        assert digest(record_of("{}", left)) != digest(record_of("{}", right))
+    assert digest(record_of("{}|x", {})) != digest(record_of("{}", {"x": stored(ZEROS)}))

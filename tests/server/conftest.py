@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from fedsink.clients.app import client_app
+from fedsink.clients.node import close_nodes
+from fedsink.clients.settings import NodeSettings
+from fedsink.data import sources
+from fedsink.data.maps import PixelRange
+from fedsink.data.partition import Iid
+from fedsink.data.spec import DataSpec
+from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip, SecretKey
+from fedsink.protocol import LocalPlan, Objective
+from fedsink.server.settings import ServerSettings
+from fedsink.simulation.local import LocalGrid
+from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
+from fedsink.strategies.self_term import SelfTermSettings
+from fedsink.strategies.trainer import OptimizerSettings
+
+SHAPE = (1, 4, 4)
+ROUNDS = 8
+
+
+def _tiny(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(5)
+    labels = torch.arange(40) % 2
+    return torch.rand(40, *SHAPE, generator=random) * (labels + 1).view(-1, 1, 1, 1) / 2, labels
+
+
+@pytest.fixture(autouse=True)
+def _tiny_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A source "tiny" of forty 4×4 images, nodes and data forgotten afterwards, one thread."""
+    monkeypatch.setitem(sources.SOURCES, "tiny", _tiny)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    close_nodes()
+    sources.load.cache_clear()
+    torch.set_num_threads(threads)
+
+
+class WatchedGrid(LocalGrid):
+    """Remembers which messages were sent."""
+
+    def __init__(self, node: NodeSettings) -> None:
+        super().__init__(client_app(node), node.clients)
+        self.asked: list[str] = []
+
+    def execute(self, messages: Any) -> list[Message]:
+        for message in messages:
+            self.asked.append(message.metadata.message_type)
+        return super().execute(messages)
+
+
+@pytest.fixture
+def make_grid(tmp_path: Path) -> Callable[[str], WatchedGrid]:
+    """A grid of two clients with "reproducible" or "secret" noise; each call is a new process."""
+
+    def make(noise: str) -> WatchedGrid:
+        close_nodes()
+        spec = DataSpec("tiny", SHAPE, tuple("ab"), 40)
+        if noise == "reproducible":
+            return WatchedGrid(NodeSettings(spec, Iid(), 2, seed=7))
+        key_file = tmp_path / "run.key"
+        if not key_file.exists():
+            SecretKey.create(key_file, "tiny/1")
+        journal = tmp_path / "run.sqlite"
+        return WatchedGrid(NodeSettings(spec, Iid(), 2, key_file=key_file, journal=journal))
+
+    return make
+
+
+@pytest.fixture
+def make_settings() -> Callable[..., ServerSettings]:
+    """Settings of a run of eight rounds in either mode."""
+
+    def make(mode: str, folder: Path, **more: Any) -> ServerSettings:
+        optimizer = OptimizerSettings(0.02, warmup=2, ema=0.9)
+        strategy: DPSinkhornSettings | PrivatizeOnceSettings
+        if mode == "central":
+            plan = PrivacyPlan(0.5, 1.0, ROUNDS, RecordClip(1.0), ClassSchedule(2), 1e-5)
+            strategy = DPSinkhornSettings(
+                plan, Objective(lam=1.0, classes=2), SelfTermSettings("history", 2),
+                {"name": "dct", "shape": list(SHAPE), "radius": 3}, 4, optimizer, 2, 20.0,
+            )  # fmt: skip
+        else:
+            local = LocalPlan("laplace", PixelRange(SHAPE, "l1"), 300.0, 0.0, 3.0, 2)
+            strategy = PrivatizeOnceSettings(local, ROUNDS, 16, optimizer, 2, chunk_size=8)
+        return ServerSettings(
+            folder, strategy, "mlp", SHAPE, ("a", "b"), 11,
+            generator_options={"latent_dim": 2, "hidden": [8]}, **more,
+        )  # fmt: skip
+
+    return make

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedsink.errors import CheckpointError, ConfigError
+from fedsink.server.folder import RunFolder
+
+
+def test_a_fresh_folder_may_be_missing_or_empty(tmp_path: Path) -> None:
+    assert RunFolder.fresh(tmp_path / "new").path == tmp_path / "new"
+    assert not (tmp_path / "new").exists()
+    RunFolder.fresh(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_taken_place_is_refused(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.yaml").write_text("a: 1")
+    place = tmp_path if kind == "folder" else tmp_path / "config.yaml"
+    with pytest.raises(ConfigError, match=r"is not an empty folder: give another hydra\.run\.dir="):
+        RunFolder.fresh(place)
+
+
+def test_a_run_is_known_by_its_configuration(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"holds no fedsink run \(no config\.yaml\)"):
+        RunFolder.existing(tmp_path)
+    (tmp_path / "config.yaml").write_text("a: 1")
+    assert RunFolder.existing(tmp_path).path == tmp_path
+
+
+def test_create_may_be_repeated(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "a" / "b")
+    for _ in range(2):
+        folder.create()
+    assert folder.samples.is_dir()
+    assert folder.checkpoint.is_dir()
+
+
+def test_rounds_after_a_checkpoint_are_forgotten(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.rewind(0)
+    assert not folder.metrics_lines.exists()
+    for number in range(1, 6):
+        folder.log({"round": number})
+    with folder.metrics_lines.open("a") as file:
+        file.write('{"round": 6, "lo')  # torn by a kill
+    folder.rewind(3)
+    folder.log({"round": 4})
+    lines = [json.loads(line) for line in folder.metrics_lines.read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_a_run_has_ended_when_its_final_metrics_are_written(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert not folder.finished
+    folder.write(folder.metrics, {"rounds": 3})
+    assert folder.finished
+    assert json.loads(folder.metrics.read_text()) == {"rounds": 3}

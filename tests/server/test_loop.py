@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from fedsink.errors import CheckpointError, ClientError
+from fedsink.models import load
+from fedsink.server import checkpoint
+from fedsink.server.app import build_strategy, server_app
+from fedsink.server.folder import RunFolder
+from fedsink.server.interrupt import InterruptedRunError
+from fedsink.server.loop import LoopSettings, train
+from fedsink.server.settings import ServerSettings
+from fedsink.simulation.grid import client_context
+from fedsink.strategies import RoundStrategy
+
+Grids = Callable[[str], Any]
+Settings = Callable[..., ServerSettings]
+MODES = ["central", "ldp"]
+NOISES = ["reproducible", "secret"]
+
+
+class Crash(Exception):
+    """Stands for a kill: nothing is caught, nothing is saved."""
+
+
+def folder_at(path: Path) -> RunFolder:
+    folder = RunFolder(path)
+    folder.create()
+    return folder
+
+
+def run(
+    settings: ServerSettings, grid: Any, loop: LoopSettings | None = None,
+    at: Callable[[RoundStrategy, int], None] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """One process; `at` is called in the middle of every round."""
+    strategy = build_strategy(settings)
+    if at is not None:
+        aggregate = strategy.aggregate_train
+
+        def hooked(number: int, replies: Any) -> Any:
+            at(strategy, number)
+            return aggregate(number, replies)
+
+        strategy.aggregate_train = hooked  # type: ignore[method-assign]
+    folder = RunFolder(settings.folder)
+    return train(grid, strategy, folder, loop or settings.loop, settings.identity(), "test")
+
+
+def rounds_of(folder: RunFolder) -> list[int]:
+    return [json.loads(line)["round"] for line in folder.metrics_lines.read_text().splitlines()]
+
+
+def weights_of(folder: RunFolder) -> bytes:
+    return (folder.path / "generator.safetensors").read_bytes()
+
+
+def interrupt(_: RoundStrategy, number: int) -> None:
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def crash(_: RoundStrategy, number: int) -> None:
+    if number == 6:
+        raise Crash
+
+
+@pytest.fixture
+def uninterrupted(
+    tmp_path: Path, make_grid: Grids, make_settings: Settings
+) -> Callable[[str, str], RunFolder]:
+    def make(mode: str, noise: str) -> RunFolder:
+        folder = folder_at(tmp_path / "uninterrupted")
+        run(make_settings(mode, folder.path), make_grid(noise))
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_leaves_its_files(
+    tmp_path: Path, make_grid: Grids, make_settings: Settings, mode: str
+) -> None:
+    folder = folder_at(tmp_path / "run")
+    settings = make_settings(mode, folder.path)
+    result = run(settings, make_grid("reproducible"))
+    assert folder.finished
+    assert json.loads(folder.metrics.read_text()) == result
+    assert result["rounds"] == 8
+    assert result["epsilon"] == pytest.approx(
+        settings.strategy.plan.epsilon() if mode == "central" else 303.0
+    )
+    assert sum(result["label_prior"]) == pytest.approx(1.0)
+    assert rounds_of(folder) == list(range(1, 9))
+    lines = [json.loads(line) for line in folder.metrics_lines.read_text().splitlines()]
+    assert all({"round", "loss", "epsilon", "seconds"} <= set(line) for line in lines)
+    assert lines[-1]["epsilon"] == pytest.approx(result["epsilon"])
+    assert load(folder.path).shape == (1, 4, 4)
+
+
+def test_nothing_of_the_clients_is_in_the_metrics(
+    tmp_path: Path, make_grid: Grids, make_settings: Settings
+) -> None:
+    """Pitfall 1: a round's line is computed from the noised replies alone."""
+    folder = folder_at(tmp_path / "run")
+    run(make_settings("central", folder.path), make_grid("reproducible"))
+    keys = set(json.loads(folder.metrics_lines.read_text().splitlines()[0]))
+    assert keys == {"round", "loss", "signal_to_noise", "epsilon", "seconds"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("noise", NOISES)
+def test_an_interrupted_run_goes_on_bit_identically(
+    tmp_path: Path, make_grid: Grids, make_settings: Settings,
+    uninterrupted: Callable[[str, str], RunFolder], mode: str, noise: str,
+) -> None:  # fmt: skip
+    """Secret noise too: the rounds that are asked again get the same bytes."""
+    expected = uninterrupted(mode, noise)
+    if noise == "secret":  # the journal knows the first run's requests: these are the same
+        assert (tmp_path / "run.sqlite").exists()
+    folder = folder_at(tmp_path / "interrupted")
+    settings = make_settings(mode, folder.path)
+    message = r"Stopped after round 3 of 8\. Go on with: fedsink simulate resume="
+    with pytest.raises(InterruptedRunError, match=message):
+        run(settings, make_grid(noise), at=interrupt)
+    assert rounds_of(folder) == [1, 2, 3]
+    assert not folder.finished
+    run(settings, make_grid(noise))
+    assert rounds_of(folder) == list(range(1, 9))
+    assert weights_of(folder) == weights_of(expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("saved", [0, 3, 5])
+def test_a_killed_run_goes_on_bit_identically_and_logs_no_round_twice(
+    tmp_path: Path, make_grid: Grids, make_settings: Settings, monkeypatch: pytest.MonkeyPatch,
+    uninterrupted: Callable[[str, str], RunFolder], mode: str, noise: str, saved: int,
+) -> None:  # fmt: skip
+    """From the checkpoint of round 3 or 5, or from the beginning where there was none."""
+    expected = uninterrupted(mode, noise)
+    folder = folder_at(tmp_path / "killed")
+    settings, loop = make_settings(mode, folder.path), LoopSettings(checkpoint_seconds=0.0)
+    save = checkpoint.save
+
+    def sometimes(path: Path, tensors: Any, values: dict[str, Any]) -> None:
+        if values["round"] <= saved:
+            save(path, tensors, values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", sometimes)
+        with pytest.raises(Crash):
+            run(settings, make_grid(noise), loop, at=crash)
+    assert rounds_of(folder) == [1, 2, 3, 4, 5]
+    seen: list[int] = []
+    grid = make_grid(noise)
+    run(settings, grid, loop, at=lambda strategy, number: seen.append(number))
+    assert seen == list(range(saved + 1, 9))
+    assert rounds_of(folder) == list(range(1, 9))
+    assert weights_of(folder) == weights_of(expected)
+    if mode == "ldp":  # Pitfall 9: the records had arrived and were kept
+        assert grid.asked == []
+
+
+def test_a_run_killed_before_its_last_words_is_finished_by_resuming(
+    tmp_path: Path, make_grid: Grids, make_settings: Settings
+) -> None:
+    folder = folder_at(tmp_path / "run")
+    settings = make_settings("central", folder.path)
+    run(settings, make_grid("reproducible"))
+    before = weights_of(folder)
+    folder.metrics.unlink()
+    run(settings, make_grid("reproducible"), at=lambda *_: pytest.fail("a round was run again"))
+    assert folder.finished
+    assert weights_of(folder) == before
+
+
+def test_an_interruption_in_the_last_round_lets_the_run_finish(
+    tmp_path: Path, make_grid: Grids, make_settings: Settings
+) -> None:
+    folder = folder_at(tmp_path / "run")
+
+    def late(_: RoundStrategy, number: int) -> None:
+        if number == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run(make_settings("central", folder.path), make_grid("reproducible"), at=late)
+    assert folder.finished
+
+
+def test_a_failing_client_stops_the_run_and_leaves_its_checkpoint(
+    tmp_path: Path, make_grid: Grids, make_settings: Settings,
+    uninterrupted: Callable[[str, str], RunFolder],
+) -> None:  # fmt: skip
+    expected = uninterrupted("central", "reproducible")
+    folder, grid = folder_at(tmp_path / "failed"), make_grid("reproducible")
+    settings, loop = make_settings("central", folder.path), LoopSettings(checkpoint_seconds=0.0)
+
+    answer = grid.execute
+
+    def execute(messages: Any) -> Any:
+        replies = answer(messages)
+        return replies[:1] if messages[0].metadata.group_id == "4" else replies
+
+    grid.execute = execute
+    with pytest.raises(ClientError, match=r"round 4, 1 of 2 clients did not answer \(client 1"):
+        run(settings, grid, loop)
+    assert rounds_of(folder) == [1, 2, 3]
+    run(settings, make_grid("reproducible"), loop)
+    assert weights_of(folder) == weights_of(expected)
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(
+    tmp_path: Path, make_grid: Grids, make_settings: Settings
+) -> None:
+    folder = folder_at(tmp_path / "run")
+    settings = make_settings("central", folder.path)
+    with pytest.raises(InterruptedRunError):
+        run(settings, make_grid("reproducible"), at=interrupt)
+    for other in (replace(settings, server_seed=12), make_settings("ldp", folder.path)):
+        with pytest.raises(CheckpointError, match="belongs to a run with another configuration"):
+            run(other, make_grid("reproducible"))
+    assert rounds_of(folder) == [1, 2, 3]
+
+
+def test_a_corrupt_checkpoint_is_refused(
+    tmp_path: Path, make_grid: Grids, make_settings: Settings
+) -> None:
+    folder = folder_at(tmp_path / "run")
+    settings = make_settings("central", folder.path)
+    with pytest.raises(InterruptedRunError):
+        run(settings, make_grid("reproducible"), at=interrupt)
+    path = folder.checkpoint / "state.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="is not a readable checkpoint"):
+        run(settings, make_grid("reproducible"))
+
+
+@pytest.mark.parametrize("pictures", [0, 1, 3, 4, 20])
+def test_pictures_are_spread_over_the_run(
+    tmp_path: Path, make_grid: Grids, make_settings: Settings, pictures: int
+) -> None:
+    """The first, the last, and as many between as were asked for (one a round at most)."""
+    folder = folder_at(tmp_path / "run")
+    loop = LoopSettings(pictures=pictures)
+    run(make_settings("ldp", folder.path), make_grid("reproducible"), loop)
+    drawn = sorted(path.name for path in folder.samples.iterdir())
+    assert len(drawn) == 2 + min(pictures, 7)
+    assert drawn[0] == "round-000000.png"
+    assert drawn[-1] == "round-000008.png"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_snapshot_is_a_png_that_changes_with_the_generator_and_not_by_chance(
+    tmp_path: Path, make_grid: Grids, make_settings: Settings, mode: str
+) -> None:
+    contents = []
+    for name in ("one", "two"):
+        folder = folder_at(tmp_path / name)
+        run(make_settings(mode, folder.path), make_grid("reproducible"))
+        first, last = (folder.samples / f"round-{n:06d}.png" for n in (0, 8))
+        with Image.open(first) as image:
+            image.verify()
+            assert image.format == "PNG"
+        assert first.read_bytes() != last.read_bytes()
+        contents.append((first.read_bytes(), last.read_bytes()))
+    assert contents[0] == contents[1]
+
+
+def test_the_server_app_runs_it_also_outside_the_main_thread(
+    tmp_path: Path, make_grid: Grids, make_settings: Settings,
+    uninterrupted: Callable[[str, str], RunFolder],
+) -> None:  # fmt: skip
+    expected = uninterrupted("central", "reproducible")
+    folder, grid = folder_at(tmp_path / "app"), make_grid("reproducible")
+    app = server_app(make_settings("central", folder.path))
+    thread = threading.Thread(target=lambda: app(grid, client_context(0, 2, 1)))
+    thread.start()
+    thread.join()
+    assert weights_of(folder) == weights_of(expected)
+
+
+def test_initial_weights_depend_on_the_server_seed_alone(
+    tmp_path: Path, make_settings: Settings
+) -> None:
+    def first(seed: int) -> torch.Tensor:
+        torch.manual_seed(torch.initial_seed() + 1)
+        settings = replace(make_settings("central", tmp_path), server_seed=seed)
+        return next(build_strategy(settings).generator.parameters()).clone()
+
+    assert torch.equal(first(1), first(1))
+    assert not torch.equal(first(1), first(2))
+
+
+def test_the_identity_survives_json(tmp_path: Path, make_settings: Settings) -> None:
+    for mode in MODES:
+        identity = make_settings(mode, tmp_path).identity()
+        assert json.loads(json.dumps(identity)) == identity
+        assert identity == make_settings(mode, tmp_path / "moved").identity()

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from fedsink.clients.node import close_nodes
+from fedsink.simulation.configure import RunSettings, configure
+from fedsink.simulation.identity_of_run import RunIdentity
+
+Config = dict[str, Any]
+Compose = Callable[..., Config]
+Configure = Callable[..., RunSettings]
+
+_SMALL = ("engine=local", "clients=2", "rounds=20", "report.pictures=0")
+
+
+@pytest.fixture
+def composed() -> Compose:
+    """The configuration that `fedsink simulate` would see, small unless overridden."""
+
+    def config(*overrides: str, small: bool = True) -> Config:
+        with initialize_config_module("fedsink.conf", version_base="1.3"):
+            found = compose("config", overrides=[*(_SMALL if small else ()), *overrides])
+        resolved: Any = OmegaConf.to_container(found, resolve=True, throw_on_missing=True)
+        return resolved
+
+    return config
+
+
+@pytest.fixture
+def configured(composed: Compose, tmp_path: Path) -> Configure:
+    """The settings of a run in `tmp_path / "run"`."""
+
+    def settings(*overrides: str, small: bool = True) -> RunSettings:
+        config = composed(*overrides, small=small)
+        return configure(config, tmp_path / "run", RunIdentity.fresh(config["seed"]))
+
+    return settings
+
+
+@pytest.fixture(autouse=True)
+def _fresh_nodes() -> Iterator[None]:
+    """Virtual clients live in this process: none survives its test."""
+    yield
+    close_nodes()

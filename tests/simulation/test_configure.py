@@ -1,0 +1,237 @@
+"""What a configuration means, and what is refused before anything is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedsink.errors import ConfigError, FedsinkError
+from fedsink.privacy import PrivacyPlan
+from fedsink.simulation.configure import EngineSettings, configure, strictly
+from fedsink.simulation.identity_of_run import RunIdentity
+from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
+
+from .conftest import Compose, Configure
+
+
+def _plan(configured: Configure, *overrides: str) -> PrivacyPlan:
+    strategy = configured(*overrides, small=False).server.strategy
+    assert isinstance(strategy, DPSinkhornSettings)
+    return strategy.plan
+
+
+def test_eps_alone_takes_the_rounds_of_the_recipe_and_solves_for_sigma(
+    configured: Configure,
+) -> None:
+    plan = _plan(configured, "eps=3")
+    assert plan.rounds == 3000
+    assert 0.99 * 3 < plan.epsilon() <= 3
+
+
+def test_sigma_alone_takes_the_rounds_of_the_recipe_and_epsilon_follows(
+    configured: Configure,
+) -> None:
+    plan = _plan(configured, "sigma=2.5")
+    assert (plan.rounds, plan.noise_multiplier) == (3000, 2.5)
+    assert plan.epsilon() < 10  # not the recipe's ε: σ is larger than the recipe's
+
+
+def test_eps_and_sigma_give_the_most_rounds_that_fit(configured: Configure) -> None:
+    plan = _plan(configured, "eps=2", "sigma=2.5")
+    assert plan.noise_multiplier == 2.5
+    assert 0.97 * 2 < plan.epsilon() <= 2
+    assert plan.rounds % 10 == 0  # whole turns of the class schedule
+
+
+def test_eps_and_rounds_give_sigma(configured: Configure) -> None:
+    plan = _plan(configured, "eps=2", "rounds=100")
+    assert plan.rounds == 100
+    assert 0.99 * 2 < plan.epsilon() <= 2
+
+
+def test_sigma_and_rounds_give_epsilon(configured: Configure) -> None:
+    plan = _plan(configured, "sigma=1.712", "rounds=2000")
+    assert plan.epsilon() == pytest.approx(9.16, abs=0.01)
+
+
+def test_three_that_agree_are_taken_and_three_that_do_not_are_told_what_they_imply(
+    configured: Configure,
+) -> None:
+    assert _plan(configured, "eps=9.17", "sigma=1.712", "rounds=2000").rounds == 2000
+    with pytest.raises(FedsinkError, match=r"cost ε = 9\.16.*, not eps=3: leave one"):
+        configured("eps=3", "sigma=1.712", "rounds=2000")
+
+
+def test_nothing_given_means_the_recipe(configured: Configure) -> None:
+    plan = _plan(configured)
+    assert (plan.rate, plan.rounds, plan.delta) == (0.2, 3000, 1e-5)
+    assert (plan.clip.name, plan.clip.bound) == ("record", 3.0)
+    assert 9.9 < plan.epsilon() <= 10
+
+
+def test_the_other_clip_has_a_recipe_of_its_own(configured: Configure) -> None:
+    plan = _plan(configured, "clip=batch", "rounds=20")
+    assert (plan.rate, plan.clip.name, plan.clip.bound) == (0.08, "batch", 1.0)
+    assert plan.clip.sensitivity == 2.0
+
+
+def test_the_joint_schedule_and_unconditional_runs_use_a_record_every_round(
+    configured: Configure,
+) -> None:
+    assert _plan(configured, "rounds=20", "sigma=1").uses == 2
+    assert _plan(configured, "rounds=20", "sigma=1", "strategy.schedule=joint").uses == 20
+    assert _plan(configured, "rounds=20", "sigma=1", "conditional=false").uses == 20
+
+
+def test_nominal_sizes_come_from_the_configuration(configured: Configure) -> None:
+    strategy = configured("data.nominal_records=1000", "clients=4").server.strategy
+    assert isinstance(strategy, DPSinkhornSettings)
+    assert strategy.nominal_records == 250
+
+
+def test_local_mode_matches_cost_and_lam_to_the_mechanism(configured: Configure) -> None:
+    strategy = configured("mode=ldp", "eps=35").server.strategy
+    assert isinstance(strategy, PrivatizeOnceSettings)
+    scale = strategy.plan.image_mechanism.scale
+    assert (strategy.effective_cost, strategy.unmatched) == ("l1", False)
+    assert strategy.effective_lam == pytest.approx(0.9 * scale)
+    gaussian = configured("mode=ldp", "mechanism=gaussian").server.strategy
+    assert isinstance(gaussian, PrivatizeOnceSettings)
+    assert gaussian.effective_cost == "squared_l2"
+    assert gaussian.effective_lam == pytest.approx(0.9 * 2 * gaussian.plan.image_mechanism.scale**2)
+
+
+def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
+    settings = configured("mode=ldp", "strategy.lam=0.5", "strategy.unmatched=true")
+    assert isinstance(settings.server.strategy, PrivatizeOnceSettings)
+    assert settings.server.strategy.effective_lam == pytest.approx(0.9 * 0.5)
+    with pytest.raises(ConfigError, match=r"inverted by cost=l1 .* strategy\.unmatched=true"):
+        configured("mode=ldp", "strategy.lam=0.5")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("eps=0", "eps must be a finite number > 0, received 0"),
+        ("eps=-3", "received -3"),
+        ("eps=nan", "received nan"),
+        ("eps=abc", "received 'abc'"),
+        ("mode=ldp eps=0", "eps must be a positive number, not 0"),
+        ("delta=0", "delta must lie in"),
+        ("delta=1", "delta must lie in"),
+        ("rate=0", "rate must lie in"),
+        ("rate=1.5", "received 1.5"),
+        ("sigma=-1", "sigma must be a finite number > 0, received -1"),
+        ("sigma=0", "sigma must be a finite number > 0, received 0"),
+        ("mode=ldp sigma=-1", "must be a finite number > 0, received -1"),
+        ("rounds=0", "rounds must be"),
+        ("rounds=2.5", "rounds must be"),
+        ("mode=ldp rounds=0", "rounds must be a whole number of at least 1, not 0"),
+        ("clients=0", "clients must be a whole number of at least 1, not 0"),
+        ("clients=1.5", "clients must be a whole number of at least 1, not 1.5"),
+        ("seed=-1", "seed must be a whole number of at least 0, not -1"),
+        ("seed=1.5", "seed must be a whole number of at least 0, not 1.5"),
+        ("seed=true", "seed must be a whole number of at least 0, not True"),
+        ("conditional=maybe", "conditional is true or false, not 'maybe'"),
+        ("strategy.schedule=x", "strategy.schedule is class or joint, not 'x'"),
+        ("strategy.solver=x", 'Unknown solver "x"'),
+        ("strategy.self_term=x", "strategy.self_term is history or semi_debiased, not 'x'"),
+        ("strategy.m=abc", "strategy.m must be a number of at least 0, not 'abc'"),
+        ("strategy.lam=0", "strategy.lam must be a positive number, not 0"),
+        ("strategy.rows=0", "strategy.rows must be a whole number of at least 1, not 0"),
+        ("strategy.history=0", "strategy.history must be a whole number"),
+        ("strategy.p=7", "strategy.p must be in"),
+        ("strategy.bound=0", "bound must be a finite number > 0"),
+        ("strategy.optimizer.lr=abc", "strategy.optimizer is incomplete or mistyped"),
+        ("strategy.optimizer.lr=0", "optimizer.lr must be a positive number"),
+        ("strategy.optimizer.betas=[1]", "optimizer.betas must be two numbers"),
+        ("strategy.optimizer.schedule=x", "optimizer.schedule is cosine or constant, not 'x'"),
+        ("+strategy.optimizer.x=1", "Unknown key strategy.optimizer.x; there are lr, betas"),
+        ("+engine.x=1", "Unknown key engine.x; there are name, timeout"),
+        ("+x=1", "Unknown key 'x'"),
+        ("engine.name=x", "engine.name is ray, local or flower, not 'x'"),
+        ("engine.threads=0", "engine.threads must be at least 1, not 0"),
+        ("engine.device=x", "engine.device is cpu or cuda, not 'x'"),
+        ("engine.timeout=0", "engine.timeout must be null or a positive number of seconds, not 0"),
+        ("engine=ray engine.num_cpus=0.5", "engine.num_cpus must be null or at least 1, not 0.5"),
+        ("engine=flower engine.num_cpus=0", "engine.num_cpus must be null or positive, not 0"),
+        ("engine=ray engine.actors=0", "engine.actors must be null or at least 1, not 0"),
+        ("engine=ray engine.num_gpus=-1", "engine.num_gpus must be at least 0, not -1"),
+        ("report.pictures=-1", "report.pictures must be a whole number of at least 0, not -1"),
+        ("report.checkpoint_seconds=x", "report.checkpoint_seconds must be a number of at least 0"),
+        ("partition.seed=-1", "partition.seed must be a whole number of at least 0, not -1"),
+        ("partition.name=x", "partition.name='x' is unknown"),
+        ("data.shape=[a]", "The configuration of data is incomplete or mistyped"),
+        ("data.nominal_records=0", "data.nominal_records must be at least 1"),
+        ("mode=ldp mechanism.label_eps=35", "leaves nothing of eps=35 for the image"),
+        ("mode=ldp mechanism.label_eps=-1", "must be a finite number > 0, received -1"),
+        ("mode=ldp eps=10 sigma=0.1", "not eps=10 in all: leave eps or sigma out"),
+        ("mode=ldp mechanism=gaussian delta=0", "delta must lie in"),
+        ("mode=ldp strategy.unmatched=no", "strategy.unmatched is true or false, not 'no'"),
+        ("mode=ldp strategy.chunk_size=0", "strategy.chunk_size must be a whole number"),
+        ("mode=ldp strategy.finite_batch_factor=2", "finite_batch_factor must be in (0, 1]"),
+        ("mode=ldp strategy.batch=1", "strategy.batch must be a whole number of at least 2"),
+    ],
+)
+def test_a_bad_value_is_refused_in_one_sentence(
+    configured: Configure, overrides: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FedsinkError, match=re.escape(message)) as caught:
+        configured(*overrides.split())
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("clip", "x", "clip is record or batch, not 'x'"),
+        ("mode", "x", "mode is central or ldp, not 'x'"),
+        ("clients", None, "clients must be a whole number of at least 1, not None"),
+    ],
+)
+def test_a_hand_written_configuration_is_checked_as_well(
+    composed: Compose, tmp_path: Path, key: str, value: object, message: str
+) -> None:
+    config = {**composed("seed=0"), key: value}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        configure(config, tmp_path, RunIdentity.fresh(0))
+
+
+@pytest.mark.parametrize(
+    ("mode", "mechanism", "strategy", "message"),
+    [
+        ("central", "laplace", None, "mechanism=laplace belongs to mode=ldp"),
+        ("central", None, "privatize_once", "mode=central runs strategy=dp_sinkhorn"),
+        ("ldp", None, "dp_sinkhorn", "mode=ldp runs strategy=privatize_once"),
+    ],
+)
+def test_mechanism_and_strategy_must_belong_to_the_mode(
+    composed: Compose,
+    tmp_path: Path,
+    mode: str,
+    mechanism: str | None,
+    strategy: str | None,
+    message: str,
+) -> None:
+    config = composed(f"mode={mode}", "seed=0")
+    for group, name in (("mechanism", mechanism), ("strategy", strategy)):
+        if name:
+            config[group]["name"] = name
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        configure(config, tmp_path, RunIdentity.fresh(0))
+
+
+def test_a_missing_part_is_a_sentence_not_a_key_error(composed: Compose, tmp_path: Path) -> None:
+    config = composed("seed=0")
+    del config["partition"]
+    with pytest.raises(ConfigError, match=r"missing or of the wrong type: 'partition'"):
+        configure(config, tmp_path, RunIdentity.fresh(0))
+
+
+def test_strictly_names_an_incomplete_configuration() -> None:
+    with pytest.raises(ConfigError, match=r"configuration of engine is incomplete .* 'name'"):
+        strictly(EngineSettings, {}, "engine")
+    assert strictly(EngineSettings, {"name": "local"}, "engine").threads == 1

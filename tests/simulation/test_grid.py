@@ -1,0 +1,100 @@
+"""Unmodified Flower apps and strategies run on the in-process grid."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from fedsink.simulation.grid import client_of, node_of
+from fedsink.simulation.identity import become
+from fedsink.simulation.local import LocalGrid
+
+app = ClientApp()
+
+
+@app.query("who")
+def _who(message: Message, context: Context) -> Message:
+    calls = context.state.metric_records.setdefault("calls", MetricRecord({"n": 0}))
+    calls["n"] = int(calls["n"]) + 1  # type: ignore[call-overload]
+    client = int(context.node_config["partition-id"])
+    answer = {"client": client, "of": int(context.node_config["num-partitions"]), "calls": calls["n"]}
+    return Message(RecordDict({"who": ConfigRecord(answer)}), reply_to=message)
+
+
+@app.train()
+def _train(message: Message, context: Context) -> Message:
+    """Add the client's number to the model; the more records, the larger the number."""
+    client = int(context.node_config["partition-id"])
+    model = message.content["arrays"]["x"].numpy()
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord({"x": Array(model + client)}),
+            "metrics": MetricRecord({"num-examples": client + 1, "loss": float(client)}),
+        }
+    )
+    return Message(content, reply_to=message)
+
+
+def _queries(grid: LocalGrid, nodes: list[int]) -> list[Message]:
+    return [grid.create_message(RecordDict(), "query.who", node, "1") for node in nodes]
+
+
+def test_there_is_one_node_per_client_and_node_numbers_invert() -> None:
+    grid = LocalGrid(app, 5)
+    assert list(grid.get_node_ids()) == [node_of(k) for k in range(5)]
+    assert [client_of(node) for node in grid.get_node_ids()] == list(range(5))
+    assert len(set(grid.get_node_ids())) == 5
+
+
+def test_a_reply_comes_from_the_node_that_was_asked_and_names_its_message() -> None:
+    grid = LocalGrid(app, 3)
+    messages = _queries(grid, [node_of(2), node_of(0)])
+    replies = list(grid.send_and_receive(messages))
+    assert [r.metadata.src_node_id for r in replies] == [node_of(2), node_of(0)]
+    assert [r.metadata.reply_to_message_id for r in replies] == [
+        m.metadata.message_id for m in messages
+    ]
+    assert len({m.metadata.message_id for m in messages}) == 2
+    answers = [r.content.config_records["who"] for r in replies]
+    assert [a["client"] for a in answers] == [2, 0]
+    assert {a["of"] for a in answers} == {3}
+
+
+def test_a_client_keeps_its_context_and_shares_it_with_nobody() -> None:
+    grid = LocalGrid(app, 2)
+    for calls in (1, 2, 3):
+        reply = next(iter(grid.send_and_receive(_queries(grid, [node_of(0)]))))
+        assert reply.content.config_records["who"]["calls"] == calls
+    other = next(iter(grid.send_and_receive(_queries(grid, [node_of(1)]))))
+    assert other.content.config_records["who"]["calls"] == 1
+
+
+def test_a_reply_is_pulled_once() -> None:
+    grid = LocalGrid(app, 2)
+    ids = list(grid.push_messages(_queries(grid, [node_of(0), node_of(1)])))
+    assert len(list(grid.pull_messages(ids[:1]))) == 1
+    assert list(grid.pull_messages(ids[:1])) == []
+    assert len(list(grid.pull_messages(ids))) == 1
+    assert list(grid.pull_messages(["unknown"])) == []
+
+
+def test_flowers_fedavg_trains_on_the_grid_unmodified() -> None:
+    become(1, 1)
+    grid = LocalGrid(app, 3)
+    strategy = FedAvg(fraction_evaluate=0.0, min_evaluate_nodes=0, min_train_nodes=3)
+    start = ArrayRecord({"x": Array(np.zeros(2, dtype=np.float32))})
+    result = strategy.start(grid=grid, initial_arrays=start, num_rounds=2, timeout=10)
+    # Each round adds the mean of the clients' numbers, weighted by num-examples: (0+2+6)/6.
+    assert result.arrays["x"].numpy() == pytest.approx([2 * 8 / 6] * 2)
+    assert result.train_metrics_clientapp[2]["loss"] == pytest.approx(8 / 6)
+
+
+def test_the_run_can_be_read_and_set() -> None:
+    grid = LocalGrid(app, 1, run_id=7)
+    assert grid.run.run_id == 7
+    other = LocalGrid(app, 1, run_id=8).run
+    grid.set_run(other)
+    assert grid.run.run_id == 8

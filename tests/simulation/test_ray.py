@@ -1,0 +1,193 @@
+"""The same apps under Ray: one Ray instance for the whole module."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import torch
+from flwr.app import RecordDict
+from safetensors.torch import load_file
+
+from fedsink.clients.app import client_app
+from fedsink.clients.settings import NodeSettings
+from fedsink.errors import ClientError, ConfigError
+from fedsink.server.app import server_app
+from fedsink.simulation import ray as engine
+from fedsink.simulation.configure import RunSettings
+from fedsink.simulation.grid import SimulationGrid, client_context
+from fedsink.simulation.local import LocalGrid
+from fedsink.simulation.ray import RayGrid
+
+from .conftest import Configure
+
+_CLIENTS = 3
+_OVERRIDES = ("seed=5", f"clients={_CLIENTS}", "rounds=12")
+Run = Callable[[RunSettings, SimulationGrid], Path]
+
+
+@pytest.fixture(scope="module")
+def grids() -> Iterator[dict[str, RayGrid]]:
+    """One grid, made by the first test that has settings for it."""
+    made: dict[str, RayGrid] = {}
+    yield made
+    for grid in made.values():
+        grid.close()
+
+
+def _ray_grid(grids: dict[str, RayGrid], node: NodeSettings) -> RayGrid:
+    if "ray" not in grids:
+        grids["ray"] = RayGrid(node, actors=2, num_cpus=2)
+    return grids["ray"]
+
+
+def _run(settings: RunSettings, grid: SimulationGrid, folder: Path) -> dict[str, torch.Tensor]:
+    folder.mkdir()
+    app = server_app(replace(settings.server, folder=folder))
+    app(grid, client_context(0, settings.node.clients, 1))
+    return load_file(folder / "generator.safetensors")
+
+
+@pytest.mark.parametrize("mode", ["central", "ldp"])
+def test_ray_and_local_train_the_same_generator(
+    grids: dict[str, RayGrid], configured: Configure, tmp_path: Path, mode: str
+) -> None:
+    settings = configured(*_OVERRIDES, f"mode={mode}")
+    local_grid = LocalGrid(client_app(settings.node), _CLIENTS)
+    local = _run(settings, local_grid, tmp_path / "local")
+    remote = _run(settings, _ray_grid(grids, settings.node), tmp_path / "ray")
+    assert set(local) == set(remote)
+    for name, weights in local.items():
+        if mode == "ldp":  # the server trains alone: the uploads are the same bytes
+            assert torch.equal(weights, remote[name]), name
+        else:
+            torch.testing.assert_close(remote[name], weights, rtol=0, atol=1e-6)
+    ends = [
+        json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("local", "ray")
+    ]
+    assert ends[0]["epsilon"] == ends[1]["epsilon"]
+
+
+def test_a_reply_comes_from_the_node_that_was_asked(
+    grids: dict[str, RayGrid], configured: Configure
+) -> None:
+    grid = _ray_grid(grids, configured(*_OVERRIDES).node)
+    nodes = list(reversed(list(grid.get_node_ids())))
+    messages = [grid.create_message(RecordDict(), "query.identity", node, "1") for node in nodes]
+    replies = {r.metadata.src_node_id: r for r in grid.send_and_receive(messages)}
+    clients = {
+        node: reply.content.config_records["identity"]["client"] for node, reply in replies.items()
+    }
+    assert clients == {node: node - 1000 for node in nodes}
+    asked = {m.metadata.dst_node_id: m.metadata.message_id for m in messages}
+    assert {n: r.metadata.reply_to_message_id for n, r in replies.items()} == asked
+
+
+def test_an_error_at_a_client_comes_back_as_a_code(
+    grids: dict[str, RayGrid], configured: Configure
+) -> None:
+    grid = _ray_grid(grids, configured(*_OVERRIDES).node)
+    message = grid.create_message(RecordDict(), "train.gradient", 1001, "1")
+    (reply,) = grid.send_and_receive([message])
+    assert reply.has_error()
+    assert reply.error.reason is None
+
+
+def test_a_dead_actor_is_an_error_and_not_a_hang(
+    grids: dict[str, RayGrid], configured: Configure
+) -> None:
+    """The last test of this module that uses the grid: it breaks it."""
+    grid = _ray_grid(grids, configured(*_OVERRIDES).node)
+    ray.kill(grid._cohorts[1])
+    messages = [
+        grid.create_message(RecordDict(), "query.identity", node, "1")
+        for node in grid.get_node_ids()
+    ]
+    with pytest.raises(ClientError, match=r"A Ray actor .* died.*resume="):
+        grid.send_and_receive(messages)
+
+
+class _Remote:
+    """An actor class whose calls return nothing anybody waits for."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.answer = SimpleNamespace(remote=lambda *a: None)
+
+    def __call__(self, cls: type) -> _Remote:
+        return self
+
+    def remote(self, *arguments: Any) -> _Remote:
+        return self
+
+
+class _FakeRay:
+    """As much of Ray as a grid uses, with so many cores and GPUs."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self, cpus: float, gpus: float) -> None:
+        self.resources = {"CPU": cpus, "GPU": gpus}
+        self.asked: list[dict[str, Any]] = []
+        self.ended = False
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.resources
+
+    def remote(self, **options: Any) -> _Remote:
+        self.asked.append(options)
+        return _Remote(options)
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def get(self, calls: Any, timeout: float | None) -> Any:
+        raise ray.exceptions.GetTimeoutError(f"{timeout}")
+
+    def shutdown(self) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize(
+    ("cpus", "actors", "share"), [(8, None, 1.0), (2, 4, 0.5), (1, 3, 1 / 3), (4, 99, 0.4)]
+)
+def test_cohorts_share_the_cores_and_are_no_more_than_the_clients(
+    configured: Configure,
+    monkeypatch: pytest.MonkeyPatch,
+    cpus: float,
+    actors: int | None,
+    share: float,
+) -> None:
+    fake = _FakeRay(cpus, 0)
+    monkeypatch.setattr(engine, "_start", lambda *a: fake)
+    grid = RayGrid(configured("seed=0", "clients=10").node, actors=actors)
+    assert fake.asked[0]["num_cpus"] == pytest.approx(share)
+    assert len(grid._cohorts) == min(10, actors or int(cpus))
+
+
+def test_more_gpu_than_there_is_is_refused_instead_of_waited_for(
+    configured: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = _FakeRay(4, 1)
+    monkeypatch.setattr(engine, "_start", lambda *a: fake)
+    node = configured("seed=0", "clients=10").node
+    with pytest.raises(ConfigError, match=r"4 cohorts of engine\.num_gpus=0\.5 do not fit on 1"):
+        RayGrid(node, num_gpus=0.5)
+    assert fake.ended
+    RayGrid(node, num_gpus=0.25)
+
+
+def test_clients_that_take_too_long_end_the_run(
+    configured: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_start", lambda *a: _FakeRay(2, 0))
+    grid = RayGrid(configured("seed=0").node, timeout=5)
+    message = grid.create_message(RecordDict(), "query.identity", 1000, "1")
+    with pytest.raises(ClientError, match=r"did not answer within engine\.timeout=5 seconds"):
+        grid.send_and_receive([message])

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from fedsink.clients.app import client_app
+from fedsink.clients.node import close_nodes
+from fedsink.clients.settings import NodeSettings
+from fedsink.data import sources
+from fedsink.data.maps import PointBall
+from fedsink.data.partition import Iid, PartitionSpec
+from fedsink.data.spec import DataSpec
+from fedsink.models import Generator, build
+from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
+from fedsink.protocol import LocalPlan, Objective
+from fedsink.simulation.local import LocalGrid
+from fedsink.strategies import (
+    DPSinkhorn,
+    DPSinkhornSettings,
+    PrivatizeOnce,
+    PrivatizeOnceSettings,
+)
+from fedsink.strategies.self_term import SelfTermSettings
+from fedsink.strategies.trainer import OptimizerSettings
+
+SIZE = 4
+CLASSES = 3
+RECORDS = 61
+
+
+def _tiny(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(5)
+    labels = (torch.arange(RECORDS) * CLASSES // RECORDS).to(torch.int64)
+    return torch.randn(RECORDS, SIZE, generator=random) / 4 + labels.unsqueeze(1), labels
+
+
+@pytest.fixture(autouse=True)
+def _tiny_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A source "tiny", nodes and data forgotten after every test, one thread."""
+    monkeypatch.setitem(sources.SOURCES, "tiny", _tiny)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    close_nodes()
+    sources.load.cache_clear()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def make_generator() -> Callable[[], Generator]:
+    """The same small point generator every time."""
+
+    def make(classes: int = CLASSES) -> Generator:
+        random = torch.Generator().manual_seed(3)
+        return build(
+            "mlp", (SIZE,), classes, generator=random,
+            latent_dim=2, hidden=[8], output="linear", batch_norm=False,
+        )  # fmt: skip
+
+    return make
+
+
+class Wrapped(LocalGrid):
+    """A local grid that remembers what was asked and may change the replies."""
+
+    def __init__(self, node: NodeSettings) -> None:
+        super().__init__(client_app(node), node.clients)
+        self.asked: list[Message] = []
+        self.change: Callable[[list[Message]], list[Message]] = lambda replies: replies
+
+    def execute(self, messages: Any) -> list[Message]:
+        self.asked += messages
+        replies = super().execute(messages)
+        training = messages and messages[0].metadata.message_type != "query.identity"
+        return self.change(replies) if training else replies
+
+
+@pytest.fixture
+def make_grid() -> Callable[..., Wrapped]:
+    """A grid of K clients with the tiny data and reproducible noise."""
+
+    def make(clients: int = 3, partition: PartitionSpec | None = None, **more: Any) -> Wrapped:
+        spec = DataSpec("tiny", (SIZE,), tuple("abc"), RECORDS)
+        node = NodeSettings(spec, partition or Iid(), clients, seed=7)
+        return Wrapped(replace(node, **more))
+
+    return make
+
+
+@pytest.fixture
+def make_central(make_generator: Callable[..., Generator]) -> Callable[..., DPSinkhorn]:
+    """A DP-Sinkhorn strategy; keywords are of the plan, the self term or the settings."""
+
+    def make(
+        *, clip: str = "record", schedule: str = "class", clients: int = 3, rounds: int = 6,
+        rate: float = 0.5, classes: int = CLASSES, self_term: str = "history", p: float = 0.5,
+        rows: int = 5, lr: float = 0.05, key: bytes = b"server", **more: Any,
+    ) -> DPSinkhorn:  # fmt: skip
+        settings = DPSinkhornSettings(
+            PrivacyPlan(
+                rate,
+                1.0,
+                rounds,
+                BatchClip(0.5) if clip == "batch" else RecordClip(0.5),
+                JointSchedule() if schedule == "joint" else ClassSchedule(classes),
+                1e-5,
+            ),
+            Objective(lam=1.0, classes=classes, label_weight=2.0 if classes > 1 else 0.0),
+            SelfTermSettings(self_term, 2, p),
+            {"name": "pixel", "shape": [SIZE]},
+            rows,
+            OptimizerSettings(lr, warmup=2, ema=0.9),
+            clients,
+            RECORDS / clients,
+        )
+        return DPSinkhorn(replace(settings, **more), make_generator(classes), key)
+
+    return make
+
+
+@pytest.fixture
+def local_plan() -> LocalPlan:
+    """Laplace noise on the point, randomized response on the label."""
+    return LocalPlan("laplace", PointBall("l1", 3.0, SIZE), 40.0, 0.0, 4.0, CLASSES)
+
+
+@pytest.fixture
+def make_local(
+    make_generator: Callable[..., Generator], local_plan: LocalPlan
+) -> Callable[..., PrivatizeOnce]:
+    """A privatize-once strategy for three clients; keywords are of its settings."""
+
+    def make(**more: Any) -> PrivatizeOnce:
+        settings = PrivatizeOnceSettings(
+            more.pop("plan", local_plan),
+            rounds=6,
+            batch=16,
+            optimizer=OptimizerSettings(0.05, warmup=2, ema=0.9),
+            clients=3,
+            chunk_size=8,
+        )
+        settings = replace(settings, **more)
+        return PrivatizeOnce(settings, make_generator(settings.plan.classes), b"server")
+
+    return make

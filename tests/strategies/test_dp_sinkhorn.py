@@ -1,0 +1,428 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+
+from fedsink.clients.gradient import client_gradient
+from fedsink.clients.shard import Shard
+from fedsink.data.partition import Unequal, partition
+from fedsink.data.sources import load
+from fedsink.data.spec import DataSpec
+from fedsink.errors import ClientError, ConfigError
+from fedsink.models import Generator
+from fedsink.privacy import ReproducibleKey, Stream
+from fedsink.protocol import GradientReply, GradientRequest
+from fedsink.protocol.errors import FAILED, REFUSED
+from fedsink.server import checkpoint
+from fedsink.strategies import DPSinkhorn
+from fedsink.transport import ConvergedSolver, clipped_record_field, potential
+
+Central = Callable[..., DPSinkhorn]
+Grids = Callable[..., Any]
+
+
+def play(strategy: DPSinkhorn, grid: Any, rounds: int | None = None) -> list[dict[str, Any]]:
+    metrics = []
+    for number in range(strategy.round + 1, (rounds or strategy.rounds) + 1):
+        messages = list(strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid))
+        _, record = strategy.aggregate_train(number, grid.send_and_receive(messages))
+        metrics.append(dict(record or {}))
+    return metrics
+
+
+def weights(generator: Generator) -> torch.Tensor:
+    return torch.cat([t.flatten() for t in generator.state_dict().values()])
+
+
+def test_one_round_equals_a_computation_by_hand(
+    make_central: Central, make_grid: Grids, make_generator: Callable[[], Generator]
+) -> None:
+    """Record clip, class schedule: K = 3 clients, one per class."""
+    grid = make_grid()
+    strategy = make_central()
+    play(strategy, grid, 1)
+
+    plan, objective = strategy.settings.plan, strategy.settings.objective
+    data = load(DataSpec("tiny", (4,), tuple("abc"), 61), "train")
+    key = ReproducibleKey(7)
+    deal = partition(data.labels, 3, {"name": "iid"}, 0)
+    model = make_generator()
+    labels = torch.arange(3).repeat_interleave(5)
+    with torch.no_grad():
+        past = [model(model.latent(15, Stream(b"server", "history", i)), labels) for i in range(2)]
+    points = model(model.latent(15, Stream(b"server", "train", 1)), labels)
+    gradient = torch.zeros(15, 4, dtype=torch.float64)
+    for client in range(3):
+        label = (client + 1) % 3
+        mine = slice(5 * label, 5 * label + 5)
+        rows, history = points.detach()[mine], torch.cat([batch[mine] for batch in past])
+        f = potential(rows, history, 1.0, solver=ConvergedSolver(max_iterations=40, tolerance=1e-2))
+        request = GradientRequest(
+            1, label, plan, objective, strategy.settings.view, rows, labels[mine], f,
+            torch.zeros(5, 4),
+        )  # fmt: skip
+        reply = client_gradient(
+            request,
+            Shard(*data.take(deal[client])),
+            lambda purpose, k=client: key.stream(purpose, client=k, round=1),
+        )
+        nominal = 0.5 * (61 / 3) / 3
+        field = clipped_record_field(rows, history, f, 1.0, 0.5) / len(history)
+        gradient[mine] = reply.double() / nominal - field
+    adam = torch.optim.Adam(model.parameters(), lr=0.05 * 0.5, betas=(0.9, 0.99))
+    points.backward(gradient.float())
+    adam.step()
+    assert torch.allclose(weights(strategy.trainer.generator), weights(model), atol=1e-6)
+    assert not torch.allclose(weights(make_generator()), weights(model), atol=1e-3)
+
+
+VARIANTS = [
+    {"clip": "record", "schedule": "class"},
+    {"clip": "record", "schedule": "joint"},
+    {"clip": "batch", "schedule": "class"},
+    {"clip": "batch", "schedule": "joint"},
+    {"clip": "batch", "schedule": "joint", "self_term": "semi_debiased"},
+    {"clip": "batch", "schedule": "class", "self_term": "semi_debiased"},
+    {"clip": "record", "schedule": "joint", "classes": 1},
+    {"clip": "batch", "schedule": "joint", "classes": 1},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("clients", [1, 2, 3, 7])
+def test_any_number_of_clients_trains_the_generator(
+    make_central: Central, make_grid: Grids, variant: dict[str, Any], clients: int
+) -> None:
+    """K = 1, K < C, K = C and K > C."""
+    strategy = make_central(clients=clients, rounds=4, **variant)
+    before = weights(strategy.trainer.generator).clone()
+    metrics = play(strategy, make_grid(clients))
+    assert strategy.round == 4
+    assert all(record["loss"] > 0 and record["signal_to_noise"] >= 0 for record in metrics)
+    after = weights(strategy.trainer.generator)
+    assert bool(after.isfinite().all())
+    assert float((after - before).abs().max()) > 1e-3
+
+
+def test_training_moves_the_generator_to_the_data(make_central: Central, make_grid: Grids) -> None:
+    """With ample records per noise, the class means come out: 0, 1 and 2 in every coordinate."""
+    strategy = make_central(rounds=350, rate=1.0, lr=0.03)
+    plan = replace(strategy.settings.plan, noise_multiplier=1e-3)
+    settings = replace(strategy.settings, plan=plan)
+    strategy = DPSinkhorn(settings, strategy.trainer.generator, b"server")
+    play(strategy, make_grid())
+    z = strategy.generator.latent(300, Stream(b"k"))
+    labels = torch.arange(3).repeat_interleave(100)
+    means = strategy.generator(z, labels).reshape(3, 400).mean(1)
+    assert means.tolist() == pytest.approx([0.0, 1.0, 2.0], abs=0.2)
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:4], ids=str)
+def test_the_order_of_replies_does_not_matter_to_the_last_bit(
+    make_central: Central, make_grid: Grids, variant: dict[str, Any]
+) -> None:
+    ends = []
+    for order in (lambda r: r, lambda r: r[::-1], lambda r: r[3:] + r[:3]):
+        grid = make_grid(7)
+        grid.change = order
+        strategy = make_central(clients=7, rounds=3, **variant)
+        play(strategy, grid)
+        ends.append(weights(strategy.trainer.generator))
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
+
+
+def test_sums_that_rounding_would_reorder_are_taken_in_client_order(
+    make_central: Central, make_grid: Grids
+) -> None:
+    """1e30 + 1 − 1e30 is 0 or 1: the order of addition must not be that of arrival."""
+    losses = set()
+    for order in ([0, 1, 2], [0, 2, 1], [2, 1, 0], [1, 2, 0]):
+        strategy, grid = make_central(schedule="joint"), make_grid()
+        messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
+        replies = list(grid.send_and_receive(messages))
+        for reply, value in zip(replies, (1e30, 1e3, -1e30), strict=True):
+            reply.content = GradientReply(torch.full((15, 4), value)).to_record()
+        _, record = strategy.aggregate_train(1, [replies[i] for i in order])
+        losses.add(float((record or {})["loss"]))
+    assert len(losses) == 1
+
+
+def test_every_client_is_asked_about_its_scheduled_class(
+    make_central: Central, make_grid: Grids
+) -> None:
+    """Pitfall 3: also where it holds no record of it."""
+    grid = make_grid(4)
+    play(make_central(clients=4, rounds=5), grid)
+    asked = [m for m in grid.asked if m.metadata.message_type == "train.gradient"]
+    assert len(asked) == 4 * 5
+    for message in asked:
+        request = GradientRequest.from_record(message.content)
+        client = message.metadata.dst_node_id - 1000
+        assert request.label == (client + request.round) % 3
+        assert set(request.row_labels.tolist()) == {request.label}
+        assert request.rows.shape == (5, 4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:4], ids=str)
+def test_requests_hold_no_graph_and_groups_in_row_order(
+    make_central: Central, make_grid: Grids, variant: dict[str, Any]
+) -> None:
+    grid = make_grid()
+    play(make_central(**variant), grid, 1)
+    request = GradientRequest.from_record(grid.asked[-1].content)
+    joint = variant["schedule"] == "joint"
+    expected = [0] * 5 + [1] * 5 + [2] * 5 if joint else [request.label] * 5
+    assert request.row_labels.tolist() == expected
+    if variant["clip"] == "record":
+        assert request.potentials.shape == (len(expected),)
+        assert not bool(request.self_gradient.any())
+    else:
+        assert request.self_gradient.shape == request.rows.shape
+        assert float(request.self_gradient.norm()) > 0
+
+
+def test_replies_about_the_same_rows_are_averaged(make_central: Central, make_grid: Grids) -> None:
+    """Clients k and k + 3 are asked about one class: only the mean of their replies matters."""
+    ends = []
+    for kind in ("own", "mean"):
+        grid = make_grid(6)
+
+        def change(replies: list[Message], kind: str = kind) -> list[Message]:
+            own = [GradientReply.from_record(r.content).gradient.double() for r in replies]
+            if kind == "own":
+                return replies
+            for k in range(3):
+                mean = ((own[k] + own[k + 3]) / 2).to(torch.float64)
+                for r in (replies[k], replies[k + 3]):
+                    r.content = GradientReply(mean).to_record()
+            return replies
+
+        grid.change = change
+        strategy = make_central(clients=6, rounds=1)
+        play(strategy, grid)
+        ends.append(weights(strategy.trainer.generator))
+    assert torch.allclose(ends[0], ends[1], atol=1e-7)
+
+
+def fail(code: int, client: int) -> Callable[[list[Message]], list[Message]]:
+    def change(replies: list[Message]) -> list[Message]:
+        return [
+            reply if reply.metadata.src_node_id != 1000 + client
+            else answered(reply, Error(code, "secret text"))
+            for reply in replies
+        ]  # fmt: skip
+
+    return change
+
+
+def answered(reply: Message, error: Error) -> Message:
+    wrong = Message(error, reply_to=Message(reply.content, reply.metadata.src_node_id, "train"))
+    wrong.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+    wrong.metadata.__dict__["_src_node_id"] = reply.metadata.src_node_id
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("code", "meaning"),
+    [(FAILED, "failed"), (REFUSED, "refused the request"), (17, "answered with Flower's error 17")],
+)
+def test_an_error_names_client_round_and_reason(
+    make_central: Central, make_grid: Grids, code: int, meaning: str
+) -> None:
+    grid, strategy = make_grid(), make_central()
+    play(strategy, grid, 2)
+    grid.change = fail(code, 1)
+    message = f"While computing gradients in round 3, client 1 {meaning}"
+    with pytest.raises(ClientError, match=message) as raised:
+        play(strategy, grid, 3)
+    assert "secret" not in str(raised.value)
+    assert strategy.round == 2
+
+
+@pytest.mark.parametrize(("gone", "first", "count"), [([2], 2, 1), ([1, 0], 0, 2)])
+@pytest.mark.parametrize("schedule", ["class", "joint"])
+def test_a_reply_that_never_comes_is_an_error_that_says_whose(
+    make_central: Central, make_grid: Grids, schedule: str, gone: list[int], first: int, count: int
+) -> None:
+    """Flower's send_and_receive(timeout=…) returns a partial list silently."""
+    grid = make_grid()
+    grid.change = lambda replies: [r for r in replies if r.metadata.src_node_id - 1000 not in gone]
+    strategy = make_central(schedule=schedule)
+    message = rf"in round 1, {count} of 3 clients did not answer \(client {first} first\)"
+    with pytest.raises(ClientError, match=message):
+        play(strategy, grid)
+    assert strategy.round == 0
+
+
+@pytest.mark.parametrize(
+    ("gradient", "message"),
+    [
+        (torch.full((5, 4), float("nan")), r"gradient of shape \(5, 4\); expected finite values"),
+        (
+            torch.zeros(1, 4),
+            r"gradient of shape \(1, 4\); expected finite values of shape \(5, 4\)",
+        ),
+        (torch.zeros(5, 3), r"gradient of shape \(5, 3\)"),
+    ],
+)
+def test_a_reply_that_is_no_gradient_of_the_rows_is_refused(
+    make_central: Central, make_grid: Grids, gradient: torch.Tensor, message: str
+) -> None:
+    """One broken client must not ruin the generator silently."""
+    grid, strategy = make_grid(), make_central()
+
+    def change(replies: list[Message]) -> list[Message]:
+        replies[2].content = GradientReply(gradient).to_record()
+        return replies
+
+    grid.change = change
+    before = weights(strategy.trainer.generator).clone()
+    with pytest.raises(ClientError, match=f"round 1, client 2 answered with a {message}"):
+        play(strategy, grid)
+    assert torch.equal(weights(strategy.trainer.generator), before)
+
+
+def test_a_reply_that_is_malformed_is_refused(make_central: Central, make_grid: Grids) -> None:
+    grid, strategy = make_grid(), make_central()
+
+    def change(replies: list[Message]) -> list[Message]:
+        replies[0].content = RecordDict()
+        return replies
+
+    grid.change = change
+    with pytest.raises(ClientError, match="client 0 answered: Malformed message"):
+        play(strategy, grid)
+
+
+def test_replies_before_a_request_are_refused(make_central: Central) -> None:
+    with pytest.raises(ClientError, match="Replies for round 1 came before its request"):
+        make_central().aggregate_train(1, [])
+
+
+def test_missing_clients_are_refused_at_once(make_central: Central, make_grid: Grids) -> None:
+    with pytest.raises(ClientError, match="Expected the clients 0 to 3, found 3 of them"):
+        play(make_central(clients=4), make_grid(3))
+
+
+def test_an_unmodified_flower_strategy_start_runs_it(
+    make_central: Central, make_grid: Grids
+) -> None:
+    ours, theirs = make_central(), make_central()
+    play(ours, make_grid())
+    result = theirs.start(make_grid(), ArrayRecord(), num_rounds=6)
+    assert torch.equal(weights(ours.generator), weights(theirs.generator))
+    assert len(result.train_metrics_clientapp) == 6
+    assert theirs.round == 6
+
+
+def test_flower_cannot_run_more_rounds_than_the_plan(
+    make_central: Central, make_grid: Grids
+) -> None:
+    """Pitfall 6: clients refuse what nobody accounted for."""
+    with pytest.raises(ClientError, match="round 7, client 0 could not use the request"):
+        make_central().start(make_grid(), ArrayRecord(), num_rounds=7)
+
+
+def test_scaling_uses_public_numbers_only(make_central: Central, make_grid: Grids) -> None:
+    """Pitfall 17: other shard sizes, same requests in round 1 and same scale."""
+    even, uneven = make_central(), make_central()
+    assert even.settings.nominal_batch == pytest.approx(0.5 * 61 / 3 / 3)
+    first, second = make_grid(), make_grid(3, Unequal(sizes=(50, 10, 1)))
+    contents = []
+    for strategy, grid in ((even, first), (uneven, second)):
+        messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
+        contents.append([GradientRequest.from_record(m.content) for m in messages])
+        # The same replies give the same step, whatever the shards behind them.
+        replies = grid.send_and_receive(messages)
+        for reply in replies:
+            reply.content = GradientReply(torch.ones(5, 4)).to_record()
+        strategy.aggregate_train(1, replies)
+    for ours, theirs in zip(*contents, strict=True):
+        assert torch.equal(ours.rows, theirs.rows)
+        assert torch.equal(ours.potentials, theirs.potentials)
+    assert torch.equal(weights(even.trainer.generator), weights(uneven.trainer.generator))
+    assert even.settings.nominal_batch == uneven.settings.nominal_batch
+
+
+def test_record_sums_are_divided_by_the_nominal_batch_and_batch_means_are_not(
+    make_central: Central, make_grid: Grids
+) -> None:
+    losses = {}
+    for clip in ("record", "batch"):
+        for nominal in (61 / 3, 10 * 61 / 3):
+            strategy, grid = make_central(clip=clip, nominal_records=nominal), make_grid()
+            messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
+            replies = grid.send_and_receive(messages)
+            for reply in replies:
+                reply.content = GradientReply(torch.full((5, 4), 1e6)).to_record()
+            _, record = strategy.aggregate_train(1, replies)
+            losses[clip, nominal] = float((record or {})["loss"])
+    assert losses["record", 61 / 3] == pytest.approx(10 * losses["record", 10 * 61 / 3], rel=1e-3)
+    assert losses["batch", 61 / 3] == losses["batch", 10 * 61 / 3]
+
+
+def test_state_goes_on_bit_identically(
+    make_central: Central, make_grid: Grids, tmp_path: Path
+) -> None:
+    for variant in VARIANTS[:5]:
+        through, until, resumed = (make_central(**variant) for _ in range(3))
+        play(through, make_grid())
+        play(until, make_grid(), 3)
+        checkpoint.save(tmp_path, *until.state())
+        resumed.load_state(*checkpoint.load(tmp_path))
+        resumed.round = 3
+        play(resumed, make_grid())
+        assert torch.equal(weights(resumed.generator), weights(through.generator))
+        assert torch.equal(weights(resumed.trainer.generator), weights(through.trainer.generator))
+
+
+def test_epsilon_so_far_grows_from_zero_to_the_plans(
+    make_central: Central, make_grid: Grids
+) -> None:
+    """Pitfall 6: the total of all rounds, not that of one."""
+    strategy, grid = make_central(rounds=6), make_grid()
+    values = [strategy.epsilon_so_far()]
+    for number in range(1, 7):
+        play(strategy, grid, number)
+        values.append(strategy.epsilon_so_far())
+    assert values[0] == 0.0
+    assert values == sorted(values)
+    assert values[-1] == pytest.approx(strategy.settings.plan.epsilon())
+    assert values[-1] > 1.2 * values[1]
+
+
+def test_label_prior_and_rendering_reveal_nothing(make_central: Central) -> None:
+    """Pitfall 17: class frequencies are private."""
+    strategy = make_central()
+    assert strategy.label_prior().tolist() == pytest.approx([1 / 3] * 3)
+    images = torch.rand(2, 4)
+    assert strategy.render(images) is images
+
+
+def test_signal_to_noise_is_near_zero_for_noise_alone_and_large_for_signal(
+    make_central: Central, make_grid: Grids
+) -> None:
+    strategy = make_central(rows=200, clients=6, rounds=1)
+    grid = make_grid(6)
+    messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
+    replies = grid.send_and_receive(messages)
+    std = strategy.settings.plan.noise_std
+    for factor, low, high in ((0.0, 0.0, 0.3), (3.0, 3.5, 5.0)):
+        for number, reply in enumerate(replies):
+            noise = std * Stream(b"k", number).normal(200, 4)
+            reply.content = GradientReply(noise + factor * std).to_record()
+        _, record = strategy.aggregate_train(1, replies)
+        assert low <= float((record or {})["signal_to_noise"]) <= high
+        strategy._points, strategy._groups = strategy._generate(1)  # the graph is used up
+
+
+def test_rows_must_be_positive(make_central: Central) -> None:
+    with pytest.raises(ConfigError, match=r"strategy\.rows must be at least 1, not 0"):
+        make_central(rows=0)

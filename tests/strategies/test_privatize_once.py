@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fedsink.data.partition import Unequal
+from fedsink.errors import ClientError, ConfigError
+from fedsink.models import Generator
+from fedsink.privacy import Stream
+from fedsink.protocol import LocalPlan, PrivatizeReply, PrivatizeRequest
+from fedsink.server import checkpoint
+from fedsink.strategies import PrivatizeOnce
+from fedsink.transport import ConvergedSolver, cost_named, transport_gradient
+
+Local = Callable[..., PrivatizeOnce]
+Grids = Callable[..., Any]
+
+
+def play(strategy: PrivatizeOnce, grid: Any, rounds: int | None = None) -> list[dict[str, Any]]:
+    metrics = []
+    for number in range(strategy.round + 1, (rounds or strategy.rounds) + 1):
+        messages = list(strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid))
+        assert messages == []
+        _, record = strategy.aggregate_train(number, [])
+        metrics.append(dict(record or {}))
+    return metrics
+
+
+def weights(generator: Generator) -> torch.Tensor:
+    return torch.cat([t.flatten() for t in generator.state_dict().values()])
+
+
+def altered(change: Callable[[PrivatizeReply], PrivatizeReply], client: int = 1) -> Any:
+    def apply(replies: list[Message]) -> list[Message]:
+        for reply in replies:
+            if reply.metadata.src_node_id == 1000 + client:
+                read = PrivatizeReply.from_record(reply.content)
+                reply.content = change(read).to_record()
+        return replies
+
+    return apply
+
+
+def test_records_are_collected_once_in_chunks(make_local: Local, make_grid: Grids) -> None:
+    """Pitfall 9: a second configure_train asks nothing."""
+    strategy, grid = make_local(), make_grid()
+    play(strategy, grid, 1)
+    asked = [m for m in grid.asked if m.metadata.message_type == "train.privatize"]
+    chunks = [PrivatizeRequest.from_record(m.content).chunk for m in asked]
+    assert chunks == [0] * 3 + [1] * 3 + [2] * 3  # 21, 20 and 20 records by eights
+    assert strategy.uploads()["values"].shape == (61, 4)
+    assert strategy.uploads()["labels"].shape == (61,)
+    play(strategy, grid)
+    assert len(grid.asked) == 3 + 9
+
+
+def test_clients_with_fewer_chunks_are_not_asked_further(
+    make_local: Local, make_grid: Grids
+) -> None:
+    strategy, grid = make_local(), make_grid(3, Unequal(sizes=(43, 17, 1)))
+    strategy.collect(grid)
+    asked = [m for m in grid.asked if m.metadata.message_type == "train.privatize"]
+    assert [m.metadata.dst_node_id - 1000 for m in asked].count(0) == 6
+    assert [m.metadata.dst_node_id - 1000 for m in asked].count(2) == 1
+    assert len(strategy.uploads()["values"]) == 61
+
+
+@pytest.mark.parametrize("size", [1, 20, 21, 1000])
+def test_the_chunk_size_does_not_change_what_arrives(
+    make_local: Local, make_grid: Grids, size: int
+) -> None:
+    ours, other = make_local(), make_local(chunk_size=size)
+    ours.collect(make_grid())
+    other.collect(make_grid())
+    assert torch.equal(ours.uploads()["values"], other.uploads()["values"])
+    assert torch.equal(ours.uploads()["labels"], other.uploads()["labels"])
+
+
+def test_the_order_of_replies_does_not_matter(make_local: Local, make_grid: Grids) -> None:
+    ends = []
+    for order in (lambda r: r, lambda r: r[::-1]):
+        strategy, grid = make_local(), make_grid()
+        grid.change = order
+        play(strategy, grid)
+        ends.append(weights(strategy.trainer.generator))
+    assert torch.equal(ends[0], ends[1])
+
+
+def test_the_prior_is_estimated_from_the_randomized_labels(
+    make_local: Local, make_grid: Grids, local_plan: LocalPlan
+) -> None:
+    """Pitfall 17: class frequencies are not read from private labels."""
+    strategy = make_local(plan=replace(local_plan, label_epsilon=1.0))
+    strategy.collect(make_grid())
+    mechanism = strategy.settings.plan.label_mechanism
+    assert mechanism is not None
+    expected = mechanism.estimate_prior(strategy.uploads()["labels"])
+    assert strategy.label_prior().tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    assert strategy.label_prior().dtype == torch.float32
+
+
+def test_without_labels_there_is_one_class(
+    make_local: Local, make_grid: Grids, local_plan: LocalPlan
+) -> None:
+    strategy = make_local(plan=replace(local_plan, label_epsilon=None, classes=1))
+    play(strategy, make_grid())
+    assert strategy.label_prior().tolist() == [1.0]
+    assert not bool(strategy.uploads()["labels"].any())
+
+
+def test_epsilon_is_spent_when_the_records_arrive(make_local: Local, make_grid: Grids) -> None:
+    """Pitfall 6: training costs nothing, the upload costs everything."""
+    strategy = make_local()
+    assert strategy.epsilon_so_far() == 0.0
+    play(strategy, make_grid(), 1)
+    assert strategy.epsilon_so_far() == pytest.approx(44.0)
+    play(strategy, make_grid())
+    assert strategy.epsilon_so_far() == pytest.approx(44.0)
+
+
+def test_one_step_is_the_matched_transport_gradient_without_a_debiasing_term(
+    make_local: Local, make_grid: Grids, make_generator: Callable[..., Generator]
+) -> None:
+    """Theorem 1 for the product channel: c(f(x), y) − λ log Q(ỹ | label), and no self term."""
+    strategy = make_local(finite_batch_factor=0.8)
+    play(strategy, make_grid(), 1)
+    plan, uploads = strategy.settings.plan, strategy.uploads()
+    lam = 0.8 * plan.image_mechanism.scale
+    assert strategy.settings.effective_lam == pytest.approx(lam)
+    assert strategy.settings.effective_cost == "l1"
+    stream, model = Stream(b"server", "train", 1), make_generator()
+    chosen = (stream.uniform(16) * 61).long()
+    cumulated = strategy.label_prior().cumsum(0)
+    labels = torch.tensor([int((cumulated < u).sum()) for u in stream.uniform(16).float()])
+    assert plan.label_mechanism is not None
+    log_q = plan.label_mechanism.log_likelihood()
+    extra = torch.tensor(
+        [[-lam * float(log_q[int(uploads["labels"][j]), a]) for j in chosen] for a in labels]
+    )
+    points = plan.map(model(model.latent(16, stream), labels))
+    exact = ConvergedSolver(max_iterations=30, tolerance=2e-2)
+    found = transport_gradient(
+        points.detach(), uploads["values"][chosen], cost_named("l1"), lam,
+        extra_cost=extra, solver=exact,
+    )  # fmt: skip
+    adam = torch.optim.Adam(model.parameters(), lr=0.05 * 0.5, betas=(0.9, 0.99))
+    points.backward(found.gradient)
+    adam.step()
+    assert torch.allclose(weights(strategy.trainer.generator), weights(model), atol=1e-6)
+
+
+def test_training_recovers_the_classes(make_local: Local, make_grid: Grids) -> None:
+    strategy = make_local(rounds=300, batch=61)
+    play(strategy, make_grid())
+    labels = torch.arange(3).repeat_interleave(100)
+    z = strategy.generator.latent(300, Stream(b"k"))
+    norms = strategy.render(strategy.generator(z, labels)).reshape(3, 400).mean(1)
+    assert norms[0] < norms[1] < norms[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: PrivatizeReply(r.values[:, :3], r.labels, r.chunks), r"\(8, 3\) values"),
+        (lambda r: PrivatizeReply(r.values * torch.nan, r.labels, r.chunks), "finite rows of 4"),
+        (lambda r: PrivatizeReply(r.values / 0.0, r.labels, r.chunks), "finite rows of 4"),
+        (lambda r: PrivatizeReply(r.values, r.labels + 3, r.chunks), "int64 labels below 3"),
+        (lambda r: PrivatizeReply(r.values, r.labels - 3, r.chunks), "int64 labels below 3"),
+        (lambda r: PrivatizeReply(r.values, r.labels.float(), r.chunks), "int64 labels below 3"),
+        (lambda r: PrivatizeReply(r.values.double(), r.labels, r.chunks), "4 float32 values"),
+        (lambda r: PrivatizeReply(r.values[:7], r.labels, r.chunks), r"\(7, 4\) values and \(8,\)"),
+        (lambda r: PrivatizeReply(r.values[0], r.labels, r.chunks), r"uploaded \(4,\) values"),
+        (lambda r: PrivatizeReply(r.values[:0], r.labels[:0], 10**9), "uploaded 0 records as chu"),
+        (lambda r: PrivatizeReply(r.values[:3], r.labels[:3], 3), "uploaded 3 records as chunk 0"),
+        (
+            lambda r: PrivatizeReply(r.values.repeat(2, 1), r.labels.repeat(2), 1),
+            "uploaded 16 records as chunk 0 of 1, where 8 make a full one",
+        ),
+    ],
+)
+def test_an_upload_that_the_plan_does_not_allow_names_the_client(
+    make_local: Local, make_grid: Grids, change: Any, message: str
+) -> None:
+    strategy, grid = make_local(), make_grid()
+    grid.change = altered(change)
+    with pytest.raises(
+        ClientError, match=f"^Client 1 uploaded .*{message.removeprefix('uploaded ')}"
+    ):
+        strategy.collect(grid)
+    assert len(strategy.uploads()["values"]) == 0
+
+
+def test_a_malformed_upload_names_the_client(make_local: Local, make_grid: Grids) -> None:
+    grid = make_grid()
+
+    def change(replies: list[Message]) -> list[Message]:
+        replies[2].content = RecordDict()
+        return replies
+
+    grid.change = change
+    with pytest.raises(ClientError, match="Client 2 uploaded chunk 0 as: Malformed message"):
+        make_local().collect(grid)
+
+
+def test_an_upload_that_never_comes_names_the_client(make_local: Local, make_grid: Grids) -> None:
+    grid = make_grid()
+    grid.change = lambda replies: replies[:2]
+    message = r"uploading chunk 0, 1 of 3 clients did not answer \(client 2 first\)"
+    with pytest.raises(ClientError, match=message):
+        make_local().collect(grid)
+
+
+def test_a_client_that_refuses_is_named(
+    make_local: Local, make_grid: Grids, local_plan: LocalPlan
+) -> None:
+    """A plan whose label list is not that of the data."""
+    strategy = make_local(plan=replace(local_plan, classes=4))
+    message = "While uploading chunk 0, client 0 could not use the request or its data"
+    with pytest.raises(ClientError, match=message):
+        strategy.collect(make_grid())
+
+
+def test_uploads_and_state_go_on_bit_identically(
+    make_local: Local, make_grid: Grids, tmp_path: Path
+) -> None:
+    through, until, resumed = (make_local() for _ in range(3))
+    play(through, make_grid())
+    play(until, make_grid(), 3)
+    checkpoint.save(tmp_path, *until.state())
+    checkpoint.save_uploads(tmp_path, until.uploads())
+    resumed.load_uploads(checkpoint.load_uploads(tmp_path))
+    resumed.load_state(*checkpoint.load(tmp_path))
+    resumed.round = 3
+    grid = make_grid()
+    play(resumed, grid)
+    assert grid.asked == []
+    assert torch.equal(weights(resumed.generator), weights(through.generator))
+    assert torch.equal(resumed.label_prior(), through.label_prior())
+
+
+def test_an_unmodified_flower_strategy_start_runs_it(make_local: Local, make_grid: Grids) -> None:
+    ours, theirs = make_local(), make_local()
+    play(ours, make_grid())
+    theirs.start(make_grid(), ArrayRecord(), num_rounds=6)
+    assert torch.equal(weights(ours.generator), weights(theirs.generator))
+
+
+def test_pictures_show_what_was_released(make_local: Local) -> None:
+    """The map projects onto a ball of radius 3: outside, the generator has no gradient."""
+    strategy = make_local()
+    shown = strategy.render(torch.full((1, 4), 100.0))
+    assert float(shown.norm()) == pytest.approx(3.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{"cost": "squared_l2"}, {"lam": 1.0}])
+def test_a_cost_of_ones_own_needs_the_unmatched_flag(
+    make_local: Local, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=r"cost=l1 and λ=0\.3.*say strategy\.unmatched=true"):
+        make_local(**changes)
+    strategy = make_local(**changes, unmatched=True)
+    if "lam" in changes:
+        assert strategy.settings.effective_lam == 1.0
+    else:
+        assert strategy.settings.effective_cost == "squared_l2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lam": 0.0, "unmatched": True}, r"strategy\.lam must be a positive number, not 0\.0"),
+        ({"lam": -1.0, "unmatched": True}, r"strategy\.lam must be a positive number"),
+        ({"cost": "l3", "unmatched": True}, 'Unknown cost "l3"'),
+        ({"finite_batch_factor": 0.0}, r"finite_batch_factor must be in \(0, 1\], not 0\.0"),
+        ({"finite_batch_factor": 1.1}, r"finite_batch_factor must be in \(0, 1\], not 1\.1"),
+        ({"batch": 1}, r"strategy\.batch must be at least 2, not 1"),
+    ],
+)
+def test_impossible_settings_are_refused(
+    make_local: Local, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_local(**changes)

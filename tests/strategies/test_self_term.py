@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsink.clients.gradient import client_gradient
+from fedsink.clients.shard import Shard
+from fedsink.errors import ConfigError
+from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan, RecordClip, Stream
+from fedsink.protocol import GradientRequest, Objective
+from fedsink.strategies.self_term import SelfTerm, SelfTermSettings, self_term
+from fedsink.transport import ConvergedSolver, Mixed, append_labels, semi_debiased_gradient
+
+PLAIN = Objective(lam=1.0, classes=1, label_weight=0.0)
+LABELLED = Objective(lam=1.0, classes=2, m=0.3, label_weight=1.5)
+
+
+def points(seed: int, n: int = 12) -> Tensor:
+    return torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def history(
+    kind: str, objective: Objective = PLAIN, bound: float = 0.5, length: int = 2
+) -> SelfTerm:
+    clip = RecordClip(bound) if kind == "record" else BatchClip(bound)
+    return self_term(SelfTermSettings("history", length), objective, clip)
+
+
+class Noiseless(Stream):
+    def normal(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("bound", [0.3, 100.0])
+def test_the_history_field_cancels_the_clients_where_the_records_are_the_history(
+    bound: float,
+) -> None:
+    """And only there: a shifted shard leaves the shift."""
+    term = history("record", bound=bound)
+    term.remember(points(1), None)
+    term.remember(points(2), None)
+    rows, zeros = points(3), torch.zeros(12, dtype=torch.int64)
+    part = term(rows, None, zeros)
+    plan = PrivacyPlan(1.0, 1.0, 1, RecordClip(bound), JointSchedule(), 1e-5)
+    view = {"name": "pixel", "shape": [3]}
+    request = GradientRequest(1, None, plan, PLAIN, view, rows, zeros, part.potentials)
+
+    def mean_field(records: Tensor) -> Tensor:
+        shard = Shard(records, torch.zeros(len(records), dtype=torch.int64))
+        total = client_gradient(request, shard, lambda purpose: Noiseless(b"k", purpose))
+        return total.double() / len(records)
+
+    past = torch.cat([points(1), points(2)])
+    assert float((mean_field(past) + part.outside).norm()) < 1e-6
+    assert float((mean_field(past + 1.0) + part.outside).norm()) > 0.05
+    assert not bool(part.inside.any())
+
+
+def test_history_keeps_the_last_batches_of_every_group() -> None:
+    term = history("record")
+    for seed in (1, 2, 3):
+        term.remember(points(seed), 0)
+    term.remember(points(4), 1)
+    reference = history("record")
+    reference.remember(points(2), 0)
+    reference.remember(points(3), 0)
+    labels = torch.zeros(12, dtype=torch.int64)
+    assert torch.equal(term(points(9), 0, labels).outside, reference(points(9), 0, labels).outside)
+    assert term.memory == 2
+    assert term.extra_rows(12) == 0
+
+
+@pytest.mark.parametrize("kind", ["record", "batch"])
+def test_the_state_of_a_history_round_trips(kind: str) -> None:
+    term = history(kind, LABELLED, length=3)
+    labels = torch.arange(12) % 2
+    for group in (None, 0, 1):
+        for seed in range(3):
+            term.remember(points(seed + 10 * (group or 7)), group)
+    read = history(kind, LABELLED, length=3)
+    read.load_state({name: value.clone() for name, value in term.state().items()})
+    for each in (term, read):
+        each.remember(points(99), 0)
+    for group in (None, 0, 1):
+        ours, theirs = (each(points(5), group, labels) for each in (term, read))
+        assert torch.equal(ours.inside, theirs.inside)
+        assert torch.equal(ours.outside, theirs.outside)
+        assert torch.equal(ours.potentials, theirs.potentials)
+
+
+@pytest.mark.parametrize(("label", "objective"), [(None, LABELLED), (1, LABELLED), (None, PLAIN)])
+def test_the_batch_history_makes_the_sinkhorn_divergence(
+    label: int | None, objective: Objective
+) -> None:
+    """−2 ∂Ŵ(X, past) cancels the clients' 2 ∂Ŵ(X, Y) where their records are the past."""
+    term = history("batch", objective, bound=100.0)
+    labels = torch.arange(12) % objective.classes if label is None else torch.full((12,), label)
+    for seed in (1, 2):
+        term.remember(points(seed), label)
+    rows = points(3)
+    part = term(rows, label, labels)
+    plan = PrivacyPlan(1.0, 1.0, 1, BatchClip(100.0), JointSchedule(), 1e-5)
+    request = GradientRequest(
+        1, label, plan, objective, {"name": "pixel", "shape": [3]}, rows, labels,
+        self_gradient=part.inside,
+    )  # fmt: skip
+    shard = Shard(torch.cat([points(1), points(2)]), labels.repeat(2))
+
+    def released(shard: Shard) -> Tensor:
+        return client_gradient(request, shard, lambda purpose: Noiseless(b"k", purpose))
+
+    assert float(released(shard).norm()) < 1e-5
+    assert float(released(Shard(shard.images + 1.0, shard.labels)).norm()) > 0.5
+    assert not bool(part.outside.any())
+
+
+@pytest.mark.parametrize("p", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("label", [None, 1])
+def test_semi_debiased_is_the_self_half_of_the_papers_loss(p: float, label: int | None) -> None:
+    """Def. 4.3; α_c only where a round mixes classes. The extra rows reuse the first labels."""
+    term = self_term(SelfTermSettings("semi_debiased", p=p), LABELLED, BatchClip(1e9))
+    extra = term.extra_rows(10)
+    assert extra == {0.0: 0, 0.2: 2, 1.0: 10}[p]
+    rows = points(4, 10 + extra)
+    row_labels = torch.arange(10) % 2 if label is None else torch.full((10,), label)
+    part = term(rows, label, row_labels)
+    x, y = rows, points(5)
+    if label is None:
+        x = append_labels(x, torch.cat([row_labels, row_labels[:extra]]), 2, 1.5)
+        y = append_labels(y, torch.arange(12) % 2, 2, 1.5)
+    expected = semi_debiased_gradient(
+        x, y, 10, extra, Mixed(0.3), 1.0, solver=ConvergedSolver()
+    ).self_gradient[:, :3]
+    assert torch.allclose(part.inside, expected[:10], atol=1e-5)
+    assert torch.allclose(part.outside[10:], expected[10:], atol=1e-5)
+    assert not bool(part.outside[:10].any())
+    assert term.memory == 0
+
+
+def test_extra_rows_are_clipped_by_themselves() -> None:
+    """Pitfall 8: they carry no noise, since no private point met them."""
+    terms = [
+        self_term(SelfTermSettings("semi_debiased", p=0.5), PLAIN, BatchClip(bound))
+        for bound in (1e9, 0.01)
+    ]
+    rows, labels = points(4, 18) * 5, torch.zeros(12, dtype=torch.int64)
+    free, clipped = (term(rows, None, labels) for term in terms)
+    assert float(free.outside.norm()) > 0.01
+    assert float(clipped.outside.norm()) == pytest.approx(0.01, rel=1e-4)
+    direction = free.outside / free.outside.norm()
+    assert torch.allclose(clipped.outside, 0.01 * direction, atol=1e-6)
+    assert torch.equal(clipped.inside, free.inside)  # the client clips that, with its own half
+
+
+def test_semi_debiased_has_no_state() -> None:
+    term = self_term(SelfTermSettings("semi_debiased"), PLAIN, BatchClip(1.0))
+    term.remember(points(1), None)
+    assert term.state() == {}
+
+
+def test_record_clip_refuses_the_semi_debiased_loss() -> None:
+    with pytest.raises(ConfigError, match=r"set strategy\.self_term=history, or clip=batch"):
+        self_term(SelfTermSettings("semi_debiased"), PLAIN, RecordClip(1.0))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SelfTermSettings("none"), "is history or semi_debiased, not 'none'"),
+        (lambda: SelfTermSettings(history=0), "strategy.history must be at least 1, not 0"),
+        (lambda: SelfTermSettings(p=1.5), r"strategy.p must be in \[0, 1\], not 1.5"),
+        (lambda: SelfTermSettings(p=-0.1), r"strategy.p must be in \[0, 1\], not -0.1"),
+    ],
+)
+def test_impossible_settings_are_refused(
+    make: Callable[[], SelfTermSettings], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()

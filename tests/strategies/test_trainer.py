@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsink.errors import ConfigError
+from fedsink.models import Generator
+from fedsink.privacy import Stream
+from fedsink.server import checkpoint
+from fedsink.strategies.trainer import OptimizerSettings, Trainer
+
+Make = Callable[..., Generator]
+LABELS = torch.arange(6) % 3
+
+
+def step(trainer: Trainer, round: int) -> None:
+    z = trainer.generator.latent(6, Stream(b"k", round))
+    output = trainer.generator(z, LABELS)
+    trainer.step(output, torch.tanh(output.detach()).double() - 0.3, round)
+
+
+def weights(generator: Generator) -> torch.Tensor:
+    return torch.cat([t.flatten() for t in generator.state_dict().values()])
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_a_run_goes_on_bit_identically_from_its_state(
+    make_generator: Make, tmp_path: Path, ema: float, weight_decay: float
+) -> None:
+    settings = OptimizerSettings(0.01, warmup=3, ema=ema, weight_decay=weight_decay)
+    through, until = (Trainer(make_generator(), settings, 10) for _ in range(2))
+    for round in range(1, 11):
+        step(through, round)
+    for round in range(1, 5):
+        step(until, round)
+    checkpoint.save(tmp_path, *until.state())
+    resumed = Trainer(make_generator(), settings, 10)
+    resumed.load_state(*checkpoint.load(tmp_path))
+    for round in range(5, 11):
+        step(resumed, round)
+    assert torch.equal(weights(resumed.generator), weights(through.generator))
+    assert torch.equal(weights(resumed.averaged), weights(through.averaged))
+    forgetful = Trainer(make_generator(), settings, 10)
+    tensors, values = checkpoint.load(tmp_path)
+    forgetful.load_state({k: v for k, v in tensors.items() if "adam" not in k}, values)
+    for round in range(5, 11):
+        step(forgetful, round)
+    assert not torch.equal(weights(forgetful.generator), weights(through.generator))
+
+
+def test_a_state_may_be_loaded_before_the_first_step(make_generator: Make) -> None:
+    settings = OptimizerSettings(0.01)
+    fresh, other = (Trainer(make_generator(), settings, 10) for _ in range(2))
+    other.load_state(*fresh.state())
+    for trainer in (fresh, other):
+        step(trainer, 1)
+    assert torch.equal(weights(fresh.generator), weights(other.generator))
+
+
+def test_a_step_is_adams_step_on_the_backpropagated_gradient(make_generator: Make) -> None:
+    trainer = Trainer(make_generator(), OptimizerSettings(0.01, warmup=0, ema=0.0), 10)
+    model = make_generator()
+    adam = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.99))
+    output = model(model.latent(6, Stream(b"k", 1)), LABELS)
+    (output * (torch.tanh(output.detach()) - 0.3)).sum().backward()
+    adam.step()
+    step(trainer, 1)
+    assert torch.allclose(weights(trainer.generator), weights(model), rtol=1e-6, atol=1e-8)
+
+
+def test_gradients_of_a_former_step_are_forgotten(make_generator: Make) -> None:
+    settings = OptimizerSettings(1e-3, warmup=0, ema=0.0, schedule="constant")
+    trainer = Trainer(make_generator(), settings, 10)
+    step(trainer, 1)
+    gradient = [p.grad.clone() for p in trainer.generator.parameters() if p.grad is not None]
+    output = trainer.generator(trainer.generator.latent(6, Stream(b"k", 1)), LABELS)
+    trainer.step(output, torch.zeros(6, 4), 2)
+    assert all(float(p.grad.abs().max()) == 0.0 for p in trainer.generator.parameters())  # type: ignore[union-attr]
+    assert any(float(g.abs().max()) > 0.0 for g in gradient)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "round", "factor"),
+    [
+        ("cosine", 1, 0.25),
+        ("cosine", 2, 0.5 * 0.5 * (1 + math.cos(math.pi / 8))),
+        ("cosine", 4, 0.5 * (1 + math.cos(math.pi * 3 / 8))),
+        ("cosine", 5, 0.5),
+        ("cosine", 8, 0.5 * (1 + math.cos(math.pi * 7 / 8))),
+        ("constant", 1, 0.25),
+        ("constant", 4, 1.0),
+        ("constant", 8, 1.0),
+    ],
+)
+def test_the_learning_rate_warms_up_linearly_and_decays_as_a_cosine(
+    make_generator: Make, schedule: str, round: int, factor: float
+) -> None:
+    settings = OptimizerSettings(0.5, warmup=4, schedule=schedule)
+    trainer = Trainer(make_generator(), settings, 8)
+    step(trainer, round)
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * factor)
+
+
+def test_without_an_average_the_generator_itself_is_sampled(make_generator: Make) -> None:
+    trainer = Trainer(make_generator(), OptimizerSettings(0.01, ema=0.0), 10)
+    assert trainer.averaged is trainer.generator
+    averaging = Trainer(make_generator(), OptimizerSettings(0.01, ema=0.9), 10)
+    step(averaging, 1)
+    assert not torch.equal(weights(averaging.averaged), weights(averaging.generator))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": 0.0}, "optimizer.lr must be a positive number, not 0.0"),
+        ({"lr": math.nan}, "optimizer.lr must be a positive number"),
+        ({"schedule": "linear"}, "optimizer.schedule is cosine or constant, not 'linear'"),
+        ({"warmup": -1}, "optimizer.warmup must be at least 0, not -1"),
+        ({"ema": 1.0}, r"optimizer.ema must be in \[0, 1\), not 1.0"),
+        ({"ema": -0.1}, r"optimizer.ema must be in \[0, 1\)"),
+    ],
+)
+def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        OptimizerSettings(**{"lr": 0.1, **changes})
