@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsink.clients.shard import Shard
-from fedsink.privacy import PoissonSampler, Stream
+from fedsink.privacy import PoissonSampler, RecordClip, Stream
 from fedsink.protocol import GradientRequest
 from fedsink.transport import (
     Mixed,
@@ -66,7 +66,7 @@ def client_gradient(
     if request.objective.classes == 1:  # unconditional: every record is of the one class
         labels = torch.zeros_like(labels)
     rows = request.rows.to(records.device)
-    if plan.clip.name == "record":
+    if isinstance(plan.clip, RecordClip):
         total = _record_total(request, rows, records, labels)
     else:
         total = plan.clip.apply(_batch_gradient(request, rows, records, labels))

@@ -30,7 +30,7 @@ class Shard:
 
     def members(self, label: int | None) -> Tensor:
         """Indices of the records of one class (all of them for None)."""
-        if label not in self._members:
+        if label is not None and label not in self._members:
             self._members[label] = torch.nonzero(self.labels == label).flatten()
         return self._members[label]
 

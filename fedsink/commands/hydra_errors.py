@@ -59,9 +59,8 @@ def choices(group: str) -> list[str]:
 
 
 def _unknown_key(key: str) -> str:
-    # `mechanism.map` and `strategy.view` stand for a table in the recipe: say where it lies.
-    ends = "." + ".".join(key.split(".")[-2:])
-    near = [known for known in known_keys() if "." in key and known.endswith(ends)]
+    tail = ".".join(key.split(".")[-2:])  # mechanism.map.block: the group itself exists
+    near = [tail] if tail in known_keys() else []
     near = near or difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]}?" if near else ""
     return f"Unknown key {key!r}.{hint} fedsink simulate --cfg job lists them all."

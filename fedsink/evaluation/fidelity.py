@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,9 +47,8 @@ def sliced_w2(x: Tensor, y: Tensor, *, projections: int = 512, seed: int = 0) ->
 def exact_w2(x: Tensor, y: Tensor) -> float:
     """Wasserstein-2 distance between two samples with equal weights, in the samples' units.
 
-    `W₂² = min_π Σ_ij π_ij ‖x_i − y_j‖²` over couplings π with marginals 1/N and 1/M, solved as a
-    linear program by POT, or as an assignment by SciPy where POT is absent and N = M. Takes
-    N·M·8 bytes and minutes beyond a few thousand points: draw fewer with `subsample`.
+    `W₂² = min_π Σ_ij π_ij ‖x_i − y_j‖²` over couplings π with marginals 1/N and 1/M, solved as an
+    assignment by SciPy where N = M, else as a linear program by POT. Takes N·M·8 bytes and minutes beyond a few thousand points: draw fewer with `subsample`.
 
     Args:
         x: points (N, d); trailing dimensions are flattened.
@@ -60,18 +60,7 @@ def exact_w2(x: Tensor, y: Tensor) -> float:
     x, y = _points(x, "x"), _points(y, "y")
     _same_dimension(x, y)
     cost = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square().numpy()
-    try:
-        import ot
-    except ImportError:
-        return _assignment_w2(cost)
-    weights = [torch.full((n,), 1 / n, dtype=torch.float64).numpy() for n in cost.shape]
-    squared, log = ot.emd2(*weights, cost, numItermax=10_000_000, log=True)
-    if log["warning"] is not None:
-        raise ValueError(
-            f"Exact transport between {len(x)} and {len(y)} points did not finish: "
-            f"{log['warning']} Draw fewer points with subsample."
-        )
-    return math.sqrt(max(0.0, float(squared)))
+    return _assignment_w2(cost) if len(x) == len(y) else _program_w2(cost)
 
 
 def subsample(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
@@ -107,18 +96,29 @@ def label_histogram(labels: Tensor, classes: int) -> list[int]:
     return [int(count) for count in torch.bincount(labels, minlength=classes)]
 
 
-def _assignment_w2(cost: object) -> float:
-    import numpy as np
+def _assignment_w2(cost: np.ndarray) -> float:
     from scipy.optimize import linear_sum_assignment
 
-    matrix = np.asarray(cost)
-    if matrix.shape[0] != matrix.shape[1]:
+    rows, columns = linear_sum_assignment(cost)
+    return math.sqrt(float(cost[rows, columns].mean()))
+
+
+def _program_w2(cost: np.ndarray) -> float:
+    try:
+        import ot
+    except ImportError as error:
         raise ValueError(
-            f"Without POT exact_w2 needs samples of equal size; received {matrix.shape[0]} and "
-            f"{matrix.shape[1]} points: cut the larger with subsample, or install POT."
+            f"Without POT exact_w2 needs samples of equal size; received {cost.shape[0]} and "
+            f"{cost.shape[1]} points: cut the larger with subsample, or install POT."
+        ) from error
+    weights = [np.full(n, 1 / n) for n in cost.shape]
+    squared, log = ot.emd2(*weights, cost, numItermax=10_000_000, log=True)
+    if log["warning"] is not None:
+        raise ValueError(
+            f"Exact transport between {cost.shape[0]} and {cost.shape[1]} points did not finish: "
+            f"{log['warning']} Draw fewer points with subsample."
         )
-    rows, columns = linear_sum_assignment(matrix)
-    return math.sqrt(float(matrix[rows, columns].mean()))
+    return math.sqrt(max(0.0, float(squared)))
 
 
 def _points(x: Tensor, name: str) -> Tensor:

@@ -43,7 +43,7 @@ def embedding(labels: int, features: int) -> nn.Embedding:
 
 
 def _skip(layer: Any, *sizes: int, **options: Any) -> Any:
-    return skip_init(layer, *sizes, **options)  # type: ignore[no-untyped-call]
+    return skip_init(layer, *sizes, **options)
 
 
 @torch.no_grad()

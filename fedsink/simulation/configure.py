@@ -34,8 +34,8 @@ Config = Mapping[str, Any]
 
 _TOP_LEVEL = {
     "mode", "strategy", "mechanism", "data", "partition", "generator", "engine", "recipe",
-    "view", "map", "eps", "delta", "sigma", "rate", "rounds", "clients", "seed", "clip", "conditional",
-    "resume", "report", "run",
+    "view", "map", "eps", "delta", "sigma", "rate", "rounds", "clients", "seed", "clip",
+    "conditional", "resume", "report", "run",
 }  # fmt: skip
 
 

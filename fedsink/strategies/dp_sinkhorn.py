@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ClientError, ConfigError
 from fedsink.models import Generator
-from fedsink.privacy import PrivacyPlan, Stream
+from fedsink.privacy import PrivacyPlan, RecordClip, Stream
 from fedsink.protocol import GradientReply, GradientRequest, Objective
 from fedsink.strategies.base import RoundStrategy
 from fedsink.strategies.self_term import Label, SelfPart, SelfTermSettings, self_term
@@ -48,6 +48,11 @@ class DPSinkhornSettings:
     def __post_init__(self) -> None:
         if self.rows < 1:
             raise ConfigError(f"strategy.rows must be at least 1, not {self.rows}.")
+        if isinstance(self.plan.clip, RecordClip) and self.objective.m > 0:
+            raise ConfigError(
+                f"clip=record works with the squared Euclidean cost; strategy.m={self.objective.m:g} "
+                "needs clip=batch."
+            )
 
     @property
     def nominal_batch(self) -> float:
@@ -188,7 +193,8 @@ class DPSinkhorn(RoundStrategy):
         asked = set(self._asked.values())
         if asked == {None}:
             return list(range(self.classes))
-        return sorted(label for label in asked if label is not None)
+        labels: list[Label] = [*sorted(label for label in asked if label is not None)]
+        return labels
 
     def _draw(self, purpose: str, number: int, groups: list[Label]) -> tuple[Tensor, list[Tensor]]:
         """Coordinates of fresh rows of these groups (with their graph), and their labels."""

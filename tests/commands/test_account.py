@@ -29,9 +29,7 @@ def test_delta_is_1e_5_unless_given(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("missing", ["rate", "sigma", "rounds"])
-def test_what_is_left_out_is_solved_for(
-    capsys: pytest.CaptureFixture[str], missing: str
-) -> None:
+def test_what_is_left_out_is_solved_for(capsys: pytest.CaptureFixture[str], missing: str) -> None:
     given = [a for a in _REFERENCE if not a.startswith(f"{missing}=")]
     solved, found = _table(capsys, *given, "eps=9.1607")
     assert solved == missing

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from .conftest import FEDSINK, Command
+from .conftest import FEDSINK, Command, run_many
 
 _CONFIG = ("clients=4", "rounds=60", "seed=0", "report.checkpoint_seconds=0", "report.pictures=0")
 
@@ -79,9 +80,22 @@ def test_a_run_stopped_by_ctrl_c_and_then_by_kill_9_ends_like_an_uninterrupted_o
     assert stopped + 5 <= _rounds(folder) < 60
     assert not (folder / "metrics.json").exists()
 
-    unfinished = fedsink("sample", f"run={folder}", "out=x.npz", cwd=tmp_path)
-    assert unfinished.code == 2
-    assert "has not finished" in unfinished.err
+    torn = tmp_path / "torn"
+    shutil.copytree(folder, torn)
+    state = torn / "checkpoint" / "state.safetensors"
+    content = bytearray(state.read_bytes())
+    content[-1] ^= 1
+    state.write_bytes(content)
+    refused, unfinished = run_many(
+        [
+            (tmp_path, ["simulate", f"resume={torn}"]),
+            (tmp_path, ["sample", f"run={folder}", "out=x.npz"]),
+        ]
+    )
+    for outcome, message in ((refused, "is corrupt"), (unfinished, "has not finished")):
+        assert outcome.code == 2
+        assert outcome.err.count("\n") == 1
+        assert message in outcome.err
 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -89,22 +103,6 @@ def test_a_run_stopped_by_ctrl_c_and_then_by_kill_9_ends_like_an_uninterrupted_o
     assert (resumed.code, resumed.last) == (0, str(folder)), resumed.err
     assert list(elsewhere.iterdir()) == []
     _compare(folder, tmp_path / "whole")
-
-    again = fedsink("simulate", f"resume={folder}", cwd=tmp_path)
-    assert (again.code, again.out, again.err) == (0, f"{folder}\n", "")
-
-
-def test_a_corrupt_checkpoint_is_one_sentence(fedsink: Command, tmp_path: Path) -> None:
-    arguments = [*_CONFIG, "engine=local", "hydra.run.dir=run"]
-    _signalled(arguments, tmp_path, signal.SIGKILL, 3)
-    state = tmp_path / "run" / "checkpoint" / "state.safetensors"
-    content = bytearray(state.read_bytes())
-    content[-1] ^= 1
-    state.write_bytes(content)
-    outcome = fedsink("simulate", "resume=run", cwd=tmp_path)
-    assert outcome.code == 2
-    assert outcome.err.count("\n") == 1
-    assert "state.safetensors is corrupt" in outcome.err
 
 
 @pytest.mark.slow

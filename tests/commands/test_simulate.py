@@ -85,9 +85,9 @@ _BAD: dict[str, tuple[list[str], str]] = {
         "Unknown key 'epss'. Did you mean eps? fedsink simulate --cfg job lists them all.",
     ),
     "unknown nested key": ([*_LOCAL, "engine.thread=2"], "Did you mean engine.threads?"),
-    "key of a recipe": (
+    "key too deep": (
         [*_LOCAL, "mode=ldp", "mechanism.map.block=3"],
-        "Did you mean recipe.map.block?",
+        "Did you mean map.block?",
     ),
     "added key": ([*_LOCAL, "+foo=1"], "Unknown key 'foo' in the configuration."),
     "unknown choice": (

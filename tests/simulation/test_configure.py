@@ -103,6 +103,23 @@ def test_local_mode_matches_cost_and_lam_to_the_mechanism(configured: Configure)
     assert gaussian.effective_lam == pytest.approx(0.9 * 2 * gaussian.plan.image_mechanism.scale**2)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "sensitivity"),
+    [
+        (("map=l1_ball", "map.radius=10"), 20),
+        (("map=pixel_range",), 2 * 64),  # pixels in [-1, 1]
+        (("mechanism=gaussian", "map=l2_ball", "map.radius=3"), 6),
+        (("mechanism=gaussian", "map.block=4"), 2**0.5),
+    ],
+)
+def test_the_papers_own_maps_can_be_chosen_beside_ours(
+    configured: Configure, overrides: tuple[str, ...], sensitivity: float
+) -> None:
+    strategy = configured("mode=ldp", *overrides).server.strategy
+    assert isinstance(strategy, PrivatizeOnceSettings)
+    assert strategy.plan.map.sensitivity == pytest.approx(sensitivity, rel=1e-5)
+
+
 def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
     settings = configured("mode=ldp", "strategy.lam=0.5", "strategy.unmatched=true")
     assert isinstance(settings.server.strategy, PrivatizeOnceSettings)

@@ -20,7 +20,8 @@ def _who(message: Message, context: Context) -> Message:
     calls = context.state.metric_records.setdefault("calls", MetricRecord({"n": 0}))
     calls["n"] = int(calls["n"]) + 1  # type: ignore[call-overload]
     client = int(context.node_config["partition-id"])
-    answer = {"client": client, "of": int(context.node_config["num-partitions"]), "calls": calls["n"]}
+    of = int(context.node_config["num-partitions"])
+    answer = {"client": client, "of": of, "calls": calls["n"]}
     return Message(RecordDict({"who": ConfigRecord(answer)}), reply_to=message)
 
 

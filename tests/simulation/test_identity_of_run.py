@@ -72,7 +72,8 @@ def test_deleting_the_key_deletes_its_journal_too_and_no_other_run(state: Path) 
             each.journal.with_name(each.journal.name + suffix).touch()
     run.delete_key()
     left = {path.name for path in key_folder().iterdir()}
-    assert left == {f"{other.name}{end}" for end in (".key", ".sqlite", ".sqlite-wal", ".sqlite-shm")}
+    ends = (".key", ".sqlite", ".sqlite-wal", ".sqlite-shm")
+    assert left == {f"{other.name}{end}" for end in ends}
     run.delete_key()  # again is no error
 
 

@@ -15,6 +15,7 @@ from fedsink.simulation.local_budget import local_plan
 
 _RECIPE: dict[str, Any] = {
     "eps": 35.0,
+    "map": {"name": "dct_direction", "norm": "l1"},
     "by_eps": {
         "eps": [10, 20, 35],
         "label_eps": [3, 4, 5],
@@ -22,8 +23,8 @@ _RECIPE: dict[str, Any] = {
         "finite_batch_factor": [1.0, 0.9, 0.8],
     },
 }
-_LAPLACE = {"name": "dct_direction", "block": None, "norm": "l1"}
-_GAUSSIAN = {"name": "non_negative_direction", "pool": 1, "block": None}
+_LAPLACE = {"name": "dct_direction", "norm": "l1"}
+_GAUSSIAN = {"name": "non_negative_direction", "pool": 1}
 
 
 def _plan(
@@ -35,10 +36,12 @@ def _plan(
     block: int | None = None,
     classes: int = 10,
 ) -> tuple[LocalPlan, float]:
-    options = {**(_LAPLACE if name == "laplace" else _GAUSSIAN), "block": block}
+    options = dict(_LAPLACE if name == "laplace" else _GAUSSIAN)
+    stated = {} if block is None else {"block": block}
     return local_plan(
-        _RECIPE,
-        mechanism={"name": name, "map": options, "label_eps": label_eps},
+        {**_RECIPE, "map": options},
+        mechanism={"name": name, "label_eps": label_eps},
+        chosen_map={**options, **stated},
         shape=(1, 8, 8),
         classes=classes,
         eps=eps,
@@ -88,7 +91,7 @@ def test_without_labels_the_image_gets_everything() -> None:
     assert plan.image_mechanism.epsilon == pytest.approx(35)
 
 
-def test_what_the_mechanism_states_wins_over_the_table() -> None:
+def test_what_is_stated_wins_over_the_table() -> None:
     plan, _ = _plan(eps=35, label_eps=2, block=3)
     assert (plan.label_epsilon, plan.epsilon) == (2, 33)
     assert plan.map.to_dict()["block"] == 3
@@ -106,6 +109,21 @@ def test_sigma_is_the_scale_of_the_noise_and_epsilon_follows(name: str) -> None:
 def test_delta_belongs_to_the_gaussian_mechanism_alone() -> None:
     assert _plan("laplace", eps=20)[0].delta == 0.0
     assert _plan("gaussian", eps=20)[0].delta == 1e-4
+
+
+def test_a_map_that_is_not_the_recipes_keeps_its_own_resolution() -> None:
+    plan, _ = local_plan(
+        _RECIPE,
+        mechanism={"name": "laplace", "label_eps": None},
+        chosen_map={"name": "l1_ball", "radius": 20.0},
+        shape=(1, 8, 8),
+        classes=10,
+        eps=35,
+        sigma=None,
+        delta=0.0,
+    )
+    assert plan.map.dimension == 64
+    assert plan.map.sensitivity == pytest.approx(40, rel=1e-5)  # the diameter, not the radius
 
 
 def test_sigma_and_eps_may_agree_but_not_contradict() -> None:

@@ -68,9 +68,7 @@ def test_ray_and_local_train_the_same_generator(
             assert torch.equal(weights, remote[name]), name
         else:
             torch.testing.assert_close(remote[name], weights, rtol=0, atol=1e-6)
-    ends = [
-        json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("local", "ray")
-    ]
+    ends = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("local", "ray")]
     assert ends[0]["epsilon"] == ends[1]["epsilon"]
 
 

@@ -1,0 +1,156 @@
+"""Build wheel and sdist, check what they hold, install the wheel, run it from an empty folder.
+
+The trap this guards against: hatchling follows the links clients/, server/, … at the root and then
+drops the packages behind them from the sdist, and from any wheel that is built from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import venv
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = ["engine=local", "rounds=3", "data=digits", "clients=2", "report.pictures=0"]
+
+
+class CheckError(Exception):
+    """What is wrong with a package, in one sentence."""
+
+
+def main() -> int:
+    """Run every check; 1 and a sentence where one fails."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="fedsink-packages-") as folder:
+            _check(Path(folder))
+    except CheckError as error:
+        print(f"check_packages: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _check(work: Path) -> None:
+    sources = _sources()
+    wheel = _one(_build(ROOT, work / "tree", "--wheel"), "*.whl")
+    sdist = _one(_build(ROOT, work / "tree", "--sdist"), "*.tar.gz")
+
+    held = _wheel_content(wheel)
+    _compare("the wheel", sources, {n: d for n, d in held.items() if n.startswith("fedsink/")})
+    foreign = [n for n in held if not n.startswith(("fedsink/", "fedsink-"))]
+    if foreign:
+        raise CheckError(f"the wheel would put {foreign[0]} into site-packages beside fedsink.")
+    yaml = sum(name.endswith(".yaml") for name in sources)
+    print(f"wheel: fedsink/ alone, {len(sources)} files, {yaml} of them configuration, py.typed")
+
+    unpacked = _unpack(sdist, work / "sdist")
+    links = [path for path in unpacked.rglob("*") if path.is_symlink()]
+    if links:
+        raise CheckError(f"the sdist holds the link {links[0].name} instead of files.")
+    _compare("the sdist", sources, _sources(unpacked))
+    print("sdist: all of fedsink/ as real files; clients, server, strategies, conf included")
+
+    again = _wheel_content(_one(_build(unpacked, work / "again", "--wheel"), "*.whl"))
+    _compare("the wheel built from the sdist", held, again)
+    print("wheel from the sdist: equal to the wheel from the tree")
+
+    _install_and_run(wheel, work)
+
+
+def _sources(root: Path = ROOT) -> dict[str, str]:
+    """Files of the package by name, with their digests."""
+    package = root / "fedsink"
+    return {
+        path.relative_to(root).as_posix(): _digest(path.read_bytes())
+        for path in sorted(package.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def _build(source: Path, target: Path, kind: str) -> Path:
+    _run([sys.executable, "-m", "build", kind, "--no-isolation", "--outdir", target, source])
+    return target
+
+
+def _wheel_content(wheel: Path) -> dict[str, str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: _digest(archive.read(name)) for name in archive.namelist()}
+
+
+def _unpack(sdist: Path, target: Path) -> Path:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(target, filter="data")
+    return _one(target, "fedsink-*")
+
+
+def _compare(what: str, wanted: dict[str, str], found: dict[str, str]) -> None:
+    for name in sorted(wanted.keys() | found.keys()):
+        if name not in found:
+            raise CheckError(f"{what} lacks {name}.")
+        if name not in wanted:
+            raise CheckError(f"{what} holds {name}, which does not belong there.")
+        if wanted[name] != found[name]:
+            raise CheckError(f"{what} holds another {name} than the source tree.")
+
+
+def _install_and_run(wheel: Path, work: Path) -> None:
+    """Install without dependencies into a fresh environment that borrows them from this one."""
+    home, empty = work / "venv", work / "empty"
+    venv.create(home, with_pip=False)
+    python = home / "bin" / "python"
+    site = Path(_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]))
+    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    _run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel])
+    installed = {path.name for path in site.iterdir()} - {"__pycache__"}
+    if strange := {n for n in installed if n != "fedsink" and not n.endswith(".dist-info")}:
+        raise CheckError(f"installing the wheel put {sorted(strange)} into site-packages.")
+    # Path entries of a .pth file come after site-packages: the wheel's fedsink is the one found.
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    empty.mkdir()
+    fedsink = home / "bin" / "fedsink"
+    where = _output([python, "-c", "import fedsink; print(fedsink.__file__)"], cwd=empty)
+    if not Path(where).is_relative_to(site):
+        raise CheckError(f"the fresh environment imports fedsink from {where}.")
+    version = _output([fedsink, "--version"], cwd=empty)
+    folder = Path(_output([fedsink, "simulate", *SMALL], cwd=empty).splitlines()[-1])
+    missing = [n for n in ("generator.safetensors", "privacy.json") if not (folder / n).is_file()]
+    if missing:
+        raise CheckError(f"the installed fedsink left no {missing[0]} in {folder}.")
+    print(f"installed: only fedsink in site-packages; {version} ran from an empty folder")
+
+
+def _one(folder: Path, pattern: str) -> Path:
+    found = sorted(folder.glob(pattern))
+    if len(found) != 1:
+        raise CheckError(f"expected one {pattern} in {folder}, found {len(found)}.")
+    return found[0]
+
+
+def _output(command: Sequence[object], cwd: Path | None = None) -> str:
+    return _run(command, cwd).strip()
+
+
+def _run(command: Sequence[object], cwd: Path | None = None) -> str:
+    words = [str(word) for word in command]
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    done = subprocess.run(words, cwd=cwd, env=clean, capture_output=True, text=True)
+    if done.returncode != 0:
+        last = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
+        raise CheckError(f"{' '.join(words[:4])} … failed: {last}")
+    return done.stdout
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
