@@ -18,6 +18,7 @@ from fedsink.privacy.noise import Stream
 from fedsink.privacy.sampling import ClassSchedule, JointSchedule, PoissonSampler, Schedule
 
 _CONSISTENT = 1.001  # a stated ε may be exceeded by the rounding of a stated σ
+_AS_STATED = 0.99  # a plan that costs less than a stated ε is not the one that was stated
 _CURVE_STEP = 1.25
 
 
@@ -205,6 +206,7 @@ class PrivacyPlan:
             PrivacyError: If fewer than two are given, a value is out of range, or three disagree.
         """
         _check_parts(clip, schedule)
+        stated = None not in (eps, sigma, rounds)
         if sigma is None:
             if eps is None or rounds is None:
                 raise PrivacyError(_two_of_three(eps, sigma, rounds))
@@ -221,7 +223,7 @@ class PrivacyPlan:
         if eps is not None:
             checks.positive("eps", eps)
             implied = plan.epsilon(accountant)
-            if implied > eps * _CONSISTENT:
+            if implied > eps * _CONSISTENT or (stated and implied < eps * _AS_STATED):
                 raise PrivacyError(
                     f"sigma={sigma:g} and rounds={rounds} at rate={rate:g} cost ε = {implied:.4g}, "
                     f"not eps={eps:g}: leave one of the three out."

@@ -41,14 +41,14 @@ class RunIdentity:
         return cls(name, secrets.randbits(62), key_folder() / f"{name}.key")
 
     @classmethod
-    def from_config(cls, run: dict[str, Any]) -> RunIdentity:
-        """The identity that `to_config` wrote.
+    def from_config(cls, run: dict[str, Any], *, finished: bool = False) -> RunIdentity:
+        """The identity that `to_config` wrote; a finished run needs its key no more.
 
         Raises:
             CheckpointError: the secret key is gone, so the run cannot go on.
         """
         key_file = Path(run["key_file"]) if run["key_file"] else None
-        if key_file and not key_file.is_file():
+        if key_file and not finished and not key_file.is_file():
             raise CheckpointError(
                 f"The run's secret noise key {key_file} is missing: without it the rounds after "
                 "the checkpoint would get other noise, so this run cannot go on. Start a new one."

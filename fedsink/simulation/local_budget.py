@@ -52,6 +52,11 @@ def local_plan(
         isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf
     ):
         raise ConfigError(f"eps must be a positive number, not {eps!r}.")
+    if name == "laplace" and delta:
+        raise ConfigError(
+            f"mechanism=laplace gives pure ε and has no δ, but delta={delta!r}: leave delta out, or "
+            "choose mechanism=gaussian."
+        )
     table = recipe["by_eps"]
     at = float(recipe["eps"]) if eps is None else float(eps)
     place = {"size": shape[0]} if len(shape) == 1 else {"shape": list(shape)}
@@ -75,7 +80,7 @@ def local_plan(
             )
     else:
         image_eps = _epsilon_of(name, f.sensitivity, sigma, delta)
-        if eps is not None and image_eps + share > eps * 1.001:
+        if eps is not None and not 0.99 * eps <= image_eps + share <= 1.001 * eps:
             raise ConfigError(
                 f"sigma={sigma:g} costs ε = {image_eps:.4g} for the image and the label "
                 f"{share:g} more, not eps={eps:g} in all: leave eps or sigma out."

@@ -68,13 +68,14 @@ def resume(path: Path, *, debug: bool = False) -> Path:
         CheckpointError: the folder holds no run, or its checkpoint or key is unusable.
     """
     folder = RunFolder.existing(path)
-    if folder.finished:
-        return folder.path
     config = stored_config(folder)
     try:
-        identity = RunIdentity.from_config(config["run"])
+        identity = RunIdentity.from_config(config["run"], finished=folder.finished)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder.config} is not a run's configuration: {error}.") from error
+    if folder.finished:
+        identity.delete_key()  # a kill may have come between the last file and this
+        return folder.path
     settings = configure(config, folder.path, identity)
     return _run(settings, folder, identity, debug)
 
