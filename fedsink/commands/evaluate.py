@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -23,7 +24,9 @@ from fedsink.evaluation import (
 )
 from fedsink.reporting import write_json
 
-HELP = """Usage: fedsink evaluate run=DIR [n=10000] [seed=0] [threads=2] [reference=false]
+_SMALL = 16 * 16
+
+HELP = """Usage: fedsink evaluate run=DIR [n=10000] [seed=0] [threads=…] [reference=false]
 
 Draws n labelled images from the generator of a finished run (n=60000 is the papers' number),
 trains logistic regression, an MLP and a CNN on them alone (10 % of the synthetic images for early
@@ -51,7 +54,13 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if len(finished.data.shape) == 1:
         result |= _points(finished, n, seed)
     else:
-        result |= _images(finished, n, seed, keys.get("threads"), keys.get("reference", False))
+        result |= _images(
+            finished,
+            n,
+            seed,
+            keys.get("threads") or _threads(finished.data.shape),
+            keys.get("reference", False),
+        )
     result["seconds"] = round(time.monotonic() - started, 2)
     write_json(finished.folder.path / "evaluation.json", result)
     if sys.stderr.isatty():
@@ -94,6 +103,11 @@ def _images(
             real, test, classes=classes, seed=seed, size=n, threads=threads, progress=_report
         )
     return result
+
+
+def _threads(shape: tuple[int, ...]) -> int:
+    """All cores, except for pictures so small that threads would wait for one another."""
+    return os.cpu_count() or 1 if shape[-1] * shape[-2] > _SMALL else 1
 
 
 def _report(text: str) -> None:

@@ -48,7 +48,8 @@ def exact_w2(x: Tensor, y: Tensor) -> float:
     """Wasserstein-2 distance between two samples with equal weights, in the samples' units.
 
     `W₂² = min_π Σ_ij π_ij ‖x_i − y_j‖²` over couplings π with marginals 1/N and 1/M, solved as an
-    assignment by SciPy where N = M, else as a linear program by POT. Takes N·M·8 bytes and minutes beyond a few thousand points: draw fewer with `subsample`.
+    assignment by SciPy where N = M, else as a linear program by POT. Takes N·M·8 bytes and
+    minutes beyond a few thousand points: draw fewer with `subsample`.
 
     Args:
         x: points (N, d); trailing dimensions are flattened.

@@ -54,8 +54,8 @@ def local_plan(
         raise ConfigError(f"eps must be a positive number, not {eps!r}.")
     if name == "laplace" and delta:
         raise ConfigError(
-            f"mechanism=laplace gives pure ε and has no δ, but delta={delta!r}: leave delta out, or "
-            "choose mechanism=gaussian."
+            f"mechanism=laplace gives pure ε and has no δ, but delta={delta!r}: leave delta out, "
+            "or choose mechanism=gaussian."
         )
     table = recipe["by_eps"]
     at = float(recipe["eps"]) if eps is None else float(eps)
