@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 from fedsink.errors import ClientError
+
+_PATIENCE = 60.0  # seconds to wait for another process
 
 
 class ReleaseRefusedError(ClientError):
@@ -28,13 +32,15 @@ class ReleaseJournal:
     """
 
     def __init__(self, path: Path) -> None:
-        self._connection = sqlite3.connect(path, timeout=60.0, isolation_level=None)
-        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)
+        _persistently(lambda: self._connection.execute("PRAGMA journal_mode=WAL"))
         # A claim must survive kill -9, not a power cut: a simulation has no adversary there.
         self._connection.execute("PRAGMA synchronous=OFF")
-        self._connection.execute(
-            "CREATE TABLE IF NOT EXISTS releases (client INTEGER, purpose TEXT, round INTEGER,"
-            " digest BLOB NOT NULL, PRIMARY KEY (client, purpose, round))"
+        _persistently(
+            lambda: self._connection.execute(
+                "CREATE TABLE IF NOT EXISTS releases (client INTEGER, purpose TEXT, round INTEGER,"
+                " digest BLOB NOT NULL, PRIMARY KEY (client, purpose, round))"
+            )
         )
 
     def claim(self, client: int, purpose: str, round: int, digest: bytes) -> None:
@@ -57,3 +63,20 @@ class ReleaseJournal:
             raise ReleaseRefusedError(
                 f"Client {client} has already answered another {purpose} request in round {round}."
             )
+
+
+def _persistently(step: Callable[[], object]) -> None:
+    """Repeat a step of opening the file while another process opens it.
+
+    SQLite waits by itself for a lock on a table, but not for the one that turns a new file to
+    write-ahead logging.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            step()
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)

@@ -83,3 +83,18 @@ for number in range({rounds}):
     won = [list(map(int, p.communicate(timeout=60)[0].split())) for p in processes]
     assert [p.returncode for p in processes] == [0, 0]
     assert sorted(won[0] + won[1]) == list(range(rounds))
+
+
+def test_processes_may_open_a_new_journal_at_once(tmp_path: Path) -> None:
+    """Cohorts start together: turning a new file to write-ahead logging is where they collide."""
+    code = """
+for number in range(60):
+    while time.time() < float(sys.argv[2]) + 0.05 * number:
+        pass
+    ReleaseJournal(path.with_name(f"{number}.sqlite")).claim(0, "gradient", 1, b"same")
+"""
+    start = str(time.time() + 4.0)
+    processes = [run(code, str(tmp_path / "j.sqlite"), start) for _ in range(2)]
+    for process in processes:
+        process.communicate(timeout=60)
+    assert [p.returncode for p in processes] == [0, 0]
