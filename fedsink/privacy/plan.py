@@ -190,7 +190,7 @@ class PrivacyPlan:
         rounds: int | None = None,
         accountant: str = "pld",
     ) -> PrivacyPlan:
-        """A plan from any two of (eps, sigma, rounds); all three if they are consistent.
+        """A plan from any two of (eps, sigma, rounds), or from all three if they agree within 1 %.
 
         Args:
             rate: q in (0, 1].

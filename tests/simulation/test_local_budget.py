@@ -35,6 +35,7 @@ def _plan(
     label_eps: float | None = None,
     block: int | None = None,
     classes: int = 10,
+    delta: float | None = None,
 ) -> tuple[LocalPlan, float]:
     options = dict(_LAPLACE if name == "laplace" else _GAUSSIAN)
     stated = {} if block is None else {"block": block}
@@ -46,7 +47,7 @@ def _plan(
         classes=classes,
         eps=eps,
         sigma=sigma,
-        delta=1e-4,
+        delta=(0.0 if name == "laplace" else 1e-4) if delta is None else delta,
     )
 
 
@@ -109,6 +110,8 @@ def test_sigma_is_the_scale_of_the_noise_and_epsilon_follows(name: str) -> None:
 def test_delta_belongs_to_the_gaussian_mechanism_alone() -> None:
     assert _plan("laplace", eps=20)[0].delta == 0.0
     assert _plan("gaussian", eps=20)[0].delta == 1e-4
+    with pytest.raises(ConfigError, match=r"laplace gives pure ε and has no δ, but delta=1e-05"):
+        _plan("laplace", eps=20, delta=1e-5)
 
 
 def test_a_map_that_is_not_the_recipes_keeps_its_own_resolution() -> None:
@@ -127,10 +130,13 @@ def test_a_map_that_is_not_the_recipes_keeps_its_own_resolution() -> None:
 
 
 def test_sigma_and_eps_may_agree_but_not_contradict() -> None:
-    plan, _ = _plan(sigma=0.1, eps=40)
-    assert plan.total_epsilon <= 40
-    with pytest.raises(ConfigError, match=r"sigma=0\.1 costs ε = 20 .* not eps=21 in all"):
-        _plan(sigma=0.1, eps=21)
+    plan, _ = _plan(sigma=0.1, eps=24.3)
+    assert plan.total_epsilon == pytest.approx(24.3, rel=0.01)
+    for stated in (21, 40):  # too small, and not what the two cost
+        with pytest.raises(
+            ConfigError, match=rf"sigma=0\.1 costs ε = 20 .* not eps={stated} in all"
+        ):
+            _plan(sigma=0.1, eps=stated)
 
 
 @pytest.mark.parametrize("eps", [0, -1, float("nan"), "10", True])
