@@ -12,8 +12,8 @@ from fedsink.privacy import ACCOUNTANTS, solve_account
 HELP = """Usage: fedsink account rate=… sigma=… rounds=… [delta=1e-5] [classes=1] [eps=…]
 
 ε of `rounds` rounds that sample every record with probability `rate` and add Gaussian noise of
-`sigma` times the sensitivity. Give eps= and leave out one of rate, sigma and rounds to solve for
-it. classes=C: a class schedule, in which a record is used in ⌈rounds/C⌉ rounds.
+`sigma` times the sensitivity. Give eps= and leave out one of rate, sigma, rounds and delta to
+solve for it. classes=C: a class schedule, in which a record is used in ⌈rounds/C⌉ rounds.
 Adjacency: zero-out/add-remove of one record. RDP, PRV and PLD side by side; PLD is the tightest
 that fedsink uses for its own claims.
 
@@ -32,21 +32,17 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
             "eps": real, "classes": whole(1),
         },
     )  # fmt: skip
-    given = [k for k in ("rate", "sigma", "rounds", "eps") if k in keys]
-    if len(given) != 3:
+    missing = [k for k in ("rate", "sigma", "rounds", "eps") if k not in keys]
+    if missing:
+        keys.setdefault("delta", 1e-5)
+    elif "delta" not in keys:
+        missing = ["delta"]
+    if len(missing) != 1:
         raise ConfigError(
-            f"Three of rate, sigma, rounds and eps give the fourth; received "
-            f"{', '.join(given) or 'none of them'}."
+            "Leave out one of rate, sigma, rounds and eps, or delta with all four given; missing: "
+            f"{', '.join(missing) or 'none of them'}."
         )
-    missing = next(k for k in ("rate", "sigma", "rounds", "eps") if k not in keys)
-    found = solve_account(
-        rate=keys.get("rate"),
-        sigma=keys.get("sigma"),
-        rounds=keys.get("rounds"),
-        eps=keys.get("eps"),
-        delta=keys.get("delta", 1e-5),
-        classes=keys.get("classes", 1),
-    )
-    rows = [{"accountant": name, missing: f"{found[name]:,.6g}"} for name in ACCOUNTANTS]
+    found = solve_account(**keys)
+    rows = [{"accountant": name, missing[0]: f"{found[name]:,.6g}"} for name in ACCOUNTANTS]
     print(format_table(rows))
     return 0

@@ -7,7 +7,7 @@ them. Knows no network.
 from __future__ import annotations
 
 from fedsink.privacy.accounting import ACCOUNTANTS, epsilon, poisson_gaussian
-from fedsink.privacy.calibration import rate_for, sigma_for, uses_for
+from fedsink.privacy.calibration import delta_for, rate_for, sigma_for, uses_for
 from fedsink.privacy.clipping import BatchClip, Clip, RecordClip
 from fedsink.privacy.comparison import account_table, solve_account
 from fedsink.privacy.gaussian import GaussianMechanism
@@ -41,6 +41,7 @@ __all__ = [
     "SecretKey",
     "Stream",
     "account_table",
+    "delta_for",
     "epsilon",
     "poisson_gaussian",
     "rate_for",

@@ -13,6 +13,8 @@ from fedsink.errors import PrivacyError
 from fedsink.privacy import accounting, checks
 
 _TOLERANCE = 5e-4
+_SMALLEST_DELTA, _LARGEST_DELTA = 1e-12, 0.499  # outside, nobody asks
+_DELTA_DECADES = 0.004  # 1 % of δ
 _MOST_USES = 10**9
 _MOST_EVALUATIONS = 60
 
@@ -81,6 +83,34 @@ def rate_for(
         guess=min(1.0, _largest_guess(eps, lambda x: accounting.loss_scale(x, sigma, uses))),
         most=1.0,
     )
+
+
+def delta_for(
+    eps: float, *, rate: float, sigma: float, uses: int, accountant: str = "pld"
+) -> float:
+    """The smallest δ (within 1 %, at least 1e-12) at which the cost does not exceed `eps`.
+
+    Raises:
+        PrivacyError: If no δ below ½ is enough, or a value is out of range.
+    """
+    eps = _checked(eps, _LARGEST_DELTA, accountant)
+
+    def fits(exponent: float) -> bool:
+        delta = 10.0**exponent
+        return accounting.poisson_gaussian_epsilon(rate, sigma, uses, delta, accountant) <= eps
+
+    low, high = math.log10(_SMALLEST_DELTA), math.log10(_LARGEST_DELTA)
+    if not fits(high):
+        raise PrivacyError(
+            f"rate={rate:g} and sigma={sigma:g} cost more than eps={eps:g} over {uses} uses, "
+            "whatever δ: raise eps or sigma."
+        )
+    if fits(low):
+        return _SMALLEST_DELTA
+    while high - low > _DELTA_DECADES:  # ε falls as δ grows
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return 10.0**high
 
 
 def _checked(eps: float, delta: float, accountant: str) -> float:

@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
 from fedsink.privacy.accounting import ACCOUNTANTS, poisson_gaussian_epsilon
-from fedsink.privacy.calibration import rate_for, sigma_for, uses_for
+from fedsink.privacy.calibration import delta_for, rate_for, sigma_for, uses_for
 from fedsink.privacy.sampling import ClassSchedule
 
 
@@ -34,14 +36,14 @@ def account_table(
 
 def solve_account(
     *,
-    delta: float,
+    delta: float | None = None,
     rate: float | None = None,
     sigma: float | None = None,
     rounds: int | None = None,
     eps: float | None = None,
     classes: int = 1,
 ) -> dict[str, float]:
-    """The one of (rate, sigma, rounds, eps) that is left out, by each accountant.
+    """The one of (rate, sigma, rounds, eps, delta) that is left out, by each accountant.
 
     Arguments as in `account_table`; what is solved for costs at most `eps`.
 
@@ -49,23 +51,29 @@ def solve_account(
         PrivacyError: If not exactly one is left out, or a value is out of range.
     """
     schedule = ClassSchedule(classes)
+    every = {"rate": rate, "sigma": sigma, "rounds": rounds, "eps": eps, "delta": delta}
+    known = {name: value for name, value in every.items() if value is not None}
+    if len(known) != len(every) - 1:
+        received = ", ".join(f"{name}={value}" for name, value in every.items())
+        raise PrivacyError(
+            "exactly one of rate, sigma, rounds, eps and delta is left out and solved for, "
+            f"received {received}."
+        )
+    given: dict[str, Any] = {
+        name: known[name] for name in ("rate", "sigma", "delta") if name in known
+    }
+    if rounds is not None:
+        given["uses"] = schedule.uses(checks.count("rounds", rounds))
 
     def solve(accountant: str) -> float:
-        if rate is not None and sigma is not None and rounds is not None and eps is None:
-            uses = schedule.uses(checks.count("rounds", rounds))
-            return poisson_gaussian_epsilon(rate, sigma, uses, delta, accountant)
-        if rate is not None and sigma is not None and rounds is None and eps is not None:
-            most = uses_for(eps, rate=rate, sigma=sigma, delta=delta, accountant=accountant)
-            return schedule.rounds_within(most)
-        if rate is not None and sigma is None and rounds is not None and eps is not None:
-            uses = schedule.uses(checks.count("rounds", rounds))
-            return sigma_for(eps, rate=rate, uses=uses, delta=delta, accountant=accountant)
-        if rate is None and sigma is not None and rounds is not None and eps is not None:
-            uses = schedule.uses(checks.count("rounds", rounds))
-            return rate_for(eps, sigma=sigma, uses=uses, delta=delta, accountant=accountant)
-        raise PrivacyError(
-            "exactly one of rate, sigma, rounds and eps is left out and solved for, received "
-            f"rate={rate}, sigma={sigma}, rounds={rounds}, eps={eps}."
-        )
+        if eps is None:
+            return poisson_gaussian_epsilon(**given, accountant=accountant)
+        if rounds is None:
+            return schedule.rounds_within(uses_for(eps, **given, accountant=accountant))
+        if sigma is None:
+            return sigma_for(eps, **given, accountant=accountant)
+        if rate is None:
+            return rate_for(eps, **given, accountant=accountant)
+        return delta_for(eps, **given, accountant=accountant)
 
     return {accountant: solve(accountant) for accountant in ACCOUNTANTS}

@@ -32,6 +32,17 @@ def test_what_is_left_out_is_solved_for_within_the_target_of_each_accountant(nam
         assert 9.9 < implied <= 10
 
 
+def test_delta_is_solved_for_when_eps_is_given():
+    solved = solve_account(**SETTING)
+    assert set(solved) == {"pld", "prv", "rdp"}
+    for accountant, delta in solved.items():
+        assert poisson_gaussian_epsilon(0.2, 2.0, 300, delta, accountant) <= 10
+        assert poisson_gaussian_epsilon(0.2, 2.0, 300, delta / 1.02, accountant) > 10
+    with pytest.raises(PrivacyError, match=r"cost more than eps=0\.01 over 300 uses, whatever δ"):
+        solve_account(**(SETTING | {"eps": 0.01}))
+    assert set(solve_account(**(SETTING | {"eps": 1000.0})).values()) == {1e-12}
+
+
 def test_rounds_count_the_classes():
     joint = solve_account(rate=0.2, sigma=2.0, eps=10, delta=1e-5)
     split = solve_account(rate=0.2, sigma=2.0, eps=10, delta=1e-5, classes=10)
@@ -40,7 +51,7 @@ def test_rounds_count_the_classes():
 
 @pytest.mark.parametrize("missing", [(), ("rate", "sigma"), ("rate", "sigma", "rounds", "eps")])
 def test_exactly_one_value_must_be_left_out(missing):
-    with pytest.raises(PrivacyError, match="exactly one of rate, sigma, rounds and eps"):
+    with pytest.raises(PrivacyError, match="exactly one of rate, sigma, rounds, eps and delta"):
         solve_account(delta=1e-5, **(SETTING | dict.fromkeys(missing)))
 
 
