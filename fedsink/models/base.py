@@ -77,8 +77,8 @@ class Generator(nn.Module, ABC):
         return z.to(dtype=torch.float32, device=next(self.parameters()).device)
 
     def one_hot(self, labels: Tensor, like: Tensor) -> Tensor:
-        """Return the labels (n,) as unit vectors (n, classes) in the dtype of `like`."""
-        return one_hot(labels, self.classes).to(like.dtype)
+        """Return the labels (n,) as unit vectors (n, classes), dtype and device of `like`."""
+        return one_hot(labels, self.classes).to(like)
 
     @property
     def uses_batch_statistics(self) -> bool:

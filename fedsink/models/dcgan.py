@@ -76,6 +76,6 @@ class Dcgan(Generator):
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
         """Return images (n, C, H, W) in [0, 1]."""
-        inputs = torch.cat([z, self.embedding(labels)], dim=1)
+        inputs = torch.cat([z, self.embedding(labels.to(z.device))], dim=1)
         pixels: Tensor = 0.5 + 0.5 * torch.tanh(self.layers(inputs[:, :, None, None]))
         return pixels

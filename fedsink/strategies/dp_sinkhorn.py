@@ -92,6 +92,7 @@ class DPSinkhorn(RoundStrategy):
         self._per_class = settings.plan.clip.name == "record" or settings.plan.schedule.classes > 1
         self._key = key
         self._points: Tensor | None = None
+        self._coordinates = torch.zeros(0, 0)
         self._groups: list[_Group] = []
         self._asked: dict[int, Label] = {}
 
@@ -160,7 +161,7 @@ class DPSinkhorn(RoundStrategy):
         self.trainer.step(self._points, gradient, server_round)
         for group in self._groups:
             self.self_term.remember(
-                self._points.detach()[group.rows][: len(group.row_labels)], group.label
+                self._coordinates[group.rows][: len(group.row_labels)], group.label
             )
         self.round = server_round
         loss = float(gradient.square().sum().sqrt())
@@ -208,11 +209,13 @@ class DPSinkhorn(RoundStrategy):
     def _generate(self, server_round: int) -> tuple[Tensor, list[_Group]]:
         labels = self._group_labels()
         points, own = self._draw("train", server_round, labels)
+        # Requests and self term work on the CPU, wherever the generator lives.
+        self._coordinates = points.detach().cpu()
         groups, start = [], 0
         for label, row_labels in zip(labels, own, strict=True):
             stop = start + len(row_labels) + self.self_term.extra_rows(len(row_labels))
             rows = slice(start, stop)
-            part = self.self_term(points.detach()[rows], label, row_labels)
+            part = self.self_term(self._coordinates[rows], label, row_labels)
             groups.append(_Group(label, rows, row_labels, part))
             start = stop
         return points, groups
@@ -224,13 +227,13 @@ class DPSinkhorn(RoundStrategy):
             with torch.no_grad():
                 points, own = self._draw("history", number, groups)
             for rows, group in zip(points.split([len(g) for g in own]), groups, strict=True):
-                self.self_term.remember(rows, group)
+                self.self_term.remember(rows.cpu(), group)
 
     def _request(self, server_round: int, label: Label) -> GradientRequest:
         if self._points is None:
             raise ClientError("No rows were generated.")
         mine = [g for g in self._groups if label is None or g.label == label]
-        points = self._points.detach()
+        points = self._coordinates
         return GradientRequest(
             server_round,
             label,

@@ -179,12 +179,13 @@ class PrivatizeOnce(RoundStrategy):
         z = generator.latent(batch, stream)
         points = self.settings.plan.map(generator(z, labels))
         lam = self.settings.effective_lam
+        label_cost = self._label_cost(labels, self._labels[chosen], lam)
         found = transport_gradient(
             points.detach(),
-            self._values[chosen],
+            self._values[chosen].to(points.device),
             cost_named(self.settings.effective_cost),
             lam,
-            extra_cost=self._label_cost(labels, self._labels[chosen], lam),
+            extra_cost=None if label_cost is None else label_cost.to(points.device),
             solver=self._solver,
         )
         self.trainer.step(points, found.gradient, server_round)

@@ -111,7 +111,10 @@ class Trainer:
         for name, parameter in self.generator.named_parameters():
             mine = _part(moments, f"{name}.")
             if mine:
-                self.optimizer.state[parameter] = {k: v.clone() for k, v in mine.items()}
+                self.optimizer.state[parameter] = {
+                    k: v.clone() if k == "step" else v.to(parameter.device, copy=True)
+                    for k, v in mine.items()
+                }
         if self.ema:
             self.ema.model.load_state_dict(_part(tensors, "ema."))
             self.ema.updates = int(values["ema_updates"])
