@@ -122,6 +122,14 @@ def test_batch_statistics_are_declared_truthfully(case: Any) -> None:
     torch.testing.assert_close(generator(z, labels)[:4], whole)
 
 
+def test_the_gain_of_dct_mlp_multiplies_what_tanh_sees() -> None:
+    stream = Stream(b"gain", 0)
+    plain, gained = (build("dct_mlp", (1, 8, 8), 10, output_gain=g) for g in (1.0, 4.0))
+    z, labels = plain.latent(20, stream), torch.arange(20) % 10
+    before = [torch.atanh(2.0 * g(z, labels) - 1.0) for g in (plain, gained)]
+    torch.testing.assert_close(before[1], 4.0 * before[0], rtol=1e-3, atol=1e-4)
+
+
 def test_dct_mlp_draws_inside_the_band_of_the_view() -> None:
     generator = DctMlp((1, 8, 8), 4, radius=4.0)
     generator = generator.double()
@@ -161,6 +169,7 @@ def test_only_images_need_a_basis_and_it_is_not_stored() -> None:
         ("dct_mlp", (2,), {}, r"dct_mlp makes images .* got shape \(2,\); use mlp"),
         ("dct_mlp", (1, 8, 8), {"hidden": []}, "at least one hidden layer"),
         ("dct_mlp", (1, 8, 8), {"radius": 0}, "positive radius, got 0"),
+        ("dct_mlp", (1, 8, 8), {"output_gain": 0.0}, r"positive output_gain, got 0\.0"),
         ("dcgan", (1, 8, 8), {}, r"28×28 or 32×32 pixels .* got shape \(1, 8, 8\)"),
         ("dcgan", (1, 28, 32), {}, r"28×28 or 32×32 pixels .* got shape \(1, 28, 32\)"),
         ("dcgan", (1, 28, 28), {"width": 0}, "width of at least 1, got 0"),
