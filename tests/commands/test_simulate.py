@@ -142,10 +142,10 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "evaluate without run": (["evaluate"], "run= is missing"),
     "evaluate of nothing": (["evaluate", "run=x"], "holds no fedsink run"),
     "evaluate too few": (["evaluate", "run=x", "n=3"], "n=3: must be at least 20."),
-    "account of too little": (["account", "rate=0.2"], "received rate."),
+    "account of too little": (["account", "rate=0.2"], "missing: sigma, rounds, eps."),
     "account of too much": (
-        ["account", "rate=0.2", "sigma=1", "rounds=5", "eps=1"],
-        "received rate, sigma, rounds, eps.",
+        ["account", "rate=0.2", "sigma=1", "rounds=5", "eps=1", "delta=1e-5"],
+        "missing: none of them.",
     ),
     "account rate": (["account", "rate=2", "sigma=1", "rounds=5"], "rate must lie in (0, 1]"),
     "account key": (["account", "sgma=1"], "Unknown key 'sgma'. Did you mean sigma?"),
