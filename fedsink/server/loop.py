@@ -50,7 +50,8 @@ class LoopSettings:
             )
         if self.timeout is not None and not (_is_number(self.timeout) and self.timeout > 0):
             raise ConfigError(
-                f"engine.timeout must be null or a positive number of seconds, not {self.timeout!r}."
+                "engine.timeout must be null or a positive number of seconds, "
+                f"not {self.timeout!r}."
             )
 
 

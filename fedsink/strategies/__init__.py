@@ -17,5 +17,6 @@ __all__ = [
 if __name__ != "fedsink.strategies":
     # A second copy would have classes and caches of its own.
     raise ImportError(
-        "The link strategies/ at the repository's root is for readers: import fedsink.strategies instead."
+        "The link strategies/ at the repository's root is for readers: "
+        "import fedsink.strategies instead."
     )

@@ -50,7 +50,8 @@ class DPSinkhornSettings:
             raise ConfigError(f"strategy.rows must be at least 1, not {self.rows}.")
         if isinstance(self.plan.clip, RecordClip) and self.objective.m > 0:
             raise ConfigError(
-                f"clip=record works with the squared Euclidean cost; strategy.m={self.objective.m:g} "
+                "clip=record works with the squared Euclidean cost; "
+                f"strategy.m={self.objective.m:g} "
                 "needs clip=batch."
             )
 

@@ -86,14 +86,14 @@ class SelfTerm(ABC):
     def __call__(self, rows: Tensor, label: Label, row_labels: Tensor) -> SelfPart:
         """The self part of one group: rows (n + n', D)."""
 
-    def remember(self, rows: Tensor, label: Label) -> None:
+    def remember(self, rows: Tensor, label: Label) -> None:  # noqa: B027 (most forget)
         """Take this round's rows into the history."""
 
     def state(self) -> dict[str, Tensor]:
         """Tensors to resume from."""
         return {}
 
-    def load_state(self, tensors: dict[str, Tensor]) -> None:
+    def load_state(self, tensors: dict[str, Tensor]) -> None:  # noqa: B027 (most have none)
         """Restore what `state` returned."""
 
 
@@ -142,6 +142,7 @@ class HistoryField(_Remembering):
         self.clip = clip
 
     def __call__(self, rows: Tensor, label: Label, row_labels: Tensor) -> SelfPart:
+        """Potentials against the remembered rows, and the field that they feel themselves."""
         past, lam = self.past(label), self.objective.lam
         potentials = potential(rows, past, lam, solver=_POTENTIAL_SOLVER)
         field = clipped_record_field(rows, past, potentials, lam, self.clip.bound)
@@ -152,6 +153,7 @@ class HistoryTransport(_Remembering):
     """For `clip=batch`: −2 ∂_X Ŵ(X, past X), inside the clip."""
 
     def __call__(self, rows: Tensor, label: Label, row_labels: Tensor) -> SelfPart:
+        """The gradient against the remembered rows, to be clipped with the private one."""
         x, past, objective = rows, self.past(label), self.objective
         if label is None and objective.label_weight > 0:
             repeated = row_labels.repeat(self._length)
@@ -177,9 +179,11 @@ class SemiDebiased(SelfTerm):
         self.clip = clip
 
     def extra_rows(self, n: int) -> int:
+        """n′ = ⌊n·p⌋ (Def. 4.3)."""
         return int(n * self.settings.p)
 
     def __call__(self, rows: Tensor, label: Label, row_labels: Tensor) -> SelfPart:
+        """The gradient against the shifted rows; what falls on the extra rows stays outside."""
         extra = len(rows) - len(row_labels)
         labels = torch.cat([row_labels, row_labels[:extra]])
         x, objective = rows, self.objective
