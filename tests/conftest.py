@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -46,3 +46,19 @@ def shared_data() -> Path:
     if not (folder / "MNIST" / "raw").is_dir():
         pytest.skip(f"{folder} holds no MNIST/raw; name a folder that does in FEDSINK_TEST_DATA")
     return folder
+
+
+@pytest.fixture
+def install_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[[Callable[..., tuple[torch.Tensor, torch.Tensor]]], None]]:
+    """Makes a reader the source "tiny"; nodes and data are forgotten afterwards, one thread."""
+    from fedsink.clients.node import close_nodes
+    from fedsink.data import sources
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield lambda read: monkeypatch.setitem(sources.SOURCES, "tiny", read)
+    close_nodes()
+    sources.load.cache_clear()
+    torch.set_num_threads(threads)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsink.clients.node import close_nodes
 from fedsink.clients.settings import NodeSettings
-from fedsink.data import sources
 from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import (
@@ -39,16 +37,9 @@ def _tiny(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def _tiny_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A source "tiny", nodes and data forgotten after every test, one thread."""
-    monkeypatch.setitem(sources.SOURCES, "tiny", _tiny)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _tiny_data(install_source: Callable[..., None]) -> None:
+    install_source(_tiny)
     become(1, 1)
-    yield
-    close_nodes()
-    sources.load.cache_clear()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

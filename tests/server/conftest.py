@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from fedsink.clients.app import client_app
 from fedsink.clients.node import close_nodes
 from fedsink.clients.settings import NodeSettings
-from fedsink.data import sources
 from fedsink.data.maps import PixelRange
 from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec
@@ -35,15 +34,8 @@ def _tiny(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def _tiny_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A source "tiny" of forty 4×4 images, nodes and data forgotten afterwards, one thread."""
-    monkeypatch.setitem(sources.SOURCES, "tiny", _tiny)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    close_nodes()
-    sources.load.cache_clear()
-    torch.set_num_threads(threads)
+def _tiny_data(install_source: Callable[..., None]) -> None:
+    install_source(_tiny)
 
 
 class WatchedGrid(LocalGrid):

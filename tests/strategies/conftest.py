@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +10,7 @@ from flwr.app import Message
 from torch import Tensor
 
 from fedsink.clients.app import client_app
-from fedsink.clients.node import close_nodes
 from fedsink.clients.settings import NodeSettings
-from fedsink.data import sources
 from fedsink.data.maps import PointBall
 from fedsink.data.partition import Iid, PartitionSpec
 from fedsink.data.spec import DataSpec
@@ -41,15 +39,8 @@ def _tiny(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def _tiny_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A source "tiny", nodes and data forgotten after every test, one thread."""
-    monkeypatch.setitem(sources.SOURCES, "tiny", _tiny)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    close_nodes()
-    sources.load.cache_clear()
-    torch.set_num_threads(threads)
+def _tiny_data(install_source: Callable[..., None]) -> None:
+    install_source(_tiny)
 
 
 @pytest.fixture
