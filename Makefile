@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev simulate test test-all lint types contracts packages check clean
+.PHONY: help install install-dev simulate deploy-demo test test-all coverage bench lint types contracts packages check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,11 +34,22 @@ install-dev: $(VENV)/.installed-dev ## ... with what the tests need
 simulate: install ## run the main job: DP-Sinkhorn on the embedded digits, ε = 10
 	$(BIN)/fedsink simulate mode=central $(ARGS)
 
+deploy-demo: install ## a SuperLink and two hospitals on this machine, TLS and all
+	$(BIN)/python deploy/demo.py $(ARGS)
+
 test: install-dev ## run the tests
 	$(BIN)/python -m pytest -q $(ARGS)
 
 test-all: install-dev ## ... and the slow ones
 	$(BIN)/python -m pytest -q -m 'slow or not slow' $(ARGS)
+
+coverage: install-dev ## lines and branches of what guards private data: at least 95 %
+	$(BIN)/coverage run -m pytest -q tests/privacy tests/clients tests/test_pitfalls.py
+	$(BIN)/coverage report
+
+bench: install-dev ## every benchmark in benchmarks/: takes long, wants a quiet machine
+	@for file in $$(grep -l __main__ benchmarks/*.py); do \
+	  echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 lint: install-dev ## ruff: format and rules
 	$(BIN)/ruff format --check .

@@ -55,6 +55,8 @@ def _check(work: Path) -> None:
     if links:
         raise CheckError(f"the sdist holds the link {links[0].name} instead of files.")
     _compare("the sdist", sources, _sources(unpacked))
+    if not (unpacked / "deploy" / "pyproject.toml").is_file():
+        raise CheckError("the sdist lacks deploy/pyproject.toml, the Flower app of a deployment.")
     print("sdist: all of fedsink/ as real files; clients, server, strategies, conf included")
 
     again = _wheel_content(_one(_build(unpacked, work / "again", "--wheel"), "*.whl"))

@@ -35,3 +35,20 @@ class ClientError(FedsinkError):
     """Clients failed or refused, and the run cannot go on without them."""
 
     exit_code: ClassVar[int] = 1
+
+
+class ReleaseRefusedError(ClientError):
+    """A client will not answer: its budget, its policy or an earlier answer forbids it.
+
+    The text is for the node's owner; the server learns a code alone.
+    """
+
+
+class BudgetError(ReleaseRefusedError):
+    """The release would cost more than the owner's budget has left."""
+
+
+class LedgerError(FedsinkError):
+    """The ledger or a stored reply cannot be read or written; nothing is released without it."""
+
+    exit_code: ClassVar[int] = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ os.environ["FLWR_LOG_LEVEL"] = "WARNING"
 
 import torch
 from hypothesis import settings
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci")
@@ -62,3 +65,32 @@ def install_source(
     close_nodes()
     sources.load.cache_clear()
     torch.set_num_threads(threads)
+
+
+class _Operations(TorchDispatchMode):
+    """Writes down every tensor operation: its name, and the shapes and types that go in and out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # the names are torch's
+        out = func(*args, **(kwargs or {}))
+        leaves = tree_leaves((args, kwargs, out))
+        shapes = [(tuple(t.shape), t.dtype) for t in leaves if isinstance(t, torch.Tensor)]
+        self.seen.append((str(func), *shapes))
+        return out
+
+
+@pytest.fixture
+def operations() -> Callable[[Callable[[], object]], list[tuple[Any, ...]]]:
+    """The tensor operations of a call, in order: what its running time may depend on."""
+
+    def of(call: Callable[[], object]) -> list[tuple[Any, ...]]:
+        with _Operations() as mode:
+            call()
+        return mode.seen
+
+    return of

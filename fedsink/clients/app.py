@@ -6,16 +6,18 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsink.clients.journal import ReleaseRefusedError
 from fedsink.clients.node import Node, open_node
 from fedsink.clients.settings import NodeSettings
-from fedsink.protocol import GradientRequest, PrivatizeRequest
+from fedsink.errors import ConfigError, ReleaseRefusedError
+from fedsink.protocol import PrivatizeRequest
 from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED
+from fedsink.protocol.gradient import pack_replies, unpack_requests
 from fedsink.protocol.records import digest
 
 log = logging.getLogger("fedsink.clients")
@@ -32,23 +34,43 @@ def client_app(settings: NodeSettings) -> ClientApp:
     Guarantees:
         An error's text never leaves the client: the server learns a code.
     """
+    return _answering(lambda context: settings)
+
+
+def owners_settings(context: Context) -> NodeSettings:
+    """A real node's settings: from its owner's policy file, which `--node-config` names.
+
+    `node_config` is what the owner started the SuperNode with: `policy` (a path), `partition-id`
+    (this node's number) and `num-partitions` (how many nodes take part). `run_config`, which
+    comes from whoever submitted the run, is not read at all.
+
+    Raises:
+        ConfigError: the node was started without a policy, or with one that contains a mistake.
+        PrivacyError: its noise key cannot be made or used.
+    """
+    policy = context.node_config.get("policy")
+    if not isinstance(policy, str) or not policy:
+        raise ConfigError(
+            'This node was started without a policy: add policy="/path/to/policy.toml" to its '
+            "--node-config."
+        )
+    nodes = _number("num-partitions", context.node_config.get("num-partitions"))
+    return NodeSettings.from_policy(Path(policy), clients=nodes)
+
+
+def _answering(settings_of: Callable[[Context], NodeSettings]) -> ClientApp:
     app = ClientApp()
 
     def answer(handler: Handler) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
             client = context.node_config.get("partition-id")
             try:
+                settings = settings_of(context)
                 torch.set_num_threads(settings.threads)
-                reply = handler(open_node(settings, _number(client)), message.content)
-            except ReleaseRefusedError as refusal:
-                log.warning("%s", refusal)
-                return Message(Error(REFUSED), reply_to=message)
-            except (ValueError, TypeError) as error:
-                log.warning("client %s cannot answer: %s", client, error)
-                return Message(Error(MALFORMED), reply_to=message)
-            except Exception:
-                log.exception("client %s failed", client)
-                return Message(Error(FAILED), reply_to=message)
+                node = open_node(settings, _number("partition-id", client))
+                reply = handler(node, message.content)
+            except Exception as error:
+                return Message(Error(failure_code(error, client)), reply_to=message)
             return Message(reply, reply_to=message)
 
         return handle
@@ -59,10 +81,22 @@ def client_app(settings: NodeSettings) -> ClientApp:
     return app
 
 
-def _number(partition_id: object) -> int:
-    if isinstance(partition_id, bool) or not isinstance(partition_id, int):
-        raise ValueError(f"partition-id must be a whole number, not {partition_id!r}.")
-    return partition_id
+def failure_code(error: Exception, client: object) -> int:
+    """Log why a client cannot answer, and return the code that is all the server learns."""
+    if isinstance(error, ReleaseRefusedError):
+        log.warning("%s", error)
+        return REFUSED
+    if isinstance(error, ValueError | TypeError):
+        log.warning("client %s cannot answer: %s", client, error)
+        return MALFORMED
+    log.error("client %s failed", client, exc_info=error)
+    return FAILED
+
+
+def _number(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be a whole number, not {value!r}.")
+    return value
 
 
 def _identity(node: Node, content: RecordDict) -> RecordDict:
@@ -70,8 +104,7 @@ def _identity(node: Node, content: RecordDict) -> RecordDict:
 
 
 def _gradient(node: Node, content: RecordDict) -> RecordDict:
-    request = GradientRequest.from_record(content)
-    return node.gradient(request, digest(content)).to_record()
+    return pack_replies(node.gradients(unpack_requests(content), digest(content)))
 
 
 def _privatize(node: Node, content: RecordDict) -> RecordDict:
@@ -79,3 +112,7 @@ def _privatize(node: Node, content: RecordDict) -> RecordDict:
     # The release is a function of the plan alone; which chunk of it is asked for is not.
     plan = json.dumps(request.plan.to_dict(), sort_keys=True).encode()
     return node.privatized(request, hashlib.sha256(plan).digest()).to_record()
+
+
+app = _answering(owners_settings)
+"""The `ClientApp` of a deployment, named by deploy/pyproject.toml."""

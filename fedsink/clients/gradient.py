@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fedsink.clients.padded import PaddedBatch, padded_batch_gradient, padded_record_total
 from fedsink.clients.shard import Shard
 from fedsink.privacy import PoissonSampler, RecordClip, Stream
 from fedsink.protocol import GradientRequest
@@ -48,29 +49,61 @@ def client_gradient(
         Whether it fails does not depend on the batch.
         It charges what the plan's event says: one subsampled use for records of the
         requested class, none for any other.
+        With a capacity, the operations after the draw depend on the request alone.
 
     Raises:
         ValueError: the rows do not live in the request's view of this data.
     """
-    plan = request.plan
+    return request.plan.release(client_total(request, shard, stream("sample")), stream("noise"))
+
+
+def client_total(request: GradientRequest, shard: Shard, sample: Stream) -> Tensor:
+    """What `client_gradient` releases but for its noise, (n, D).
+
+    Raises:
+        ValueError: the rows do not live in the request's view of this data.
+    """
     coordinates = shard.coordinates(request.view)
+    refuse_other_view(request, coordinates)
+    rows = request.rows.to(coordinates.device)
+    if request.plan.capacity is not None:
+        return _padded_total(request, request.plan.capacity, shard, rows, sample)
+    return _total(request, shard, rows, sample)
+
+
+def refuse_other_view(request: GradientRequest, coordinates: Tensor) -> None:
+    """Raise ValueError unless the request's rows have as many coordinates as the records."""
     if coordinates.shape[1] != request.rows.shape[1]:
         raise ValueError(
             f"The rows have {request.rows.shape[1]} coordinates, the records in the request's "
             f"view {coordinates.shape[1]}."
         )
+
+
+def _padded_total(
+    request: GradientRequest, capacity: int, shard: Shard, rows: Tensor, stream: Stream
+) -> Tensor:
+    """What is released but for its noise, of a sample in `capacity` places."""
+    batch = PaddedBatch.draw(request, capacity, shard, stream)
+    clip = request.plan.clip
+    if isinstance(clip, RecordClip):
+        return padded_record_total(request, rows, batch)
+    return clip.apply(padded_batch_gradient(request, rows, batch))
+
+
+def _total(request: GradientRequest, shard: Shard, rows: Tensor, stream: Stream) -> Tensor:
+    """What is released but for its noise, of a sample as large as it comes."""
+    plan = request.plan
+    coordinates = shard.coordinates(request.view)
     candidates = shard.members(request.label)
-    batch = candidates[PoissonSampler(plan.rate).draw(len(candidates), stream("sample"))]
+    batch = candidates[PoissonSampler(plan.rate).draw(len(candidates), stream)]
     records = coordinates[batch]
     labels = shard.labels[batch]
     if request.objective.classes == 1:  # unconditional: every record is of the one class
         labels = torch.zeros_like(labels)
-    rows = request.rows.to(records.device)
     if isinstance(plan.clip, RecordClip):
-        total = _record_total(request, rows, records, labels)
-    else:
-        total = plan.clip.apply(_batch_gradient(request, rows, records, labels))
-    return plan.release(total, stream("noise"))
+        return _record_total(request, rows, records, labels)
+    return plan.clip.apply(batch_gradient(request, rows, records, labels))
 
 
 def _record_total(
@@ -87,7 +120,7 @@ def _record_total(
     return total
 
 
-def _batch_gradient(
+def batch_gradient(
     request: GradientRequest, rows: Tensor, records: Tensor, labels: Tensor
 ) -> Tensor:
     """∂_X 2Ŵ_λ(X, Y) plus the self gradient, before the clip."""

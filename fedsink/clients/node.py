@@ -1,31 +1,44 @@
-"""One virtual client on one machine: its shard, its key, its journal."""
+"""One client on one machine: its shard, its key, its policy, its ledger."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 
 import torch
+from torch import Tensor
 
+from fedsink.clients.charges import central_charge, local_charge
+from fedsink.clients.fingerprint import fingerprint
 from fedsink.clients.gradient import client_gradient
-from fedsink.clients.journal import ReleaseJournal, ReleaseRefusedError
+from fedsink.clients.policy import Policy
 from fedsink.clients.privatizer import privatize
+from fedsink.clients.releases import Admitted, Releases, use_digests
+from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.data.partition import partition
 from fedsink.data.sources import load
+from fedsink.errors import ConfigError, DataError, ReleaseRefusedError
 from fedsink.privacy import Stream
+from fedsink.privacy.ledger import Ledger
 from fedsink.protocol import GradientReply, GradientRequest, PrivatizeReply, PrivatizeRequest
 
 
 class Node:
     """Answers requests about one shard.
 
+    Guarantees:
+        - The owner's policy is asked first, the ledger second, and the data are read third.
+        - A seed, key, noise or policy in a message is ignored.
+
     Args:
         settings: the owner's settings.
-        client: this client's number in the simulation, from 0.
+        client: this client's number, from 0.
 
     Raises:
         ValueError: there is no such client.
+        FedsinkError: the settings' policy or key cannot be used.
     """
 
     def __init__(self, settings: NodeSettings, client: int) -> None:
@@ -34,63 +47,137 @@ class Node:
         self.settings = settings
         self.client = client
         self._key = settings.key()
-        self._privatized: tuple[bytes, torch.Tensor, torch.Tensor] | None = None
+        self._policy = _policy(settings)
+        self._privatized: tuple[bytes, Mapping[str, Tensor]] | None = None
 
     @cached_property
     def shard(self) -> Shard:
-        """The private records, loaded at the first request."""
+        """The private records, loaded and checked at the first request that is admitted."""
         records = load(self.settings.data, "train")
-        return Shard(*records.take(_deal(self.settings)[self.client]))
-
-    @cached_property
-    def _journal(self) -> ReleaseJournal | None:
-        return _open_journal(self.settings) if self.settings.journal else None
+        if self.settings.partition is None:
+            mine = torch.arange(len(records))
+        else:
+            mine = _deal(self.settings)[self.client]
+        public = self.settings.data.nominal_records
+        if self._policy is not None and len(mine) > public:
+            # Whatever is asked: a refusal that depended on the plan would tell a server the size.
+            raise DataError(
+                f"This node holds more records than its policy's public nominal_records={public}: "
+                "raise that number."
+            )
+        return Shard.checked(*records.take(mine), len(self.settings.data.classes))
 
     def gradient(self, request: GradientRequest, digest: bytes) -> GradientReply:
-        """Answer a gradient request.
+        """Answer a message with one use; see `gradients`."""
+        return self.gradients([request], digest)[0]
+
+    def gradients(self, requests: Sequence[GradientRequest], digest: bytes) -> list[GradientReply]:
+        """Answer a message that asks for uses of one plan in one run: all of them or none.
+
+        Args:
+            requests: one for each use, in different rounds.
+            digest: SHA-256 of the whole message.
 
         Raises:
-            ReleaseRefusedError: the round was answered before for another request, or the
-                request names a class that the schedule does not give this client.
-            ValueError: the request's class list is not that of the node's data.
+            ReleaseRefusedError: policy, budget or ledger forbid it, or a request names a class
+                that the schedule does not give this client.
+            LedgerError: ledger or reply store cannot be used.
+            ValueError: the requests do not belong together, or their class list is not that of
+                the node's data.
         """
-        if request.objective.classes != 1:
-            self._check_classes(request.objective.classes)
-        scheduled = request.plan.schedule.label(self.client, request.round)
-        if request.label != scheduled:
-            raise ReleaseRefusedError(
-                f"Round {request.round} is for class {scheduled} at client {self.client}."
+        admitted = self.admit(requests, digest)
+        replies = admitted.stored
+        if replies is None:
+            uses = zip(requests, admitted.digests, strict=True)
+            replies = admitted.release(
+                {str(r.round): client_gradient(r, self.shard, self.streams(r, d)) for r, d in uses}
             )
-        self._claim("gradient", request.round, digest)
+        return [GradientReply(replies[str(request.round)]) for request in requests]
 
-        def stream(purpose: str) -> Stream:
-            return self._key.stream(
-                purpose, client=self.client, round=request.round, request=digest
-            )
+    def admit(self, requests: Sequence[GradientRequest], digest: bytes) -> Admitted:
+        """The first half of `gradients`: asks policy and ledger, and charges; raises like it.
 
-        return GradientReply(client_gradient(request, self.shard, stream))
+        The other half is `Admitted.release` of the gradients by round, each computed with the
+        `streams` of its request.
+        """
+        self._check(requests)
+        if self._policy is not None:
+            self._policy.check_gradient(requests)
+        plan = requests[0].plan
+        if self._releases is None:
+            admitted = Admitted(use_digests(digest, len(requests)), None, lambda reply: reply)
+        else:
+            places = [(request.round, request.label) for request in requests]
+            charge = central_charge(plan)
+            admitted = self._releases.admit(requests[0].run, charge, places, digest, self._content)
+        if plan.nominal_records is not None and len(self.shard) > plan.nominal_records:
+            raise DataError("This node holds more records than the plan accounts for.")
+        return admitted
+
+    def streams(self, request: GradientRequest, digest: bytes) -> Callable[[str], Stream]:
+        """The randomness of one use, by purpose."""
+        return self._streams(request.round, digest)
 
     def privatized(self, request: PrivatizeRequest, plan_digest: bytes) -> PrivatizeReply:
         """Answer with one chunk of the records privatized under the request's plan.
 
+        Args:
+            request: names the chunk; the release is the same for all of them.
+            plan_digest: SHA-256 of the plan.
+
         Raises:
-            ReleaseRefusedError: records were released before under another plan.
-            ValueError: the plan's class list is not that of the node's data.
+            ReleaseRefusedError: policy, budget or ledger forbid it.
+            LedgerError: ledger or reply store cannot be used.
+            ValueError: the plan's map or class list is not for the node's data.
         """
+        self._check_shape(request.plan.map.record_shape)
         if request.plan.label_mechanism is not None:
             self._check_classes(request.plan.classes)
-        self._claim("privatize", 0, plan_digest)
-        if self._privatized is None or self._privatized[0] != plan_digest:
-
-            def stream(purpose: str) -> Stream:
-                return self._key.stream(purpose, client=self.client, round=0, request=plan_digest)
-
-            self._privatized = (plan_digest, *privatize(self.shard, request.plan, stream))
-        _, values, labels = self._privatized
+        if self._policy is not None:
+            self._policy.check_privatize(request)
+        key = request.run.encode() + b"\0" + plan_digest
+        if self._privatized is None or self._privatized[0] != key:
+            self._privatized = key, self._privatize(request, plan_digest)
+        values, labels = (self._privatized[1][name] for name in ("values", "labels"))
         start = request.chunk * request.chunk_size
         chosen = slice(start, start + request.chunk_size)
         chunks = max(1, -(-len(values) // request.chunk_size))
         return PrivatizeReply(values[chosen].clone(), labels[chosen].clone(), chunks)
+
+    def _privatize(self, request: PrivatizeRequest, digest: bytes) -> Mapping[str, Tensor]:
+        def compute(digests: list[bytes]) -> dict[str, Tensor]:
+            values, labels = privatize(self.shard, request.plan, self._streams(0, digests[0]))
+            return {"values": values, "labels": labels}
+
+        if self._releases is None:
+            return compute(use_digests(digest, 1))
+        charge = local_charge(request.plan)
+        return self._releases.answer(
+            request.run, charge, [(1, None)], digest, self._content, compute
+        )
+
+    def _streams(self, round: int, digest: bytes) -> Callable[[str], Stream]:
+        def stream(purpose: str) -> Stream:
+            return self._key.stream(purpose, client=self.client, round=round, request=digest)
+
+        return stream
+
+    def _check(self, requests: Sequence[GradientRequest]) -> None:
+        if not requests:
+            raise ValueError("A message must ask for at least one use.")
+        first = requests[0]
+        if any((r.plan, r.run) != (first.plan, first.run) for r in requests):
+            raise ValueError("The uses of one message belong to one plan and one run.")
+        if len({request.round for request in requests}) != len(requests):
+            raise ValueError("The uses of one message are in different rounds.")
+        for request in requests:
+            if request.objective.classes != 1:
+                self._check_classes(request.objective.classes)
+            scheduled = request.plan.schedule.label(self.client, request.round)
+            if request.label != scheduled:
+                raise ReleaseRefusedError(
+                    f"Round {request.round} is for class {scheduled} at client {self.client}."
+                )
 
     def _check_classes(self, classes: int) -> None:
         # Before any record is looked at: a shorter list would fail only for clients or batches
@@ -99,11 +186,39 @@ class Node:
         if classes != public:
             raise ValueError(f"The request has {classes} classes, the data {public}.")
 
-    def _claim(self, purpose: str, round: int, digest: bytes) -> None:
+    def _check_shape(self, shape: tuple[int, ...]) -> None:
+        # A map's sensitivity grows with its shape: one for smaller records would be noised less
+        # than these need.
+        held = self.settings.data.shape
+        if shape != held:
+            raise ValueError(f"The plan's map is for records of shape {shape}, the data's {held}.")
+
+    @cached_property
+    def _fingerprint(self) -> bytes:
+        dealt = self.settings.partition is not None
+        return fingerprint(self.shard, f"client {self.client}" if dealt else "")
+
+    def _content(self) -> bytes:
+        return self._fingerprint
+
+    @cached_property
+    def _releases(self) -> Releases | None:
+        settings, policy = self.settings, self._policy
         # Reproducible noise is public anyway and is keyed by the round alone: engines differ in
-        # the last bits of a request, so a journal would refuse honest reruns.
-        if self._journal is not None:
-            self._journal.claim(self.client, purpose, round, digest)
+        # the last bits of a request, so a ledger would refuse honest reruns.
+        if settings.seed is not None or settings.ledger is None or settings.replies is None:
+            return None
+        # A real node keeps its replies whatever its key: another machine or version would compute
+        # other last bits under the same noise.
+        stored = policy is not None or not self._key.repeatable
+        lineage = settings.ledger.stem if policy is None else policy.lineage
+        return Releases(
+            _open_ledger(settings),
+            lineage if settings.partition is None else f"{lineage}/client-{self.client}",
+            None if policy is None else policy.budgets,
+            ReplyStore(settings.replies) if stored else None,
+            "inherit" if policy is None else policy.on_change,
+        )
 
 
 @cache
@@ -116,17 +231,32 @@ def close_nodes() -> None:
     """Forget every node of this process, and the data they hold."""
     open_node.cache_clear()
     _deal.cache_clear()
-    _open_journal.cache_clear()
+    _open_ledger.cache_clear()
+
+
+def _policy(settings: NodeSettings) -> Policy | None:
+    if settings.policy is None:
+        return None
+    policy = Policy.load(settings.policy)
+    if (policy.data, policy.noise) != (settings.data, settings.noise):
+        raise ConfigError(
+            f"{policy.path.name} is for other data or another noise than this node's: "
+            "use NodeSettings.from_policy."
+        )
+    return policy
 
 
 @lru_cache(maxsize=4)
-def _deal(settings: NodeSettings) -> list[torch.Tensor]:
+def _deal(settings: NodeSettings) -> list[Tensor]:
+    if settings.partition is None:
+        raise ValueError("These settings deal no records out.")
     records = load(settings.data, "train")
     return partition(records.labels, settings.clients, settings.partition, settings.partition_seed)
 
 
 @lru_cache(maxsize=4)
-def _open_journal(settings: NodeSettings) -> ReleaseJournal:
-    if settings.journal is None:
-        raise ValueError("These settings name no journal.")
-    return ReleaseJournal(settings.journal)
+def _open_ledger(settings: NodeSettings) -> Ledger:
+    if settings.ledger is None:
+        raise ValueError("These settings name no ledger.")
+    # A simulation has no adversary who pulls the plug; a real node may have one.
+    return Ledger(settings.ledger, durable=settings.policy is not None)

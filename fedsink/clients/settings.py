@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, cast
 
+from fedsink.clients.policy import Policy
 from fedsink.data.partition import PartitionSpec
 from fedsink.data.spec import DataSpec
 from fedsink.errors import PrivacyError
 from fedsink.privacy import ReproducibleKey, SecretKey
+from fedsink.privacy.keys import EntropyKey
+
+Noise = Literal["fast", "secure"]
 
 
 @dataclass(frozen=True)
@@ -17,41 +23,119 @@ class NodeSettings:
 
     Attributes:
         data: which records, and their public description.
-        partition: how a simulation deals the records out to `clients` virtual clients.
-        clients: number of virtual clients.
+        partition: how a simulation deals the records out to `clients` virtual clients; None: all
+            of them are this client's.
+        clients: number of clients; a class schedule tells them apart by their numbers.
         partition_seed: public seed of the deal.
         seed: reproducible noise keyed by (seed, client, round). It is not secret: for
-            simulations whose numbers must be rerun. None: secret noise from `key_file`.
+            simulations whose numbers must be rerun. None: noise that nobody can draw again.
+        noise: "fast" draws it in floating point from `key_file`; "secure" is float-safe and from
+            the operating system's entropy.
         key_file: the operating system's 32 random bytes, mode 0600, outside the run folder.
-        journal: SQLite file of what was released under that key (beside it).
+        ledger: SQLite file of what was charged and released; needed wherever there is no seed.
+        policy: the owner's policy file; None in a simulation that needs none.
         device: "cpu" or "cuda".
         threads: torch threads a client may use.
+
+    Raises:
+        PrivacyError: reproducible noise was asked for together with secure noise or a policy.
     """
 
     data: DataSpec
-    partition: PartitionSpec
+    partition: PartitionSpec | None
     clients: int
     partition_seed: int = 0
     seed: int | None = None
+    noise: Noise = "fast"
     key_file: Path | None = None
-    journal: Path | None = None
+    ledger: Path | None = None
+    policy: Path | None = None
     device: str = "cpu"
     threads: int = 1
 
-    def key(self) -> ReproducibleKey | SecretKey:
+    def __post_init__(self) -> None:
+        if self.noise not in ("fast", "secure"):
+            raise PrivacyError(f"noise is fast or secure, not {self.noise!r}.")
+        if self.seed is not None and self.noise == "secure":
+            raise PrivacyError("noise=secure cannot be drawn again: leave out the seed.")
+        if self.seed is not None and self.policy is not None:
+            raise PrivacyError("A node under a policy never uses a seed's noise: leave it out.")
+
+    @classmethod
+    def from_policy(
+        cls,
+        path: Path,
+        *,
+        clients: int = 1,
+        partition: PartitionSpec | None = None,
+        partition_seed: int = 0,
+        device: str = "cpu",
+        threads: int = 1,
+    ) -> NodeSettings:
+        """The settings of a node under its owner's policy; makes the state folder and its key.
+
+        Args:
+            path: the policy file.
+            clients: how many clients take part; a node's own number is below it.
+            partition: how to deal the policy's records out in a simulation.
+            partition_seed: public seed of the deal.
+            device: "cpu" or "cuda".
+            threads: torch threads a client may use.
+
+        Raises:
+            ConfigError: the policy cannot be read or contains a mistake.
+            PrivacyError: the noise key cannot be made or used.
+        """
+        policy = Policy.load(path)
+        key_file = policy.key_file if policy.noise == "fast" else None
+        try:
+            policy.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise PrivacyError(
+                f"the state folder {policy.state} cannot be made ({error.strerror}): mend "
+                "state.folder in the policy."
+            ) from None
+        if key_file is not None and not key_file.exists():
+            with contextlib.suppress(PrivacyError):  # another process was first, or loading says
+                SecretKey.create(key_file, policy.lineage)
+        return cls(
+            data=policy.data,
+            partition=partition,
+            clients=clients,
+            partition_seed=partition_seed,
+            noise=cast("Noise", policy.noise),
+            key_file=key_file,
+            ledger=policy.ledger,
+            policy=policy.path,
+            device=device,
+            threads=threads,
+        )
+
+    @property
+    def replies(self) -> Path | None:
+        """Where released replies are kept: beside the ledger."""
+        if self.ledger is None:
+            return None
+        if self.policy is not None:
+            return self.ledger.with_name("replies")
+        return self.ledger.with_suffix(".replies")
+
+    def key(self) -> ReproducibleKey | SecretKey | EntropyKey:
         """The key of this node's noise and batch draws.
 
         Raises:
-            PrivacyError: neither a seed nor a readable key file was given, or a key file
-                without a journal.
+            PrivacyError: there is neither a seed nor a readable key file nor secure noise, or
+                noise without a ledger.
         """
         if self.seed is not None:
             return ReproducibleKey(self.seed)
-        if self.key_file is None:
+        if self.key_file is None and self.noise == "fast":
             raise PrivacyError("A node needs a seed (reproducible noise) or a key_file (secret).")
-        if self.journal is None:
+        if self.ledger is None:
             raise PrivacyError(
-                "A node with a key_file needs a journal: without one it would answer one round "
+                "A node without a seed needs a ledger: without one it would answer one round "
                 "twice with fresh noise."
             )
-        return SecretKey.load(self.key_file)
+        if self.noise == "secure":
+            return EntropyKey()
+        return SecretKey.load(cast(Path, self.key_file))

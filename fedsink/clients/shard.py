@@ -3,27 +3,62 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedsink.data.views import view_from_dict
+from fedsink.data.views import POINT_LIMIT, view_from_dict
+from fedsink.errors import DataError
+
+# A run names one view; a server that names many must not fill the client's memory.
+_MOST_VIEWS = 2
 
 
 class Shard:
     """Images and labels of one client. Nothing of it leaves except through `privacy`.
 
     Args:
-        images: (N, C, H, W) in [0, 1], or points (N, 2).
+        images: (N, C, H, W) in [0, 1], or points (N, d).
         labels: (N,) int64, already validated against the public label map.
     """
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
         self.images = images
         self.labels = labels
-        self._coordinates: dict[str, Tensor] = {}
+        self._views: OrderedDict[str, tuple[Tensor, float]] = OrderedDict()
         self._members: dict[int | None, Tensor] = {None: torch.arange(len(labels))}
+
+    @classmethod
+    def checked(cls, images: Tensor, labels: Tensor, classes: int) -> Shard:
+        """A shard whose records lie where every later step expects them.
+
+        What could go wrong with a record goes wrong here and not when it is sampled: an error
+        then would tell that it was. The errors name no value, label or position.
+
+        Args:
+            images: (N, C, H, W), or points (N, d).
+            labels: (N,) int64.
+            classes: the length of the public label map.
+
+        Raises:
+            DataError: a value is not finite, an image leaves [0, 1], a point's coordinate exceeds
+                `POINT_LIMIT`, or a label lies outside 0..classes−1.
+        """
+        low, high = (-POINT_LIMIT, POINT_LIMIT) if images.ndim == 2 else (0.0, 1.0)
+        if not bool(images.isfinite().all()):
+            raise DataError("A private record is not finite: remove or mend it.")
+        if not bool(((images >= low) & (images <= high)).all()):
+            raise DataError(
+                f"A private record leaves the public range [{low:g}, {high:g}]: rescale the data."
+            )
+        if not bool(((labels >= 0) & (labels < classes)).all()):
+            raise DataError(
+                f"A private label lies outside the {classes} public classes: extend data.classes "
+                "or mend the labels."
+            )
+        return cls(images, labels)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -35,9 +70,30 @@ class Shard:
         return self._members[label]
 
     def coordinates(self, view: dict[str, Any]) -> Tensor:
-        """Every record in a public linear view, (N, D), computed once."""
-        key = json.dumps(view, sort_keys=True)
-        if key not in self._coordinates:
-            with torch.no_grad():
-                self._coordinates[key] = view_from_dict(view)(self.images)
-        return self._coordinates[key]
+        """Every record in a public linear view, (N, D), kept for the last two views asked for.
+
+        Raises:
+            ValueError: the view is invalid, or is for records of another shape: so it never has
+                more coordinates than a record has values.
+        """
+        return self._viewed(view)[0]
+
+    def norm_bound(self, view: dict[str, Any]) -> float:
+        """The view's public bound on the norm of a record's coordinates; raises like those."""
+        return self._viewed(view)[1]
+
+    def _viewed(self, options: dict[str, Any]) -> tuple[Tensor, float]:
+        key = json.dumps(options, sort_keys=True)
+        if key in self._views:
+            self._views.move_to_end(key)
+            return self._views[key]
+        # Before the view is built: that alone takes time and memory in proportion to its shape.
+        shape = tuple(self.images.shape[1:])
+        if options.get("shape") not in (shape, list(shape)):
+            raise ValueError("The request's view is for records of another shape than the data's.")
+        view = view_from_dict(options)
+        with torch.no_grad():
+            self._views[key] = view(self.images), view.norm_bound
+        if len(self._views) > _MOST_VIEWS:
+            self._views.popitem(last=False)
+        return self._views[key]

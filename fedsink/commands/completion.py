@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import hydra
 from omegaconf import DictConfig
 
-from fedsink.cli import COMMANDS
+from fedsink.cli import ACTIONS, COMMANDS
 
 
 def complete(arguments: Sequence[str]) -> int:
@@ -20,6 +20,9 @@ def complete(arguments: Sequence[str]) -> int:
         if len(words) <= 2:
             typed = words[1] if len(words) == 2 else ""
             print("\n".join(name for name in COMMANDS if name.startswith(typed)))
+            return 0
+        if len(words) == 3 and words[1] in ACTIONS:
+            print("\n".join(name for name in ACTIONS[words[1]] if name.startswith(words[2])))
             return 0
         if words[1] != "simulate":
             return 0

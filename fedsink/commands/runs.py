@@ -15,9 +15,9 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.models import Generator, load, sample
 from fedsink.privacy import Stream
+from fedsink.server.compose import stored_config
 from fedsink.server.folder import RunFolder
-from fedsink.simulation.configure import strictly
-from fedsink.simulation.simulate import stored_config
+from fedsink.server.values import strictly
 
 
 @dataclass(frozen=True)

@@ -89,11 +89,10 @@ def _task(debug: bool, standing: set[Path], failures: list[Exception]) -> Any:
         folder = Path(HydraConfig.get().runtime.output_dir)
         try:
             resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-            if resolved["data"].get("root"):
-                # Stored absolutely, so that the run can be resumed from anywhere.
-                resolved["data"]["root"] = str(
-                    Path(resolved["data"]["root"]).expanduser().resolve()
-                )
+            # Stored absolutely, so that the run can be resumed from anywhere.
+            for values, key in ((resolved["data"], "root"), (resolved, "policy")):
+                if values.get(key):
+                    values[key] = str(Path(str(values[key])).expanduser().resolve())
             print(start(resolved, folder, debug=debug))
         except InterruptedRunError as error:
             failures.append(error)

@@ -19,6 +19,10 @@ from torch import Tensor
 from fedsink.data import dct
 from fedsink.errors import ConfigError
 
+# Points have no natural range; this one is public, and far beyond any point set in use.
+POINT_LIMIT = 128.0
+_ROOM = 1.0 + 2.0**-10  # for the rounding of coordinates, which are float32
+
 
 class View(ABC):
     """A fixed linear map from records to coordinates; hashable, and rebuilt from its dict."""
@@ -30,6 +34,14 @@ class View(ABC):
     @abstractmethod
     def dimension(self) -> int:
         """Number of coordinates D."""
+
+    @property
+    @abstractmethod
+    def norm_bound(self) -> float:
+        """Public bound on a record's L2 norm in this view, with room for rounding in float32.
+
+        It holds for images in [0, 1] and for points whose coordinates are at most `POINT_LIMIT`.
+        """
 
     @abstractmethod
     def __call__(self, images: Tensor) -> Tensor:
@@ -55,6 +67,12 @@ class PixelView(View):
     def dimension(self) -> int:
         """Number of pixels times channels."""
         return math.prod(self.shape)
+
+    @property
+    def norm_bound(self) -> float:
+        """√D times the largest absolute value of a coordinate."""
+        largest = POINT_LIMIT if len(self.shape) == 1 else 1.0
+        return _ROOM * largest * math.sqrt(self.dimension)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return (N, C·H·W)."""
@@ -114,6 +132,13 @@ class DctView(View):
         """Number of channels times coefficients per channel."""
         return self.shape[0] * len(self.band)
 
+    @property
+    def norm_bound(self) -> float:
+        """√(C·H·W), as an orthonormal basis keeps norms, times the largest frequency weight."""
+        weights = _frequency_weights(self)
+        largest = 1.0 if weights is None else float(weights.amax())
+        return _ROOM * largest * math.sqrt(math.prod(self.shape))
+
     def __call__(self, images: Tensor) -> Tensor:
         """Return (N, C·K), channel by channel."""
         matrix = _weighted_basis(self, images.dtype, images.device)
@@ -123,11 +148,19 @@ class DctView(View):
 @lru_cache(maxsize=16)
 def _weighted_basis(view: DctView, dtype: torch.dtype, device: torch.device) -> Tensor:
     matrix = dct.basis(view.shape[1], view.shape[2], view.band)
-    if view.frequency_weight is not None:
-        radii = torch.tensor([math.hypot(i, j) for i, j in view.band], dtype=torch.float64)
-        weights = torch.sqrt(1.0 + (radii / view.frequency_weight) ** 2)
-        matrix = matrix * (weights / weights.square().mean().sqrt()).unsqueeze(1)
+    weights = _frequency_weights(view)
+    if weights is not None:
+        matrix = matrix * weights.unsqueeze(1)
     return matrix.to(dtype=dtype, device=device)
+
+
+def _frequency_weights(view: DctView) -> Tensor | None:
+    """Return the factor of each coefficient of a channel, (K,) float64, None for ones."""
+    if view.frequency_weight is None:
+        return None
+    radii = torch.tensor([math.hypot(i, j) for i, j in view.band], dtype=torch.float64)
+    weights = torch.sqrt(1.0 + (radii / view.frequency_weight) ** 2)
+    return weights / weights.square().mean().sqrt()
 
 
 VIEWS: dict[str, type[PixelView] | type[DctView]] = {"pixel": PixelView, "dct": DctView}

@@ -34,10 +34,14 @@ class Ema:
         self.updates = 0
         self.model = copy.deepcopy(generator).requires_grad_(False)
 
+    def decay_at(self, updates: int) -> float:
+        """Return d_t after t = `updates` updates."""
+        return min(self.decay, (1 + updates) / (10 + updates))
+
     @torch.no_grad()
     def update(self, generator: Generator) -> None:
         """Move the average towards the generator's weights by one step."""
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        decay = self.decay_at(self.updates)
         self.updates += 1
         present = generator.state_dict()
         averages, values = [], []

@@ -6,26 +6,40 @@ them. Knows no network.
 
 from __future__ import annotations
 
-from fedsink.privacy.accounting import ACCOUNTANTS, epsilon, poisson_gaussian
+from fedsink.privacy.accounting import ACCOUNTANTS, LIBRARIES
+from fedsink.privacy.adjacency import ADJACENCIES
+from fedsink.privacy.amplification import shuffled_epsilon, shuffling_statement
 from fedsink.privacy.calibration import delta_for, rate_for, sigma_for, uses_for
+from fedsink.privacy.capacity import capacity_for, overflow_probability
+from fedsink.privacy.clipped_gaussian import ClippedGaussian
 from fedsink.privacy.clipping import BatchClip, Clip, RecordClip
 from fedsink.privacy.comparison import account_table, solve_account
+from fedsink.privacy.cost import Cost
+from fedsink.privacy.events import epsilon, poisson_gaussian
 from fedsink.privacy.gaussian import GaussianMechanism
-from fedsink.privacy.keys import Key, ReproducibleKey, SecretKey
+from fedsink.privacy.keys import EntropyKey, Key, ReproducibleKey, SecretKey
 from fedsink.privacy.laplace import LaplaceMechanism
 from fedsink.privacy.matched import MatchedCost
 from fedsink.privacy.noise import Stream
+from fedsink.privacy.parallel import Guarantee, across_clients, one_person_at
 from fedsink.privacy.plan import PrivacyPlan
 from fedsink.privacy.product import ImageMechanism, ProductMechanism
 from fedsink.privacy.randomized_response import RandomizedResponse
 from fedsink.privacy.sampling import ClassSchedule, JointSchedule, PoissonSampler, Schedule
+from fedsink.privacy.secure import SecureStream
 
 __all__ = [
     "ACCOUNTANTS",
+    "ADJACENCIES",
+    "LIBRARIES",
     "BatchClip",
     "ClassSchedule",
     "Clip",
+    "ClippedGaussian",
+    "Cost",
+    "EntropyKey",
     "GaussianMechanism",
+    "Guarantee",
     "ImageMechanism",
     "JointSchedule",
     "Key",
@@ -39,12 +53,19 @@ __all__ = [
     "ReproducibleKey",
     "Schedule",
     "SecretKey",
+    "SecureStream",
     "Stream",
     "account_table",
+    "across_clients",
+    "capacity_for",
     "delta_for",
     "epsilon",
+    "one_person_at",
+    "overflow_probability",
     "poisson_gaussian",
     "rate_for",
+    "shuffled_epsilon",
+    "shuffling_statement",
     "sigma_for",
     "solve_account",
     "uses_for",

@@ -1,6 +1,7 @@
 """Give ε and two of (rate, σ, uses), get the third: always ε ≤ target, tight to 1e-3 relative.
 
-σ is the noise multiplier, noise std / sensitivity.
+σ is the noise multiplier, noise std / sensitivity. Without a `cost` the mechanism is the
+Poisson-subsampled Gaussian under add/remove; a plan's `Cost` brings its adjacency and capacity.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Callable
 from functools import partial
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import accounting, checks
+from fedsink.privacy import accounting, checks, grids
+from fedsink.privacy.adjacency import ADD_REMOVE
+from fedsink.privacy.cost import Cost
 
 _TOLERANCE = 5e-4
 _SMALLEST_DELTA, _LARGEST_DELTA = 1e-12, 0.499  # outside, nobody asks
@@ -18,26 +21,42 @@ _DELTA_DECADES = 0.004  # 1 % of δ
 _MOST_USES = 10**9
 _MOST_EVALUATIONS = 60
 
-Cost = Callable[[float], float]
+Curve = Callable[[float], float]
+Epsilon = Callable[[float, float, int, float, str], float]
 
 
 def sigma_for(
-    eps: float, *, rate: float, uses: int, delta: float, accountant: str = "pld"
+    eps: float,
+    *,
+    rate: float,
+    uses: int,
+    delta: float,
+    accountant: str = "pld",
+    cost: Cost | None = None,
 ) -> float:
     """The smallest noise multiplier σ (within 1e-3) whose ε does not exceed `eps`."""
     eps = _checked(eps, delta, accountant)
     rate, uses = checks.probability("rate", rate), checks.count("uses", uses)
+    exact, quick = _epsilons(cost)
+    if cost is not None:
+        cost.check_overflow(rate, uses, delta)  # no σ mends that
     inverse = _largest(
         eps,
-        exact=lambda x: accounting.poisson_gaussian_epsilon(rate, 1 / x, uses, delta, accountant),
-        quick=lambda x: _quick(rate, 1 / x, uses, delta, accountant),
-        guess=_largest_guess(eps, lambda x: accounting.loss_scale(rate, 1 / x, uses)),
+        exact=lambda x: exact(rate, 1 / x, uses, delta, accountant),
+        quick=lambda x: quick(rate, 1 / x, uses, delta, accountant),
+        guess=_largest_guess(eps, lambda x: grids.loss_scale(rate, 1 / x, uses)),
     )
     return 1 / inverse
 
 
 def uses_for(
-    eps: float, *, rate: float, sigma: float, delta: float, accountant: str = "pld"
+    eps: float,
+    *,
+    rate: float,
+    sigma: float,
+    delta: float,
+    accountant: str = "pld",
+    cost: Cost | None = None,
 ) -> int:
     """The largest number of uses (within 1e-3, at most 10⁹) whose ε does not exceed `eps`.
 
@@ -46,7 +65,8 @@ def uses_for(
     """
     eps = _checked(eps, delta, accountant)
     rate, sigma = checks.probability("rate", rate), checks.positive("sigma", sigma)
-    one = accounting.poisson_gaussian_epsilon(rate, sigma, 1, delta, accountant)
+    exact, quick = _epsilons(cost)
+    one = exact(rate, sigma, 1, delta, accountant)
     if one > eps:
         raise PrivacyError(
             f"one use at rate={rate:g} and sigma={sigma:g} costs ε = {one:.3g}, more than "
@@ -54,15 +74,13 @@ def uses_for(
         )
 
     def scale(x: float) -> float:
-        return accounting.loss_scale(rate, sigma, int(max(1, x)))
+        return grids.loss_scale(rate, sigma, int(max(1, x)))
 
     return int(
         _largest(
             eps,
-            exact=lambda x: accounting.poisson_gaussian_epsilon(
-                rate, sigma, int(x), delta, accountant
-            ),
-            quick=lambda x: _quick(rate, sigma, int(x), delta, accountant),
+            exact=lambda x: exact(rate, sigma, int(x), delta, accountant),
+            quick=lambda x: quick(rate, sigma, int(x), delta, accountant),
             guess=min(_MOST_USES, max(1, round(_largest_guess(eps, scale)))),
             most=_MOST_USES,
             whole=True,
@@ -71,22 +89,35 @@ def uses_for(
 
 
 def rate_for(
-    eps: float, *, sigma: float, uses: int, delta: float, accountant: str = "pld"
+    eps: float,
+    *,
+    sigma: float,
+    uses: int,
+    delta: float,
+    accountant: str = "pld",
+    cost: Cost | None = None,
 ) -> float:
     """The largest sampling rate (within 1e-3, at most 1) whose ε does not exceed `eps`."""
     eps = _checked(eps, delta, accountant)
     sigma, uses = checks.positive("sigma", sigma), checks.count("uses", uses)
+    exact, quick = _epsilons(cost)
     return _largest(
         eps,
-        exact=lambda x: accounting.poisson_gaussian_epsilon(x, sigma, uses, delta, accountant),
-        quick=lambda x: _quick(x, sigma, uses, delta, accountant),
-        guess=min(1.0, _largest_guess(eps, lambda x: accounting.loss_scale(x, sigma, uses))),
+        exact=lambda x: exact(x, sigma, uses, delta, accountant),
+        quick=lambda x: quick(x, sigma, uses, delta, accountant),
+        guess=min(1.0, _largest_guess(eps, lambda x: grids.loss_scale(x, sigma, uses))),
         most=1.0,
     )
 
 
 def delta_for(
-    eps: float, *, rate: float, sigma: float, uses: int, accountant: str = "pld"
+    eps: float,
+    *,
+    rate: float,
+    sigma: float,
+    uses: int,
+    accountant: str = "pld",
+    cost: Cost | None = None,
 ) -> float:
     """The smallest δ (within 1 %, at least 1e-12) at which the cost does not exceed `eps`.
 
@@ -94,10 +125,11 @@ def delta_for(
         PrivacyError: If no δ below ½ is enough, or a value is out of range.
     """
     eps = _checked(eps, _LARGEST_DELTA, accountant)
+    exact, _ = _epsilons(cost)
 
     def fits(exponent: float) -> bool:
         delta = 10.0**exponent
-        return accounting.poisson_gaussian_epsilon(rate, sigma, uses, delta, accountant) <= eps
+        return exact(rate, sigma, uses, delta, accountant) <= eps
 
     low, high = math.log10(_SMALLEST_DELTA), math.log10(_LARGEST_DELTA)
     if not fits(high):
@@ -115,26 +147,29 @@ def delta_for(
 
 def _checked(eps: float, delta: float, accountant: str) -> float:
     checks.failure_probability(delta)
-    if accountant not in accounting.ACCOUNTANTS:
-        raise PrivacyError(
-            f"accountant {accountant!r} is unknown: choose one of "
-            f"{', '.join(accounting.ACCOUNTANTS)}."
-        )
+    accounting.check_accountant(accountant)
     return checks.positive("eps", eps)
+
+
+def _epsilons(cost: Cost | None) -> tuple[Epsilon, Epsilon]:
+    """ε as a function of (rate, σ, uses, δ, accountant), and a quick stand-in."""
+    exact = accounting.poisson_gaussian_epsilon if cost is None else cost.epsilon
+    steers = cost is None or cost.adjacency == ADD_REMOVE
+    return exact, _quick if steers else exact
 
 
 def _quick(rate: float, sigma: float, uses: int, delta: float, accountant: str) -> float:
     """A fast stand-in for the accountant, good to about a percent; steers the search only."""
-    if accountant == "rdp":
-        return accounting.rdp_epsilon(rate, sigma, uses, delta)
+    if accountant.startswith("rdp"):
+        return accounting.poisson_gaussian_epsilon(rate, sigma, uses, delta, accountant)
     return accounting.pld_epsilon_quick(rate, sigma, uses, delta)
 
 
 def _largest(
     eps: float,
     *,
-    exact: Cost,
-    quick: Cost,
+    exact: Curve,
+    quick: Curve,
     guess: float,
     most: float = math.inf,
     whole: bool = False,
@@ -146,7 +181,7 @@ def _largest(
 
 
 def _search(
-    eps: float, cost: Cost, start: float, *, tolerance: float, most: float, whole: bool
+    eps: float, cost: Curve, start: float, *, tolerance: float, most: float, whole: bool
 ) -> float:
     """The feasible end of a bracket of cost(x) = eps that is at most 1 + tolerance wide.
 
@@ -203,7 +238,7 @@ def _between(good: tuple[float, float], bad: tuple[float, float], tolerance: flo
     return math.exp(root)
 
 
-def _largest_guess(eps: float, scale: Cost) -> float:
+def _largest_guess(eps: float, scale: Curve) -> float:
     """Solve scale(x) = eps by bisection of log x; a starting point only."""
     low, high = math.log(1e-6), math.log(1e10)
     for _ in range(60):

@@ -9,6 +9,8 @@ from typing import Any
 
 from fedsink.errors import PrivacyError
 
+_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-126, 2.0**120  # normal float32 numbers
+
 
 def positive(name: str, value: float) -> float:
     """`value` as a float; raises PrivacyError unless it is a finite number > 0."""
@@ -36,6 +38,20 @@ def count(name: str, value: int, *, minimum: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise PrivacyError(f"{name} must be an integer ≥ {minimum}, received {value!r}.")
     return int(value)
+
+
+def noise_scale(value: float) -> float:
+    """The std or scale of noise; raises PrivacyError outside 2⁻¹²⁶, ..., 2¹²⁰.
+
+    A release is float32: smaller noise would vanish in it, and larger noise would be infinite.
+    """
+    value = positive("the scale of the noise", value)
+    if not _SMALLEST_SCALE <= value <= _LARGEST_SCALE:
+        raise PrivacyError(
+            f"the scale of the noise must lie in [2^-126, 2^120], received {value!r}: "
+            "the release is rounded to float32."
+        )
+    return value
 
 
 def require(module: str) -> Any:

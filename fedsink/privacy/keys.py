@@ -1,4 +1,4 @@
-"""The two kinds of noise key: reproducible (a simulation's seed) and secret (a deployment's).
+"""The kinds of noise key: reproducible (a simulation's seed), secret (a file), secure (entropy).
 
 >>> ReproducibleKey(seed=7).stream("noise", client=3, round=12).normal(2).shape
 torch.Size([2])
@@ -17,16 +17,22 @@ from typing import ClassVar, Protocol
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy.noise import Stream
+from fedsink.privacy.secure import SecureStream
 
 _SECRET_BYTES = 32
 
 
 class Key(Protocol):
-    """What a client needs of a key: a kind to report and a stream for each use."""
+    """What a client needs of a key: a kind to report and a stream for each use.
 
-    @property
-    def kind(self) -> str:
-        """``"reproducible"`` or ``"secret"``."""
+    Attributes:
+        kind: ``"reproducible"``, ``"secret"`` or ``"secure"``.
+        repeatable: Whether the same arguments give the same stream again. Where they do not, a
+            client must store what it released to answer a repeated request.
+    """
+
+    kind: ClassVar[str]
+    repeatable: ClassVar[bool]
 
     def stream(self, purpose: str, *, client: int, round: int, request: bytes = b"") -> Stream:
         """The stream for one purpose at one client in one round."""
@@ -47,6 +53,7 @@ class ReproducibleKey:
 
     seed: int
     kind: ClassVar[str] = "reproducible"
+    repeatable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
@@ -84,6 +91,7 @@ class SecretKey:
     secret: bytes = field(repr=False)
     run: str
     kind: ClassVar[str] = "secret"
+    repeatable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.secret, bytes) or len(self.secret) != _SECRET_BYTES:
@@ -162,3 +170,32 @@ class SecretKey:
                 f"the key file {path} is damaged: restore it, or make a new one with "
                 "SecretKey.create."
             ) from None
+
+
+@dataclass(frozen=True)
+class EntropyKey:
+    """No key at all: every stream is fresh from the operating system and float-safe.
+
+    For real devices. Nothing is kept from which released noise could be recomputed, so the same
+    request asked twice would be noised twice: the client stores its reply and sends that again.
+
+    Guarantees:
+        - Two streams never share noise, whatever their arguments.
+        - A device without the float-safe sampler is refused when its key is made, before any
+          record is read.
+
+    Raises:
+        PrivacyError: If OpenDP is not installed.
+    """
+
+    kind: ClassVar[str] = "secure"
+    repeatable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        SecureStream()
+
+    def stream(
+        self, purpose: str, *, client: int, round: int, request: bytes = b""
+    ) -> SecureStream:
+        """A fresh stream; the arguments name its use and do not enter it."""
+        return SecureStream()

@@ -11,7 +11,7 @@ import torch
 from fedsink.privacy import checks
 from fedsink.privacy.matched import MatchedCost
 from fedsink.privacy.noise import Stream
-from fedsink.privacy.release import add_noise, slackened
+from fedsink.privacy.release import finite, slackened
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class LaplaceMechanism:
         Raises:
             PrivacyError: If a value is not finite; map non-finite values to zero first.
         """
-        return add_noise(values, self.scale * stream.laplace(*values.shape))
+        return stream.add_laplace(finite(values), self.scale)
 
     @property
     def matched_cost(self) -> MatchedCost:

@@ -12,8 +12,9 @@ True
 from __future__ import annotations
 
 import hashlib
+import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
@@ -47,10 +48,12 @@ class Stream:
     Block i of call c is ``SHAKE-256(key ‖ context ‖ c ‖ i)`` with every item length-prefixed;
     successive calls give fresh values. The variates are inverse-CDF transforms of uniforms in
     double precision; they are not hardened against the floating-point attack of Mironov (2012),
-    "On significance of the least significant bits for differential privacy".
+    "On significance of the least significant bits for differential privacy": real devices use
+    `SecureStream`.
 
     Guarantees:
         - The same key and context give the same values on every call sequence.
+        - Threads that draw from one stream never get the same values.
         - Different keys or contexts give independent values, also where their texts
           concatenate alike.
         - Uniforms lie strictly inside (0, 1), so no variate is infinite.
@@ -68,7 +71,7 @@ class Stream:
         if not isinstance(key, bytes) or not key:
             raise PrivacyError("a stream's key must be non-empty bytes: pass for example 32 bytes.")
         self._prefix = _encode(key) + b"".join(_encode(item) for item in context)
-        self._calls = 0
+        self._calls = itertools.count()  # its next() is atomic, as += is not
 
     def child(self, *context: str | int | bytes) -> Stream:
         """A fresh stream for this stream's context followed by `context`.
@@ -80,7 +83,7 @@ class Stream:
             raise PrivacyError("a child stream needs a context of its own: name what it is for.")
         child = Stream.__new__(Stream)
         child._prefix = self._prefix + b"".join(_encode(item) for item in context)
-        child._calls = 0
+        child._calls = itertools.count()
         return child
 
     def uniform(self, *shape: int) -> torch.Tensor:
@@ -89,14 +92,7 @@ class Stream:
         u = (k + 1/2)·2⁻⁵² with k the top 52 bits of a word: with 53 bits the largest k would
         round to exactly 1.
         """
-        out = np.empty(_size(shape), dtype=np.float64)
-        start = 0
-        for words in self._words(out.size):
-            out[start : start + words.size] = words >> np.uint64(12)
-            start += words.size
-        out += 0.5
-        out *= 2.0**-52
-        return torch.from_numpy(out).reshape(shape)
+        return uniforms([self], [_size(shape)]).reshape(shape)
 
     def normal(self, *shape: int) -> torch.Tensor:
         """Standard normal variates Φ⁻¹(u), float64, of the given shape."""
@@ -115,14 +111,58 @@ class Stream:
         words = np.concatenate([np.empty(0, np.uint64), *self._words(size)])
         return torch.from_numpy(np.argsort(words, kind="stable").astype(np.int64))
 
+    def add_gaussian(self, values: torch.Tensor, std: float) -> torch.Tensor:
+        """`values` + N(0, std² I), added in float64, as float32 on the values' device.
+
+        Every release of Gaussian noise passes through here: a float-safe stream overrides it.
+        """
+        noise = self.normal(*values.shape).to(values.device)
+        return (values.to(torch.float64) + std * noise).to(torch.float32)
+
+    def add_laplace(self, values: torch.Tensor, scale: float) -> torch.Tensor:
+        """`values` + independent Laplace noise of this scale; otherwise like `add_gaussian`."""
+        noise = self.laplace(*values.shape).to(values.device)
+        return (values.to(torch.float64) + scale * noise).to(torch.float32)
+
     def _words(self, count: int) -> Iterator[np.ndarray]:
         """Yield `count` uniform 64-bit words in blocks; one call takes one counter value."""
-        call = self._prefix + b"c" + self._calls.to_bytes(8, "big")
-        self._calls += 1
+        call = self._prefix + b"c" + next(self._calls).to_bytes(8, "big")
         for block, start in enumerate(range(0, count, _BLOCK_WORDS)):
             words = min(_BLOCK_WORDS, count - start)
             digest = hashlib.shake_256(call + block.to_bytes(8, "big")).digest(8 * words)
             yield np.frombuffer(digest, dtype="<u8")
+
+
+def uniforms(streams: Sequence[Stream], counts: Sequence[int]) -> torch.Tensor:
+    """The next `counts[i]` uniforms of stream i, one stream after the other, float64.
+
+    The same values as of `stream.uniform(count)` for each, at a cost per value alone.
+    """
+    out = np.empty(sum(counts), dtype=np.float64)
+    start = 0
+    for stream, count in zip(streams, counts, strict=True):
+        for words in stream._words(count):
+            out[start : start + words.size] = words >> np.uint64(12)
+            start += words.size
+    out += 0.5
+    out *= 2.0**-52
+    return torch.from_numpy(out)
+
+
+def add_gaussian_each(streams: Sequence[Stream], values: torch.Tensor, std: float) -> torch.Tensor:
+    """What `stream.add_gaussian(row, std)` gives for each row and its own stream, stacked.
+
+    Args:
+        streams: one for each row, all different.
+        values: (len(streams), ...).
+        std: standard deviation of the noise.
+    """
+    if any(type(stream) is not Stream for stream in streams):  # which add noise of their own kind
+        rows = [s.add_gaussian(row, std) for s, row in zip(streams, values, strict=True)]
+        return torch.stack(rows)
+    counts = [values[0].numel()] * len(streams) if len(streams) else []
+    noise = torch.special.ndtri(uniforms(streams, counts)).reshape(values.shape)
+    return (values.to(torch.float64) + std * noise.to(values.device)).to(torch.float32)
 
 
 def _size(shape: tuple[int, ...]) -> int:

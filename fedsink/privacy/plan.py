@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
-from fedsink.privacy.accounting import poisson_gaussian, poisson_gaussian_epsilon, rdp_epsilon
+from fedsink.privacy.accounting import check_accountant
+from fedsink.privacy.adjacency import ADD_REMOVE, describe, unit_of
 from fedsink.privacy.calibration import sigma_for, uses_for
+from fedsink.privacy.clipped_gaussian import ClippedGaussian
 from fedsink.privacy.clipping import CLIPS, Clip
+from fedsink.privacy.cost import Cost
 from fedsink.privacy.noise import Stream
 from fedsink.privacy.sampling import ClassSchedule, JointSchedule, PoissonSampler, Schedule
 
@@ -32,9 +35,14 @@ class PrivacyPlan:
     rounds. Clients hold disjoint records and run identical plans, so the run's ε is one
     client's. Source: Cao et al. 2021, Algorithm 1 (its noise 2Δσ, not Theorem 4.1's Δσ).
 
+    The guarantee needs the sample to stay secret; `epsilon_unamplified` is what is left otherwise.
+
     Guarantees:
         - The noise's standard deviation is the multiplier times the sensitivity the clip states.
         - The event has the sampler's rate, the noise's multiplier and the schedule's uses.
+        - Under the client adjacency the event is unsampled and counts every round.
+        - ε is stated under the plan's adjacency, and no other adjacency costs the same by accident.
+        - Where a full batch can change what a record does, its probability is taken out of δ.
         - epsilon_after bounds ε at every round, and ends at epsilon.
         - A solved plan costs at most the ε it was solved for.
 
@@ -45,9 +53,14 @@ class PrivacyPlan:
         clip: `BatchClip` or `RecordClip`.
         schedule: `JointSchedule` or `ClassSchedule`.
         delta: δ in (0, 1).
+        adjacency: ``"add-remove"`` (zero-out or add-remove of one labelled record at one client),
+            ``"replace-one"`` or ``"client"`` (all records of a client); see `fedsink.privacy.cost`.
+        capacity: B ≥ 1: at most B sampled records take part; None: all of them.
+        nominal_records: N ≥ 1, public: no client takes part with more records. Needed where a
+            capacity meets the record clip.
 
     Raises:
-        PrivacyError: If a value is out of range.
+        PrivacyError: If a value is out of range, or the adjacency has no guarantee here.
     """
 
     rate: float
@@ -56,20 +69,42 @@ class PrivacyPlan:
     clip: Clip
     schedule: Schedule
     delta: float
-
-    adjacency: ClassVar[str] = "zero-out/add-remove of one labelled record at one client"
-    unit: ClassVar[str] = "record"
+    adjacency: str = ADD_REMOVE
+    capacity: int | None = None
+    nominal_records: int | None = None
 
     def __post_init__(self) -> None:
-        _check_parts(self.clip, self.schedule)
+        cost = self.cost
         plain = {
             "rate": checks.probability("rate", self.rate),
             "noise_multiplier": checks.positive("sigma", self.noise_multiplier),
             "rounds": checks.count("rounds", self.rounds),
             "delta": checks.failure_probability(self.delta),
+            "capacity": cost.capacity,
+            "nominal_records": cost.nominal_records,
         }
         for name, value in plain.items():  # built-in numbers, so that to_dict is JSON-able
             object.__setattr__(self, name, value)
+
+    @property
+    def cost(self) -> Cost:
+        """How the plan's parameters turn into ε."""
+        return Cost(self.clip, self.schedule, self.adjacency, self.capacity, self.nominal_records)
+
+    @property
+    def mechanism(self) -> ClippedGaussian:
+        """One release."""
+        return ClippedGaussian(self.clip, self.noise_multiplier)
+
+    @property
+    def unit(self) -> str:
+        """Whose secret is protected: ``"record"`` or ``"client"``."""
+        return unit_of(self.adjacency)
+
+    @property
+    def adjacency_words(self) -> str:
+        """What neighbouring data sets differ in, for wherever ε is printed."""
+        return describe(self.adjacency)
 
     @property
     def sampler(self) -> PoissonSampler:
@@ -82,25 +117,58 @@ class PrivacyPlan:
         return self.schedule.uses(self.rounds)
 
     @property
+    def sensitivity(self) -> float:
+        """S in L2, as the clip states it: 2Δ per batch or Δ per record."""
+        return self.mechanism.sensitivity
+
+    @property
     def noise_std(self) -> float:
         """σ·S, the standard deviation of the noise on each released coordinate."""
-        return self.noise_multiplier * self.clip.sensitivity
+        return self.mechanism.noise_std
 
     @property
     def event(self) -> Any:
-        """The whole run as a `dp_accounting.DpEvent`."""
-        return poisson_gaussian(self.rate, self.noise_multiplier, self.uses)
+        """The whole run as a `dp_accounting.DpEvent`, to be read under the plan's adjacency."""
+        cost = self.cost
+        return cost.event(self.rate, self.noise_multiplier, cost.uses(self.rounds))
+
+    @property
+    def overflow(self) -> float:
+        """The part of δ that a full batch costs; 0 without a capacity or with the batch clip."""
+        cost = self.cost
+        return cost.overflow(self.rate, cost.uses(self.rounds))
 
     def epsilon(self, accountant: str = "pld") -> float:
-        """ε of the whole run at the plan's δ, under the plan's adjacency."""
-        return self._epsilon_of(self.uses, accountant)
+        """ε of the whole run at the plan's δ, under the plan's adjacency.
+
+        Raises:
+            PrivacyError: If the accountant has no bound under the adjacency, or the capacity is
+                so small that its overflow alone costs δ.
+        """
+        cost = self.cost
+        uses = cost.uses(self.rounds)
+        cost.check_overflow(self.rate, uses, self.delta)
+        return cost.epsilon(self.rate, self.noise_multiplier, uses, self.delta, accountant)
+
+    def epsilon_unamplified(self, accountant: str = "pld") -> float:
+        """ε of the same uses of the unsampled Gaussian.
+
+        This is what remains against somebody who learns who was sampled, for example from the
+        size or the running time of a batch without a fixed capacity.
+        """
+        cost = self.cost
+        uses = cost.uses(self.rounds)
+        cost.check_overflow(self.rate, uses, self.delta)
+        return cost.epsilon_unamplified(
+            self.rate, self.noise_multiplier, uses, self.delta, accountant
+        )
 
     def epsilon_after(self, rounds: int, accountant: str = "pld") -> float:
         """An upper bound on ε after the first `rounds` rounds, cheap enough for every round.
 
         The accountant is run on a geometric grid of uses only, and its value at the next grid
-        point bounds the points before it; the RDP bound fills the gaps. PRV, which takes too long
-        for that, is run for the last round alone.
+        point bounds the points before it; the RDP bound fills the gaps where there is one. PRV,
+        which takes too long for that, is run for the last round alone.
 
         Raises:
             PrivacyError: If `rounds` is not in 0, ..., T.
@@ -111,37 +179,32 @@ class PrivacyPlan:
                 f"the plan covers {self.rounds} rounds, received rounds={rounds}: "
                 "make a plan for more rounds."
             )
-        uses = self.schedule.uses(rounds)
+        cost = self.cost
+        uses, every = cost.uses(rounds), cost.uses(self.rounds)
         if uses == 0:
             return 0.0
-        if accountant == "rdp" or uses == self.uses:
-            return self._epsilon_of(uses, accountant)
-        rdp = rdp_epsilon(self.rate, self.noise_multiplier, uses, self.delta)
+        if uses == every:
+            return self.epsilon(accountant)
+
+        def exactly(some: int) -> float:
+            return cost.epsilon(self.rate, self.noise_multiplier, some, self.delta, accountant)
+
+        if check_accountant(accountant).startswith("rdp"):
+            return exactly(uses)
+        filled = cost.quick_bound(self.rate, self.noise_multiplier, uses, self.delta)
         if accountant == "prv":
-            return rdp
+            return filled
         exponent = math.ceil(math.log(uses) / math.log(_CURVE_STEP) - 1e-9)
-        grid_point = min(self.uses, max(uses, math.ceil(_CURVE_STEP**exponent)))
-        return min(self._epsilon_of(grid_point, accountant), rdp)
+        grid_point = min(every, max(uses, math.ceil(_CURVE_STEP**exponent)))
+        return min(exactly(grid_point), filled)
 
     def release(self, total: torch.Tensor, stream: Stream) -> torch.Tensor:
-        """`total` + N(0, noise_std² I) in float64, returned as float32 on the same device.
+        """`total` + N(0, noise_std² I): one `ClippedGaussian.release`."""
+        return self.mechanism.release(total, stream)
 
-        Guarantees:
-            - Every coordinate gets independent noise of the plan's standard deviation.
-            - Nothing is released where the total is not finite.
-
-        Args:
-            total: The clipped gradient (batch clip) or the sum of clipped contributions
-                (record clip), of any shape.
-            stream: A stream for this client and round alone; never one used before.
-
-        Raises:
-            PrivacyError: If the total holds a non-finite entry; it was not clipped.
-        """
-        if not bool(torch.isfinite(total).all()):
-            raise PrivacyError("the total to release is not finite: clip it before releasing.")
-        noise = stream.normal(*total.shape).to(total.device)
-        return (total.to(torch.float64) + self.noise_std * noise).to(torch.float32)
+    def release_each(self, totals: torch.Tensor, streams: Sequence[Stream]) -> torch.Tensor:
+        """Totals of several clients, (k, ...): one `ClippedGaussian.release_each`."""
+        return self.mechanism.release_each(totals, streams)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-able values; `from_dict` gives the same plan back."""
@@ -152,6 +215,9 @@ class PrivacyPlan:
             "clip": {"name": self.clip.name, "bound": self.clip.bound},
             "schedule": {"name": self.schedule.name, "classes": self.schedule.classes},
             "delta": self.delta,
+            "adjacency": self.adjacency,
+            "capacity": self.capacity,
+            "nominal_records": self.nominal_records,
         }
 
     @classmethod
@@ -166,6 +232,9 @@ class PrivacyPlan:
                 clip=CLIPS[clip["name"]](clip["bound"]),
                 schedule=_schedule(schedule["name"], schedule["classes"]),
                 delta=values["delta"],
+                adjacency=values.get("adjacency", ADD_REMOVE),
+                capacity=values.get("capacity"),
+                nominal_records=values.get("nominal_records"),
             )
         except KeyError as missing:
             raise PrivacyError(
@@ -189,6 +258,9 @@ class PrivacyPlan:
         sigma: float | None = None,
         rounds: int | None = None,
         accountant: str = "pld",
+        adjacency: str = ADD_REMOVE,
+        capacity: int | None = None,
+        nominal_records: int | None = None,
     ) -> PrivacyPlan:
         """A plan from any two of (eps, sigma, rounds), or from all three if they agree within 1 %.
 
@@ -197,29 +269,30 @@ class PrivacyPlan:
             clip: `BatchClip` or `RecordClip`.
             schedule: `JointSchedule` or `ClassSchedule`.
             delta: δ in (0, 1).
-            eps: Target ε of the whole run; the plan costs at most this much.
+            eps: Target ε of the whole run under `adjacency`; the plan costs at most this much.
             sigma: Noise multiplier; never rounded down where it is solved for.
             rounds: T; where it is solved for, the largest that fits (within 1e-3).
-            accountant: ``"pld"``, ``"prv"`` or ``"rdp"``.
+            accountant: One of `ACCOUNTANTS`; under replace-one ``"pld"`` alone.
+            adjacency: As in the plan, like `capacity` and `nominal_records`.
+            capacity: B or None.
+            nominal_records: N or None.
 
         Raises:
             PrivacyError: If fewer than two are given, a value is out of range, or three disagree.
         """
-        _check_parts(clip, schedule)
+        cost = Cost(clip, schedule, adjacency, capacity, nominal_records)
         stated = None not in (eps, sigma, rounds)
+        how: dict[str, Any] = {"delta": delta, "accountant": accountant, "cost": cost}
         if sigma is None:
             if eps is None or rounds is None:
                 raise PrivacyError(_two_of_three(eps, sigma, rounds))
-            checks.count("rounds", rounds)
-            sigma = sigma_for(
-                eps, rate=rate, uses=schedule.uses(rounds), delta=delta, accountant=accountant
-            )
+            uses = cost.uses(checks.count("rounds", rounds))
+            sigma = sigma_for(eps, rate=rate, uses=uses, **how)
         elif rounds is None:
             if eps is None:
                 raise PrivacyError(_two_of_three(eps, sigma, rounds))
-            uses = uses_for(eps, rate=rate, sigma=sigma, delta=delta, accountant=accountant)
-            rounds = schedule.rounds_within(uses)
-        plan = cls(rate, sigma, rounds, clip, schedule, delta)
+            rounds = cost.rounds_within(uses_for(eps, rate=rate, sigma=sigma, **how))
+        plan = cls(rate, sigma, rounds, clip, schedule, delta, adjacency, capacity, nominal_records)
         if eps is not None:
             checks.positive("eps", eps)
             implied = plan.epsilon(accountant)
@@ -230,11 +303,6 @@ class PrivacyPlan:
                 )
         return plan
 
-    def _epsilon_of(self, uses: int, accountant: str) -> float:
-        return poisson_gaussian_epsilon(
-            self.rate, self.noise_multiplier, uses, self.delta, accountant
-        )
-
 
 def _schedule(name: str, classes: int) -> Schedule:
     if name == JointSchedule.name:
@@ -242,15 +310,6 @@ def _schedule(name: str, classes: int) -> Schedule:
     if name == ClassSchedule.name:
         return ClassSchedule(classes)
     raise KeyError(name)
-
-
-def _check_parts(clip: object, schedule: object) -> None:
-    if not isinstance(clip, Clip):
-        raise PrivacyError(f"clip must be a BatchClip or a RecordClip, received {clip!r}.")
-    if not isinstance(schedule, Schedule):
-        raise PrivacyError(
-            f"schedule must be a JointSchedule or a ClassSchedule, received {schedule!r}."
-        )
 
 
 def _two_of_three(eps: float | None, sigma: float | None, rounds: int | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedsink.errors import PrivacyError
+from fedsink.privacy import checks
 from fedsink.privacy.gaussian import GaussianMechanism
 from fedsink.privacy.laplace import LaplaceMechanism
 from fedsink.privacy.matched import MatchedCost
@@ -27,6 +28,7 @@ class ProductMechanism:
 
     Guarantees:
         - ε is the sum of the image's and the label's ε, and δ is the image's.
+        - The event composes the image's and the label's, and costs no more than the sum.
         - Image noise and label noise are independent.
 
     Args:
@@ -50,6 +52,17 @@ class ProductMechanism:
     def delta(self) -> float:
         """δ of the image mechanism; randomized response has none."""
         return self.image.delta
+
+    @property
+    def sensitivity(self) -> float:
+        """The image's sensitivity, in the image mechanism's norm."""
+        return self.image.sensitivity
+
+    @property
+    def event(self) -> Any:
+        """Both channels as one `dp_accounting.ComposedDpEvent`, to be read under replace-one."""
+        events = checks.require("dp_accounting")
+        return events.ComposedDpEvent([self.image.event, self.label.event])
 
     def privatize(
         self, values: torch.Tensor, labels: torch.Tensor, stream: Stream

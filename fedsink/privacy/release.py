@@ -1,4 +1,4 @@
-"""Adding noise to a record's mapped values, shared by the local mechanisms."""
+"""What the local mechanisms share: values to privatize, and sensitivities with their slack."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def slackened(sensitivity: float) -> float:
     return sensitivity * (1.0 + _SLACK)
 
 
-def add_noise(values: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """Float32 `values` + float64 `noise`, added in float64; refuses non-finite values."""
+def finite(values: torch.Tensor) -> torch.Tensor:
+    """The values to privatize; raises PrivacyError where one of them is not finite."""
     if not bool(torch.isfinite(values).all()):
         raise PrivacyError("values to privatize must be finite: map non-finite values to zero.")
-    return (values.to(torch.float64) + noise.to(values.device)).to(torch.float32)
+    return values

@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from fedsink.privacy import checks
-from fedsink.privacy.noise import Stream
+from fedsink.privacy.noise import Stream, uniforms
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class PoissonSampler:
     Guarantees:
         - Each record is included independently with probability q.
         - Whether one record is included does not depend on the number of records after it.
+        - A capacity keeps a uniformly random part of a larger sample, and all of another one.
 
     Args:
         rate: q in (0, 1].
@@ -41,6 +43,32 @@ class PoissonSampler:
         """Sorted int64 indices of the sampled records out of n ≥ 0."""
         checks.count("n", n, minimum=0)
         return torch.nonzero(stream.uniform(n) < self.rate).flatten()
+
+    def draw_each(self, sizes: Sequence[int], streams: Sequence[Stream]) -> torch.Tensor:
+        """Which records of several owners `draw` would sample, each with its own stream.
+
+        Returns:
+            (Σ sizes,) bool, one owner's records after the other's.
+        """
+        return uniforms(streams, sizes) < self.rate
+
+    def draw_at_most(
+        self, n: int, capacity: int, stream: Stream
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sample of `draw` in `capacity` places; of a larger one a uniformly random part.
+
+        The places hold the records with the smallest uniforms. Given the sample, those are
+        independent and alike, so whom an overflow leaves out is independent of the records.
+
+        Returns:
+            Indices (capacity,) int64, from n on where n < capacity, and which places are taken by
+            a sampled record, (capacity,) bool. No shape depends on the sample.
+        """
+        checks.count("n", n, minimum=0)
+        checks.count("capacity", capacity)
+        uniforms = torch.cat((stream.uniform(n), torch.ones(capacity, dtype=torch.float64)))
+        smallest, places = torch.topk(uniforms, capacity, largest=False)
+        return places, smallest < self.rate
 
 
 @dataclass(frozen=True)

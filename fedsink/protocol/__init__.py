@@ -1,12 +1,28 @@
 """What crosses the wire: the only vocabulary that clients and server share.
 
 A request states in public terms what is asked; a reply holds privatized values and nothing else.
+Names are loaded when they are first used: the transport problem is described where Flower is not
+installed, its messages only where it is.
 """
 
 from __future__ import annotations
 
-from fedsink.protocol.gradient import GradientReply, GradientRequest, Objective
-from fedsink.protocol.privatize import LocalPlan, PrivatizeReply, PrivatizeRequest
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsink.protocol.gradient import GradientReply, GradientRequest
+    from fedsink.protocol.objective import Objective
+    from fedsink.protocol.privatize import LocalPlan, PrivatizeReply, PrivatizeRequest
+
+_MODULES = {
+    "GradientReply": "gradient",
+    "GradientRequest": "gradient",
+    "LocalPlan": "privatize",
+    "Objective": "objective",
+    "PrivatizeReply": "privatize",
+    "PrivatizeRequest": "privatize",
+}
 
 __all__ = [
     "GradientReply",
@@ -16,3 +32,9 @@ __all__ = [
     "PrivatizeReply",
     "PrivatizeRequest",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,68 +1,37 @@
-"""Central mode: generated images go out, a clipped and noised gradient comes back."""
+"""Central mode: generated images go out, clipped and noised gradients come back.
+
+One message may ask for several uses of the mechanism, each a round of the plan with rows of its
+own; they share plan, objective, view and run. The arrays of a message have the uses as their
+leading dimension, and so has the gradient of the answer.
+"""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from fedsink.errors import ConfigError
-from fedsink.privacy import PrivacyPlan
+from fedsink.privacy import PrivacyPlan, checks
+from fedsink.protocol.objective import Objective
 from fedsink.protocol.records import pack, unpack
-from fedsink.transport import Mixed, solver_named
+from fedsink.protocol.run import UNNAMED, run_name
 
+MOST_ROUNDS = 10_000_000  # pricing a plan of more would keep a node's accountant for minutes
 
-@dataclass(frozen=True)
-class Objective:
-    """The transport problem whose gradient is asked for (public, fixed for a run).
-
-    Attributes:
-        lam: λ, entropic regularisation in cost units.
-        m: weight of the L1 term in c_m(x, y) = ‖x−y‖₂² + m‖x−y‖₁.
-        label_weight: α_c, the scale of the one-hot label appended to every point when a
-            round mixes classes (`label=None` in the request).
-        classes: number of public classes.
-        solver: "converged", or "annealed" for the published schedule.
-
-    Raises:
-        ConfigError: a value out of range. Whatever is wrong with a transport problem must show
-            here: an error that only shows once there are records to solve it for would tell
-            that a private batch was not empty.
-    """
-
-    lam: float
-    classes: int
-    m: float = 0.0
-    label_weight: float = 15.0
-    solver: str = "converged"
-
-    def __post_init__(self) -> None:
-        for name in ("lam", "label_weight"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigError(f"objective.{name} must be a number, not {value!r}.")
-        if not 0.0 < self.lam < math.inf:
-            raise ConfigError(f"λ must be a positive finite number, not {self.lam}.")
-        if not 0.0 <= self.label_weight < math.inf:
-            raise ConfigError(
-                f"The label weight must be a finite number ≥ 0, not {self.label_weight}."
-            )
-        if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 1:
-            raise ConfigError(f"The number of classes must be at least 1, not {self.classes!r}.")
-        Mixed(self.m)
-        solver_named(self.solver)
+_T = TypeVar("_T")
+_ARRAYS = ("rows", "row_labels", "potentials", "self_gradient")
 
 
 @dataclass(frozen=True)
 class GradientRequest:
-    """One round's request to one client.
+    """One use of the mechanism at one client.
 
     Attributes:
-        round: the round's number, from 1.
+        round: the use's number in the plan, from 1.
         label: the class of this round's rows and records; None when the round mixes classes.
         plan: sampler, clip, noise and their accounting.
         objective: the transport problem.
@@ -71,6 +40,7 @@ class GradientRequest:
         row_labels: (n,) int64.
         potentials: f, the rows' dual potentials for `clip=record`, (n,).
         self_gradient: the data-independent part of the gradient for `clip=batch`, (n, D).
+        run: public name of the run that asks; a node's ledger keeps runs apart by it.
     """
 
     round: int
@@ -82,52 +52,32 @@ class GradientRequest:
     row_labels: Tensor
     potentials: Tensor = field(default_factory=lambda: torch.zeros(0))
     self_gradient: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    run: str = UNNAMED
 
     def to_record(self) -> RecordDict:
-        """The request as a Flower record."""
-        fields = {
-            "round": self.round,
-            "label": self.label,
-            "plan": self.plan.to_dict(),
-            "objective": asdict(self.objective),
-            "view": self.view,
-        }
-        arrays = {
-            "rows": self.rows,
-            "row_labels": self.row_labels,
-            "potentials": self.potentials,
-            "self_gradient": self.self_gradient,
-        }
-        return pack(fields, {name: array.detach() for name, array in arrays.items()})
+        """A message with this use alone."""
+        return pack_requests([self])
 
     @classmethod
     def from_record(cls, record: RecordDict) -> GradientRequest:
-        """Read and check a request.
+        """Read and check a message with one use.
 
         Raises:
-            ValueError: a field is missing, or shapes and types do not fit together.
+            ValueError: it is malformed, or holds another number of uses.
         """
-        fields, arrays = unpack(record)
-        try:
-            request = cls(
-                round=int(fields["round"]),
-                label=None if fields["label"] is None else int(fields["label"]),
-                plan=PrivacyPlan.from_dict(fields["plan"]),
-                objective=Objective(**fields["objective"]),
-                view=dict(fields["view"]),
-                **{
-                    name: arrays[name]
-                    for name in ("rows", "row_labels", "potentials", "self_gradient")
-                },
-            )
-        except (KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"Malformed gradient request: {error}.") from error
-        request._check()
-        return request
+        return _only(unpack_requests(record))
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Refuse a request whose parts do not fit together.
+
+        Raises:
+            ValueError: with what does not fit.
+        """
         if self.round < 1 or self.round > self.plan.rounds:
             raise ValueError(f"Round {self.round} is not in the plan's 1..{self.plan.rounds}.")
+        if self.plan.rounds > MOST_ROUNDS:
+            raise ValueError(f"A plan has at most {MOST_ROUNDS} rounds, not {self.plan.rounds}.")
+        checks.noise_scale(self.plan.noise_std)
         if self.rows.ndim != 2 or not len(self.rows) or not _is_finite_float32(self.rows):
             raise ValueError(
                 f"Rows must be a finite n×D float32 matrix, not {tuple(self.rows.shape)} of "
@@ -156,20 +106,101 @@ class GradientReply:
     gradient: Tensor
 
     def to_record(self) -> RecordDict:
-        """The reply as a Flower record."""
-        return pack({}, {"gradient": self.gradient})
+        """An answer to a message with one use."""
+        return pack_replies([self])
 
     @classmethod
     def from_record(cls, record: RecordDict) -> GradientReply:
-        """Read a reply.
+        """Read an answer to a message with one use.
 
         Raises:
-            ValueError: it holds no gradient.
+            ValueError: it holds no gradient, or those of several uses.
         """
-        arrays = unpack(record)[1]
-        if "gradient" not in arrays:
-            raise ValueError("Malformed gradient reply: it holds no gradient.")
-        return cls(arrays["gradient"])
+        return _only(unpack_replies(record))
+
+
+def pack_requests(requests: Sequence[GradientRequest]) -> RecordDict:
+    """One message that asks for these uses, in the order of their rounds.
+
+    Raises:
+        ValueError: there are none, or they differ in plan, objective, view or run.
+    """
+    if not requests:
+        raise ValueError("A message must ask for at least one use.")
+    first = requests[0]
+    for other in requests[1:]:
+        if (other.plan, other.objective, other.view, other.run) != (
+            first.plan, first.objective, first.view, first.run,
+        ):  # fmt: skip
+            raise ValueError("The uses of one message share plan, objective, view and run.")
+    fields = {
+        "run": first.run,
+        "plan": first.plan.to_dict(),
+        "objective": asdict(first.objective),
+        "view": first.view,
+        "rounds": [request.round for request in requests],
+        "labels": [request.label for request in requests],
+    }
+    arrays = {
+        name: torch.stack([getattr(request, name).detach() for request in requests])
+        for name in _ARRAYS
+    }
+    return pack(fields, arrays)
+
+
+def unpack_requests(record: RecordDict) -> list[GradientRequest]:
+    """Read and check the uses that a message asks for.
+
+    Raises:
+        ValueError: a field is missing, shapes and types do not fit together, or the rounds do
+            not increase.
+    """
+    fields, arrays = unpack(record)
+    try:
+        rounds = [int(number) for number in fields["rounds"]]
+        labels = [None if label is None else int(label) for label in fields["labels"]]
+        plan = PrivacyPlan.from_dict(fields["plan"])
+        objective = Objective(**fields["objective"])
+        view = dict(fields["view"])
+        run = run_name(fields["run"])
+        stacked = [arrays[name] for name in _ARRAYS]
+    except (KeyError, TypeError, OverflowError) as error:
+        raise ValueError(f"Malformed gradient request: {error}.") from error
+    if not rounds or sorted(set(rounds)) != rounds or len(labels) != len(rounds):
+        raise ValueError("A message needs rounds that increase, with a label each.")
+    for name, array in zip(_ARRAYS, stacked, strict=True):
+        if array.ndim < 1 or len(array) != len(rounds):
+            raise ValueError(f"The message asks for {len(rounds)} uses, but its {name} do not.")
+    requests = [
+        GradientRequest(number, label, plan, objective, view, x, row_labels, f, inside, run)
+        for number, label, x, row_labels, f, inside in zip(rounds, labels, *stacked, strict=True)
+    ]
+    for request in requests:
+        request.check()
+    return requests
+
+
+def pack_replies(replies: Sequence[GradientReply]) -> RecordDict:
+    """One answer with a gradient per use, in the order of the message."""
+    return pack({}, {"gradient": torch.stack([reply.gradient for reply in replies])})
+
+
+def unpack_replies(record: RecordDict) -> list[GradientReply]:
+    """Read the gradients of an answer.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    arrays = unpack(record)[1]
+    if "gradient" not in arrays or arrays["gradient"].ndim < 1:
+        raise ValueError("Malformed gradient reply: it holds no gradient.")
+    return [GradientReply(gradient) for gradient in arrays["gradient"]]
+
+
+def _only(parts: list[_T]) -> _T:
+    if len(parts) != 1:
+        raise ValueError(f"Expected a message with one use, received one with {len(parts)}.")
+    return parts[0]
 
 
 def _is_finite_float32(values: Tensor) -> bool:

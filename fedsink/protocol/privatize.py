@@ -17,8 +17,10 @@ from fedsink.privacy import (
     MatchedCost,
     ProductMechanism,
     RandomizedResponse,
+    checks,
 )
 from fedsink.protocol.records import pack, unpack
+from fedsink.protocol.run import UNNAMED, run_name
 
 _NORMS = {"laplace": "l1", "gaussian": "l2"}
 
@@ -59,7 +61,8 @@ class LocalPlan:
                 f"choose another mechanism.map."
             )
         # A plan that exists can be carried out: clients claim its place before they do.
-        _ = self.image_mechanism, self.label_mechanism
+        checks.noise_scale(self.image_mechanism.scale)
+        _ = self.label_mechanism
 
     @cached_property
     def image_mechanism(self) -> LaplaceMechanism | GaussianMechanism:
@@ -111,15 +114,28 @@ class LocalPlan:
 
 @dataclass(frozen=True)
 class PrivatizeRequest:
-    """Asks for one chunk of a client's privatized records."""
+    """Asks for one chunk of a client's privatized records.
+
+    Attributes:
+        plan: what the client does to each record.
+        chunk: which chunk, from 0.
+        chunk_size: records per chunk.
+        run: public name of the run that asks; a node's ledger keeps runs apart by it.
+    """
 
     plan: LocalPlan
     chunk: int
     chunk_size: int
+    run: str = UNNAMED
 
     def to_record(self) -> RecordDict:
         """The request as a Flower record."""
-        fields = {"plan": self.plan.to_dict(), "chunk": self.chunk, "chunk_size": self.chunk_size}
+        fields = {
+            "run": self.run,
+            "plan": self.plan.to_dict(),
+            "chunk": self.chunk,
+            "chunk_size": self.chunk_size,
+        }
         return pack(fields, {})
 
     @classmethod
@@ -132,7 +148,10 @@ class PrivatizeRequest:
         fields, _ = unpack(record)
         try:
             request = cls(
-                LocalPlan.from_dict(fields["plan"]), int(fields["chunk"]), int(fields["chunk_size"])
+                LocalPlan.from_dict(fields["plan"]),
+                int(fields["chunk"]),
+                int(fields["chunk_size"]),
+                run_name(fields["run"]),
             )
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"Malformed privatize request: {error}.") from error

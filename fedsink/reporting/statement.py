@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedsink.privacy import ReproducibleKey, SecretKey
-from fedsink.privacy.plan import PrivacyPlan
+from fedsink.privacy import LIBRARIES, PrivacyPlan, across_clients
+from fedsink.privacy.keys import EntropyKey, ReproducibleKey, SecretKey
 from fedsink.protocol import LocalPlan
 
 _NOISE = {
@@ -20,6 +20,22 @@ _NOISE = {
         "Noise and batches are drawn with a key from the operating system that lies outside the "
         "run folder, readable by its owner alone, and is bound to run, client and request.",
     ),
+    EntropyKey.kind: (
+        "secure",
+        "Noise is drawn by OpenDP's float-safe samplers from the operating system's randomness; "
+        "no key exists from which it could be computed again.",
+    ),
+    "node": (
+        "node",
+        "Each node's owner chooses how its noise is drawn, in a policy file that the server never "
+        "sees.",
+    ),
+}
+
+_PROTECTED = {
+    "add-remove": "One labelled record of one client",
+    "replace-one": "The value and the label of one record of one client",
+    "client": "All records of one client together",
 }
 
 
@@ -31,26 +47,27 @@ def central_statement(
     Args:
         plan: the plan every client runs.
         clients: K.
-        noise: the key's kind.
+        noise: the key's kind, or "node" where each node's owner decides.
         accountant: which accountant's ε is the headline.
     """
-    epsilon = plan.epsilon(accountant)
+    guarantee = across_clients([plan] * clients, accountant)
     one = {
-        "epsilon": epsilon,
+        "epsilon": plan.epsilon(accountant),
         "rate": plan.rate,
         "sigma": plan.noise_multiplier,
         "uses_per_record": plan.uses,
     }
     return {
         "model": "central",
-        "epsilon": epsilon,
-        "delta": plan.delta,
-        "unit": plan.unit,
-        "adjacency": plan.adjacency,
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "unit": guarantee.unit,
+        "adjacency": guarantee.adjacency_words,
+        "adjacency_name": guarantee.adjacency,
         "mechanism": "Poisson-subsampled Gaussian on clipped gradients of the generated images",
         "clip": plan.clip.name,
         "clip_bound": plan.clip.bound,
-        "sensitivity": plan.clip.sensitivity,
+        "sensitivity": plan.sensitivity,
         "sigma": plan.noise_multiplier,
         "noise_std": plan.noise_std,
         "rate": plan.rate,
@@ -58,34 +75,83 @@ def central_statement(
         "schedule": plan.schedule.name,
         "rounds_per_record": plan.uses,
         "accountant": accountant,
+        "accountant_library": LIBRARIES[accountant],
+        **_sample(plan, accountant),
         "clients": [{"client": k, **one} for k in range(clients)],
         **_noise(noise),
         "protected": (
-            "One labelled record of one client, against everybody who sees the messages, the "
+            f"{_PROTECTED[plan.adjacency]}, against everybody who sees the messages, the "
             "server included, and everybody who sees the generator. The guarantee is the whole "
             "plan's, also for a run that stops early. Clients hold disjoint records, so the run's "
             "ε is the largest of theirs."
         ),
-        "not_protected": (
-            "That a client takes part; a client as a whole; a person with records at several "
-            "clients (their ε compose); the choice of hyper-parameters; the public numbers in the "
-            "configuration (label map, nominal sizes, rate). Replacing one record by another is "
-            "another, larger guarantee. The subsampling needs batch and running time to stay "
-            "secret: a simulation does not hide them from whoever runs it."
+        "not_protected": _not_protected(plan),
+    }
+
+
+def _sample(plan: PrivacyPlan, accountant: str) -> dict[str, Any]:
+    """How the sample is kept secret, and what is left where it is not."""
+    if plan.capacity is None:
+        return {
+            "capacity": None,
+            "epsilon_unamplified": plan.epsilon_unamplified(accountant),
+            "sample_secrecy": (
+                "Not enforced: without a fixed batch capacity, running time and memory depend on "
+                "the sample's size. Against somebody who learns who was sampled, "
+                "epsilon_unamplified is what is left."
+            ),
+        }
+    return {
+        "capacity": plan.capacity,
+        "nominal_records": plan.nominal_records,
+        "delta_overflow": plan.overflow,
+        "sample_secrecy": (
+            f"Every batch is computed at a fixed capacity of {plan.capacity} records, whatever "
+            "was sampled. The part of δ that a fuller sample costs is delta_overflow."
         ),
     }
 
 
+def _not_protected(plan: PrivacyPlan) -> str:
+    """What the guarantee does not cover."""
+    whole = (
+        ""
+        if plan.adjacency == "client"
+        else "a client as a whole; a person with records at several clients (their ε compose); "
+    )
+    replacing = (
+        " Replacing one record by another is another, larger guarantee."
+        if plan.adjacency == "add-remove"
+        else ""
+    )
+    amplified = (
+        ""
+        if plan.adjacency == "client"
+        else " The subsampling needs batch and running time to stay secret: a simulation does not "
+        "hide them from whoever runs it."
+    )
+    return (
+        f"That a client takes part; {whole}the choice of hyper-parameters; the public numbers in "
+        f"the configuration (label map, nominal sizes, rate).{replacing}{amplified}"
+    )
+
+
 def local_statement(
-    plan: LocalPlan, clients: int, noise: str, training: dict[str, Any]
+    plan: LocalPlan,
+    clients: int,
+    noise: str,
+    training: dict[str, Any],
+    shuffling: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The content of privacy.json for local mode.
 
     Args:
         plan: what each client did to each record.
         clients: K.
-        noise: the key's kind.
+        noise: the key's kind, or "node" where each node's owner decides.
         training: the cost and λ the server trained with.
+        shuffling: the entry of `fedsink.privacy.amplification.shuffling_statement`, printed
+            beside the local ε and never instead of it; None where nobody shuffles.
     """
     image, label = plan.image_mechanism, plan.label_mechanism
     return {
@@ -106,6 +172,7 @@ def local_statement(
         "rounds_per_record": 1,
         "clients": clients,
         "training": training,
+        **({} if shuffling is None else {"shuffling": shuffling}),
         **_noise(noise),
         "protected": (
             "Every single record, before it leaves its client, against everybody, the server "

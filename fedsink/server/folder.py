@@ -13,7 +13,7 @@ class RunFolder:
     """Paths and writers of one run folder.
 
     `config.yaml` · `metrics.jsonl` · `metrics.json` · `privacy.json` · `partition.json` ·
-    `samples/` · `generator.safetensors` + `generator.json` · `checkpoint/`
+    `samples/` · `generator.safetensors` + `generator.json` · `checkpoint/` · `failed.json`
     """
 
     def __init__(self, path: Path) -> None:
@@ -22,6 +22,7 @@ class RunFolder:
         self.metrics_lines = self.path / "metrics.jsonl"
         self.metrics = self.path / "metrics.json"
         self.privacy = self.path / "privacy.json"
+        self.failed = self.path / "failed.json"
         self.partition = self.path / "partition.json"
         self.samples = self.path / "samples"
         self.checkpoint = self.path / "checkpoint"

@@ -62,6 +62,8 @@ def train(
     settings: LoopSettings,
     identity: dict[str, Any],
     title: str,
+    *,
+    command: str = "fedsink simulate",
 ) -> dict[str, Any]:
     """Run the strategy to its last round, from its checkpoint if there is one.
 
@@ -72,6 +74,7 @@ def train(
         settings: how often.
         identity: public values that a checkpoint must share to be resumed (plan, seed).
         title: shown by the progress display.
+        command: what goes on with a stopped run, for its last words.
 
     Returns:
         The content of metrics.json.
@@ -101,30 +104,31 @@ def train(
         Progress(strategy.rounds, title, start_round=strategy.round) as progress,
     ):
         while strategy.round < strategy.rounds:
-            number = strategy.round + 1
-            messages = list(strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid))
+            before, number = strategy.round, strategy.message + 1
+            messages = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
             if number == 1:
                 checkpoint.save_uploads(folder.checkpoint, strategy.uploads())
                 snapshot(strategy, folder)
             replies = grid.send_and_receive(messages, timeout=settings.timeout) if messages else []
             _, metrics = strategy.aggregate_train(number, replies)
             record: dict[str, Any] = {
-                "round": number,
+                "round": strategy.round,
                 **dict(metrics or {}),
                 "epsilon": strategy.epsilon_so_far(),
                 "seconds": round(time.monotonic() - started, 4),
             }
             folder.log(record)
-            progress.update(number, loss=record["loss"], ε=record["epsilon"])
-            if number in pictured and number < strategy.rounds:
+            progress.update(strategy.round, loss=record["loss"], ε=record["epsilon"])
+            unfinished = strategy.round < strategy.rounds
+            if unfinished and any(before < round <= strategy.round for round in pictured):
                 snapshot(strategy, folder)
             if stop.requested or time.monotonic() - saved > settings.checkpoint_seconds:
                 save()
                 saved = time.monotonic()
-            if stop.requested and number < strategy.rounds:
+            if stop.requested and unfinished:
                 raise InterruptedRunError(
-                    f"Stopped after round {number} of {strategy.rounds}. "
-                    f"Go on with: fedsink simulate resume={folder.path}"
+                    f"Stopped after round {strategy.round} of {strategy.rounds}. "
+                    f"Go on with: {command} resume={folder.path}"
                 )
     snapshot(strategy, folder)
     save()

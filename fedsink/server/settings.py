@@ -25,6 +25,8 @@ class ServerSettings:
         loop: how the run is watched and saved.
         device: where the generator lives.
         threads: torch threads of the server.
+        command: what goes on with this run if it is stopped.
+        shuffling: what a trusted shuffler would add to a local guarantee, for privacy.json.
     """
 
     folder: Path
@@ -37,6 +39,13 @@ class ServerSettings:
     loop: LoopSettings = field(default_factory=LoopSettings)
     device: str = "cpu"
     threads: int = 1
+    command: str = "fedsink simulate"
+    shuffling: dict[str, Any] | None = None
+
+    @property
+    def server_key(self) -> bytes:
+        """Keys the strategy's own randomness: latents of rounds and pictures. Not secret."""
+        return f"server|{self.server_seed}".encode()
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must share with a run that goes on from it."""

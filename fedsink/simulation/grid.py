@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+from fedsink.protocol.exchange import Exchange
 from fedsink.simulation.identity import SERVER_NODE, become, empty_run, set_message_id
+from fedsink.simulation.partial import Partial, reduction
 
 _FIRST_NODE = 1000
 
@@ -34,6 +36,18 @@ class SimulationGrid(Grid):
     @abstractmethod
     def execute(self, messages: Sequence[Message]) -> list[Message]:
         """Deliver messages to their clients and return the replies, in any order."""
+
+    def adds_up(self, message_type: str) -> bool:
+        """Whether `partials` answers messages of this type."""
+        return False
+
+    def partials(self, exchange: Exchange) -> list[list[Partial]]:
+        """What the cohorts' replies add up to: for each cohort one for each broadcast."""
+        raise NotImplementedError
+
+    def roster(self) -> Mapping[int, int]:
+        """Client number → node id: nobody needs to be asked."""
+        return {client: node_of(client) for client in range(self.clients)}
 
     def close(self) -> None:
         """Give back what the grid holds."""
@@ -81,7 +95,12 @@ class SimulationGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push and pull. Execution is synchronous, so there is nothing to time out."""
+        """Push and pull; or the sums of the replies, where no more was asked for.
+
+        Execution is synchronous, so there is nothing to time out.
+        """
+        if isinstance(messages, Exchange) and self.adds_up(messages.message_type):
+            return reduction(self.partials(messages))
         return self.pull_messages(self.push_messages(messages))
 
 

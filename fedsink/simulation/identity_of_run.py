@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedsink.errors import CheckpointError
 from fedsink.privacy import SecretKey
+from fedsink.privacy.ledger import Ledger
+from fedsink.protocol.run import new_run_name
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,14 @@ class RunIdentity:
     key_file: Path | None
 
     @property
-    def journal(self) -> Path | None:
-        """What was released under the key, beside it."""
+    def ledger(self) -> Path | None:
+        """What was charged and released in this run, beside the key."""
         return self.key_file.with_suffix(".sqlite") if self.key_file else None
 
     @classmethod
     def fresh(cls, seed: int | None) -> RunIdentity:
         """A new run; no key is made yet."""
-        name = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(4)
+        name = new_run_name()
         if seed is not None:
             return cls(name, seed, None)
         return cls(name, secrets.randbits(62), key_folder() / f"{name}.key")
@@ -48,12 +50,18 @@ class RunIdentity:
             CheckpointError: the secret key is gone, so the run cannot go on.
         """
         key_file = Path(run["key_file"]) if run["key_file"] else None
+        identity = cls(str(run["name"]), int(run["server_seed"]), key_file)
         if key_file and not finished and not key_file.is_file():
             raise CheckpointError(
                 f"The run's secret noise key {key_file} is missing: without it the rounds after "
                 "the checkpoint would get other noise, so this run cannot go on. Start a new one."
             )
-        return cls(str(run["name"]), int(run["server_seed"]), key_file)
+        if identity.ledger and not finished and not identity.ledger.is_file():
+            raise CheckpointError(
+                f"The run's ledger {identity.ledger} is missing: without it rounds could be "
+                "answered twice, so this run cannot go on. Start a new one."
+            )
+        return identity
 
     def to_config(self) -> dict[str, Any]:
         """For config.yaml."""
@@ -64,16 +72,21 @@ class RunIdentity:
         }
 
     def create_key(self) -> None:
-        """Draw the secret key from the operating system, mode 0600, if this run has one."""
-        if self.key_file:
+        """Draw the secret key from the operating system, mode 0600, if this run has one.
+
+        An empty ledger is made beside it: a run that is resumed without its ledger is refused.
+        """
+        if self.key_file and self.ledger:
             self.key_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             SecretKey.create(self.key_file, self.name)
+            Ledger(self.ledger, durable=False).close()
 
     def delete_key(self) -> None:
-        """Forget key and journal; nothing more can be released under them."""
-        if self.key_file and self.journal:
-            for path in (self.key_file, *self.journal.parent.glob(self.journal.name + "*")):
+        """Forget key, ledger and stored replies; nothing more can be released under them."""
+        if self.key_file and self.ledger:
+            for path in (self.key_file, *self.ledger.parent.glob(self.ledger.name + "*")):
                 path.unlink(missing_ok=True)
+            shutil.rmtree(self.ledger.with_suffix(".replies"), ignore_errors=True)
 
 
 def key_folder() -> Path:

@@ -4,56 +4,74 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from flwr.app import Error, Message, RecordDict
 
-from fedsink.clients.app import client_app
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ClientError, ConfigError
-from fedsink.simulation.grid import SimulationGrid, client_context, client_of
-from fedsink.simulation.identity import become, set_message_id
+from fedsink.protocol.exchange import Exchange
+from fedsink.simulation.cohort import Cohort, Hosted, Job, fedsink_apps
+from fedsink.simulation.grid import SimulationGrid, client_of
+from fedsink.simulation.partial import Part, Partial, parts
 
-# (place in the round, node, index into the shared contents, message type, group)
-Job = tuple[int, int, int, str, str]
-Answer = tuple[int, RecordDict | Error]
+log = logging.getLogger("fedsink.simulation")
 
 
-class Cohort:
-    """The actor: client k lives in cohort k mod (number of cohorts), with its data."""
+class Actor:
+    """One cohort in a process of its own.
 
-    def __init__(self, settings: NodeSettings, run_id: int, debug: bool) -> None:
+    What comes and goes is pickled, but tensors travel as NumPy arrays: Ray copies these without
+    a detour.
+    """
+
+    def __init__(
+        self,
+        host: Callable[[Any], Hosted],
+        settings: Any,
+        run_id: int,
+        debug: bool,
+    ) -> None:
         logging.getLogger("fedsink").setLevel(logging.DEBUG if debug else logging.ERROR)
-        self._settings = settings
-        self._run_id = run_id
-        self._app = client_app(settings)
+        self._cohort = Cohort(host(settings), settings.clients, run_id)
 
-    def answer(self, contents: list[RecordDict], jobs: list[Job]) -> list[Answer]:
-        """Answer one round's messages to this cohort's clients."""
-        answers: list[Answer] = []
-        for place, node, index, message_type, group in jobs:
-            become(self._run_id, node)
-            message = Message(
-                contents[index], dst_node_id=node, message_type=message_type, group_id=group
-            )
-            set_message_id(message, str(place))
-            context = client_context(client_of(node), self._settings.clients, self._run_id)
-            reply = self._app(message, context)
-            answers.append((place, reply.error if reply.has_error() else reply.content))
-        return answers
+    def process(self) -> int:
+        """The id of the actor's process."""
+        return os.getpid()
+
+    def answer(
+        self, contents: list[RecordDict], jobs: list[Job]
+    ) -> list[tuple[int, RecordDict | Error]]:
+        """Answer messages one by one."""
+        return self._cohort.answer_jobs(contents, jobs)
+
+    def add_up(self, contents: list[RecordDict], parts: Sequence[Part]) -> list[Any]:
+        """Answer broadcasts; what `_partial` reads."""
+        return [
+            ([(client, values.numpy()) for client, values in p.sums], p.clients, p.failures)
+            for p in self._cohort.add_up(contents, parts)
+        ]
 
 
 class RayGrid(SimulationGrid):
-    """One `ray.put` of a round's distinct contents, one call per cohort, one `ray.get`.
+    """One `ray.put` of a round's distinct contents, one call and one answer per cohort.
+
+    A cohort whose actor died lives on in a new one, which answers the same requests again. That
+    charges no client twice: its ledger knows an identical request.
 
     Args:
-        settings: what each cohort builds its `ClientApp` from.
+        settings: what each cohort builds its apps from; `settings.clients` is how many clients
+            there are.
         actors: number of cohorts; None means one per CPU core, at most one per client.
         num_cpus: CPU cores of the Ray instance; None means all.
         num_gpus: fraction of a GPU that each cohort holds.
         timeout: seconds to wait for a round's replies; None waits for ever.
         debug: print what clients log.
+        host: builds a cohort's apps from the settings; picklable.
+        revivals: how many deaths of actors a run survives.
 
     Raises:
         ConfigError: the machine lacks the GPUs that the cohorts ask for.
@@ -69,10 +87,14 @@ class RayGrid(SimulationGrid):
         timeout: float | None = None,
         run_id: int = 1,
         debug: bool = False,
+        host: Callable[[Any], Hosted] = fedsink_apps,
+        revivals: int = 3,
     ) -> None:
         super().__init__(settings.clients, run_id)
         self._ray = _start(num_cpus, debug)
         self._timeout = timeout
+        self._revivals = revivals
+        self._batched = host(settings).batched
         resources = self._ray.cluster_resources()
         cores = int(resources.get("CPU", 1))
         count = min(settings.clients, actors or cores)
@@ -85,59 +107,107 @@ class RayGrid(SimulationGrid):
             )
         # Cohorts share the cores they are given; asking for whole ones would deadlock on small
         # machines when there are more cohorts than cores.
-        remote = self._ray.remote(num_cpus=min(1.0, cores / count), num_gpus=num_gpus)(Cohort)
-        self._cohorts = [remote.remote(settings, run_id, debug) for _ in range(count)]
+        remote = self._ray.remote(num_cpus=min(1.0, cores / count), num_gpus=num_gpus)(Actor)
+        self._new: Callable[[], Any] = lambda: remote.remote(host, settings, run_id, debug)
+        self._actors = [self._new() for _ in range(count)]
 
     def execute(self, messages: Sequence[Message]) -> list[Message]:
-        """Answer one round.
+        """Answer one round's messages.
 
         Raises:
-            ClientError: an actor died, or did not answer in time.
+            ClientError: actors died again and again, or did not answer in time.
         """
-        contents: dict[int, int] = {}
-        unique: list[RecordDict] = []
-        jobs: list[list[Job]] = [[] for _ in self._cohorts]
+        places: dict[int, int] = {}
+        contents: list[RecordDict] = []
+        jobs: list[list[Job]] = [[] for _ in self._actors]
         for place, message in enumerate(messages):
-            content = message.content
-            if id(content) not in contents:
-                contents[id(content)] = len(unique)
-                unique.append(content)
-            meta = message.metadata
-            cohort = client_of(meta.dst_node_id) % len(self._cohorts)
-            jobs[cohort].append(
-                (place, meta.dst_node_id, contents[id(content)], meta.message_type, meta.group_id)
-            )
-        shared = self._ray.put(unique)
-        calls = [
-            cohort.answer.remote(shared, mine)
-            for cohort, mine in zip(self._cohorts, jobs, strict=True)
-            if mine
+            content, meta = message.content, message.metadata
+            if id(content) not in places:
+                places[id(content)] = len(contents)
+                contents.append(content)
+            job = (place, meta.dst_node_id, places[id(content)], meta.message_type, meta.group_id)
+            jobs[client_of(meta.dst_node_id) * len(jobs) // self.clients].append(job)
+        answered = self._ask("answer", contents, jobs)
+        return [
+            Message(answer, reply_to=messages[place]) for part in answered for place, answer in part
         ]
-        try:
-            answers = [
-                answer for part in self._ray.get(calls, timeout=self._timeout) for answer in part
-            ]
-        except self._ray.exceptions.RayActorError as error:
-            raise ClientError(
-                "A Ray actor that hosted clients died, most likely for want of memory: use fewer "
-                "actors (engine.actors=1) or go on from the checkpoint with resume=."
-            ) from error
-        except self._ray.exceptions.GetTimeoutError as error:
-            raise ClientError(
-                f"Clients did not answer within engine.timeout={self._timeout:g} seconds: raise "
-                "it, then go on from the checkpoint with resume=."
-            ) from error
-        return [_reply(messages[place], answer) for place, answer in answers]
+
+    def adds_up(self, message_type: str) -> bool:
+        """Whether the cohorts answer messages of this type at once."""
+        return self._batched is not None and self._batched.handles(message_type)
+
+    def partials(self, exchange: Exchange) -> list[list[Partial]]:
+        """The sums of the cohorts' replies.
+
+        Raises:
+            ClientError: actors died again and again, or did not answer in time.
+        """
+        shares = parts(exchange, len(self._actors))
+        contents = [broadcast.content for broadcast in exchange.broadcasts]
+        partials = []
+        for share, answers in zip(shares, self._ask("add_up", contents, shares), strict=True):
+            of_cohort = [Partial([], 0, {}) for _ in contents]
+            for part, (sums, counted, failures) in zip(share, answers, strict=True):
+                # Copied, for Ray's memory is read-only, and gone with the answer.
+                tensors = [(client, torch.tensor(values)) for client, values in sums]
+                of_cohort[part.place] = Partial(tensors, counted, failures)
+            partials.append(of_cohort)
+        return partials
 
     def close(self) -> None:
         """End the actors and the Ray instance."""
-        for cohort in self._cohorts:
-            self._ray.kill(cohort)
+        for actor in self._actors:
+            self._ray.kill(actor)
         self._ray.shutdown()
 
+    def _ask(self, method: str, contents: list[RecordDict], work: Sequence[list[Any]]) -> list[Any]:
+        """Call a method of every actor that has work; an empty answer for each other one."""
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        shared = self._ray.put(contents)
 
-def _reply(message: Message, answer: RecordDict | Error) -> Message:
-    return Message(answer, reply_to=message)
+        def ask(place: int) -> Any:
+            return getattr(self._actors[place], method).remote(shared, work[place])
+
+        calls = {place: ask(place) for place, mine in enumerate(work) if mine}
+        answers: list[Any] = [[] for _ in work]
+        together = True
+        while calls:
+            # One `get` for all; where that meets a death, one for each tells whose.
+            places = list(calls) if together else [next(iter(calls))]
+            try:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                found = self._ray.get([calls[place] for place in places], timeout=left)
+            except self._ray.exceptions.RayActorError as error:
+                if len(places) == 1:
+                    self._revive(places[0], error)
+                    calls[places[0]] = ask(places[0])
+                together = False
+                continue
+            except self._ray.exceptions.GetTimeoutError as error:
+                raise ClientError(
+                    f"Clients did not answer within engine.timeout={self._timeout:g} seconds: "
+                    "raise it, then go on from the checkpoint with resume=."
+                ) from error
+            for place, answer in zip(places, found, strict=True):
+                answers[place] = answer
+                del calls[place]
+        return answers
+
+    def _revive(self, place: int, error: Exception) -> None:
+        """Put a new actor in the place of a dead one."""
+        if "creation task" in str(error):
+            raise ClientError(
+                "A Ray actor could not build the apps of its clients; --debug shows why."
+            ) from error
+        if self._revivals == 0:
+            raise ClientError(
+                "Ray actors that hosted clients died again and again, most likely for want of "
+                "memory: use fewer actors (engine.actors=1) or go on from the checkpoint with "
+                "resume=."
+            ) from error
+        self._revivals -= 1
+        log.warning("actor %d died; a new one hosts its clients", place)
+        self._actors[place] = self._new()
 
 
 def _start(num_cpus: int | None, debug: bool) -> Any:

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from fedsink.clients.app import client_app
 from fedsink.clients.node import close_nodes
 from fedsink.clients.settings import NodeSettings
 from fedsink.data.partition import manifest, partition
 from fedsink.data.sources import load
-from fedsink.errors import CheckpointError, FedsinkError, ModelError
-from fedsink.reporting.atomic import write_atomic
-from fedsink.reporting.statement import central_statement, local_statement
-from fedsink.server.app import build_generator, server_app
+from fedsink.errors import CheckpointError, ConfigError
+from fedsink.privacy.keys import EntropyKey, ReproducibleKey, SecretKey
+from fedsink.server.app import server_app
+from fedsink.server.compose import store_config, stored_config
 from fedsink.server.folder import RunFolder
+from fedsink.server.running import build_generator
+from fedsink.server.statement import statement
+from fedsink.simulation.cohort import fedsink_apps
 from fedsink.simulation.configure import EngineSettings, RunSettings, configure
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.local import LocalGrid
-from fedsink.strategies import DPSinkhornSettings
+from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
 
 
 def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
@@ -45,15 +45,14 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
     identity = RunIdentity.fresh(config["seed"])
     settings = configure(config, folder.path, identity)
     shards = _check(settings)
-    stated = statement(settings)
+    stated = statement(settings.server, kind_of_noise(settings.node))
     identity.create_key()
     try:
         folder.create()
         folder.write(folder.partition, shards)
         folder.write(folder.privacy, stated)
         # Last, because this file makes the folder one that can be resumed.
-        stored = {**config, "run": identity.to_config()}
-        write_atomic(folder.config, OmegaConf.to_yaml(OmegaConf.create(stored)).encode())
+        store_config(folder, {**config, "run": identity.to_config()})
     except BaseException:
         identity.delete_key()
         shutil.rmtree(folder.path, ignore_errors=True)
@@ -80,62 +79,58 @@ def resume(path: Path, *, debug: bool = False) -> Path:
     return _run(settings, folder, identity, debug)
 
 
-def stored_config(folder: RunFolder) -> dict[str, Any]:
-    """The configuration that a run was started with.
-
-    Raises:
-        CheckpointError: config.yaml cannot be read, or is not a table.
-    """
-    try:
-        config: Any = OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True)
-    except (YAMLError, OmegaConfBaseException, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{folder.config} cannot be read: {reason}.") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{folder.config} is not a run's configuration: not a table.")
-    return config
-
-
-def statement(settings: RunSettings) -> dict[str, Any]:
-    """The content of privacy.json."""
-    strategy, clients = settings.server.strategy, settings.node.clients
-    noise = "secret" if settings.node.seed is None else "reproducible"
-    if isinstance(strategy, DPSinkhornSettings):
-        return central_statement(strategy.plan, clients, noise)
-    training = {
-        "cost": strategy.effective_cost,
-        "lam": strategy.effective_lam,
-        "finite_batch_factor": strategy.finite_batch_factor,
-        "matched": not strategy.unmatched,
-        "matched_cost": asdict(strategy.plan.matched_cost),
-    }
-    return local_statement(strategy.plan, clients, noise, training)
+def kind_of_noise(node: NodeSettings) -> str:
+    """The kind of the simulated clients' noise key, as privacy.json names it."""
+    if node.seed is not None:
+        return ReproducibleKey.kind
+    return EntropyKey.kind if node.noise == "secure" else SecretKey.kind
 
 
 def _check(settings: RunSettings) -> dict[str, Any]:
     """Load the data and build the generator once, so that what cannot work fails here."""
     node = settings.node
     records = load(node.data, "train")
+    if node.partition is None:
+        raise ConfigError("A simulation deals its records out to clients: name a partition.")
     shards = partition(records.labels, node.clients, node.partition, node.partition_seed)
-    try:
+    _check_sizes(settings.server.strategy, [len(shard) for shard in shards])
+    if settings.engine.name == "fused":
+        from fedsink.simulation.fused.run import build_step
+
+        engine = settings.engine
+        build_step(settings.server, node, draws=engine.draws, together=engine.together)
+    else:
         build_generator(settings.server)
-    except (TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, FedsinkError):
-            raise
-        raise ModelError(
-            f"generator={settings.server.generator} cannot be built with the options "
-            f"{settings.server.generator_options}: {error}."
-        ) from error
     return {
         "note": "Exact counts of private data: known to whoever simulates, never to a server.",
         "clients": manifest(shards, records.labels, node.data.classes),
     }
 
 
+def _check_sizes(
+    strategy: DPSinkhornSettings | PrivatizeOnceSettings, sizes: Sequence[int]
+) -> None:
+    """Refuse a deal under which a client would have to refuse every request."""
+    if not isinstance(strategy, DPSinkhornSettings):
+        return
+    most = strategy.plan.nominal_records
+    if most is not None and max(sizes) > most:
+        raise ConfigError(
+            f"capacity={strategy.plan.capacity} counts on at most {most} records at a client "
+            f"(data.nominal_records/clients), and this partition deals {max(sizes)} to one: choose "
+            "capacity=null, another partition, or a larger data.nominal_records."
+        )
+
+
 def _run(settings: RunSettings, folder: RunFolder, identity: RunIdentity, debug: bool) -> Path:
     server = server_app(settings.server)
     try:
-        if settings.engine.name == "flower":
+        if settings.engine.name == "fused":
+            from fedsink.simulation.fused.run import run_fused
+
+            engine = settings.engine
+            run_fused(settings.server, settings.node, draws=engine.draws, together=engine.together)
+        elif settings.engine.name == "flower":
             from fedsink.simulation.flower import run_flower
 
             run_flower(
@@ -162,7 +157,8 @@ def _run(settings: RunSettings, folder: RunFolder, identity: RunIdentity, debug:
 
 def _grid(engine: EngineSettings, node: NodeSettings, debug: bool) -> SimulationGrid:
     if engine.name == "local":
-        return LocalGrid(client_app(node), node.clients)
+        hosted = fedsink_apps(node)
+        return LocalGrid(hosted.app, node.clients, batched=hosted.batched)
     from fedsink.simulation.ray import RayGrid
 
     return RayGrid(

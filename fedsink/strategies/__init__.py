@@ -1,10 +1,26 @@
-"""What a round asks of clients, and what becomes of their replies."""
+"""What a round asks of clients, and what becomes of their replies.
+
+Names are loaded when they are first used: settings, self term and trainer need no Flower.
+"""
 
 from __future__ import annotations
 
-from fedsink.strategies.base import RoundStrategy
-from fedsink.strategies.dp_sinkhorn import DPSinkhorn, DPSinkhornSettings
-from fedsink.strategies.privatize_once import PrivatizeOnce, PrivatizeOnceSettings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsink.strategies.base import RoundStrategy
+    from fedsink.strategies.dp_sinkhorn import DPSinkhorn
+    from fedsink.strategies.dp_sinkhorn_settings import DPSinkhornSettings
+    from fedsink.strategies.privatize_once import PrivatizeOnce, PrivatizeOnceSettings
+
+_MODULES = {
+    "DPSinkhorn": "dp_sinkhorn",
+    "DPSinkhornSettings": "dp_sinkhorn_settings",
+    "PrivatizeOnce": "privatize_once",
+    "PrivatizeOnceSettings": "privatize_once",
+    "RoundStrategy": "base",
+}
 
 __all__ = [
     "DPSinkhorn",
@@ -20,3 +36,9 @@ if __name__ != "fedsink.strategies":
         "The link strategies/ at the repository's root is for readers: "
         "import fedsink.strategies instead."
     )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

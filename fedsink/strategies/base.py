@@ -15,6 +15,7 @@ from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.protocol.errors import MEANING
+from fedsink.protocol.exchange import Roster
 
 
 class RoundStrategy(Strategy):
@@ -23,39 +24,61 @@ class RoundStrategy(Strategy):
     It runs under Flower's own `Strategy.start` as well as under `fedsink.server.loop`. The
     generator never leaves the server, so the `arrays` that Flower hands around stay empty.
 
+    What Flower calls a round is one exchange of messages, and may hold several of the T rounds
+    that are counted here (uses of a mechanism in central mode, training steps in local mode).
+
     Args:
         rounds: T, how many rounds the strategy runs.
         clients: how many clients take part.
+        rounds_per_message: U, how many of them one exchange of messages holds.
+
+    Attributes:
+        round: how many of the T rounds are done.
     """
 
-    def __init__(self, rounds: int, clients: int) -> None:
+    def __init__(self, rounds: int, clients: int, rounds_per_message: int = 1) -> None:
         self.rounds = rounds
         self.clients = clients
+        self.rounds_per_message = rounds_per_message
         self.round = 0
         self._nodes: dict[int, int] = {}
 
+    @property
+    def messages(self) -> int:
+        """⌈T/U⌉, exchanges of messages in the whole run."""
+        return -(-self.rounds // self.rounds_per_message)
+
+    @property
+    def message(self) -> int:
+        """How many exchanges of messages are done."""
+        return -(-self.round // self.rounds_per_message)
+
     def discover(self, grid: Grid) -> dict[int, int]:
-        """Ask every node which client it is; client number → node id, in client order.
+        """Which client is at which node, in client order; asks each where the grid cannot tell.
 
         Raises:
             ClientError: a node does not answer, or clients are missing or doubled.
         """
         if not self._nodes:
-            queries = [
-                Message(RecordDict(), dst_node_id=node, message_type="query.identity")
-                for node in grid.get_node_ids()
-            ]
-            found: dict[int, int] = {}
-            for reply in grid.send_and_receive(queries):
-                check(reply, "saying which client it is")
-                client = int(reply.content.config_records["identity"]["client"])  # type: ignore[arg-type]
-                found[client] = reply.metadata.src_node_id
+            found = grid.roster() if isinstance(grid, Roster) else self._ask_everybody(grid)
             if sorted(found) != list(range(self.clients)):
                 raise ClientError(
                     f"Expected the clients 0 to {self.clients - 1}, found {len(found)} of them."
                 )
             self._nodes = dict(sorted(found.items()))
         return self._nodes
+
+    def _ask_everybody(self, grid: Grid) -> dict[int, int]:
+        queries = [
+            Message(RecordDict(), dst_node_id=node, message_type="query.identity")
+            for node in grid.get_node_ids()
+        ]
+        found: dict[int, int] = {}
+        for reply in grid.send_and_receive(queries):
+            check(reply, "saying which client it is")
+            client = int(reply.content.config_records["identity"]["client"])  # type: ignore[arg-type]
+            found[client] = reply.metadata.src_node_id
+        return found
 
     def replies_by_client(
         self, replies: Iterable[Message], asked: str, expected: Collection[int]
@@ -136,7 +159,12 @@ def check(reply: Message, asked: str, client: int | None = None) -> None:
     """Raise a `ClientError` naming who failed at what, if the reply is an error."""
     if reply.has_error():
         who = f"client {client}" if client is not None else f"node {reply.metadata.src_node_id}"
-        what = MEANING.get(reply.error.code, f"answered with Flower's error {reply.error.code}")
-        raise ClientError(
-            f"While {asked}, {who} {what}; its own log says why (--debug shows it in a simulation)."
-        )
+        raise failure(reply.error.code, asked, who)
+
+
+def failure(code: int, asked: str, who: str) -> ClientError:
+    """The error that says who failed at what, as far as a code tells."""
+    what = MEANING.get(code, f"answered with Flower's error {code}")
+    return ClientError(
+        f"While {asked}, {who} {what}; its own log says why (--debug shows it in a simulation)."
+    )

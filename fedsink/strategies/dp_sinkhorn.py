@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,63 +11,17 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedsink.data.views import view_from_dict
-from fedsink.errors import ClientError, ConfigError
+from fedsink.errors import ClientError
 from fedsink.models import Generator
-from fedsink.privacy import PrivacyPlan, RecordClip, Stream
-from fedsink.protocol import GradientReply, GradientRequest, Objective
-from fedsink.strategies.base import RoundStrategy
-from fedsink.strategies.self_term import Label, SelfPart, SelfTermSettings, self_term
-from fedsink.strategies.trainer import OptimizerSettings, Trainer
-
-
-@dataclass(frozen=True)
-class DPSinkhornSettings:
-    """Everything about a DP-Sinkhorn run; all of it is public.
-
-    Attributes:
-        plan: sampler, clip, noise, rounds and schedule, with their accounting.
-        objective: the transport problem each client solves against its batch.
-        self_term: the data-independent half of the Sinkhorn divergence.
-        view: coordinates of the gradient, as `View.to_dict()`.
-        rows: n, generated images per class and round.
-        optimizer: the generator's optimiser.
-        clients: K.
-        nominal_records: N/K, a public number that scales gradients; never read from data.
-    """
-
-    plan: PrivacyPlan
-    objective: Objective
-    self_term: SelfTermSettings
-    view: dict[str, Any]
-    rows: int
-    optimizer: OptimizerSettings
-    clients: int
-    nominal_records: float
-
-    def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise ConfigError(f"strategy.rows must be at least 1, not {self.rows}.")
-        if isinstance(self.plan.clip, RecordClip) and self.objective.m > 0:
-            raise ConfigError(
-                "clip=record works with the squared Euclidean cost; "
-                f"strategy.m={self.objective.m:g} "
-                "needs clip=batch."
-            )
-
-    @property
-    def nominal_batch(self) -> float:
-        """B = q·N/(K·C): records of one class expected in a client's batch."""
-        return self.plan.rate * self.nominal_records / self.objective.classes
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Rows that form one transport problem: their place among all rows, and their labels."""
-
-    label: Label
-    rows: slice
-    row_labels: Tensor
-    part: SelfPart
+from fedsink.privacy import Stream
+from fedsink.protocol.exchange import BLOCK, Broadcast, Exchange, Reduction, Sum
+from fedsink.protocol.gradient import pack_requests, unpack_replies
+from fedsink.protocol.tree_sum import TreeSum
+from fedsink.strategies.base import RoundStrategy, failure
+from fedsink.strategies.block import Block, Group, Labels
+from fedsink.strategies.dp_sinkhorn_settings import DPSinkhornSettings
+from fedsink.strategies.self_term import Label, self_term
+from fedsink.strategies.trainer import Trainer
 
 
 class DPSinkhorn(RoundStrategy):
@@ -77,6 +30,14 @@ class DPSinkhorn(RoundStrategy):
     In round t client k is asked about the class (k + t) mod C (class schedule), or about all
     classes at once (joint). Replies about the same rows are averaged over clients.
 
+    One exchange of messages holds U rounds of the plan (`uses_per_message`): message r asks for
+    the rounds U(r−1)+1, …, min(Ur, T), each with rows of its own for the class its schedule
+    names. With U > 1 the privacy and the number of noised gradients are unchanged, but training
+    is not: all rows of a message come from one generator, the self term's history is that of the
+    messages before, and one optimiser step follows the mean of the U gradients. So there are
+    ⌈T/U⌉ steps instead of T, each with about 1/√U of the noise, and the optimiser's warm-up,
+    schedule and average count those. Meant for deployments, where a message costs seconds.
+
     Args:
         settings: public parameters.
         generator: trained in place.
@@ -84,18 +45,17 @@ class DPSinkhorn(RoundStrategy):
     """
 
     def __init__(self, settings: DPSinkhornSettings, generator: Generator, key: bytes) -> None:
-        super().__init__(settings.plan.rounds, settings.clients)
+        super().__init__(settings.plan.rounds, settings.clients, settings.uses_per_message)
         self.settings = settings
-        self.trainer = Trainer(generator, settings.optimizer, settings.plan.rounds)
+        self.trainer = Trainer(generator, settings.optimizer, self.messages)
         self.view = view_from_dict(settings.view)
         self.self_term = self_term(settings.self_term, settings.objective, settings.plan.clip)
         self.classes = settings.objective.classes
         self._per_class = settings.plan.clip.name == "record" or settings.plan.schedule.classes > 1
         self._key = key
         self._points: Tensor | None = None
-        self._coordinates = torch.zeros(0, 0)
-        self._groups: list[_Group] = []
-        self._asked: dict[int, Label] = {}
+        self._blocks: list[Block] = []
+        self._asked: dict[Labels, Broadcast] = {}
 
     @property
     def generator(self) -> Generator:
@@ -111,8 +71,8 @@ class DPSinkhorn(RoundStrategy):
         return torch.full((self.classes,), 1.0 / self.classes)
 
     def epsilon_so_far(self) -> float:
-        """ε of the rounds run so far, under the plan's accountant."""
-        return self.settings.plan.epsilon_after(self.round)
+        """ε of the rounds run so far, under the run's accountant."""
+        return self.settings.plan.epsilon_after(self.round, self.settings.accountant)
 
     def latent_stream(self, purpose: str, number: int) -> Stream:
         """The server's latents of one round."""
@@ -121,51 +81,46 @@ class DPSinkhorn(RoundStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Generate this round's rows and ask every client for its gradient at them."""
+        """Generate this message's rows and ask every client for its gradients at them."""
         nodes = self.discover(grid)
         if self.round == 0:
             self._fill_history()
-        schedule = self.settings.plan.schedule
-        self._asked = {client: schedule.label(client, server_round) for client in nodes}
-        self._points, self._groups = self._generate(server_round)
-        contents = {
-            label: self._request(server_round, label).to_record()
-            for label in set(self._asked.values())
-        }
-        return [
-            Message(
-                contents[self._asked[client]],
-                dst_node_id=node,
-                message_type="train.gradient",
-                group_id=str(server_round),
-            )
-            for client, node in nodes.items()
-        ]
+        self._points, self._blocks = self._generate(self._rounds(server_round), list(nodes))
+        # Clients that are asked about the same classes share one content.
+        sharing: dict[Labels, dict[int, int]] = {}
+        for client, node in nodes.items():
+            labels = tuple(block.asked[client] for block in self._blocks)
+            sharing.setdefault(labels, {})[client] = node
+        self._asked = {labels: self._broadcast(labels, who) for labels, who in sharing.items()}
+        return Exchange("train.gradient", str(server_round), list(self._asked.values()))
+
+    def _broadcast(self, labels: Labels, nodes: dict[int, int]) -> Broadcast:
+        asked = list(zip(self._blocks, labels, strict=True))
+        requests = [block.request(label, self.settings) for block, label in asked]
+        shape = (len(requests), *self._blocks[0].shape(labels[0]))
+        return Broadcast(pack_requests(requests), nodes, shape)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the replies per class, add the self term, take one optimiser step."""
+        """Average the replies per round and class, add the self term, take one optimiser step."""
         if self._points is None:
             raise ClientError(f"Replies for round {server_round} came before its request.")
-        asked = f"computing gradients in round {server_round}"
-        received = self.replies_by_client(replies, asked, self._asked)
-        means = self._means({k: self._checked(k, v, asked) for k, v in received.items()})
-        gradient = torch.zeros(self._points.shape, dtype=torch.float64)
+        blocks = self._blocks
+        first, last = blocks[0].round, blocks[-1].round
+        where = f"rounds {first} to {last}" if last > first else f"round {first}"
+        asked = f"computing gradients in {where}"
+        sums = self._sums(replies, asked)
         scale = self.settings.nominal_batch if self.settings.plan.clip.name == "record" else 1.0
-        for group in self._groups:
-            n = len(group.row_labels)
-            mine = gradient[group.rows]
-            mine[:n] = means[group.rows.start] / scale
-            mine += group.part.outside
-        signal = self._signal_to_noise(means, len(received))
-        self.trainer.step(self._points, gradient, server_round)
-        for group in self._groups:
-            self.self_term.remember(
-                self._coordinates[group.rows][: len(group.row_labels)], group.label
-            )
-        self.round = server_round
-        loss = float(gradient.square().sum().sqrt())
+        means = [block.means(sums, place) for place, block in enumerate(blocks)]
+        gradient = torch.cat([b.gradient(m, scale) for b, m in zip(blocks, means, strict=True)])
+        signal = self._signal_to_noise(means, len(blocks[0].asked))
+        self.trainer.step(self._points, gradient / len(blocks), server_round)
+        for block in blocks:
+            for group in block.groups:
+                self.self_term.remember(block.seen(group), group.label)
+        self.round = last
+        loss = float((gradient.square().sum() / len(blocks)).sqrt())
         return None, MetricRecord({"loss": loss, "signal_to_noise": signal})
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -182,6 +137,17 @@ class DPSinkhorn(RoundStrategy):
             {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
         )
 
+    def _rounds(self, message: int) -> range:
+        """The plan's rounds that one message asks for."""
+        per_message = self.rounds_per_message
+        rounds = range(per_message * (message - 1) + 1, min(per_message * message, self.rounds) + 1)
+        if not rounds:
+            raise ClientError(
+                f"The plan has {self.rounds} rounds in {self.messages} messages, and message "
+                f"{message} was to be sent: nobody accounted for it."
+            )
+        return rounds
+
     def _labels(self, group: Label) -> Tensor:
         """Labels of one group's rows, the same in every round."""
         rows = self.settings.rows
@@ -189,101 +155,117 @@ class DPSinkhorn(RoundStrategy):
             return torch.full((rows,), group)
         return torch.arange(self.classes).repeat_interleave(rows)
 
-    def _group_labels(self) -> list[Label]:
+    def _group_labels(self, asked: set[Label]) -> list[Label]:
         if not self._per_class:
             return [None]
-        asked = set(self._asked.values())
         if asked == {None}:
             return list(range(self.classes))
         labels: list[Label] = [*sorted(label for label in asked if label is not None)]
         return labels
 
-    def _draw(self, purpose: str, number: int, groups: list[Label]) -> tuple[Tensor, list[Tensor]]:
-        """Coordinates of fresh rows of these groups (with their graph), and their labels."""
+    def _latents(
+        self, purpose: str, number: int, groups: list[Label]
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Latents and labels of fresh rows of these groups, and each group's own labels."""
         own = [self._labels(group) for group in groups]
-        full = [torch.cat([g, g[: self.self_term.extra_rows(len(g))]]) for g in own]
-        labels = torch.cat(full)
-        generator = self.trainer.generator
-        z = generator.latent(len(labels), self.latent_stream(purpose, number))
-        return self.view(generator(z, labels)), own
+        labels = torch.cat([torch.cat([g, g[: self.self_term.extra_rows(len(g))]]) for g in own])
+        stream = self.latent_stream(purpose, number)
+        return self.trainer.generator.latent(len(labels), stream), labels, own
 
-    def _generate(self, server_round: int) -> tuple[Tensor, list[_Group]]:
-        labels = self._group_labels()
-        points, own = self._draw("train", server_round, labels)
+    def _generate(self, rounds: Iterable[int], clients: list[int]) -> tuple[Tensor, list[Block]]:
+        """All rows of one message with their graph, and a block of them for each round."""
+        schedule = self.settings.plan.schedule
+        asked = [{client: schedule.label(client, t) for client in clients} for t in rounds]
+        groups = [self._group_labels(set(of_round.values())) for of_round in asked]
+        drawn = [self._latents("train", t, g) for t, g in zip(rounds, groups, strict=True)]
+        z, labels = (torch.cat(parts) for parts in list(zip(*drawn, strict=True))[:2])
+        points = self.view(self.trainer.generator(z, labels))
         # Requests and self term work on the CPU, wherever the generator lives.
-        self._coordinates = points.detach().cpu()
+        parts = points.detach().cpu().split([len(labels) for _, labels, _ in drawn])
+        blocks = [
+            Block(t, of_round, self._groups(part, of_block, own), part)
+            for t, of_round, of_block, (_, _, own), part in zip(
+                rounds, asked, groups, drawn, parts, strict=True
+            )
+        ]
+        return points, blocks
+
+    def _groups(self, rows: Tensor, labels: list[Label], own: list[Tensor]) -> list[Group]:
         groups, start = [], 0
         for label, row_labels in zip(labels, own, strict=True):
             stop = start + len(row_labels) + self.self_term.extra_rows(len(row_labels))
-            rows = slice(start, stop)
-            part = self.self_term(self._coordinates[rows], label, row_labels)
-            groups.append(_Group(label, rows, row_labels, part))
+            place = slice(start, stop)
+            part = self.self_term(rows[place], label, row_labels)
+            groups.append(Group(label, place, row_labels, part))
             start = stop
-        return points, groups
+        return groups
 
     def _fill_history(self) -> None:
         """Before the first round, history is what the untrained generator makes."""
         groups: list[Label] = list(range(self.classes)) if self._per_class else [None]
         for number in range(self.self_term.memory):
+            z, labels, own = self._latents("history", number, groups)
             with torch.no_grad():
-                points, own = self._draw("history", number, groups)
+                points = self.view(self.trainer.generator(z, labels))
             for rows, group in zip(points.split([len(g) for g in own]), groups, strict=True):
                 self.self_term.remember(rows.cpu(), group)
 
-    def _request(self, server_round: int, label: Label) -> GradientRequest:
-        if self._points is None:
-            raise ClientError("No rows were generated.")
-        mine = [g for g in self._groups if label is None or g.label == label]
-        points = self._coordinates
-        return GradientRequest(
-            server_round,
-            label,
-            self.settings.plan,
-            self.settings.objective,
-            self.settings.view,
-            torch.cat([points[g.rows][: len(g.row_labels)] for g in mine]),
-            torch.cat([g.row_labels for g in mine]),
-            torch.cat([g.part.potentials for g in mine]),
-            torch.cat([g.part.inside for g in mine]),
-        )
+    def _sums(self, replies: Iterable[Message] | Reduction, asked: str) -> dict[Labels, Sum]:
+        """The sums of the replies to each broadcast, whether or not the grid made them.
 
-    def _checked(self, client: int, record: RecordDict, asked: str) -> GradientReply:
-        """The reply of one client, if it is a finite gradient at the rows that it was sent."""
-        label = self._asked[client]
-        mine = [g for g in self._groups if label is None or g.label == label]
-        expected = (sum(len(g.row_labels) for g in mine), self.view.dimension)
+        Raises:
+            ClientError: a client failed, or answered with something else.
+        """
+        if isinstance(replies, Reduction):
+            return self._added_up(replies, asked)
+        received = self.replies_by_client(replies, asked, self._blocks[0].asked)
+        sums = {}
+        for labels, broadcast in self._asked.items():
+            total = TreeSum()
+            for place, client in enumerate(broadcast.nodes):
+                gradients = self._checked(client, received[client], asked, broadcast.shape)
+                total.add(place // BLOCK, gradients)
+            sums[labels] = Sum(total.total(), len(broadcast.nodes))
+        return sums
+
+    def _added_up(self, reduction: Reduction, asked: str) -> dict[Labels, Sum]:
+        for client, code in sorted(reduction.failures.items()):
+            raise failure(code, asked, f"client {client}")
+        sums = {}
+        for (labels, broadcast), one in zip(self._asked.items(), reduction.sums, strict=True):
+            if one is None or one.clients != len(broadcast.nodes):
+                raise ClientError(f"While {asked}, not every client's answer was added up.")
+            sums[labels] = one
+        return sums
+
+    def _checked(
+        self, client: int, record: RecordDict, asked: str, expected: tuple[int, ...]
+    ) -> Tensor:
+        """The gradients of one client, if they are finite and at the rows that it was sent."""
         try:
-            reply = GradientReply.from_record(record)
+            replies = unpack_replies(record)
         except ValueError as error:
             raise ClientError(f"While {asked}, client {client} answered: {error}") from error
-        if tuple(reply.gradient.shape) != expected or not bool(reply.gradient.isfinite().all()):
+        if len(replies) != expected[0]:
             raise ClientError(
-                f"While {asked}, client {client} answered with a gradient of shape "
-                f"{tuple(reply.gradient.shape)}; expected finite values of shape {expected}."
+                f"While {asked}, client {client} answered with {len(replies)} gradients; "
+                f"expected {expected[0]}."
             )
-        return reply
+        for reply in replies:
+            shape = tuple(reply.gradient.shape)
+            if shape != expected[1:] or not bool(reply.gradient.isfinite().all()):
+                raise ClientError(
+                    f"While {asked}, client {client} answered with a gradient of shape {shape}; "
+                    f"expected finite values of shape {expected[1:]}."
+                )
+        return torch.stack([reply.gradient for reply in replies])
 
-    def _means(self, replies: dict[int, GradientReply]) -> dict[int, Tensor]:
-        """The clients' mean gradient of each group, by the group's first row."""
-        totals: dict[Label, Tensor] = {}
-        counts: dict[Label, int] = {}
-        for client, reply in replies.items():
-            label = self._asked[client]
-            gradient = reply.gradient.to(torch.float64)
-            totals[label] = totals[label] + gradient if label in totals else gradient
-            counts[label] = counts.get(label, 0) + 1
-        means: dict[int, Tensor] = {}
-        for label, total in totals.items():
-            mine = [g for g in self._groups if label is None or g.label == label]
-            sizes = [len(g.row_labels) for g in mine]
-            for group, part in zip(mine, (total / counts[label]).split(sizes), strict=True):
-                means[group.rows.start] = part
-        return means
-
-    def _signal_to_noise(self, means: dict[int, Tensor], clients: int) -> float:
+    def _signal_to_noise(self, means: list[dict[int, Tensor]], clients: int) -> float:
         """‖signal‖/‖noise‖ of the averaged gradient, estimated from the release alone."""
-        energy = sum(float(mean.square().sum()) for mean in means.values())
-        entries = sum(mean.numel() for mean in means.values())
-        per_group = clients / max(1, len(set(self._asked.values())))
-        noise = entries * self.settings.plan.noise_std**2 / per_group
+        energy, noise = 0.0, 0.0
+        for block, of_block in zip(self._blocks, means, strict=True):
+            energy += sum(float(mean.square().sum()) for mean in of_block.values())
+            entries = sum(mean.numel() for mean in of_block.values())
+            per_group = clients / max(1, len(set(block.asked.values())))
+            noise += entries * self.settings.plan.noise_std**2 / per_group
         return max(0.0, energy / noise - 1.0) ** 0.5

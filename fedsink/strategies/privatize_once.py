@@ -16,6 +16,7 @@ from fedsink.errors import ClientError, ConfigError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.protocol import LocalPlan, PrivatizeReply, PrivatizeRequest
+from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.base import RoundStrategy
 from fedsink.strategies.trainer import OptimizerSettings, Trainer
 from fedsink.transport import ConvergedSolver, cost_named, transport_gradient
@@ -37,6 +38,7 @@ class PrivatizeOnceSettings:
         unmatched: declares that cost and λ are not those of Theorem 1.
         max_iterations, tolerance: Sinkhorn iterations, L1 marginal error at which they stop.
         chunk_size: records per upload message.
+        run: public name of the run, stated in every request.
     """
 
     plan: LocalPlan
@@ -51,6 +53,7 @@ class PrivatizeOnceSettings:
     max_iterations: int = 30
     tolerance: float = 2e-2
     chunk_size: int = 4096
+    run: str = UNNAMED
 
     def __post_init__(self) -> None:
         if (self.cost is not None or self.lam is not None) and not self.unmatched:
@@ -146,7 +149,9 @@ class PrivatizeOnce(RoundStrategy):
         received: dict[int, list[PrivatizeReply]] = {client: [] for client in nodes}
         waiting, chunk = list(nodes), 0
         while waiting:
-            request = PrivatizeRequest(self.settings.plan, chunk, self.settings.chunk_size)
+            request = PrivatizeRequest(
+                self.settings.plan, chunk, self.settings.chunk_size, self.settings.run
+            )
             content = request.to_record()
             replies = grid.send_and_receive(
                 [

@@ -29,7 +29,7 @@ from fedsink.transport import (
 Label = int | None
 
 # Any f keeps the clients' guarantee; a rough one serves the field as well as an exact one.
-_POTENTIAL_SOLVER = ConvergedSolver(max_iterations=40, tolerance=1e-2)
+POTENTIAL_SOLVER = ConvergedSolver(max_iterations=40, tolerance=1e-2)
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class HistoryField(_Remembering):
     def __call__(self, rows: Tensor, label: Label, row_labels: Tensor) -> SelfPart:
         """Potentials against the remembered rows, and the field that they feel themselves."""
         past, lam = self.past(label), self.objective.lam
-        potentials = potential(rows, past, lam, solver=_POTENTIAL_SOLVER)
+        potentials = potential(rows, past, lam, solver=POTENTIAL_SOLVER)
         field = clipped_record_field(rows, past, potentials, lam, self.clip.bound)
         return SelfPart(potentials, torch.zeros(0, 0), -field / len(past))
 

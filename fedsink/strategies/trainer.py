@@ -22,8 +22,8 @@ class OptimizerSettings:
         lr: peak learning rate.
         betas: Adam's (β₁, β₂).
         weight_decay: L2 penalty.
-        warmup: rounds of linear warm-up.
-        schedule: "cosine" (to zero at the last round) or "constant".
+        warmup: steps of linear warm-up.
+        schedule: "cosine" (to zero at the last step) or "constant".
         ema: decay of the exponential moving average of the weights; 0 keeps none.
 
     Raises:
@@ -58,13 +58,13 @@ class Trainer:
     Args:
         generator: trained in place.
         settings: optimiser settings.
-        rounds: total number of steps, for the schedule.
+        steps: total number of steps, for the schedule.
     """
 
-    def __init__(self, generator: Generator, settings: OptimizerSettings, rounds: int) -> None:
+    def __init__(self, generator: Generator, settings: OptimizerSettings, steps: int) -> None:
         self.generator = generator
         self.settings = settings
-        self.rounds = rounds
+        self.steps = steps
         self.optimizer = torch.optim.Adam(
             generator.parameters(),
             lr=settings.lr,
@@ -78,21 +78,21 @@ class Trainer:
         """The generator to sample from."""
         return self.ema.model if self.ema else self.generator
 
-    def step(self, output: Tensor, gradient: Tensor, round: int) -> None:
-        """Backpropagate ∂L/∂output into the weights and take step number `round` (from 1)."""
+    def step(self, output: Tensor, gradient: Tensor, number: int) -> None:
+        """Backpropagate ∂L/∂output into the weights and take step `number` (from 1)."""
         self.optimizer.zero_grad(set_to_none=True)
         output.backward(gradient.to(output))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.lr * self._factor(round)
+            group["lr"] = self.settings.lr * self._factor(number)
         self.optimizer.step()
         if self.ema:
             self.ema.update(self.generator)
 
-    def _factor(self, round: int) -> float:
-        warm = min(1.0, round / max(1, self.settings.warmup))
+    def _factor(self, number: int) -> float:
+        warm = min(1.0, number / max(1, self.settings.warmup))
         if self.settings.schedule == "constant":
             return warm
-        return warm * 0.5 * (1.0 + math.cos(math.pi * (round - 1) / self.rounds))
+        return warm * 0.5 * (1.0 + math.cos(math.pi * (number - 1) / self.steps))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights, Adam's moments and the average, by name."""

@@ -23,17 +23,27 @@ from fedsink.transport.losses import (
     semi_debiased_gradient,
     transport_gradient,
 )
+from fedsink.transport.oblivious import oblivious_record_field
 from fedsink.transport.record_clip import clipped_record_field
+from fedsink.transport.record_cohort import clipped_record_fields
 from fedsink.transport.semidual import potential, record_field, record_norms, row_weights
 from fedsink.transport.sinkhorn import solve
 from fedsink.transport.solution import Solution
-from fedsink.transport.solvers import AnnealedSolver, ConvergedSolver, Solver, solver_named
+from fedsink.transport.solvers import (
+    AnnealedSolver,
+    ConvergedSolver,
+    FixedSolver,
+    Solver,
+    fixed_solver,
+    solver_named,
+)
 
 __all__ = [
     "L1",
     "AnnealedSolver",
     "ConvergedSolver",
     "Cost",
+    "FixedSolver",
     "Mixed",
     "SemiDebiasedGradient",
     "Solution",
@@ -44,8 +54,11 @@ __all__ = [
     "append_labels",
     "bounding_diameter",
     "clipped_record_field",
+    "clipped_record_fields",
     "cost_named",
     "epsilon_schedule",
+    "fixed_solver",
+    "oblivious_record_field",
     "potential",
     "private_gradient",
     "record_field",

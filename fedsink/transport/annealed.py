@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from fedsink.transport import fused_schedule
 from fedsink.transport.log_domain import Progress, SoftMinimum
 from fedsink.transport.problem import Problem, prepare
 from fedsink.transport.solution import Solution
@@ -57,8 +58,14 @@ def annealed(
         raise ValueError(
             f"The diameter must be finite and ≥ 0 in units of cost, got {starts.tolist()}."
         )
-    schedules = [epsilon_schedule(start, lam, scaling) for start in starts.tolist()]
-    f_before, g_before, f, g = _anneal(problem, schedules)
+    return anneal(problem, starts.tolist(), scaling)
+
+
+def anneal(problem: Problem, starts: list[float], scaling: float) -> Solution:
+    """Return what `annealed` does, for a prepared problem and one first value per problem."""
+    schedules = [epsilon_schedule(start, problem.lam, scaling) for start in starts]
+    potentials = fused_schedule.run(problem, schedules)
+    f_before, g_before, f, g = _anneal(problem, schedules) if potentials is None else potentials
     steps = torch.tensor([len(values) for values in schedules], device=f.device)
     never = torch.zeros_like(steps, dtype=torch.bool)
     return problem.solution(f, g, steps, never, f_before, g_before)
@@ -87,15 +94,35 @@ def bounding_diameter(
     for points, log_weights in ((x, log_a), (y, log_b)):
         lowest = highest = points
         if log_weights is not None:
-            padding = (log_weights.exp() == 0.0).unsqueeze(-1)
-            lowest = points.masked_fill(padding, math.inf)
-            highest = points.masked_fill(padding, -math.inf)
+            real = log_weights.exp() > 0.0
+            if bool(real.any(-1).all()):
+                lowest = highest = _without_padding(points, real)
+            else:
+                lowest = points.masked_fill(~real.unsqueeze(-1), math.inf)
+                highest = points.masked_fill(~real.unsqueeze(-1), -math.inf)
         low.append(lowest.amin(-2))
         high.append(highest.amax(-2))
     extent = torch.maximum(high[0], high[1]) - torch.minimum(low[0], low[1])
     # Without any point of positive weight the extent is −∞.
     diameter: Tensor = torch.linalg.vector_norm(extent.clamp(min=0.0), dim=-1)
     return diameter
+
+
+def _without_padding(points: Tensor, real: Tensor) -> Tensor:
+    """Return points (..., n, d) with each one that is not real replaced by one that is.
+
+    Copying rows is many times faster than filling them.
+    """
+    if bool(real.all()):
+        return points
+    batch, (n, d) = torch.broadcast_shapes(points.shape[:-2], real.shape[:-1]), points.shape[-2:]
+    real = real.expand(*batch, n).reshape(-1, n)
+    rows = torch.arange(n, device=real.device).expand_as(real)
+    rows = torch.where(real, rows, real.long().argmax(-1, keepdim=True))
+    if points.dim() > 2:
+        rows = rows + n * torch.arange(len(real), device=real.device).unsqueeze(-1)
+        points = points.expand(*batch, n, d)
+    return points.reshape(-1, d).index_select(0, rows.reshape(-1)).reshape(*batch, n, d)
 
 
 def warm_start(problem: Problem, most_iterations: int) -> Progress:

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from fedsink.errors import ConfigError
-from fedsink.transport.pairwise import absolute_distances, sign_field, squared_distances
+from fedsink.transport.pairwise import (
+    absolute_distances,
+    mixed_distances,
+    sign_field,
+    squared_distances,
+)
+from fedsink.transport.sparse import sparse_field
 
 
 class Cost(Protocol):
@@ -19,8 +25,11 @@ class Cost(Protocol):
         """Return C_ij = c(x_i, y_j), shape (..., n, m), for x (..., n, d) and y (..., m, d)."""
         ...
 
-    def gradient(self, x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
-        """Return Σ_j P_ij ∂ₓc(x_i, y_j), shape (..., n, d), for a plan P (..., n, m)."""
+    def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
+        """Return Σ_j P_ij ∂ₓc(x_i, y_j), shape (..., n, d), for a plan P (..., n, m).
+
+        With `sparse` the work may depend on how many entries of P are not zero.
+        """
         ...
 
 
@@ -36,7 +45,7 @@ class SquaredEuclidean:
         _check_points(x, y)
         return squared_distances(x, y)
 
-    def gradient(self, x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
+    def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
         """Return Σ_j P_ij·2(x_i − y_j) = 2(x_i Σ_j P_ij − (P y)_i), one matmul."""
         _check_plan(x, y, plan)
         return 2.0 * (x * plan.sum(-1, keepdim=True) - plan @ y)
@@ -51,9 +60,11 @@ class L1:
         _check_points(x, y)
         return absolute_distances(x, y)
 
-    def gradient(self, x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
+    def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
         """Return Σ_j P_ij sign(x_i − y_j), with sign(0) = 0 and O(n·m + block) memory."""
         _check_plan(x, y, plan)
+        if sparse and (field := sparse_field(x, y, plan, quadratic=0.0, absolute=1.0)) is not None:
+            return field
         return sign_field(x, y, plan)
 
 
@@ -76,18 +87,21 @@ class Mixed:
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Return ‖x_i − y_j‖₂² + m‖x_i − y_j‖₁."""
-        quadratic = SquaredEuclidean()(x, y)
         if self.m == 0.0:
-            return quadratic
-        # Each part is finite for finite points; their sum saturates as they do.
-        total = quadratic.add_(absolute_distances(x, y), alpha=self.m)
-        return total.clamp_(max=torch.finfo(total.dtype).max)
+            return SquaredEuclidean()(x, y)
+        _check_points(x, y)
+        return mixed_distances(x, y, self.m)
 
-    def gradient(self, x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
+    def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
         """Return Σ_j P_ij [2(x_i − y_j) + m sign(x_i − y_j)]."""
-        quadratic = SquaredEuclidean().gradient(x, y, plan)
         if self.m == 0.0:
-            return quadratic
+            return SquaredEuclidean().gradient(x, y, plan)
+        _check_plan(x, y, plan)
+        if sparse:
+            field = sparse_field(x, y, plan, quadratic=1.0, absolute=self.m)
+            if field is not None:
+                return field
+        quadratic = SquaredEuclidean().gradient(x, y, plan)
         return quadratic.add_(sign_field(x, y, plan), alpha=self.m)
 
 

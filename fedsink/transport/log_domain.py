@@ -84,7 +84,10 @@ class SoftMinimum:
         else:
             torch.add(h, cost, alpha=-1.0 / lam, out=buffer)
         largest = buffer.amax(dim, keepdim=True)
-        total = buffer.sub_(largest).exp_().sum(dim)
+        buffer.sub_(largest)
+        if self._problem.floor is not None:
+            buffer.clamp_(min=self._problem.floor)
+        total = buffer.exp_().sum(dim)
         return total.log_().add_(largest.squeeze(dim))
 
 

@@ -89,7 +89,7 @@ def transport_gradient(
         if extra_cost is not None:
             matrix = matrix + extra_cost
         solution = solver(matrix, lam, points=(x, y), log_a=log_a, log_b=log_b)
-        gradient = cost.gradient(x, y, solution.source_plan)
+        gradient = cost.gradient(x, y, solution.source_plan, sparse=_may_look(solution))
     return TransportGradient(solution.potential_cost, gradient, solution)
 
 
@@ -129,11 +129,12 @@ def self_gradient(
     with torch.no_grad():
         source, target = x[..., :n, :], x[..., n_extra:, :]
         solution = solver(cost(source, target), lam, points=(source, target))
+        sparse = _may_look(solution)
         gradient = torch.zeros_like(x)
-        gradient[..., :n, :] -= cost.gradient(source, target, solution.source_plan)
+        gradient[..., :n, :] -= cost.gradient(source, target, solution.source_plan, sparse=sparse)
         # The cost is symmetric, so ∂_y c(x, y) is ∂ₓ with the arguments exchanged.
         backward = solution.target_plan.transpose(-1, -2)
-        gradient[..., n_extra:, :] -= cost.gradient(target, source, backward)
+        gradient[..., n_extra:, :] -= cost.gradient(target, source, backward, sparse=sparse)
     return TransportGradient(-solution.potential_cost, gradient, solution)
 
 
@@ -178,3 +179,8 @@ def semi_debiased_gradient(
         private_gradient=against_private.gradient,
         self_gradient=against_self.gradient,
     )
+
+
+def _may_look(solution: Solution) -> bool:
+    """Return whether work may depend on values: not where the solver's does not (`FixedSolver`)."""
+    return solution.floor is None

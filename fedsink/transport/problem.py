@@ -10,6 +10,9 @@ from torch import Tensor
 
 from fedsink.transport.solution import Solution
 
+# Far below the resolution of a sum whose largest term is 1.
+_FLOORS = {torch.float32: -60.0, torch.float64: -300.0}
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -25,6 +28,7 @@ class Problem:
         log_a, log_b: working log-weights, (B, n) and (B, m).
         real_rows, real_columns: which points are no padding, None if all are real.
         cost_range: max C − min C over the real entries of each problem, (B,), units of cost.
+        floor: where exponents are cut off, None if they are not (see `bounded`).
     """
 
     cost: Tensor
@@ -37,6 +41,7 @@ class Problem:
     batch_shape: torch.Size
     given_log_a: Tensor
     given_log_b: Tensor
+    floor: float | None = None
 
     def solution(
         self,
@@ -71,6 +76,7 @@ class Problem:
             converged=converged.reshape(shape),
             f_before=None if f_before is None else potential(f_before, self.real_rows),
             g_before=None if g_before is None else potential(g_before, self.real_columns),
+            floor=self.floor,
         )
 
     def _empty(self) -> Tensor | None:
@@ -138,6 +144,63 @@ def prepare(cost_matrix: Tensor, lam: float, log_a: Tensor | None, log_b: Tensor
         batch_shape=shape,
         given_log_a=given_a,
         given_log_b=given_b,
+    )
+
+
+def bounded(
+    cost_matrix: Tensor,
+    lam: float,
+    log_a: Tensor | None,
+    log_b: Tensor | None,
+    largest_cost: float,
+) -> Problem:
+    """Bring a problem to one batch dimension without looking at a cost or a weight.
+
+    Which loops run, how long they run and whether this raises then depends on the arguments λ
+    and `largest_cost` alone. Padding is left out by its weight; what it costs must be finite. Both
+    measures need a point of positive weight. Wrong costs or weights give a wrong result.
+
+    Exponents are cut off where they no longer matter, padding included: exp takes many times longer
+    where its result underflows, so the time would depend on the costs.
+
+    Args:
+        cost_matrix: C, (..., n, m), float32 or float64.
+        lam: λ > 0, in units of cost.
+        log_a: log-weights (..., n), −∞ for padding; uniform if None.
+        log_b: log-weights (..., m), −∞ for padding; uniform if None.
+        largest_cost: a bound on C that is known without looking at it.
+
+    Raises:
+        ValueError: for λ outside 1e-30..1e30, or below what `largest_cost` admits.
+    """
+    if not 1e-30 <= lam <= 1e30:
+        raise ValueError(f"λ must lie in 1e-30..1e30 for a fixed amount of work, got {lam}.")
+    if not largest_cost / lam <= math.sqrt(torch.finfo(cost_matrix.dtype).max):
+        raise ValueError(
+            f"λ = {lam} is too small for costs up to {largest_cost:g} in {cost_matrix.dtype}: "
+            "raise λ or rescale the points."
+        )
+    shape = cost_matrix.shape[:-2]
+    n, m = cost_matrix.shape[-2:]
+    cost = cost_matrix.detach().reshape(-1, n, m)
+
+    def weights(given: Tensor | None, points: int) -> Tensor:
+        uniform = cost.new_full((), -math.log(points))
+        return (uniform if given is None else given.detach().to(cost)).expand(*shape, points)
+
+    rows, columns = weights(log_a, n), weights(log_b, m)
+    return Problem(
+        cost=cost,
+        lam=float(lam),
+        log_a=rows.reshape(-1, n),
+        log_b=columns.reshape(-1, m),
+        real_rows=None,
+        real_columns=None,
+        cost_range=cost.new_full(cost.shape[:1], largest_cost),
+        batch_shape=shape,
+        given_log_a=rows,
+        given_log_b=columns,
+        floor=_FLOORS[cost.dtype],
     )
 
 

@@ -7,10 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from fedsink.transport.semidual import record_field, record_norms, row_weights
+from fedsink.transport.semidual import (
+    masked_row_weights,
+    record_field,
+    record_norms,
+    row_weights,
+)
 
 # Room for rounding: contributions are clipped to Δ(1 − 2⁻¹⁶), so that what all roundings of a sum
-# can move (less than Δ·2⁻¹⁶, see _is_plain) still fits below Δ.
+# can move (less than Δ·2⁻¹⁶, see matmul_keeps_the_bound) still fits below Δ.
 _SLACK = 2.0**-16
 _UNIT = 2.0**-53
 # Below this bound squares of what matters would vanish in a norm.
@@ -45,7 +50,7 @@ def clipped_record_field(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: flo
     Raises:
         ValueError: for shapes that disagree, λ ≤ 0 or Δ ≤ 0; never for values of x, y or f.
     """
-    _check(x, y, f, lam, bound)
+    check_field(x, y, f, lam, bound)
     with torch.no_grad():
         x64, y64, f64 = (values.detach().to(torch.float64) for values in (x, y, f))
         field = torch.zeros_like(x64)
@@ -55,19 +60,32 @@ def clipped_record_field(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: flo
         every_row = bool(rows.all())
         if not every_row:
             x64, f64 = x64[rows], f64[rows]
-        clip = bound * (1.0 - _SLACK)
+        clip = reduced(bound)
         plain = _is_plain(x64, y64, f64, lam, clip)
-        total = _sum_of_plain(x64, y64[plain] if not bool(plain.all()) else y64, f64, lam, clip)
+        total = sum_by_matmul(x64, y64[plain] if not bool(plain.all()) else y64, f64, lam, clip)
         for record in y64[~plain]:
-            total += _contribution(x64, record, f64, lam, clip)
+            total += single_contribution(x64, record, f64, lam, clip)
         if every_row:
             return total
         field[rows] = total
         return field
 
 
+def reduced(bound: float) -> float:
+    """Return the length contributions are clipped to, so that rounding still fits below Δ."""
+    return bound * (1.0 - _SLACK)
+
+
 def _is_plain(x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float) -> Tensor:
-    """Return which records may be summed by matmul, (m,); each other one is taken by itself.
+    """Return which records may be summed by matmul, (m,); each other one is taken by itself."""
+    reach = y.square().sum(-1) + x.square().sum(-1).amax()
+    return matmul_keeps_the_bound(reach, f, len(y), x.shape[-1], lam, clip)
+
+
+def matmul_keeps_the_bound(
+    reach: Tensor, f: Tensor, n_records: int, dimension: int, lam: float, clip: float
+) -> Tensor:
+    """Return for each R² in `reach` whether such records may be summed by matmul.
 
     A matmul may round one record's terms differently when another record comes or goes, and a
     record may change paths then, because the answer depends on the number of records. So both
@@ -81,8 +99,6 @@ def _is_plain(x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float) -> Tenso
     - the upper bound on ‖g_j‖² exceeds it by at most 16u(d + 4)·R², so clipped contributions
       are shorter than need be by at most 16u(d + 4)·R²/Δ each.
     """
-    n_records, dimension = y.shape
-    reach = y.square().sum(-1) + x.square().sum(-1).amax()
     share = _SLACK / 4.0
     summing = 8.0 * _UNIT * (n_records + 2) * n_records * reach.sqrt()
     distance = 8.0 * _UNIT * (dimension + 4) * reach
@@ -97,33 +113,63 @@ def _is_plain(x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float) -> Tenso
     )
 
 
-def _sum_of_plain(x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float) -> Tensor:
-    x_norms, y_norms = x.square().sum(-1, keepdim=True), y.square().sum(-1)
+def sum_by_matmul(
+    x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float, mask: Tensor | None = None
+) -> Tensor:
+    """Return the clipped sum of records for which `matmul_keeps_the_bound`, (n, d).
+
+    Or (B, n, d) for B problems, with a leading dimension of x, y, f and the mask.
+    """
+    return record_field(x, y, clipped_weights(x, y, f, lam, clip, mask))
+
+
+def clipped_weights(
+    x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float, mask: Tensor | None = None
+) -> Tensor:
+    """Return w_ij·min(1, Δ/‖g_j‖), (n, m), of such records; or (B, n, m) of B such problems."""
+    x_norms, y_norms = x.square().sum(-1, keepdim=True), y.square().sum(-1).unsqueeze(-2)
     reach = x_norms + y_norms
-    distances = torch.addmm(reach, x, y.T, alpha=-2.0).clamp_(min=0.0)
-    w = row_weights(f, distances, lam)
+    product = torch.addmm if x.dim() == 2 else torch.baddbmm
+    distances = product(reach, x, y.mT, alpha=-2.0).clamp_(min=0.0)
+    w = _weights(f, distances, lam, mask)
     # Cancellation may make a distance too small; a bound on its error keeps the norm an upper one.
     upper = distances.add_(reach, alpha=8.0 * _UNIT * (x.shape[-1] + 4))
     norms = record_norms(w, upper)
     scales = torch.where(norms > clip, clip / norms, torch.ones_like(norms))
-    return record_field(x, y, w.mul_(scales))
+    return w.mul_(scales.unsqueeze(-2))
 
 
-def _contribution(x: Tensor, record: Tensor, f: Tensor, lam: float, clip: float) -> Tensor:
-    """Return min(1, Δ/‖g_j‖)·g_j of one record, (n, d), whatever the values; zero if undefined."""
+def single_contribution(
+    x: Tensor, record: Tensor, f: Tensor, lam: float, clip: float, mask: Tensor | None = None
+) -> Tensor:
+    """Return min(1, Δ/‖g_j‖)·g_j of one record, (n, d), whatever the values; zero if undefined.
+
+    `mask` (n,) names the rows the record may choose from.
+    """
     difference = x - record
-    w = row_weights(f, difference.square().sum(-1, keepdim=True), lam)
+    column = None if mask is None else mask.unsqueeze(-1)
+    w = _weights(f, difference.square().sum(-1, keepdim=True), lam, column)
     contribution = w * difference
+    if column is not None:  # 0·∞ in a row left out
+        contribution = contribution.masked_fill(~column, 0.0)
     # The largest entry is divided out first, so that squares neither overflow nor vanish.
     largest = contribution.abs().amax()
-    if not bool(largest.isfinite()) or not bool(largest > 0.0):
-        return torch.zeros_like(contribution)
     direction = contribution / largest
     length = torch.linalg.vector_norm(direction)
-    return contribution if bool(largest * length <= clip) else direction.mul_(clip / length)
+    clipped = torch.where(largest * length <= clip, contribution, direction * (clip / length))
+    # Selects, not branches: control flow must not depend on private values.
+    defined = largest.isfinite() & (largest > 0.0)
+    return torch.where(defined, clipped, torch.zeros_like(contribution))
 
 
-def _check(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> None:
+def _weights(f: Tensor, distances: Tensor, lam: float, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return row_weights(f, distances, lam)
+    return masked_row_weights(f, distances, lam, mask)
+
+
+def check_field(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> None:
+    """Raise ValueError for shapes that disagree, λ ≤ 0 or Δ ≤ 0."""
     if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1] or f.shape != x.shape[:1]:
         raise ValueError(
             "Points (n, d), records (m, d) and a potential (n,) are needed, got shapes "

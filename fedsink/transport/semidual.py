@@ -7,6 +7,8 @@ semi-dual of Genevay et al. 2016, eq. 7): w_ij = softmax_i((f_i − c(x_i, y_j))
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from fedsink.transport.solution import Solution
 from fedsink.transport.solvers import ConvergedSolver, Solver
 
 _DEFAULT_SOLVER = ConvergedSolver()
+_FLOOR = -300.0  # its square is no underflow either
 
 
 def potential(
@@ -37,8 +40,23 @@ def row_weights(f: Tensor, cost_matrix: Tensor, lam: float) -> Tensor:
 
     f has shape (..., n) and C (..., n, m), both in units of cost like λ > 0. Each column sums
     to one: a record distributes one unit over the rows. Column j depends on record j alone.
+
     """
     return torch.softmax((f.unsqueeze(-1) - cost_matrix) / lam, dim=-2)
+
+
+def masked_row_weights(f: Tensor, cost_matrix: Tensor, lam: float, mask: Tensor) -> Tensor:
+    """Return `row_weights` with rows where `mask` (..., n, m) is false left out, in float64.
+
+    Those get weight exactly 0, and a column without any row is zero. The time does not depend on
+    the values: weights below e^−300 of a column's largest are raised to that, as exp takes many
+    times longer where its result underflows.
+    """
+    scores = ((f.unsqueeze(-1) - cost_matrix) / lam).to(torch.float64)
+    largest = scores.masked_fill(~mask, -math.inf).amax(-2, keepdim=True)
+    raised = (scores - largest).clamp_(min=_FLOOR, max=0.0).exp_().masked_fill_(~mask, 0.0)
+    # The largest term is 1, so the minimum matters for columns without any row only.
+    return raised.div_(raised.sum(-2, keepdim=True).clamp_(min=1.0))
 
 
 def record_field(x: Tensor, y: Tensor, w: Tensor) -> Tensor:

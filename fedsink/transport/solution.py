@@ -25,6 +25,7 @@ class Solution:
         converged: whether the marginal error was measured below the tolerance, (...).
         f_before: the potential that produced g, where that is not f (annealed solver).
         g_before: the potential that produced f, where that is not g (annealed solver).
+        floor: the smallest exponent of a plan's entry, None where they are not cut off.
     """
 
     f: Tensor
@@ -37,6 +38,7 @@ class Solution:
     converged: Tensor
     f_before: Tensor | None = None
     g_before: Tensor | None = None
+    floor: float | None = None
 
     @property
     def plan(self) -> Tensor:
@@ -112,4 +114,4 @@ class Solution:
         exponent = (rows.unsqueeze(-1) - self.cost_matrix).add_(columns.unsqueeze(-2))
         # No entry of a coupling exceeds 1. Without the clamp, rounding in potentials far above λ
         # (see `sinkhorn.solve` on resolution) could overflow here.
-        return exponent.mul_(1.0 / self.lam).clamp_(max=0.0).exp_()
+        return exponent.mul_(1.0 / self.lam).clamp_(self.floor, 0.0).exp_()

@@ -51,10 +51,50 @@ def settings() -> NodeSettings:
 
 @pytest.fixture
 def secret(settings: NodeSettings, tmp_path: Path) -> NodeSettings:
-    """The same clients with a secret key and a journal."""
+    """The same clients with a secret key and a ledger."""
     key_file = tmp_path / "run.key"
     SecretKey.create(key_file, "tiny/1")
-    return replace(settings, seed=None, key_file=key_file, journal=tmp_path / "run.sqlite")
+    return replace(settings, seed=None, key_file=key_file, ledger=tmp_path / "run.sqlite")
+
+
+@pytest.fixture
+def policy_file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes the policy of a node that holds all of the tiny data."""
+
+    def write(
+        *, backend: str = "fast", epsilon: float = 1e6, lineage: str = "ward", more: str = ""
+    ) -> Path:
+        path = tmp_path / "node" / "policy.toml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(
+            f"""
+            [data]
+            lineage = "{lineage}"
+            name = "tiny"
+            shape = [{SIZE}]
+            classes = ["a", "b", "c"]
+            nominal_records = {RECORDS + 3}
+            {more}
+            [state]
+            folder = "state"
+            [noise]
+            backend = "{backend}"
+            [budget.add-remove]
+            epsilon = {epsilon}
+            delta = 1e-4
+            [budget.replace-one]
+            epsilon = {epsilon}
+            delta = 0.0
+            [allow]
+            mechanisms = ["clipped-gaussian", "laplace", "randomized-response"]
+            minimum_noise_multiplier = 0.5
+            maximum_clip_bound = 0.5
+            maximum_images = 12
+            """
+        )
+        return path
+
+    return write
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +13,13 @@ from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
 
 from fedsink.clients.app import client_app
-from fedsink.clients.node import Node
+from fedsink.clients.node import Node, close_nodes
 from fedsink.clients.settings import NodeSettings
 from fedsink.data.maps import PointBall
 from fedsink.privacy import PrivacyPlan
 from fedsink.protocol import GradientReply, LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED
+from fedsink.protocol.gradient import unpack_replies
 
 Make = Callable[..., Any]
 PLAN = LocalPlan("laplace", PointBall("l1", 1.0, 4), 3.0)
@@ -80,7 +83,7 @@ def test_an_errors_text_never_leaves_the_client(
     def crash(*arguments: object) -> None:
         raise error(SECRET)
 
-    monkeypatch.setattr(Node, "gradient", crash)
+    monkeypatch.setattr(Node, "gradients", crash)
     monkeypatch.setattr(Node, "privatized", crash)
     request = make_request() if kind == "train.gradient" else PrivatizeRequest(PLAN, 0, 8)
     with caplog.at_level(logging.WARNING, logger="fedsink.clients"):
@@ -141,7 +144,7 @@ def test_a_reply_holds_the_gradient_and_nothing_else(
             assert dict(content.config_records["fields"]) == {"json": "{}"}
             assert list(content.array_records["arrays"]) == ["gradient"]
             array = content.array_records["arrays"]["gradient"]
-            assert (array.dtype, tuple(array.shape)) == ("float32", (6, 4))
+            assert (array.dtype, tuple(array.shape)) == ("float32", (1, 6, 4))
             sizes.add(len(array.data))
     assert len(sizes) == 1
 
@@ -166,3 +169,34 @@ def test_a_round_beyond_the_plan_is_refused(settings: NodeSettings, make_request
     request = make_request(round=51)
     assert isinstance(request.plan, PrivacyPlan)
     assert code(ask(settings, "train.gradient", request.to_record())) == MALFORMED
+
+
+def test_policy_and_budget_refuse_with_one_code(
+    policy_file: Callable[..., Path], make_request: Make
+) -> None:
+    """The server does not learn which of the owner's limits it met."""
+    for request in (make_request(bound=0.6), make_request()):
+        node = NodeSettings.from_policy(policy_file(epsilon=1.0), clients=3)
+        reply = ask(node, "train.gradient", request.to_record())
+        assert code(reply) == REFUSED
+        sent = message_to_proto(reply).SerializeToString()
+        for word in (b"policy", b"budget", b"ward", b"clip"):
+            assert word not in sent
+
+
+def test_a_seed_in_a_message_is_ignored(
+    policy_file: Callable[..., Path], make_request: Make
+) -> None:
+    """Pitfall 14: two nodes' noise stays their own, whatever the server asks for."""
+    content = make_request(clip="record", rate=1e-12, rows=torch.zeros(12, 4)).to_record()
+    fields = json.loads(str(content.config_records["fields"]["json"]))
+    fields |= {"seed": 7, "noise": "reproducible", "key": "00" * 32, "policy": None}
+    content.config_records["fields"]["json"] = json.dumps(fields)
+    noise = []
+    for number in range(2):
+        path = policy_file()
+        reply = ask(NodeSettings.from_policy(path, clients=3), "train.gradient", content)
+        noise.append(unpack_replies(reply.content)[0].gradient.flatten())
+        path.parent.rename(path.parent.with_name(f"node-{number}"))
+        close_nodes()
+    assert abs(float(torch.corrcoef(torch.stack(noise))[0, 1])) < 0.8  # 48 entries: 5 std errors

@@ -229,6 +229,9 @@ def test_rows_outside_the_view_of_the_data_are_refused_for_any_shard(
 ) -> None:
     """Pitfall 1, as above."""
     request = make_request(clip=clip, rows=torch.zeros(6, 7))
+    with pytest.raises(ValueError, match="view is for records of another shape than the data's"):
+        client_gradient(request, shard_of(n), silent)
+    request = dataclasses.replace(request, view={"name": "pixel", "shape": [4]})
     with pytest.raises(ValueError, match="rows have 7 coordinates, the records in the request's"):
         client_gradient(request, shard_of(n), silent)
 

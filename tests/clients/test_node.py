@@ -3,19 +3,34 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load as load_reply
 
 from fedsink.clients import node as node_module
-from fedsink.clients.journal import ReleaseRefusedError
 from fedsink.clients.node import Node, close_nodes, open_node
+from fedsink.clients.policy import PolicyRefusedError
+from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
+from fedsink.data import sources
 from fedsink.data.maps import PointBall
+from fedsink.data.partition import Iid
+from fedsink.errors import (
+    BudgetError,
+    ConfigError,
+    DataError,
+    LedgerError,
+    ReleaseRefusedError,
+)
 from fedsink.privacy import SecretKey
+from fedsink.privacy.ledger import Ledger
 from fedsink.protocol import GradientRequest, LocalPlan, PrivatizeRequest
 from fedsink.protocol.records import digest
 
@@ -97,7 +112,7 @@ def test_secret_noise_differs_between_keys_rounds_and_clients(
     rows = torch.zeros(100, 4)
     requests = [make_request(clip="record", rate=1e-12, rows=rows, round=t) for t in (1, 2)]
     SecretKey.create(tmp_path / "2.key", "tiny/1")
-    other = replace(secret, key_file=tmp_path / "2.key", journal=tmp_path / "2.sqlite")
+    other = replace(secret, key_file=tmp_path / "2.key", ledger=tmp_path / "2.sqlite")
     releases = [
         answer(Node(each, client), request)
         for each in (secret, other) for client in (0, 1) for request in requests
@@ -115,7 +130,7 @@ def test_secret_noise_differs_between_runs_under_copied_bytes(
     copied.touch(mode=0o600)
     copied.write_text(json.dumps({**content, "run": "tiny/2"}))
     request = make_request(clip="record", rate=1e-12, rows=torch.zeros(100, 4))
-    other = replace(secret, key_file=copied, journal=tmp_path / "2.sqlite")
+    other = replace(secret, key_file=copied, ledger=tmp_path / "2.sqlite")
     assert_unrelated([answer(Node(each, 0), request) for each in (secret, other)])
 
 
@@ -139,7 +154,7 @@ def test_a_request_that_differs_in_one_bit_is_refused(
     answer(Node(secret, 0), request)
     rows = request.rows.clone()
     rows.view(torch.int32)[0, 0] ^= 1
-    with pytest.raises(ReleaseRefusedError, match="already answered another gradient request"):
+    with pytest.raises(ReleaseRefusedError, match="already answered another request"):
         answer(Node(secret, 0), replace(request, rows=rows))
     answer(Node(secret, 1), replace(request, rows=rows))  # another client has not answered yet
 
@@ -246,7 +261,7 @@ def test_a_second_plan_is_refused_under_a_secret_key(secret: NodeSettings) -> No
     """Pitfall 9: a second, independently noised copy would cost ε again."""
     upload(Node(secret, 0))
     for other in (replace(PLAN, epsilon=3.5), replace(PLAN, label_epsilon=2.0)):
-        with pytest.raises(ReleaseRefusedError, match="already answered another privatize"):
+        with pytest.raises(ReleaseRefusedError, match="reserved for another plan"):
             upload(Node(secret, 0), plan=other)
     upload(Node(secret, 0))
 
@@ -268,3 +283,278 @@ def test_a_label_list_that_is_not_the_datas_is_refused_by_every_client(
     for client in range(3):
         with pytest.raises(ValueError, match=f"The request has {classes} classes, the data 3"):
             upload(Node(settings, client), plan=replace(PLAN, classes=classes))
+
+
+def test_the_same_plan_of_another_run_is_refused_without_a_ceiling(secret: NodeSettings) -> None:
+    """A simulation's ledger admits its own run alone."""
+    upload(Node(secret, 0))
+    other = PrivatizeRequest(PLAN, 0, 100, run="another")
+    with pytest.raises(ReleaseRefusedError, match="admits one plan alone"):
+        Node(secret, 0).privatized(other, plan_digest(PLAN))
+
+
+# Many uses in one message
+
+
+def test_uses_of_one_message_are_claimed_together_and_answered_in_order(
+    secret: NodeSettings, make_request: Make
+) -> None:
+    node = Node(secret, 0)
+    requests = [make_request(round=t) for t in (1, 2, 3)]
+    replies = node.gradients(requests, b"message")
+    again = Node(secret, 0).gradients(requests, b"message")
+    assert all(torch.equal(a.gradient, b.gradient) for a, b in zip(replies, again, strict=True))
+    with pytest.raises(ReleaseRefusedError, match="round 3"):
+        node.gradients([make_request(round=t) for t in (4, 3)], b"other message")
+    node.gradients([make_request(round=4)], b"third message")  # the refusal has claimed nothing
+
+
+def test_uses_of_one_message_have_noise_of_their_own(
+    secret: NodeSettings, make_request: Make
+) -> None:
+    """Pitfall 5."""
+    rows = torch.zeros(100, 4)
+    requests = [make_request(clip="record", rate=1e-12, rows=rows, round=t) for t in (1, 2, 3)]
+    assert_unrelated([reply.gradient for reply in Node(secret, 0).gradients(requests, b"m")])
+
+
+def test_uses_under_reproducible_noise_do_not_depend_on_their_message(
+    settings: NodeSettings, make_request: Make
+) -> None:
+    requests = [make_request(round=t) for t in (1, 2)]
+    together = Node(settings, 0).gradients(requests, b"m")
+    for request, reply in zip(requests, together, strict=True):
+        assert torch.equal(answer(Node(settings, 0), request), reply.gradient)
+
+
+def test_uses_that_do_not_belong_together_are_refused(
+    settings: NodeSettings, make_request: Make
+) -> None:
+    node = Node(settings, 0)
+    one = make_request(round=1)
+    for requests, message in (
+        ([], "at least one use"),
+        ([one, one], "in different rounds"),
+        ([one, make_request(round=2, sigma=2.0)], "one plan and one run"),
+        ([one, replace(make_request(round=2), run="other")], "one plan and one run"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            node.gradients(requests, b"m")
+
+
+# Changed data
+
+
+@pytest.mark.parametrize("change", ["one record", "one value", "one label", "the order"])
+def test_the_same_request_on_changed_data_never_gets_the_same_noise(
+    secret: NodeSettings, make_request: Make, install_source: Callable[..., None], change: str
+) -> None:
+    """Pitfall 14: the difference of two answers with one noise is exact."""
+    request = make_request()
+    values = torch.arange(244.0).reshape(61, 4) / 1000
+    labels = torch.arange(61) % 3
+
+    def changed(spec: object, split: str) -> tuple[torch.Tensor, torch.Tensor]:
+        if change == "one record":
+            return values[:60], labels[:60]
+        if change == "one value":
+            return values + 1e-3 * (torch.arange(61) == 7).unsqueeze(1), labels
+        if change == "one label":
+            return values, torch.where(torch.arange(61) == 6, 2 - labels, labels)
+        return values.flip(0), labels.flip(0)
+
+    alone = replace(secret, partition=None, ledger=secret.ledger.with_name("alone.sqlite"))
+    fresh(install_source, lambda spec, split: (values, labels))
+    answer(Node(alone, 0), request)
+    fresh(install_source, changed)
+    with pytest.raises(ReleaseRefusedError, match="have changed since the first answer"):
+        answer(Node(alone, 0), request)
+
+
+def fresh(install_source: Callable[..., None], read: Callable[..., object]) -> None:
+    close_nodes()
+    sources.load.cache_clear()
+    install_source(read)
+
+
+def test_without_a_partition_all_records_are_this_clients(settings: NodeSettings) -> None:
+    assert len(Node(replace(settings, partition=None), 1).shard) == 61
+
+
+def test_more_records_than_the_plan_accounts_for_are_not_used(
+    settings: NodeSettings, make_request: Make
+) -> None:
+    """A capacity's overflow is bounded for that many."""
+    request = make_request(clip="record", rate=0.5)
+    for nominal in (21, 20):
+        plan = replace(request.plan, capacity=20, nominal_records=nominal)
+        if nominal == 21:
+            answer(Node(settings, 0), replace(request, plan=plan))
+            continue
+        with pytest.raises(DataError, match="more records than the plan accounts for"):
+            answer(Node(settings, 0), replace(request, plan=plan))
+
+
+# Under a policy
+
+
+def node_of(path: Path, client: int = 0) -> Node:
+    close_nodes()
+    return Node(NodeSettings.from_policy(path, clients=2), client)
+
+
+@pytest.mark.parametrize("backend", ["fast", "secure"])
+def test_an_identical_request_gets_its_stored_bytes_in_another_process(
+    policy_file: Callable[..., Path], make_request: Make, backend: str
+) -> None:
+    path = policy_file(backend=backend)
+    request = make_request(sigma=2.0)
+    first = answer(node_of(path), request)
+    assert torch.equal(answer(node_of(path), request), first)
+    assert torch.equal(upload(node_of(path), 7), upload(node_of(path), 100))
+    names = {file.suffix for file in (path.parent / "state" / "replies").iterdir()}
+    assert names == {".reply"}
+
+
+def test_a_released_reply_that_is_gone_is_never_noised_again(
+    policy_file: Callable[..., Path], make_request: Make
+) -> None:
+    """Pitfall 9."""
+    path = policy_file(backend="secure")
+    answer(node_of(path), make_request())
+    upload(node_of(path))
+    for file in (path.parent / "state" / "replies").iterdir():
+        file.unlink()
+    for ask in (lambda: answer(node_of(path), make_request()), lambda: upload(node_of(path))):
+        with pytest.raises(ReleaseRefusedError, match="stored bytes are gone: it is never noised"):
+            ask()
+
+
+@pytest.mark.parametrize("step", ["compute", "put", "released"])
+def test_a_crash_overcounts_and_never_releases_twice(
+    policy_file: Callable[..., Path], make_request: Make, step: str
+) -> None:
+    """Pitfall 12: kill -9 after the claim, after the reply was computed, after it was stored."""
+    path = policy_file(backend="secure")
+    request = make_request()
+    replies = path.parent / "state" / "replies"
+    process = multiprocessing.get_context("fork").Process(target=_die, args=(path, request, step))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    stored = list(replies.iterdir()) if replies.exists() else []
+    assert len(stored) == (step == "released")
+
+    with pytest.raises(ReleaseRefusedError, match="answered another request in round 1"):
+        answer(node_of(path), replace(request, rows=request.rows + 1))
+    first = answer(node_of(path), request)  # nothing had left: under the same charge
+    assert torch.equal(answer(node_of(path), request), first)
+    if stored:
+        assert torch.equal(load_reply(stored[0].read_bytes()[32:])["1"], first)
+
+
+def _die(path: Path, request: GradientRequest, step: str) -> None:
+    def die(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if step == "compute":
+        node_module.client_gradient = die  # type: ignore[assignment]
+    elif step == "put":
+        ReplyStore.put = die  # type: ignore[assignment, method-assign]
+    else:
+        Ledger.released = die  # type: ignore[assignment, method-assign]
+    answer(node_of(path), request)
+
+
+def test_policy_and_budget_refuse_before_any_record_is_read(
+    policy_file: Callable[..., Path], make_request: Make, install_source: Callable[..., None]
+) -> None:
+    def read(spec: object, split: str) -> object:
+        raise AssertionError("the data were touched")
+
+    fresh(install_source, read)
+    path = policy_file(epsilon=1.0)
+    with pytest.raises(PolicyRefusedError, match="maximum_clip_bound"):
+        answer(node_of(path), make_request(bound=0.6))
+    with pytest.raises(BudgetError, match=r"of ward's budget ε = 1, "):
+        answer(node_of(path), make_request())
+    with pytest.raises(BudgetError, match=r"costs ε = 4, δ = 0 \(replace-one\)"):
+        upload(node_of(path))
+
+
+def test_budgets_hold_across_runs_restarts_and_contents(
+    policy_file: Callable[..., Path], make_request: Make, install_source: Callable[..., None]
+) -> None:
+    """Pitfalls 6 and 16."""
+    request = make_request(sigma=5.0, rate=0.1)
+    path = policy_file(epsilon=2.5 * request.plan.epsilon())
+    answer(node_of(path), replace(request, run="one"))
+    fresh(install_source, lambda spec, split: (torch.zeros(62, 4), torch.arange(62) % 3))
+    answer(node_of(path), replace(request, run="two"))
+    with pytest.raises(BudgetError):
+        answer(node_of(path), replace(request, run="three"))
+
+
+def test_more_records_than_the_policy_states_answer_nothing_at_all(
+    policy_file: Callable[..., Path], make_request: Make, install_source: Callable[..., None]
+) -> None:
+    """If the answer depended on the plan, a server could ask its way to the exact size."""
+    points, labels = torch.zeros(65, 4), torch.arange(65) % 3
+    fresh(install_source, lambda spec, split: (points, labels))
+    path = policy_file()
+    request = make_request(clip="record", rate=0.02)
+    for nominal in (64, 1000):
+        plan = replace(request.plan, capacity=64, nominal_records=nominal)
+        with pytest.raises(DataError, match="public nominal_records=64: raise that number"):
+            answer(node_of(path), replace(request, plan=plan, run=f"nominal {nominal}"))
+
+
+def test_a_renamed_lineage_is_refused(policy_file: Callable[..., Path], make_request: Make) -> None:
+    answer(node_of(policy_file()), make_request())
+    with pytest.raises(ReleaseRefusedError, match="These data are 'ward' in the ledger"):
+        answer(node_of(policy_file(lineage="ward-2")), replace(make_request(), run="again"))
+
+
+def test_a_policy_may_refuse_changed_data(
+    policy_file: Callable[..., Path], make_request: Make, install_source: Callable[..., None]
+) -> None:
+    path = policy_file(more='on_change = "refuse"')
+    answer(node_of(path), make_request())
+    fresh(install_source, lambda spec, split: (torch.zeros(62, 4), torch.arange(62) % 3))
+    with pytest.raises(ReleaseRefusedError, match="data of 'ward' have changed"):
+        answer(node_of(path), replace(make_request(), run="again"))
+
+
+def test_a_node_with_other_data_than_its_policy_is_refused(
+    policy_file: Callable[..., Path],
+) -> None:
+    settings = NodeSettings.from_policy(policy_file())
+    other = replace(settings, data=replace(settings.data, nominal_records=7))
+    with pytest.raises(ConfigError, match=r"policy.toml is for other data .*from_policy"):
+        Node(other, 0)
+
+
+@pytest.mark.parametrize("broken", ["ledger.sqlite", "replies"])
+def test_a_node_that_cannot_write_releases_nothing(
+    policy_file: Callable[..., Path], make_request: Make, broken: str
+) -> None:
+    path = policy_file()
+    NodeSettings.from_policy(path)
+    (path.parent / "state" / broken).mkdir()
+    if broken == "replies":
+        (path.parent / "state" / broken).rmdir()
+        (path.parent / "state" / broken).touch()
+    with pytest.raises(LedgerError):
+        answer(node_of(path), make_request())
+
+
+def test_simulated_clients_under_a_policy_have_a_budget_each(
+    policy_file: Callable[..., Path], make_request: Make
+) -> None:
+    request = make_request()
+    path = policy_file(epsilon=1.1 * request.plan.epsilon())
+    settings = NodeSettings.from_policy(path, clients=3, partition=Iid())
+    for client in range(3):
+        answer(Node(settings, client), request)
+    with pytest.raises(BudgetError, match="ward/client-1"):
+        answer(Node(settings, 1), replace(request, run="another"))

@@ -91,7 +91,7 @@ def test_the_same_stream_gives_the_same_bytes() -> None:
 
 def test_the_order_of_the_upload_is_independent_of_the_order_of_the_records() -> None:
     """Pitfall 18: records are stored class by class."""
-    plan = plan_of(epsilon=1e6, label_epsilon=40.0, classes=4)  # labels arrive as they are
+    plan = plan_of(epsilon=1e6, label_epsilon=20.0, classes=4)  # labels arrive as they are
     shard, first = shard_of(40), []
     for i in range(300):
         labels = privatize(shard, plan, keyed(b"%d" % i))[1]
@@ -103,7 +103,7 @@ def test_the_order_of_the_upload_is_independent_of_the_order_of_the_records() ->
 
 
 def test_image_and_label_of_a_record_travel_together() -> None:
-    plan = plan_of(epsilon=1e6, label_epsilon=40.0, classes=4)
+    plan = plan_of(epsilon=1e6, label_epsilon=20.0, classes=4)
     shard = shard_of(40)
     values, labels = privatize(shard, plan, keyed(b"k"))
     for value, label in zip(values, labels, strict=True):

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import stat
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,10 +27,10 @@ def test_neither_seed_nor_key_is_refused(settings: NodeSettings) -> None:
         replace(settings, seed=None).key()
 
 
-def test_a_secret_key_without_a_journal_is_refused(secret: NodeSettings) -> None:
+def test_a_secret_key_without_a_ledger_is_refused(secret: NodeSettings) -> None:
     """Pitfall 9: nothing would remember what was answered."""
-    with pytest.raises(PrivacyError, match="needs a journal"):
-        replace(secret, journal=None).key()
+    with pytest.raises(PrivacyError, match="needs a ledger"):
+        replace(secret, ledger=None).key()
 
 
 def test_a_key_that_others_can_read_is_refused(secret: NodeSettings) -> None:
@@ -48,3 +51,47 @@ def test_settings_are_small_hashable_and_picklable(secret: NodeSettings) -> None
     assert len(data) < 2000
     assert pickle.loads(data) == secret
     assert hash(pickle.loads(data)) == hash(secret)
+
+
+def test_secure_noise_needs_a_ledger_and_no_key_file(secret: NodeSettings) -> None:
+    secure = replace(secret, noise="secure", key_file=None)
+    assert secure.key().kind == "secure"
+    with pytest.raises(PrivacyError, match="needs a ledger"):
+        replace(secure, ledger=None).key()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"noise": "slow"}, "noise is fast or secure, not 'slow'"),
+        ({"noise": "secure", "seed": 1}, "cannot be drawn again: leave out the seed"),
+        ({"policy": Path("p"), "seed": 1}, "under a policy never uses a seed's noise"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    secret: NodeSettings, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PrivacyError, match=message):
+        replace(secret, **changes)
+
+
+@pytest.mark.parametrize("backend", ["fast", "secure"])
+def test_a_policy_makes_settings_with_a_state_folder_of_its_own(
+    policy_file: Callable[..., Path], backend: str
+) -> None:
+    path = policy_file(backend=backend)
+    settings = NodeSettings.from_policy(path, clients=2)
+    state = path.parent / "state"
+    assert (settings.clients, settings.partition, settings.noise) == (2, None, backend)
+    assert (settings.ledger, settings.replies) == (state / "ledger.sqlite", state / "replies")
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    assert settings.key().kind == {"fast": "secret", "secure": "secure"}[backend]
+    assert NodeSettings.from_policy(path, clients=2).key() == settings.key()
+    assert (state / "noise.key").exists() == (backend == "fast")
+
+
+def test_a_state_folder_that_cannot_be_made_is_refused(policy_file: Callable[..., Path]) -> None:
+    path = policy_file()
+    (path.parent / "state").touch()
+    with pytest.raises(PrivacyError, match=r"state folder .* cannot be made"):
+        NodeSettings.from_policy(path)

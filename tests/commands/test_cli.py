@@ -114,3 +114,4 @@ def test_bash_completes_commands_groups_and_choices() -> None:
         "ldp",
     }
     assert _completions("fedsink sample r") == []
+    assert _completions("fedsink ledger e") == ["export"]

@@ -79,6 +79,7 @@ def test_a_local_run_leaves_the_uploads_beside_its_checkpoint(finished_ldp: Path
 
 
 _LOCAL = ["simulate", *SMALL]
+_SECRET = ["simulate", *(key for key in SMALL if not key.startswith("seed"))]
 _BAD: dict[str, tuple[list[str], str]] = {
     "unknown key": (
         [*_LOCAL, "epss=3"],
@@ -123,6 +124,47 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "type": ([*_LOCAL, "strategy.m=abc"], "strategy.m must be a number of at least 0, not 'abc'."),
     "unmatched": ([*_LOCAL, "mode=ldp", "strategy.cost=l1"], "say strategy.unmatched=true"),
     "named folder": ([*_LOCAL, "eps=0", "hydra.run.dir=a/b/c"], "eps must be"),
+    "adjacency": ([*_LOCAL, "adjacency=x"], "adjacency is add-remove, replace-one or client, not"),
+    "adjacency and clip": ([*_LOCAL, "adjacency=client"], "clip=batch"),
+    "adjacency and accountant": (
+        [*_LOCAL, "adjacency=replace-one", "accountant=rdp"],
+        "accountant",
+    ),
+    "accountant": ([*_LOCAL, "accountant=x"], "accountant is pld, prv, rdp"),
+    "capacity": ([*_LOCAL, "capacity=0"], "capacity is null, auto or a whole number"),
+    "capacity and a larger shard": (
+        [*_LOCAL, "capacity=auto", "partition=unequal"],
+        "counts on at most 719 records at a client (data.nominal_records/clients), and this",
+    ),
+    "capacity too small": ([*_LOCAL, "capacity=30"], "capacity"),
+    "noise": ([*_LOCAL, "noise=loud"], "noise is fast or secure, not 'loud'."),
+    "secure seed": ([*_LOCAL, "noise=secure"], "cannot be repeated: leave out seed=0."),
+    "policy": ([*_SECRET, "policy=no.toml"], "no.toml cannot be read"),
+    "policy and seed": ([*_LOCAL, "policy=no.toml"], "leave out seed=0 or policy=."),
+    "shuffler": ([*_LOCAL, "mode=ldp", "shuffler=x"], "shuffler is none or trusted, not 'x'."),
+    "central shuffler": ([*_LOCAL, "shuffler=trusted"], "shuffler=trusted belongs to mode=ldp"),
+    "local adjacency": ([*_LOCAL, "mode=ldp", "adjacency=client"], "belongs to mode=central"),
+    "uses": (
+        [*_LOCAL, "strategy.uses_per_message=0"],
+        "strategy.uses_per_message must be a whole number of at least 1, not 0.",
+    ),
+    "deployed engine": (
+        ["simulate", *SMALL[1:], "engine=deploy"],
+        "engine.name is ray, local, fused or flower, not 'deploy'.",
+    ),
+    "deploy without app": (["deploy", "superlink=lab"], "app must be given"),
+    "deploy without superlink": (["deploy", "app=x"], "superlink must be given"),
+    "deploy of nothing": (["deploy", "app=x", "superlink=lab"], "holds no pyproject.toml"),
+    "deploy with flags": (["deploy", "--multirun"], "'--multirun' is not of the form key=value"),
+    "deploy twice": (["deploy", "app=x", "app=y"], "app was given twice."),
+    "deploy with its own folder": (
+        ["deploy", "app=x", "superlink=lab", "resume=y", "folder=z"],
+        "with the configuration stored in that folder: leave out folder.",
+    ),
+    "deploy resume with keys": (
+        ["deploy", "app=x", "superlink=lab", "resume=y", "eps=3"],
+        "with the configuration stored in that folder: leave out eps=3.",
+    ),
     "sweep": (
         ["simulate", *SMALL[:-1], "--multirun", "eps=0,-1"],
         "eps must be a finite number > 0, received 0.",

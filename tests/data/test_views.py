@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.fft import dctn
 
-from fedsink.data.views import DctView, PixelView, View, view_from_dict
+from fedsink.data.views import POINT_LIMIT, DctView, PixelView, View, view_from_dict
 from fedsink.errors import ConfigError
 
 VIEWS: list[View] = [
@@ -43,6 +43,18 @@ def test_views_are_affine_and_their_gradient_is_the_transposed_map(view: View) -
     assert a.grad is not None
     change = ((view(b) - view(a)) @ towards).detach()
     torch.testing.assert_close((a.grad * (b - a)).flatten(1).sum(1).detach(), change)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_no_record_of_the_public_range_exceeds_the_norm_bound(view: View) -> None:
+    extreme = torch.randint(0, 2, (200, *view.shape), generator=torch.Generator().manual_seed(0))
+    extreme[0], extreme[1] = 0, 1
+    points = len(view.shape) == 1
+    records = POINT_LIMIT * (2.0 * extreme - 1.0) if points else extreme.float()
+    norms = view(records).double().norm(dim=1)
+    assert float(norms.max()) <= view.norm_bound
+    if view in VIEWS[:3]:  # reached, but for the room for rounding
+        assert float(norms.max()) >= view.norm_bound / 1.01
 
 
 def test_pixel_view_centres_images_and_leaves_points_alone() -> None:

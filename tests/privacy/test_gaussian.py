@@ -47,26 +47,19 @@ def test_epsilon_is_implied_by_the_scale_and_never_rounded_down(sensitivity, eps
     assert gaussian_delta(scale / sensitivity, implied.epsilon) <= delta
 
 
-@pytest.mark.parametrize(("eps", "scale"), [(25, 9.174), (30, 8.065), (35, 7.247)])
-def test_correction_3_published_scales_are_the_analytic_mechanism(eps, scale):
-    """Δ₂ = 40, δ = 1e-4. The paper's equation (5) would give 9.647, 8.436 and 7.549."""
-    assert GaussianMechanism(40, eps, 1e-4).scale == pytest.approx(scale, abs=1e-3)
+@given(SENSITIVITIES, EPSILONS, st.floats(1e-12, 0.5))
+def test_equation_5_is_enough_and_never_less_than_the_analytic_scale(sensitivity, eps, delta):
+    printed = GaussianMechanism(sensitivity, eps, delta, calibration="equation5")
+    assert gaussian_delta(printed.scale / sensitivity, eps) <= delta
+    assert printed.scale >= GaussianMechanism(sensitivity, eps, delta).scale * (1 - 1e-9)
+    assert printed.describe()["calibration"] == "equation5"
 
 
-def test_correction_3_the_classical_formula_is_not_used():
-    eps, delta = 10.0, 1e-5
-    classical = math.sqrt(2 * math.log(1.25 / delta)) / eps
-    assert gaussian_delta(classical, eps) > delta  # it does not even hold at this ε
-    assert GaussianMechanism(1.0, eps, delta).scale > classical
-
-
-def test_correction_5_the_half_circles_diameter_is_two():
-    angles = torch.linspace(0, math.pi, 721, dtype=torch.float64)
-    points = torch.stack([angles.cos(), angles.sin()], dim=1)
-    diameter = float(torch.cdist(points, points).max())
-    assert diameter == pytest.approx(2.0)  # the paper says √2, a quarter circle's
-    implied = GaussianMechanism.from_scale(diameter, 1.276, 1e-4).epsilon
-    assert implied == pytest.approx(6.55, abs=0.01)
+def test_unknown_calibrations_are_refused():
+    with pytest.raises(PrivacyError, match="'classical' is unknown: choose one of analytic, equ"):
+        GaussianMechanism(1.0, 1.0, 1e-5, calibration="classical")
+    with pytest.raises(PrivacyError, match="'equation5' holds for delta ≤ "):
+        GaussianMechanism(1.0, 1.0, 0.6, calibration="equation5")
 
 
 @pytest.mark.parametrize("eps", [0.5, 5.0, 25.0])

@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 
 import pytest
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy.keys import ReproducibleKey, SecretKey
+from fedsink.privacy.keys import EntropyKey, ReproducibleKey, SecretKey
+from fedsink.privacy.secure import SecureStream
 
 SECRET = bytes(range(32))
 
@@ -43,9 +45,35 @@ def test_an_identical_request_gets_the_same_bytes_any_other_gets_fresh_noise():
     assert not torch.equal(values(key), values(SecretKey(SECRET[::-1], "mnist/a")))
 
 
-def test_kinds():
-    assert ReproducibleKey(0).kind == "reproducible"
-    assert SecretKey(SECRET, "run").kind == "secret"
+@pytest.mark.parametrize("key", [ReproducibleKey(7), SecretKey(SECRET, "mnist/a"), EntropyKey()])
+def test_two_clients_seeded_alike_never_share_noise(key):
+    torch.manual_seed(0)
+    first = key.stream("noise", client=0, round=0).add_gaussian(torch.zeros(50), 1.0)
+    torch.manual_seed(0)
+    second = key.stream("noise", client=1, round=0).add_gaussian(torch.zeros(50), 1.0)
+    assert not set(first.tolist()) & set(second.tolist())
+
+
+def test_entropy_is_fresh_and_float_safe_also_for_the_same_arguments():
+    assert isinstance(EntropyKey().stream("noise", client=1, round=2), SecureStream)
+    drawn = [values(key) for key in (EntropyKey(), EntropyKey()) for _ in range(2)]
+    assert len({tuple(draw.tolist()) for draw in drawn}) == 4
+
+
+def test_entropy_without_the_float_safe_sampler_is_refused_when_the_key_is_made(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opendp.prelude", None)
+    with pytest.raises(PrivacyError, match="needs the Python package opendp"):
+        EntropyKey()
+
+
+def test_kinds_and_whether_they_repeat():
+    for key, kind, repeatable in [
+        (ReproducibleKey(0), "reproducible", True),
+        (SecretKey(SECRET, "run"), "secret", True),
+        (EntropyKey(), "secure", False),
+    ]:
+        assert (key.kind, key.repeatable) == (kind, repeatable)
+        assert torch.equal(values(key), values(key)) == repeatable
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "3", None, True])

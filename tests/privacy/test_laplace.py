@@ -33,33 +33,6 @@ def test_epsilon_is_implied_by_the_scale_and_never_rounded_down(sensitivity, sca
     assert sensitivity / scale <= mechanism.epsilon <= 1.00001 * sensitivity / scale
 
 
-def test_correction_2_the_scale_is_not_epsilon_over_sensitivity_and_counts_the_diameter():
-    """Corollary 1 prints λ = ε/Δ₁, and sup‖x‖₁ = r where the diameter of the ball is 2r."""
-    radius, eps = 140.0, 35.0
-    mechanism = LaplaceMechanism(2 * radius, eps)
-    assert mechanism.scale == pytest.approx(8.0, rel=1e-5)  # the paper's Fashion row, L1 ball
-    assert mechanism.matched_cost.lam == mechanism.scale
-    ends = torch.tensor([[radius], [-radius]], dtype=torch.float64)
-    law = torch.distributions.Laplace(ends, mechanism.scale)
-    ratio = law.log_prob(torch.tensor([radius], dtype=torch.float64)).diff(dim=0)
-    assert float(ratio.abs()) <= eps
-    assert float(ratio.abs()) == pytest.approx(eps, rel=1e-5)
-
-
-@pytest.mark.parametrize(("scale", "eps"), [(3.0, 522.7), (7.0, 224.0), (8.0, 196.0)])
-def test_correction_4_published_scales_on_whole_images(scale, eps):
-    """784 pixels in [−1, 1] without projection; the paper prints 97 for σ = 3."""
-    assert LaplaceMechanism.from_scale(2 * 784, scale).epsilon == pytest.approx(eps, abs=0.05)
-
-
-def test_correction_5_the_half_circles_diameter_is_not_a_quarter_circles():
-    angles = torch.linspace(0, math.pi, 721, dtype=torch.float64)
-    points = torch.stack([angles.cos(), angles.sin()], dim=1)
-    diameter = float(torch.cdist(points, points, p=1).max())
-    assert diameter == pytest.approx(1 + math.sqrt(2), rel=1e-4)  # the paper says 2
-    assert LaplaceMechanism.from_scale(diameter, 0.4).epsilon == pytest.approx(6.04, abs=0.01)
-
-
 def test_every_coordinate_gets_independent_laplace_noise_of_the_scale():
     mechanism = LaplaceMechanism(2.0, 5.0)
     noise = mechanism.privatize(torch.zeros(400, 50), Stream(b"key")).double()

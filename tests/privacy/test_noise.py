@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -86,6 +88,31 @@ def test_variates_have_unit_scale_and_the_test_rejects_two_thirds_and_three_halv
     assert stats.kstest(values, law.cdf).pvalue > 0.001
     for wrong in (2 / 3, 3 / 2):
         assert stats.kstest(wrong * values, law.cdf).pvalue < 1e-9
+
+
+def test_threads_that_draw_from_one_stream_never_get_the_same_values():
+    stream, drawn, together = Stream(b"key"), [], threading.Barrier(4)
+
+    def give_way(frame, event, arg):  # to another thread, at every instruction of the expansion
+        frame.f_trace_opcodes = True
+        if frame.f_code is Stream._words.__code__:
+            time.sleep(0)
+        return give_way
+
+    def draw() -> None:
+        together.wait()
+        drawn.extend(float(stream.uniform(1)) for _ in range(50))
+
+    threading.settrace(give_way)
+    try:
+        threads = [threading.Thread(target=draw) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        threading.settrace(None)
+    assert len(drawn) == len(set(drawn)) == 200
 
 
 def test_blocks_join_without_repeats_and_a_longer_draw_extends_a_shorter_one():

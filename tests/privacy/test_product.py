@@ -14,6 +14,7 @@ from fedsink.privacy import (
     ProductMechanism,
     RandomizedResponse,
     Stream,
+    epsilon,
 )
 
 LABEL = RandomizedResponse(10, 5.0)
@@ -39,12 +40,20 @@ def test_the_labels_share_is_the_replace_one_figure_not_an_accountants_replace_s
     printed = {}
     for name in (relation.REPLACE_ONE, relation.REPLACE_SPECIAL):
         ledger = dp_accounting.pld.PLDAccountant(name)
-        noise = LABEL.other_probability * LABEL.classes
-        ledger.compose(dp_accounting.RandomizedResponseDpEvent(noise, LABEL.classes))
+        ledger.compose(LABEL.event)
         printed[name] = ledger.get_epsilon(1e-9)
     share = product.epsilon - product.image.epsilon
     assert share == pytest.approx(printed[relation.REPLACE_ONE], rel=1e-4)
     assert printed[relation.REPLACE_SPECIAL] == pytest.approx(2.76, abs=0.01)
+
+
+@pytest.mark.parametrize("image", [LaplaceMechanism(2.0, 3.0), GaussianMechanism(2.0, 3.0, 1e-4)])
+def test_the_event_composes_both_and_costs_no_more_than_the_sum(image):
+    product = ProductMechanism(image, LABEL)
+    assert product.event.events == [image.event, LABEL.event]
+    assert product.sensitivity == image.sensitivity
+    cost = epsilon(product.event, product.delta or 1e-9, adjacency=product.adjacency)
+    assert LABEL.epsilon < cost <= product.epsilon * (1 + 1e-4)
 
 
 def test_image_noise_and_label_noise_are_independent():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import RandomizedResponse, Stream
+from fedsink.privacy import RandomizedResponse, Stream, epsilon
 from fedsink.privacy.randomized_response import _onto_simplex
 
 
@@ -34,7 +34,7 @@ def test_records_are_randomized_independently():
     assert stats.pearsonr(changed[:-1].numpy(), changed[1:].numpy()).pvalue > 1e-4
 
 
-@given(st.integers(2, 1000), st.floats(0.01, 50))
+@given(st.integers(2, 1000), st.floats(0.01, 20))
 def test_the_likelihood_ratio_of_any_answer_is_at_most_e_to_the_epsilon(classes, eps):
     matrix = RandomizedResponse(classes, eps).log_likelihood()
     assert matrix.shape == (classes, classes)
@@ -76,6 +76,17 @@ def test_the_projection_is_the_nearest_point_of_the_simplex(values):
     assert float(((point - nearest) @ (torch.eye(len(values)).double() - nearest).T).max()) < 1e-9
 
 
+@pytest.mark.parametrize(("classes", "eps"), [(2, 1.0), (10, 5.0), (100, 8.0)])
+def test_under_replace_one_the_event_costs_epsilon_and_no_other_adjacency_bounds_it(classes, eps):
+    response = RandomizedResponse(classes, eps)
+    assert response.sensitivity == 1.0
+    cost = epsilon(response.event, 1e-9, adjacency=response.adjacency)
+    assert eps * (1 - 1e-6) <= cost <= eps + 1e-3
+    for other in ("add-remove", "client"):
+        with pytest.raises(PrivacyError, match="cannot bound RandomizedResponseDpEvent"):
+            epsilon(response.event, 1e-9, adjacency=other)
+
+
 def test_description():
     response = RandomizedResponse(10, 5.0)
     assert response.describe()["epsilon"] == 5.0
@@ -97,5 +108,7 @@ def test_bad_values_are_refused():
         RandomizedResponse(1, 1.0)
     with pytest.raises(PrivacyError, match="epsilon must be a finite number > 0, received 0"):
         RandomizedResponse(10, 0)
+    with pytest.raises(PrivacyError, match=r"at epsilon=20\.5 changes labels too rarely"):
+        RandomizedResponse(10, 20.5)
     with pytest.raises(PrivacyError, match="at least one privatized label"):
         RandomizedResponse(10, 1.0).estimate_prior(torch.zeros(0, dtype=torch.int64))

@@ -44,6 +44,37 @@ def test_empty_samples_are_normal():
     assert PoissonSampler(0.5).draw(0, Stream(b"key")).shape == (0,)
 
 
+@pytest.mark.parametrize(("n", "capacity"), [(100, 90), (100, 100), (7, 30), (0, 3)])
+def test_a_capacity_keeps_all_of_a_sample_that_fits(n, capacity):
+    places, taken = PoissonSampler(0.3).draw_at_most(n, capacity, Stream(b"key"))
+    assert places.shape == taken.shape == (capacity,)
+    assert (places.dtype, taken.dtype) == (torch.int64, torch.bool)
+    expected = PoissonSampler(0.3).draw(n, Stream(b"key"))
+    assert torch.equal(places[taken].sort().values, expected)
+    assert len(places.unique()) == capacity  # an empty place names another record, or none
+
+
+def test_a_capacity_keeps_a_uniformly_random_part_of_a_larger_sample():
+    n, capacity, rounds = 8, 3, 4000
+    kept = torch.zeros(n)
+    pairs = torch.zeros(n, n)
+    for i in range(rounds):
+        places, taken = PoissonSampler(1).draw_at_most(n, capacity, Stream(b"key", i))
+        assert taken.all()
+        kept[places] += 1
+        pairs[places.min(), places.max()] += 1
+    assert stats.chisquare(kept.numpy()).pvalue > 0.001
+    # The smallest and the largest of three: C(gap, 1) of the 56 triples each.
+    gaps = torch.arange(n)[None, :] - torch.arange(n)[:, None] - 1
+    expected = gaps.clamp(min=0) * rounds / 56
+    assert stats.chisquare(pairs[gaps > 0].numpy(), expected[gaps > 0].numpy()).pvalue > 0.001
+
+
+def test_a_capacity_is_at_least_one():
+    with pytest.raises(PrivacyError, match="capacity must be an integer ≥ 1, received 0"):
+        PoissonSampler(0.5).draw_at_most(3, 0, Stream(b"key"))
+
+
 @pytest.mark.parametrize("rate", [0, -0.1, 1.3, float("nan"), "0.2", None])
 def test_a_bad_rate_is_refused(rate):
     with pytest.raises(PrivacyError, match=r"rate must lie in \(0, 1\], received"):

@@ -12,6 +12,12 @@ from flwr.app import ConfigRecord, RecordDict
 from fedsink.errors import ConfigError
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol import GradientReply, GradientRequest, Objective
+from fedsink.protocol.gradient import (
+    pack_replies,
+    pack_requests,
+    unpack_replies,
+    unpack_requests,
+)
 from fedsink.protocol.records import pack, unpack
 
 Make = Callable[..., GradientRequest]
@@ -35,10 +41,13 @@ def without_array(request: GradientRequest, name: str) -> RecordDict:
 def test_a_request_round_trips(make_request: Make, clip: Any, label: int | None) -> None:
     schedule = JointSchedule() if label is None else ClassSchedule(3)
     plan = PrivacyPlan(0.1, 1.5, 7, clip, schedule, 1e-5)
-    request = make_request(plan=plan, label=label, potentials=torch.arange(4.0))
+    request = make_request(
+        plan=plan, label=label, potentials=torch.arange(4.0), run="ward 7, first try"
+    )
     read = GradientRequest.from_record(request.to_record())
     assert (read.round, read.label, read.plan) == (request.round, label, plan)
     assert (read.objective, read.view) == (request.objective, request.view)
+    assert read.run == "ward 7, first try"
     for name in ("rows", "row_labels", "potentials", "self_gradient"):
         assert torch.equal(getattr(read, name), getattr(request, name))
 
@@ -87,7 +96,9 @@ def test_a_request_without_an_array_is_malformed(make_request: Make, name: str) 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"round": None}, {"round": math.inf}, {"round": "two"}, {"label": []}, {"plan": None},
+        {"rounds": None}, {"rounds": [math.inf]}, {"rounds": ["two"]}, {"labels": [[]]},
+        {"rounds": []}, {"labels": []}, {"labels": [None, None]}, {"rounds": [1, 2]},
+        {"run": None}, {"run": ""}, {"run": "a" * 201}, {"run": "two\nlines"}, {"plan": None},
         {"plan": {}}, {"plan": {"rate": 0.1, "clip": 3}}, {"objective": None}, {"objective": {}},
         {"objective": {"lam": 1.0, "classes": 3, "surprise": 1}}, {"view": 3},
         {"objective": {"lam": "1", "classes": 3}},
@@ -135,6 +146,82 @@ def test_a_reply_round_trips() -> None:
     gradient = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
     read = GradientReply.from_record(GradientReply(gradient).to_record())
     assert torch.equal(read.gradient, gradient)
+
+
+def uses(make: Make, *rounds: int, label: int | None = None) -> list[GradientRequest]:
+    rows = [torch.full((4, 2), float(number)) for number in rounds]
+    return [make(round=t, label=label, rows=x) for t, x in zip(rounds, rows, strict=True)]
+
+
+def test_several_uses_travel_in_one_message(make_request: Make) -> None:
+    plan = PrivacyPlan(0.25, 1.5, 7, BatchClip(0.5), ClassSchedule(3), 1e-5)
+    asked = [
+        make_request(plan=plan, round=t, label=t % 3, rows=torch.full((4, 2), float(t)))
+        for t in (2, 3, 5)
+    ]
+    read = unpack_requests(pack_requests(asked))
+    assert [(r.round, r.label) for r in read] == [(2, 2), (3, 0), (5, 2)]
+    for ours, theirs in zip(asked, read, strict=True):
+        assert (ours.plan, ours.objective, ours.view) == (
+            theirs.plan,
+            theirs.objective,
+            theirs.view,
+        )
+        for name in ("rows", "row_labels", "potentials", "self_gradient"):
+            assert torch.equal(getattr(ours, name), getattr(theirs, name))
+
+
+@pytest.mark.parametrize("rounds", [(2, 2), (3, 2)])
+def test_a_use_cannot_be_asked_for_twice_in_one_message(
+    make_request: Make, rounds: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match="rounds that increase"):
+        unpack_requests(pack_requests(uses(make_request, *rounds)))
+
+
+def test_every_use_of_a_message_is_checked(make_request: Make) -> None:
+    with pytest.raises(ValueError, match=r"Round 8 is not in the plan's 1\.\.7"):
+        unpack_requests(pack_requests(uses(make_request, 6, 7, 8)))
+
+
+@pytest.mark.parametrize("name", ["rows", "row_labels", "potentials", "self_gradient"])
+def test_every_use_of_a_message_has_every_array(make_request: Make, name: str) -> None:
+    fields, arrays = unpack(pack_requests(uses(make_request, 1, 2, 3)))
+    for fewer in (arrays[name][:2], torch.tensor(1.0)):
+        with pytest.raises(ValueError, match=f"asks for 3 uses, but its {name} do not"):
+            unpack_requests(pack(fields, arrays | {name: fewer}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"plan": RECORD, "potentials": torch.zeros(4)},
+        {"objective": Objective(lam=0.2, classes=3)},
+        {"view": {"name": "pixel", "shape": [2], "other": 1}},
+        {"run": "another"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_the_uses_of_a_message_share_what_is_public(
+    make_request: Make, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="share plan, objective, view and run"):
+        pack_requests([make_request(round=1), make_request(round=2, **changes)])
+
+
+def test_a_message_asks_for_something(make_request: Make) -> None:
+    with pytest.raises(ValueError, match="at least one use"):
+        pack_requests([])
+    with pytest.raises(ValueError, match="one use, received one with 2"):
+        GradientRequest.from_record(pack_requests(uses(make_request, 1, 2)))
+
+
+def test_replies_of_several_uses_round_trip_in_order() -> None:
+    gradients = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0))
+    read = unpack_replies(pack_replies([GradientReply(g) for g in gradients]))
+    assert torch.equal(torch.stack([reply.gradient for reply in read]), gradients)
+    with pytest.raises(ValueError, match="it holds no gradient"):
+        unpack_replies(pack({}, {"gradient": torch.tensor(1.0)}))
 
 
 def test_a_reply_holds_one_array_and_no_field() -> None:

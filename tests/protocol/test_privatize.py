@@ -90,7 +90,7 @@ def test_an_unknown_mechanism_is_refused() -> None:
 def test_a_plan_that_cannot_be_carried_out_cannot_exist(
     plan: LocalPlan, changes: dict[str, Any]
 ) -> None:
-    """A client claims the plan's place in its journal before it carries it out."""
+    """A client claims the plan's place in its ledger before it carries it out."""
     with pytest.raises(PrivacyError):
         LocalPlan.from_dict(plan.to_dict() | changes)
 
@@ -102,7 +102,7 @@ def test_a_plan_survives_json(plan: LocalPlan) -> None:
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_a_request_round_trips(plan: LocalPlan) -> None:
-    request = PrivatizeRequest(plan, 3, 128)
+    request = PrivatizeRequest(plan, 3, 128, "ward 7")
     assert PrivatizeRequest.from_record(request.to_record()) == request
 
 
@@ -114,6 +114,10 @@ def test_a_request_round_trips(plan: LocalPlan) -> None:
         ({"chunk": math.inf}, "Malformed privatize request"),
         ({"chunk": None}, "Malformed privatize request"),
         ({"plan": None}, "Malformed privatize request"),
+        ({"run": ""}, "A run's name must be 1 to 200 printable characters, not ''"),
+        ({"run": "a" * 201}, "A run's name must be 1 to 200 printable"),
+        ({"run": "a\x00b"}, "A run's name must be 1 to 200 printable"),
+        ({"run": 7}, "A run's name must be 1 to 200 printable characters, not '7'"),
         ({"plan": {"mechanism": "laplace"}}, "Malformed privatize request: 'map'"),
     ],
 )
@@ -123,7 +127,7 @@ def test_a_malformed_request_is_refused(changes: dict[str, Any], message: str) -
         PrivatizeRequest.from_record(pack(fields | changes, {}))
 
 
-@pytest.mark.parametrize("name", ["plan", "chunk", "chunk_size"])
+@pytest.mark.parametrize("name", ["plan", "chunk", "chunk_size", "run"])
 def test_a_request_that_lacks_a_field_is_refused(name: str) -> None:
     fields, _ = unpack(PrivatizeRequest(LAPLACE, 0, 5).to_record())
     del fields[name]

@@ -63,8 +63,8 @@ def make_grid(tmp_path: Path) -> Callable[[str], WatchedGrid]:
         key_file = tmp_path / "run.key"
         if not key_file.exists():
             SecretKey.create(key_file, "tiny/1")
-        journal = tmp_path / "run.sqlite"
-        return WatchedGrid(NodeSettings(spec, Iid(), 2, key_file=key_file, journal=journal))
+        ledger = tmp_path / "run.sqlite"
+        return WatchedGrid(NodeSettings(spec, Iid(), 2, key_file=key_file, ledger=ledger))
 
     return make
 
@@ -73,14 +73,14 @@ def make_grid(tmp_path: Path) -> Callable[[str], WatchedGrid]:
 def make_settings() -> Callable[..., ServerSettings]:
     """Settings of a run of eight rounds in either mode."""
 
-    def make(mode: str, folder: Path, **more: Any) -> ServerSettings:
+    def make(mode: str, folder: Path, uses: int = 1, **more: Any) -> ServerSettings:
         optimizer = OptimizerSettings(0.02, warmup=2, ema=0.9)
         strategy: DPSinkhornSettings | PrivatizeOnceSettings
         if mode == "central":
             plan = PrivacyPlan(0.5, 1.0, ROUNDS, RecordClip(1.0), ClassSchedule(2), 1e-5)
             strategy = DPSinkhornSettings(
                 plan, Objective(lam=1.0, classes=2), SelfTermSettings("history", 2),
-                {"name": "dct", "shape": list(SHAPE), "radius": 3}, 4, optimizer, 2, 20.0,
+                {"name": "dct", "shape": list(SHAPE), "radius": 3}, 4, optimizer, 2, 20.0, uses,
             )  # fmt: skip
         else:
             local = LocalPlan("laplace", PixelRange(SHAPE, "l1"), 300.0, 0.0, 3.0, 2)

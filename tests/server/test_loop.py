@@ -16,10 +16,11 @@ from PIL import Image
 from fedsink.errors import CheckpointError, ClientError
 from fedsink.models import load
 from fedsink.server import checkpoint
-from fedsink.server.app import build_strategy, server_app
+from fedsink.server.app import server_app
 from fedsink.server.folder import RunFolder
 from fedsink.server.interrupt import InterruptedRunError
 from fedsink.server.loop import LoopSettings, train
+from fedsink.server.running import build_strategy
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.grid import client_context
 from fedsink.strategies import RoundStrategy
@@ -127,7 +128,7 @@ def test_an_interrupted_run_goes_on_bit_identically(
 ) -> None:  # fmt: skip
     """Secret noise too: the rounds that are asked again get the same bytes."""
     expected = uninterrupted(mode, noise)
-    if noise == "secret":  # the journal knows the first run's requests: these are the same
+    if noise == "secret":  # the ledger knows the first run's requests: these are the same
         assert (tmp_path / "run.sqlite").exists()
     folder = folder_at(tmp_path / "interrupted")
     settings = make_settings(mode, folder.path)
@@ -171,6 +172,33 @@ def test_a_killed_run_goes_on_bit_identically_and_logs_no_round_twice(
     assert weights_of(folder) == weights_of(expected)
     if mode == "ldp":  # Pitfall 9: the records had arrived and were kept
         assert grid.asked == []
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_many_uses_per_message_are_counted_and_resumed_as_rounds(
+    tmp_path: Path, make_grid: Grids, make_settings: Settings, noise: str
+) -> None:
+    """T = 8, U = 3: messages end at the rounds 3, 6 and 8."""
+    loop = LoopSettings(pictures=3)
+    whole = folder_at(tmp_path / "whole")
+    assert run(make_settings("central", whole.path, 3), make_grid(noise), loop)["rounds"] == 8
+    assert rounds_of(whole) == [3, 6, 8]
+    drawn = sorted(path.name for path in whole.samples.iterdir())
+    assert drawn == [f"round-{n:06d}.png" for n in (0, 3, 6, 8)]
+    folder = folder_at(tmp_path / "stopped")
+    settings = make_settings("central", folder.path, 3)
+
+    def stop(_: RoundStrategy, number: int) -> None:
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(InterruptedRunError, match=r"Stopped after round 6 of 8\."):
+        run(settings, make_grid(noise), loop, at=stop)
+    run(settings, make_grid(noise), loop)
+    assert rounds_of(folder) == [3, 6, 8]
+    assert weights_of(folder) == weights_of(whole)
+    last = json.loads(folder.metrics_lines.read_text().splitlines()[-1])
+    assert last["epsilon"] == settings.strategy.plan.epsilon()
 
 
 def test_a_run_killed_before_its_last_words_is_finished_by_resuming(

@@ -8,12 +8,34 @@ from pathlib import Path
 import pytest
 
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.privacy import PrivacyPlan
-from fedsink.simulation.configure import EngineSettings, configure, strictly
+from fedsink.privacy import PrivacyPlan, capacity_for
+from fedsink.server.values import strictly
+from fedsink.simulation.configure import EngineSettings, configure
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
 
 from .conftest import Compose, Configure
+
+POLICY = """
+[data]
+name = "digits"
+shape = [1, 8, 8]
+classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
+nominal_records = 1437
+lineage = "digits"
+[state]
+folder = "state"
+[noise]
+backend = "fast"
+[budget.add-remove]
+epsilon = 10.0
+delta = 1e-4
+[allow]
+mechanisms = ["clipped-gaussian"]
+minimum_noise_multiplier = 0.5
+maximum_clip_bound = 3.0
+maximum_images = 4000
+"""
 
 
 def _plan(configured: Configure, *overrides: str) -> PrivacyPlan:
@@ -120,6 +142,68 @@ def test_the_papers_own_maps_can_be_chosen_beside_ours(
     assert strategy.plan.map.sensitivity == pytest.approx(sensitivity, rel=1e-5)
 
 
+def test_the_run_and_its_name_travel_in_every_request(composed: Compose, tmp_path: Path) -> None:
+    for mode in ("central", "ldp"):
+        run = RunIdentity.fresh(1)
+        assert configure(composed(f"mode={mode}"), tmp_path, run).server.strategy.run == run.name
+
+
+def test_the_accountant_solves_and_reports(configured: Configure) -> None:
+    strategy = configured("eps=3", "accountant=rdp").server.strategy
+    assert isinstance(strategy, DPSinkhornSettings)
+    assert strategy.accountant == "rdp"
+    assert 0.99 * 3 < strategy.plan.epsilon("rdp") <= 3
+    assert strategy.plan.epsilon("pld") < 0.95 * 3
+
+
+def test_the_adjacency_is_the_one_that_the_plan_is_solved_under(configured: Configure) -> None:
+    record = _plan(configured, "eps=3", "rounds=20")
+    client = _plan(configured, "eps=3", "rounds=20", "clip=batch", "adjacency=client")
+    assert (record.adjacency, client.adjacency) == ("add-remove", "client")
+    assert 0.99 * 3 < client.epsilon() <= 3
+    # All rounds of a client count, unsampled: much more noise.
+    assert client.noise_multiplier > 3 * record.noise_multiplier
+
+
+def test_a_capacity_is_taken_or_computed_from_public_numbers(configured: Configure) -> None:
+    assert _plan(configured, "sigma=2", "rounds=20").capacity is None
+    stated = _plan(configured, "sigma=2", "rounds=20", "capacity=500")
+    assert (stated.capacity, stated.nominal_records) == (500, 144)
+    found = _plan(configured, "sigma=2", "rounds=20", "capacity=auto")
+    assert found.capacity == capacity_for(0.2, 144, found.uses, found.delta)
+    assert 0.2 * 144 < found.capacity < 144
+    solved = _plan(configured, "sigma=2", "eps=3", "capacity=auto")
+    assert solved.epsilon() <= 3
+
+
+def test_secure_noise_and_a_policy_reach_the_node(configured: Configure, tmp_path: Path) -> None:
+    assert configured("noise=secure").node.noise == "secure"
+    policy = tmp_path / "policy.toml"
+    policy.write_text(POLICY)
+    node = configured(f"policy={policy}", "clients=3").node
+    assert (node.policy, node.noise, node.clients) == (policy, "fast", 3)
+    assert node.ledger == tmp_path / "state" / "ledger.sqlite"
+    assert node.data.name == "digits"
+    with pytest.raises(ConfigError, match=r"policy\.toml says noise\.backend='fast'"):
+        configured(f"policy={policy}", "noise=secure")
+    with pytest.raises(ConfigError, match=r"data\.classes is .* but the policy .* state what"):
+        configured(f"policy={policy}", "data.classes=[a,b]")
+
+
+def test_a_shuffler_is_stated_beside_the_local_guarantee(configured: Configure) -> None:
+    assert configured("mode=ldp").server.shuffling is None
+    shuffling = configured("mode=ldp", "eps=35", "shuffler=trusted").server.shuffling
+    assert shuffling is not None
+    assert shuffling["local_epsilon"] == pytest.approx(35)
+    assert (shuffling["epsilon"], shuffling["reports"]) == (
+        None,
+        1437,
+    )  # 35 is far beyond the theorem
+    small = configured("mode=ldp", "eps=1", "shuffler=trusted").server.shuffling
+    assert small is not None
+    assert 0 < small["epsilon"] < 1
+
+
 def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
     settings = configured("mode=ldp", "strategy.lam=0.5", "strategy.unmatched=true")
     assert isinstance(settings.server.strategy, PrivatizeOnceSettings)
@@ -168,7 +252,27 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("+strategy.optimizer.x=1", "Unknown key strategy.optimizer.x; there are lr, betas"),
         ("+engine.x=1", "Unknown key engine.x; there are name, timeout"),
         ("+x=1", "Unknown key 'x'"),
-        ("engine.name=x", "engine.name is ray, local or flower, not 'x'"),
+        ("engine=deploy", "engine.name is ray, local, fused or flower, not 'deploy'"),
+        ("accountant=x", "accountant is pld, prv, rdp, rdp-opacus or rdp-classic, not 'x'"),
+        ("adjacency=x", "adjacency is add-remove, replace-one or client, not 'x'"),
+        ("adjacency=client", "clip=batch"),
+        ("capacity=0", "capacity is null, auto or a whole number of at least 1, not 0"),
+        ("capacity=x", "capacity is null, auto or a whole number of at least 1, not 'x'"),
+        ("capacity=true", "capacity is null, auto or a whole number of at least 1, not True"),
+        ("noise=x", "noise is fast or secure, not 'x'"),
+        ("noise=secure seed=1", "cannot be repeated: leave out seed=1"),
+        ("policy=nowhere.toml", "nowhere.toml cannot be read"),
+        ("policy=nowhere.toml seed=1", "leave out seed=1 or policy="),
+        ("shuffler=x", "shuffler is none or trusted, not 'x'"),
+        ("shuffler=trusted", "shuffler=trusted belongs to mode=ldp"),
+        ("mode=ldp shuffler=trusted shuffler_delta=0", "delta"),
+        ("mode=ldp shuffler=trusted shuffler_delta=x", "shuffler_delta must be a number"),
+        ("mode=ldp adjacency=client", "adjacency=client belongs to mode=central"),
+        ("mode=ldp accountant=rdp", "accountant=rdp belongs to mode=central"),
+        ("mode=ldp capacity=5", "capacity=5 belongs to mode=central"),
+        ("strategy.uses_per_message=0", "strategy.uses_per_message must be a whole number"),
+        ("strategy.uses_per_message=1.5", "uses_per_message must be a whole number"),
+        ("engine.name=x", "engine.name is ray, local, fused or flower, not 'x'"),
         ("engine.threads=0", "engine.threads must be at least 1, not 0"),
         ("engine.device=x", "engine.device is cpu or cuda, not 'x'"),
         ("engine.timeout=0", "engine.timeout must be null or a positive number of seconds, not 0"),

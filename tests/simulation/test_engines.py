@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedsink.clients.app import client_app
+from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.settings import NodeSettings
+from fedsink.data.partition import Iid
+from fedsink.data.spec import DataSpec
+from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
+from fedsink.protocol import GradientRequest, Objective
+from fedsink.protocol.exchange import Broadcast, Exchange
+from fedsink.simulation.local import LocalGrid
 from fedsink.simulation.simulate import start
 
 from .conftest import Compose
@@ -37,3 +48,27 @@ def test_a_thousand_clients_run_on_ray(composed: Compose, tmp_path: Path) -> Non
     folder = start(composed(*overrides, small=False), tmp_path / "run")
     assert json.loads((folder / "metrics.json").read_text())["rounds"] == 3
     assert len(json.loads((folder / "privacy.json").read_text())["clients"]) == 1000
+
+
+@pytest.mark.slow
+def test_ten_thousand_clients_take_part(install_source: Callable[..., None]) -> None:
+    """Every client's noise is in the mean: it is a hundredth of one client's."""
+
+    def read(spec: DataSpec, split: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(10_000, 4), torch.zeros(10_000, dtype=torch.int64)
+
+    install_source(read)
+    node = NodeSettings(DataSpec("tiny", (4,), ("a",), 10_000), Iid(), 10_000, seed=7)
+    grid = LocalGrid(client_app(node), 10_000, batched=NodeCohort(node))
+    plan = PrivacyPlan(1e-12, 1.0, 50, RecordClip(0.5), JointSchedule(), 1e-5)
+    view = {"name": "pixel", "shape": [4]}
+    request = GradientRequest(
+        1, None, plan, Objective(1.0, 1), view, torch.zeros(100, 4),
+        torch.zeros(100, dtype=torch.int64), torch.zeros(100), torch.zeros(100, 4),
+    )  # fmt: skip
+    broadcast = Broadcast(request.to_record(), grid.roster(), (1, 100, 4))
+    reduced: Any = grid.send_and_receive(Exchange("train.gradient", "1", [broadcast]))
+    assert reduced.failures == {}
+    assert reduced.sums[0].clients == 10_000
+    std = float(reduced.sums[0].total.std()) / 10_000
+    assert std == pytest.approx(plan.noise_std / 100, rel=0.15)

@@ -19,7 +19,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_seed_needs_no_key_and_is_the_servers_seed() -> None:
     run = RunIdentity.fresh(7)
-    assert (run.server_seed, run.key_file, run.journal) == (7, None, None)
+    assert (run.server_seed, run.key_file, run.ledger) == (7, None, None)
     run.create_key()
     run.delete_key()
     assert not key_folder().exists()
@@ -63,13 +63,13 @@ def test_the_configuration_holds_the_place_of_the_key_and_not_the_key() -> None:
     assert RunIdentity.from_config(stored) == run
 
 
-def test_deleting_the_key_deletes_its_journal_too_and_no_other_run(state: Path) -> None:
+def test_deleting_the_key_deletes_its_ledger_too_and_no_other_run(state: Path) -> None:
     run, other = RunIdentity.fresh(None), RunIdentity.fresh(None)
     for each in (run, other):
         each.create_key()
-        assert each.journal is not None
+        assert each.ledger is not None
         for suffix in ("", "-wal", "-shm"):
-            each.journal.with_name(each.journal.name + suffix).touch()
+            each.ledger.with_name(each.ledger.name + suffix).touch()
     run.delete_key()
     left = {path.name for path in key_folder().iterdir()}
     ends = (".key", ".sqlite", ".sqlite-wal", ".sqlite-shm")
@@ -84,3 +84,25 @@ def test_a_run_whose_key_is_gone_cannot_go_on() -> None:
     run.delete_key()
     with pytest.raises(CheckpointError, match=r"secret noise key .* is missing.*Start a new one"):
         RunIdentity.from_config(stored)
+
+
+def test_a_run_whose_ledger_is_gone_cannot_go_on() -> None:
+    """Its rounds could be answered twice."""
+    run = RunIdentity.fresh(None)
+    run.create_key()
+    stored = run.to_config()
+    assert run.ledger is not None
+    run.ledger.unlink()
+    with pytest.raises(CheckpointError, match=r"ledger .* is missing.*Start a new one"):
+        RunIdentity.from_config(stored)
+
+
+def test_deleting_the_key_deletes_the_stored_replies() -> None:
+    run = RunIdentity.fresh(None)
+    run.create_key()
+    assert run.ledger is not None
+    replies = run.ledger.with_suffix(".replies")
+    replies.mkdir()
+    (replies / "one.reply").touch()
+    run.delete_key()
+    assert not replies.exists()

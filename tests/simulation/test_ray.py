@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +19,13 @@ from flwr.app import RecordDict
 from safetensors.torch import load_file
 
 from fedsink.clients.app import client_app
+from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ClientError, ConfigError
+from fedsink.privacy import SecretKey
 from fedsink.server.app import server_app
 from fedsink.simulation import ray as engine
+from fedsink.simulation.cohort import Hosted, fedsink_apps
 from fedsink.simulation.configure import RunSettings
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.local import LocalGrid
@@ -43,7 +49,8 @@ def grids() -> Iterator[dict[str, RayGrid]]:
 
 def _ray_grid(grids: dict[str, RayGrid], node: NodeSettings) -> RayGrid:
     if "ray" not in grids:
-        grids["ray"] = RayGrid(node, actors=2, num_cpus=2)
+        # More cores than there are, so that several grids can live in one Ray instance.
+        grids["ray"] = RayGrid(node, actors=2, num_cpus=16)
     return grids["ray"]
 
 
@@ -97,18 +104,167 @@ def test_an_error_at_a_client_comes_back_as_a_code(
     assert reply.error.reason is None
 
 
-def test_a_dead_actor_is_an_error_and_not_a_hang(
-    grids: dict[str, RayGrid], configured: Configure
+@pytest.fixture
+def make_grid(grids: dict[str, RayGrid], configured: Configure) -> Iterator[Callable[..., RayGrid]]:
+    """Further grids in the module's Ray instance; their actors end with the test."""
+    _ray_grid(grids, configured(*_OVERRIDES).node)
+    made: list[RayGrid] = []
+
+    def make(node: NodeSettings, **options: Any) -> RayGrid:
+        made.append(RayGrid(node, **options))
+        return made[-1]
+
+    yield make
+    for actor in (actor for grid in made for actor in grid._actors):
+        ray.kill(actor)
+
+
+def _dying(marker: Path, after: int, act: Callable[[], None]) -> Callable[[Any], Hosted]:
+    """A host whose process comes to harm in the midst of a round, while the marker is there.
+
+    Everything is local to this function, so that it travels to an actor by value.
+    """
+
+    def host(settings: Any) -> Hosted:
+        hosted = fedsink_apps(settings)
+        batched: Any = hosted.batched
+
+        class Dying:
+            handles = batched.handles
+            answered = 0
+
+            def answers(self, content: RecordDict, clients: Any) -> Any:
+                for answers in batched.answers(content, clients):
+                    self.answered += 1  # charged and computed, but not on its way
+                    if self.answered > after and marker.exists():
+                        act()
+                    yield answers
+
+        return Hosted(hosted.app, Dying())
+
+    return host
+
+
+def _killed_once(marker: Path) -> Callable[[Any], Hosted]:
+    marker.touch()
+
+    def die() -> None:
+        import os
+        import signal
+
+        marker.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return _dying(marker, 5, die)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    ["reproducible", *(pytest.param(n, marks=pytest.mark.slow) for n in ("secret", "secure"))],
+)
+def test_the_clients_of_a_killed_actor_live_on_and_are_charged_once(
+    make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path, noise: str
 ) -> None:
-    """The last test of this module that uses the grid: it breaks it."""
-    grid = _ray_grid(grids, configured(*_OVERRIDES).node)
-    ray.kill(grid._cohorts[1])
-    messages = [
-        grid.create_message(RecordDict(), "query.identity", node, "1")
-        for node in grid.get_node_ids()
-    ]
-    with pytest.raises(ClientError, match=r"A Ray actor .* died.*resume="):
-        grid.send_and_receive(messages)
+    settings = configured(*_OVERRIDES)
+    nodes = [settings.node, settings.node]
+    if noise != "reproducible":
+        SecretKey.create(tmp_path / "key", "run")
+        secret = {"key_file": tmp_path / "key"} if noise == "secret" else {"noise": noise}
+        nodes = [
+            replace(settings.node, seed=None, ledger=tmp_path / f"{name}.sqlite", **secret)
+            for name in ("still", "killed")
+        ]
+    marker = tmp_path / "marker"
+    still = _run(settings, LocalGrid(client_app(nodes[0]), _CLIENTS), tmp_path / "still")
+    grid = make_grid(nodes[1], actors=2, host=_killed_once(marker))
+    first = list(grid._actors)
+    killed = _run(settings, grid, tmp_path / "killed")
+    assert not marker.exists()
+    assert sum(a is b for a, b in zip(first, grid._actors, strict=True)) == 1
+    if noise == "secure":  # whose noise nobody can draw twice
+        assert all(values.isfinite().all() for values in killed.values())
+    else:
+        for name, values in still.items():
+            torch.testing.assert_close(killed[name], values, rtol=0, atol=1e-6)
+    if noise != "reproducible":
+        with sqlite3.connect(tmp_path / "killed.sqlite") as database:
+            claimed = database.execute("SELECT count(*), count(DISTINCT digest) FROM claims")
+            assert claimed.fetchone() == (12 * _CLIENTS, 12 * _CLIENTS)
+
+
+@pytest.mark.slow
+def test_actors_that_keep_dying_end_the_run(
+    make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path
+) -> None:
+    def die() -> None:
+        import os
+        import signal
+
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    marker = tmp_path / "marker"
+    marker.touch()
+    settings = configured(*_OVERRIDES)
+    grid = make_grid(settings.node, actors=1, host=_dying(marker, 0, die), revivals=1)
+    with pytest.raises(ClientError, match=r"died again and again.*engine\.actors=1.*resume="):
+        _run(settings, grid, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_an_actor_that_cannot_be_built_ends_the_run_at_once(
+    make_grid: Callable[..., RayGrid], configured: Configure
+) -> None:
+    driver = os.getpid()
+
+    def host(settings: Any) -> Hosted:
+        import os
+
+        if os.getpid() != driver:
+            raise RuntimeError("no clients here")
+        return fedsink_apps(settings)
+
+    grid = make_grid(configured(*_OVERRIDES).node, actors=1, host=host)
+    message = grid.create_message(RecordDict(), "query.identity", 1000, "1")
+    with pytest.raises(ClientError, match=r"could not build the apps of its clients; --debug"):
+        grid.send_and_receive([message])
+
+
+@pytest.mark.slow
+def test_a_client_that_hangs_ends_the_run(
+    make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path
+) -> None:
+    def hang() -> None:
+        import time
+
+        time.sleep(1000)
+
+    marker = tmp_path / "marker"
+    marker.touch()
+    settings = configured(*_OVERRIDES)
+    grid = make_grid(settings.node, actors=1, host=_dying(marker, 2, hang))
+    grid.send_and_receive([grid.create_message(RecordDict(), "query.identity", 1000, "1")])
+    grid._timeout = 2.0  # once the actor is there
+    began = time.monotonic()
+    with pytest.raises(ClientError, match=r"did not answer within engine\.timeout=2 seconds"):
+        _run(settings, grid, tmp_path / "run")
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clip", ["record", "batch"])
+def test_any_number_of_actors_gives_the_same_bits(
+    make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path, clip: str
+) -> None:
+    settings = configured(
+        "seed=5", "clients=19", "rounds=4", f"clip={clip}", "strategy.schedule=joint"
+    )
+    local = LocalGrid(client_app(settings.node), 19, batched=NodeCohort(settings.node))
+    expected = _run(settings, local, tmp_path / "local")
+    for actors in (1, 3):
+        grid = make_grid(settings.node, actors=actors)
+        found = _run(settings, grid, tmp_path / str(actors))
+        for name, values in expected.items():
+            assert torch.equal(found[name], values), (actors, name)
 
 
 class _Remote:
@@ -116,7 +272,7 @@ class _Remote:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
-        self.answer = SimpleNamespace(remote=lambda *a: None)
+        self.answer = self.add_up = SimpleNamespace(remote=lambda *a: None)
 
     def __call__(self, cls: type) -> _Remote:
         return self
@@ -166,7 +322,7 @@ def test_cohorts_share_the_cores_and_are_no_more_than_the_clients(
     monkeypatch.setattr(engine, "_start", lambda *a: fake)
     grid = RayGrid(configured("seed=0", "clients=10").node, actors=actors)
     assert fake.asked[0]["num_cpus"] == pytest.approx(share)
-    assert len(grid._cohorts) == min(10, actors or int(cpus))
+    assert len(grid._actors) == min(10, actors or int(cpus))
 
 
 def test_more_gpu_than_there_is_is_refused_instead_of_waited_for(

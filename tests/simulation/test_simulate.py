@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from fedsink.clients.node import Node
+from fedsink.clients.pool import Pool
+from fedsink.clients.shard import Shard
 from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
 from fedsink.privacy import PrivacyPlan, SecretKey
 from fedsink.server.folder import RunFolder
+from fedsink.server.statement import statement
+from fedsink.simulation.configure import RunSettings
 from fedsink.simulation.identity_of_run import RunIdentity, key_folder
-from fedsink.simulation.simulate import resume, start, statement
+from fedsink.simulation.simulate import kind_of_noise, resume, start
 from fedsink.strategies import DPSinkhornSettings
 
 from .conftest import Compose, Config, Configure
@@ -22,6 +29,7 @@ _CENTRAL_KEYS = {
     "model", "epsilon", "delta", "unit", "adjacency", "mechanism", "accountant", "clip",
     "clip_bound", "sensitivity", "sigma", "noise_std", "rate", "rounds", "schedule",
     "rounds_per_record", "clients", "noise", "noise_meaning", "protected", "not_protected",
+    "adjacency_name", "accountant_library", "capacity", "epsilon_unamplified", "sample_secrecy",
 }  # fmt: skip
 _LDP_KEYS = {
     "model", "epsilon", "delta", "unit", "adjacency", "mechanism", "accountant", "epsilon_image",
@@ -134,9 +142,13 @@ def test_partition_json_counts_every_record_once(composed: Compose, tmp_path: Pa
 # --- privacy.json --------------------------------------------------------------------------------
 
 
+def _stated(settings: RunSettings) -> dict[str, Any]:
+    return statement(settings.server, kind_of_noise(settings.node))
+
+
 def test_the_central_statement_is_the_accountants(configured: Configure) -> None:
     settings = configured("eps=3", "seed=0", "clients=3")
-    stated = statement(settings)
+    stated = _stated(settings)
     strategy = settings.server.strategy
     assert isinstance(strategy, DPSinkhornSettings)
     plan: PrivacyPlan = strategy.plan
@@ -156,7 +168,7 @@ def test_the_central_statement_is_the_accountants(configured: Configure) -> None
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
 def test_the_local_statement_adds_image_and_label(configured: Configure, mechanism: str) -> None:
     settings = configured("mode=ldp", f"mechanism={mechanism}", "eps=20", "clients=3")
-    stated = statement(settings)
+    stated = _stated(settings)
     assert set(stated) == _LDP_KEYS
     assert (stated["model"], stated["unit"]) == ("ldp", "record")
     assert stated["adjacency"] == "replace-one"
@@ -172,23 +184,22 @@ def test_the_local_statement_adds_image_and_label(configured: Configure, mechani
 
 
 def test_without_labels_the_local_statement_names_none(configured: Configure) -> None:
-    stated = statement(configured("mode=ldp", "eps=20", "conditional=false"))
+    stated = _stated(configured("mode=ldp", "eps=20", "conditional=false"))
     assert stated["epsilon_label"] is None
     assert stated["epsilon"] == stated["epsilon_image"] == pytest.approx(20)
     assert "label" not in stated["mechanism"]
 
 
 def test_an_unmatched_run_is_reported_so(configured: Configure) -> None:
-    training = statement(configured("mode=ldp", "strategy.lam=1.0", "strategy.unmatched=true"))[
-        "training"
-    ]
+    settings = configured("mode=ldp", "strategy.lam=1.0", "strategy.unmatched=true")
+    training = _stated(settings)["training"]
     assert training["matched"] is False
     assert training["lam"] != training["matched_cost"]["lam"]
 
 
 @pytest.mark.parametrize("mode", ["central", "ldp"])
 def test_the_words_say_what_is_protected_from_whom(configured: Configure, mode: str) -> None:
-    stated = statement(configured(f"mode={mode}"))
+    stated = _stated(configured(f"mode={mode}"))
     assert "against every" in stated["protected"]
     assert "server" in stated["protected"]
     assert "takes part" in stated["not_protected"]
@@ -357,8 +368,33 @@ def test_a_client_that_fails_ends_the_run_and_keeps_its_reason_to_itself(
     def fails(*arguments: Any) -> None:
         raise RuntimeError("private: record 17 is odd")
 
-    monkeypatch.setattr("fedsink.clients.node.client_gradient", fails)
+    monkeypatch.setattr("fedsink.clients.node.Node.shard", property(fails))
     with pytest.raises(ClientError, match=r"client 0 failed; its own log says why") as caught:
         start(composed("seed=0"), tmp_path / "run")
     assert "private" not in str(caught.value)
     assert (tmp_path / "run" / "config.yaml").exists()  # it can be resumed
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_a_run_stays_in_memory_for_the_next_one(
+    composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A sweep's runs follow one another in one process, and on one GPU."""
+    # pytest keeps what is logged, with all frames.
+    monkeypatch.setattr(logging.getLogger("fedsink.clients"), "disabled", True)
+    kept = []
+    if fails:
+
+        def refuse(*arguments: Any) -> None:
+            raise RuntimeError("no noise")
+
+        monkeypatch.setattr("fedsink.privacy.noise.Stream.add_gaussian", refuse)
+        monkeypatch.setattr("fedsink.privacy.clipped_gaussian.add_gaussian_each", refuse)
+        with pytest.raises(ClientError) as caught:
+            start(composed("seed=0"), tmp_path / "run")
+        kept.append(caught)  # as a sweep keeps its failures, with their frames
+    else:
+        start(composed("seed=0"), tmp_path / "run")
+    gc.collect()
+    alive = [thing for thing in gc.get_objects() if isinstance(thing, Node | Shard | Pool)]
+    assert alive == []

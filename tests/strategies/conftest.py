@@ -62,6 +62,7 @@ class Wrapped(LocalGrid):
 
     def __init__(self, node: NodeSettings) -> None:
         super().__init__(client_app(node), node.clients)
+        self.node = node
         self.asked: list[Message] = []
         self.change: Callable[[list[Message]], list[Message]] = lambda replies: replies
 

@@ -3,12 +3,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
+from fedsink.clients.app import client_app
+from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.gradient import client_gradient
 from fedsink.clients.shard import Shard
 from fedsink.data.partition import Unequal, partition
@@ -19,7 +21,10 @@ from fedsink.models import Generator
 from fedsink.privacy import ReproducibleKey, Stream
 from fedsink.protocol import GradientReply, GradientRequest
 from fedsink.protocol.errors import FAILED, REFUSED
+from fedsink.protocol.exchange import Reduction
+from fedsink.protocol.gradient import unpack_requests
 from fedsink.server import checkpoint
+from fedsink.simulation.local import LocalGrid
 from fedsink.strategies import DPSinkhorn
 from fedsink.transport import ConvergedSolver, clipped_record_field, potential
 
@@ -30,7 +35,7 @@ Grids = Callable[..., Any]
 def play(strategy: DPSinkhorn, grid: Any, rounds: int | None = None) -> list[dict[str, Any]]:
     metrics = []
     for number in range(strategy.round + 1, (rounds or strategy.rounds) + 1):
-        messages = list(strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid))
+        messages = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
         _, record = strategy.aggregate_train(number, grid.send_and_receive(messages))
         metrics.append(dict(record or {}))
     return metrics
@@ -311,6 +316,59 @@ def test_missing_clients_are_refused_at_once(make_central: Central, make_grid: G
         play(make_central(clients=4), make_grid(3))
 
 
+class _Asking:
+    """A grid that has no roster and no sums, as Flower's own have none."""
+
+    def __init__(self, grid: Any) -> None:
+        self.get_node_ids = grid.get_node_ids
+        self.send_and_receive = lambda messages, timeout=None: grid.send_and_receive(list(messages))
+
+
+def test_nodes_say_which_client_they_are_where_the_grid_does_not_know(
+    make_central: Central, make_grid: Grids
+) -> None:
+    ours, theirs, grid = make_central(), make_central(), make_grid()
+    play(ours, make_grid())
+    asking: Any = _Asking(grid)
+    play(theirs, asking)
+    assert [m.metadata.message_type for m in grid.asked[:4]] == ["query.identity"] * 3 + [
+        "train.gradient"
+    ]
+    assert torch.equal(weights(ours.generator), weights(theirs.generator))
+    with pytest.raises(ClientError, match="Expected the clients 0 to 3, found 3 of them"):
+        play(make_central(clients=4), asking)
+
+
+def _summing(grid: Any) -> Any:
+    """A grid like this one that adds the replies up."""
+    return LocalGrid(client_app(grid.node), grid.clients, batched=NodeCohort(grid.node))
+
+
+@pytest.mark.parametrize("uses", [1, 2])
+@pytest.mark.parametrize("schedule", ["class", "joint"])
+@pytest.mark.parametrize("clip", ["record", "batch"])
+def test_sums_made_by_the_grid_train_the_same_generator(
+    make_central: Central, make_grid: Grids, clip: str, schedule: str, uses: int
+) -> None:
+    options = {"clip": clip, "schedule": schedule, "clients": 7, "uses_per_message": uses}
+    ours, theirs = make_central(**options), make_central(**options)
+    play(ours, make_grid(7), ours.messages)
+    play(theirs, _summing(make_grid(7)), theirs.messages)
+    torch.testing.assert_close(
+        weights(ours.generator), weights(theirs.generator), rtol=0, atol=1e-5
+    )
+    assert ours.round == theirs.round == 6
+
+
+def test_a_failure_behind_a_sum_names_the_client(make_central: Central, make_grid: Grids) -> None:
+    strategy, grid = make_central(clients=2), make_grid(2)
+    strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    with pytest.raises(ClientError, match=r"in round 1, client 1 refused the request; its own log"):
+        strategy.aggregate_train(1, cast(Any, Reduction([None, None], {1: REFUSED})))
+    with pytest.raises(ClientError, match=r"not every client's answer was added up"):
+        strategy.aggregate_train(1, cast(Any, Reduction([None, None], {})))
+
+
 def test_an_unmodified_flower_strategy_start_runs_it(
     make_central: Central, make_grid: Grids
 ) -> None:
@@ -325,8 +383,8 @@ def test_an_unmodified_flower_strategy_start_runs_it(
 def test_flower_cannot_run_more_rounds_than_the_plan(
     make_central: Central, make_grid: Grids
 ) -> None:
-    """Pitfall 6: clients refuse what nobody accounted for."""
-    with pytest.raises(ClientError, match="round 7, client 0 could not use the request"):
+    """Pitfall 6: nobody accounted for more (clients refuse it as well)."""
+    with pytest.raises(ClientError, match="6 rounds in 6 messages, and message 7"):
         make_central().start(make_grid(), ArrayRecord(), num_rounds=7)
 
 
@@ -420,9 +478,102 @@ def test_signal_to_noise_is_near_zero_for_noise_alone_and_large_for_signal(
             reply.content = GradientReply(noise + factor * std).to_record()
         _, record = strategy.aggregate_train(1, replies)
         assert low <= float((record or {})["signal_to_noise"]) <= high
-        strategy._points, strategy._groups = strategy._generate(1)  # the graph is used up
+        # The graph is used up.
+        strategy._points, strategy._blocks = strategy._generate([1], list(range(6)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:6], ids=str)
+def test_a_message_holds_the_rounds_that_single_messages_would(
+    make_central: Central, make_grid: Grids, variant: dict[str, Any]
+) -> None:
+    """T = 5, U = 2: messages for rounds 1-2, 3-4 and 5; rows of the first as in U = 1."""
+    grid, strategy = make_grid(4), make_central(clients=4, rounds=5, uses_per_message=2, **variant)
+    metrics = play(strategy, grid, 1)
+    assert (strategy.messages, strategy.message, strategy.round) == (3, 1, 2)
+    single = make_central(clients=4, rounds=5, **variant)
+    messages = list(single.configure_train(1, ArrayRecord(), ConfigRecord(), make_grid(4)))
+    for ours, theirs in zip(grid.asked[-4:], messages, strict=True):
+        first, _ = unpack_requests(ours.content)
+        (expected,) = unpack_requests(theirs.content)
+        assert torch.equal(first.rows, expected.rows)
+        assert torch.equal(first.potentials, expected.potentials)
+        assert torch.equal(first.self_gradient, expected.self_gradient)
+    for number in (2, 3):
+        messages = list(strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid))
+        _, record = strategy.aggregate_train(number, grid.send_and_receive(messages))
+        metrics.append(dict(record or {}))
+    assert (strategy.message, strategy.round) == (3, 5)
+    assert all(record["loss"] > 0 for record in metrics)
+    asked = [m for m in grid.asked if m.metadata.message_type == "train.gradient"]
+    held = [[r.round for r in unpack_requests(m.content)] for m in asked]
+    assert held == [[1, 2]] * 4 + [[3, 4]] * 4 + [[5]] * 4
+    for message in asked:
+        client = message.metadata.dst_node_id - 1000
+        for request in unpack_requests(message.content):
+            of_class = (client + request.round) % 3 if variant["schedule"] == "class" else None
+            assert request.label == of_class
+
+
+def test_a_message_takes_one_step_along_the_mean_of_its_gradients(
+    make_central: Central, make_grid: Grids
+) -> None:
+    """A fixed generator: the gradients of rounds 1 and 2 come from two strategies of U = 1."""
+    variant = {"clip": "batch", "self_term": "semi_debiased", "rounds": 3}
+    steps: dict[int, list[Any]] = {1: [], 2: []}
+    for uses in (1, 2):
+        strategy, grid = make_central(uses_per_message=uses, **variant), make_grid()
+        strategy.trainer.step = lambda *a, to=steps[uses]: to.append(a)  # type: ignore[method-assign]
+        play(strategy, grid, 3 if uses == 1 else 1)
+    (together,) = steps[2]
+    points, gradient, number = together
+    apart = [gradient for _, gradient, _ in steps[1]]
+    assert number == 1
+    assert torch.allclose(gradient, torch.cat(apart[:2]) / 2, atol=1e-6)
+    assert torch.allclose(points, torch.cat([points for points, _, _ in steps[1][:2]]), atol=1e-6)
+    assert points.requires_grad
+
+
+def test_many_uses_per_message_train_save_and_resume(
+    make_central: Central, make_grid: Grids, tmp_path: Path
+) -> None:
+    through, until, resumed = (make_central(rounds=7, uses_per_message=3) for _ in range(3))
+
+    def go(strategy: DPSinkhorn, messages: int) -> list[float]:
+        epsilons, grid = [], make_grid()
+        for number in range(strategy.message + 1, messages + 1):
+            asked = list(strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid))
+            strategy.aggregate_train(number, grid.send_and_receive(asked))
+            epsilons.append(strategy.epsilon_so_far())
+        return epsilons
+
+    plan = through.settings.plan
+    assert go(through, 3) == [plan.epsilon_after(t) for t in (3, 6, 7)]
+    assert through.epsilon_so_far() == plan.epsilon()
+    go(until, 2)
+    checkpoint.save(tmp_path, *until.state())
+    resumed.load_state(*checkpoint.load(tmp_path))
+    resumed.round = until.round
+    go(resumed, 3)
+    assert torch.equal(weights(resumed.generator), weights(through.generator))
+
+
+def test_an_answer_with_too_few_gradients_is_refused(
+    make_central: Central, make_grid: Grids
+) -> None:
+    grid, strategy = make_grid(), make_central(uses_per_message=3)
+
+    def change(replies: list[Message]) -> list[Message]:
+        replies[1].content = GradientReply(torch.zeros(5, 4)).to_record()
+        return replies
+
+    grid.change = change
+    message = "in rounds 1 to 3, client 1 answered with 1 gradients; expected 3"
+    with pytest.raises(ClientError, match=message):
+        play(strategy, grid, 1)
 
 
 def test_rows_must_be_positive(make_central: Central) -> None:
     with pytest.raises(ConfigError, match=r"strategy\.rows must be at least 1, not 0"):
         make_central(rows=0)
+    with pytest.raises(ConfigError, match=r"uses_per_message must be at least 1, not 0"):
+        make_central(uses_per_message=0)

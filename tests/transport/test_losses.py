@@ -185,6 +185,22 @@ def test_a_cohort_in_one_call_equals_a_loop_over_clients() -> None:
         torch.testing.assert_close(together.gradient[k], alone.gradient, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("solver", [CONVERGED, AnnealedSolver()], ids=["converged", "annealed"])
+def test_shared_points_and_padded_clients_equal_a_loop(solver: ConvergedSolver) -> None:
+    x, sizes = cloud(6, seed=31), (5, 2, 7)
+    batches = [cloud(m, seed=32 + m) for m in sizes]
+    y = torch.full((3, 7, 3), 1e3, dtype=torch.float64)
+    log_b = torch.full((3, 7), -math.inf, dtype=torch.float64)
+    for k, batch in enumerate(batches):
+        y[k, : len(batch)], log_b[k, : len(batch)] = batch, -math.log(len(batch))
+    together = transport_gradient(x, y, Mixed(1.0), 0.5, log_b=log_b, solver=solver)
+    assert together.gradient.shape == (3, 6, 3)
+    for k, batch in enumerate(batches):
+        alone = transport_gradient(x, batch, Mixed(1.0), 0.5, solver=solver)
+        torch.testing.assert_close(together.value[k], alone.value, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(together.gradient[k], alone.gradient, rtol=1e-7, atol=1e-9)
+
+
 def test_wrong_numbers_of_rows_are_refused() -> None:
     x = cloud(6, seed=28)
     with pytest.raises(ValueError, match=r"n \+ n_extra = 7 rows, got 6"):

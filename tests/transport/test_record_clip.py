@@ -199,13 +199,13 @@ def test_hostile_potentials_and_rows_that_follow_a_record_gain_nothing() -> None
 def test_both_paths_give_the_same_field(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, f = cloud(8, 6, seed=9), cloud(20, 6, seed=10), cloud(8, 1, seed=11)[:, 0]
     calls: list[int] = []
-    original = record_clip._contribution
+    original = record_clip.single_contribution
 
     def counted(*arguments: object) -> Tensor:
         calls.append(1)
         return original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(record_clip, "_contribution", counted)
+    monkeypatch.setattr(record_clip, "single_contribution", counted)
     fast = clipped_record_field(x, y, f, 1.0, 0.3)
     assert calls == []
     monkeypatch.setattr(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from fedsink.transport import (
     row_weights,
     transport_gradient,
 )
+from fedsink.transport.semidual import masked_row_weights
 from fedsink.transport.solvers import ConvergedSolver
 
 
@@ -30,6 +33,24 @@ def test_row_weights_are_a_softmax_over_rows() -> None:
     expected = torch.exp((f[:, None] - cost) / lam)
     torch.testing.assert_close(w, expected / expected.sum(0))
     torch.testing.assert_close(row_weights(f + 5.0, cost, lam), w)
+
+
+def test_masked_row_weights_are_those_of_the_rows_left() -> None:
+    f, cost = cloud(5, 1, seed=1)[:, 0], SquaredEuclidean()(cloud(5), cloud(7, seed=2))
+    mask = torch.ones(5, 7, dtype=torch.bool)
+    torch.testing.assert_close(masked_row_weights(f, cost, 0.6, mask), row_weights(f, cost, 0.6))
+    mask[[1, 3]] = False
+    mask[:, 2] = False
+    w = masked_row_weights(f, cost, 0.6, mask)
+    left = torch.tensor([0, 2, 4])
+    columns = torch.tensor([0, 1, 3, 4, 5, 6])
+    torch.testing.assert_close(
+        w[left][:, columns], row_weights(f[left], cost[left][:, columns], 0.6)
+    )
+    assert float(w[~mask].abs().max()) == 0.0
+    tiny = masked_row_weights(f, cost, 1e-4, ~torch.zeros_like(mask))
+    assert float(tiny.min()) == pytest.approx(math.exp(-300.0))  # raised, not underflowed
+    assert bool((tiny.sum(0) == 1.0).all())
 
 
 def test_one_records_weights_do_not_depend_on_the_others() -> None:

@@ -45,6 +45,11 @@ class PixelRange(Map):
         check_norm(self.norm, self.name)
 
     @property
+    def record_shape(self) -> tuple[int, ...]:
+        """(channels, height, width)."""
+        return self.shape
+
+    @property
     def dimension(self) -> int:
         """Number of pixels times channels, d."""
         return math.prod(self.shape)
@@ -96,6 +101,11 @@ class L1Ball(Map):
     def norm(self) -> Norm:
         """The guarantee is in L1."""
         return "l1"
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        """(channels, height, width)."""
+        return self.shape
 
     @property
     def dimension(self) -> int:
@@ -154,6 +164,11 @@ class L2Ball(Map):
     def norm(self) -> Norm:
         """The guarantee is in L2."""
         return "l2"
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        """(channels, height, width)."""
+        return self.shape
 
     @property
     def dimension(self) -> int:

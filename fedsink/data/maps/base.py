@@ -44,6 +44,11 @@ class Map(ABC):
 
     @property
     @abstractmethod
+    def record_shape(self) -> tuple[int, ...]:
+        """Shape of the records it is for; the sensitivity holds for no other."""
+
+    @property
+    @abstractmethod
     def dimension(self) -> int:
         """Number of coordinates D."""
 

@@ -71,6 +71,11 @@ class DctDirection(Map):
             )
 
     @property
+    def record_shape(self) -> tuple[int, ...]:
+        """(channels, height, width)."""
+        return self.shape
+
+    @property
     def dimension(self) -> int:
         """D = channels · (block² − 1)."""
         return int(self.shape[0] * (self.block**2 - 1))
@@ -148,6 +153,11 @@ class NonNegativeDirection(Map):
     def norm(self) -> Norm:
         """The guarantee is in L2 only."""
         return "l2"
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        """(channels, height, width)."""
+        return self.shape
 
     @property
     def dimension(self) -> int:

@@ -45,6 +45,11 @@ class PointBall(Map):
             raise ConfigError(f"the map {self.name} needs a positive size, got {self.size}.")
 
     @property
+    def record_shape(self) -> tuple[int, ...]:
+        """(d,)."""
+        return (self.size,)
+
+    @property
     def dimension(self) -> int:
         """Dimension d of a point."""
         return self.size

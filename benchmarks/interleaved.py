@@ -1,0 +1,53 @@
+"""Measuring a reference and ours in turn, in one process, by processor time."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+
+def arguments(description: str | None, repeats: int) -> argparse.Namespace:
+    """Parse the options that every benchmark has."""
+    import torch
+
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--repeats", type=int, default=repeats)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    return options
+
+
+def milliseconds(run: Callable[[], object]) -> float:
+    """Processor time of one call in this process: what other processes take is not counted."""
+    start = time.process_time()
+    run()
+    return 1e3 * (time.process_time() - start)
+
+
+def medians(
+    runs: Mapping[str, Callable[[int], object]], repeats: int, block: int = 1
+) -> dict[str, float]:
+    """Median time of one call of each run.
+
+    The runs take turns by blocks of so many calls: in longer blocks each run finds its own data
+    in the caches, in blocks of one it finds what the others have left.
+    """
+    for run in runs.values():
+        run(0)  # compiles, and fills caches
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for first in range(0, repeats, block):
+        for name, run in runs.items():
+            numbers = range(first, min(first + block, repeats))
+            taken[name] += [milliseconds(partial(run, number)) for number in numbers]
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a Markdown table."""
+    print(f"| {' | '.join(header)} |")
+    print("|" + "---|" * len(header))
+    for row in rows:
+        print(f"| {' | '.join(row)} |", flush=True)

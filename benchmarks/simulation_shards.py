@@ -1,0 +1,113 @@
+"""What the engine costs: trivial clients on our grid against bare Ray actors that add up.
+
+Every client of K gets 60×784 float32 values and returns them plus its number; two actors. The
+bare actors loop over their clients and return one float64 sum, of which nothing is checked. Ours
+packs and reads a request, checks every reply and adds along the tree. Both take turns in one Ray
+instance. Arguments: numbers of clients.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_LOG_LEVEL="ERROR", FLWR_DISABLE_UPDATE_CHECK="1")
+
+import numpy as np
+import ray
+import torch
+from flwr.app import RecordDict
+from flwr.clientapp import ClientApp
+
+from fedsink.protocol.exchange import BLOCK, Answers, Broadcast, Exchange
+from fedsink.protocol.records import pack, unpack
+from fedsink.simulation.cohort import Hosted
+from fedsink.simulation.ray import RayGrid
+
+SHAPE = (60, 784)
+ACTORS = 2
+ROUNDS = {10: 200, 100: 100, 1000: 40}
+
+
+class Trivial:
+    """All clients of a block at once."""
+
+    def handles(self, message_type: str) -> bool:
+        return True
+
+    def answers(self, content: RecordDict, clients: Sequence[int]) -> Iterator[Answers]:
+        rows = unpack(content)[1]["x"]
+        for start in range(0, len(clients), BLOCK):
+            block = clients[start : start + BLOCK]
+            yield Answers(block, rows + torch.tensor(block, dtype=rows.dtype).view(-1, 1, 1))
+
+
+def host(settings: Any) -> Hosted:
+    torch.set_num_threads(1)
+    return Hosted(ClientApp(), Trivial())
+
+
+class Shard:
+    """A bare actor."""
+
+    def __init__(self, clients: range) -> None:
+        self.clients = clients
+
+    def total(self, rows: np.ndarray) -> np.ndarray:
+        total = np.zeros(rows.shape)
+        for client in self.clients:
+            total += rows + np.float32(client)
+        return total
+
+
+def bare_round(actors: list[Any], x: torch.Tensor) -> np.ndarray:
+    shared = ray.put(x.numpy())
+    total: np.ndarray = sum(ray.get([actor.total.remote(shared) for actor in actors]))
+    return total
+
+
+def our_round(grid: RayGrid, x: torch.Tensor) -> np.ndarray:
+    broadcast = Broadcast(pack({}, {"x": x}), grid.roster(), SHAPE)
+    reduced: Any = grid.send_and_receive(Exchange("train.trivial", "1", [broadcast]))
+    total: np.ndarray = reduced.sums[0].total.numpy()
+    return total
+
+
+def medians(clients: int, x: torch.Tensor) -> list[float]:
+    """Seconds of a round of bare Ray, and of ours."""
+    settings: Any = SimpleNamespace(clients=clients)
+    grid = RayGrid(settings, actors=ACTORS, num_cpus=2 * ACTORS, host=host)
+    shard = ray.remote(num_cpus=1)(Shard)
+    bare = [shard.remote(range(place, clients, ACTORS)) for place in range(ACTORS)]
+    runs = [lambda: bare_round(bare, x), lambda: our_round(grid, x)]
+    np.testing.assert_allclose(*[run() for run in runs], rtol=1e-12)
+    seconds: list[list[float]] = [[], []]
+    for _ in range(ROUNDS[clients]):
+        for run, noted in zip(runs, seconds, strict=True):
+            began = time.perf_counter()
+            run()
+            noted.append(time.perf_counter() - began)
+    for actor in bare:
+        ray.kill(actor)
+    grid.close()
+    return [statistics.median(noted) for noted in seconds]
+
+
+def main() -> None:
+    x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
+    print("| clients | bare Ray, rounds/s | ours, rounds/s | ratio |\n|---|---|---|---|")
+    ratios = []
+    for clients in [int(argument) for argument in sys.argv[1:]] or list(ROUNDS):
+        bare, ours = medians(clients, x)
+        print(f"| {clients} | {1 / bare:.3g} | {1 / ours:.3g} | {bare / ours:.2f} |", flush=True)
+        ratios.append(f"ratio simulation-shards-{clients} {bare / ours:.2f}")
+    print("\n".join(ratios))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""What the owner of a node allows, whatever a message asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsink.data.spec import DataSpec
+from fedsink.errors import ReleaseRefusedError
+from fedsink.privacy import PrivacyPlan
+from fedsink.privacy.adjacency import REPLACE_ONE
+from fedsink.privacy.ledger import Budget
+from fedsink.protocol import GradientRequest, PrivatizeRequest
+
+CENTRAL = "clipped-gaussian"
+LABELS = "randomized-response"
+MECHANISMS = (CENTRAL, "laplace", "gaussian", LABELS)
+
+
+class PolicyRefusedError(ReleaseRefusedError):
+    """The owner's policy forbids what the message asks for."""
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The `[allow]` table.
+
+    Attributes:
+        mechanisms: names out of `MECHANISMS`.
+        minimum_noise_multiplier: least σ of a clipped Gaussian, noise std / sensitivity.
+        maximum_clip_bound: largest Δ of a clipped Gaussian.
+        maximum_images: most rows in one message of the central mode.
+        maximum_rate: largest sampling rate q.
+        labels: class indices that may be used; None: all.
+        capacity: whether a plan must fix its batch capacity.
+    """
+
+    mechanisms: tuple[str, ...]
+    minimum_noise_multiplier: float = 0.0
+    maximum_clip_bound: float = 0.0
+    maximum_images: int = 0
+    maximum_rate: float = 1.0
+    labels: frozenset[int] | None = None
+    capacity: bool = False
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The owner's file, read strictly; its ε ceilings are held by the ledger.
+
+    Guarantees:
+        - Only mechanisms, adjacencies and classes that the file names are answered.
+        - The noise multiplier is at least the file's; clip bound, rate and images a message are
+          at most the file's.
+        - A request is refused before any record is read.
+
+    Attributes:
+        path: the file.
+        lineage: the owner's name of the data; budgets belong to it.
+        data: which records, and their public description.
+        on_change: ``"inherit"`` (default): changed data go on with every charge; ``"refuse"``.
+        state: folder of ledger, stored replies and noise key.
+        noise: ``"secure"`` or ``"fast"``.
+        budgets: ceilings by adjacency.
+        allowed: everything else.
+    """
+
+    path: Path
+    lineage: str
+    data: DataSpec
+    on_change: str
+    state: Path
+    noise: str
+    budgets: Mapping[str, Budget]
+    allowed: Allowed
+
+    @classmethod
+    def load(cls, path: Path) -> Policy:
+        """Read a policy file.
+
+        Raises:
+            ConfigError: it cannot be read, or a key is unknown, missing or of the wrong type.
+        """
+        from fedsink.clients.policy_file import read_policy
+
+        return read_policy(path)
+
+    @property
+    def ledger(self) -> Path:
+        """The node's ledger."""
+        return self.state / "ledger.sqlite"
+
+    @property
+    def key_file(self) -> Path:
+        """The node's secret noise key, where noise is "fast"."""
+        return self.state / "noise.key"
+
+    def check_gradient(self, requests: Sequence[GradientRequest]) -> None:
+        """Refuse a message of the central mode that the owner does not allow.
+
+        Raises:
+            PolicyRefusedError: naming the key that forbids it.
+        """
+        images = sum(len(request.rows) for request in requests)
+        if images > self.allowed.maximum_images:
+            self._refuse("allow.maximum_images", f"the message holds {images} images")
+        for request in requests:
+            self._check_plan(request.plan)
+            labels = None if request.label is None else {request.label}
+            self._check_labels(labels)
+
+    def check_privatize(self, request: PrivatizeRequest) -> None:
+        """Refuse a message of the local mode that the owner does not allow.
+
+        Raises:
+            PolicyRefusedError: naming the key that forbids it.
+        """
+        plan = request.plan
+        self._check_mechanism(plan.mechanism)
+        if plan.label_mechanism is not None:
+            self._check_mechanism(LABELS)
+        self._check_budget(REPLACE_ONE, plan.delta)
+        self._check_labels(None)
+
+    def _check_plan(self, plan: PrivacyPlan) -> None:
+        allowed = self.allowed
+        self._check_mechanism(CENTRAL)
+        self._check_budget(plan.adjacency, plan.delta)
+        if plan.noise_multiplier < allowed.minimum_noise_multiplier:
+            self._refuse("allow.minimum_noise_multiplier", f"σ = {plan.noise_multiplier:g}")
+        if plan.clip.bound > allowed.maximum_clip_bound:
+            self._refuse("allow.maximum_clip_bound", f"Δ = {plan.clip.bound:g}")
+        if plan.rate > allowed.maximum_rate:
+            self._refuse("allow.maximum_rate", f"q = {plan.rate:g}")
+        if allowed.capacity and plan.capacity is None:
+            self._refuse("allow.capacity", "the plan fixes no batch capacity")
+        if plan.capacity is not None and plan.capacity > self.data.nominal_records:
+            # It would hide nothing more, and cost the node memory and time.
+            self._refuse("data.nominal_records", f"the plan has a capacity of {plan.capacity}")
+        if plan.nominal_records is not None and plan.nominal_records < self.data.nominal_records:
+            self._refuse(
+                "data.nominal_records", f"the plan accounts for {plan.nominal_records} records"
+            )
+
+    def _check_mechanism(self, name: str) -> None:
+        if name not in self.allowed.mechanisms:
+            self._refuse("allow.mechanisms", f"the message asks for {name}")
+
+    def _check_budget(self, adjacency: str, delta: float) -> None:
+        budget = self.budgets.get(adjacency)
+        if budget is None:
+            self._refuse(f"budget.{adjacency}", "there is no such budget")
+        elif budget.admission == "reserve" and delta > budget.delta:
+            self._refuse(f"budget.{adjacency}.delta", f"the plan has δ = {delta:g}")
+
+    def _check_labels(self, labels: set[int] | None) -> None:
+        """`labels` None: records of every class take part."""
+        wanted = set(range(len(self.data.classes))) if labels is None else labels
+        if self.allowed.labels is not None and not wanted <= self.allowed.labels:
+            self._refuse("allow.labels", "the message uses a class that is not listed")
+
+    def _refuse(self, key: str, what: str) -> None:
+        raise PolicyRefusedError(f"The policy {self.path.name} refuses by {key}: {what}.")

@@ -1,0 +1,148 @@
+"""The one way out of a node: charge, commit, compute, store, release."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedsink.clients.replies import ReplyStore
+from fedsink.errors import ReleaseRefusedError
+from fedsink.privacy.ledger import Budget, Charge, Ledger, Reservation, Use
+
+Place = tuple[int, int | None]
+"""A round and its class."""
+
+
+def use_digests(digest: bytes, uses: int) -> list[bytes]:
+    """A digest for each use of one message."""
+    return [hashlib.sha256(digest + use.to_bytes(8, "big")).digest() for use in range(uses)]
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A message whose charge is committed.
+
+    Attributes:
+        digests: one for each use; its noise is drawn under it.
+        stored: the reply that has been computed before, if there is one.
+        release: stores the reply computed now and returns what may leave.
+    """
+
+    digests: list[bytes]
+    stored: Mapping[str, Tensor] | None
+    release: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+
+class Releases:
+    """Answers of one client, each charged before it exists.
+
+    Guarantees:
+        - Nothing is computed from the data before its charge is committed.
+        - The same request on changed data is another request.
+        - A released reply is answered again with its stored bytes, or not at all; without a
+          store the caller's noise must be the same for the same digests.
+
+    Args:
+        ledger: the node's.
+        lineage: the owner's name of this client's data.
+        budgets: ceilings by adjacency; None: the ledger admits one plan, whatever it costs.
+        store: where released replies are kept; None where their noise can be drawn again.
+        on_change: ``"inherit"`` or ``"refuse"``, see `Ledger.bind`.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        lineage: str,
+        budgets: Mapping[str, Budget] | None,
+        store: ReplyStore | None,
+        on_change: str = "inherit",
+    ) -> None:
+        self._ledger = ledger
+        self._lineage = lineage
+        self._budgets = budgets
+        self._store = store
+        self._on_change = on_change
+        self._reservation: tuple[tuple[str, str, str], Reservation] | None = None
+        self._bound: bytes | None = None
+
+    def answer(
+        self,
+        run: str,
+        charge: Charge,
+        places: Sequence[Place],
+        digest: bytes,
+        content: Callable[[], bytes],
+        compute: Callable[[list[bytes]], Mapping[str, Tensor]],
+    ) -> Mapping[str, Tensor]:
+        """The reply to one message, computed at most once for each state of the data.
+
+        Args:
+            run: public name of the run.
+            charge: its plan.
+            places: the rounds and classes of the message's uses.
+            digest: SHA-256 of the whole message.
+            content: fingerprint of the data, which it loads.
+            compute: the reply, from one digest for each use.
+
+        Raises:
+            ReleaseRefusedError: budget, ledger or store forbid an answer.
+            LedgerError: ledger or store cannot be read or written.
+        """
+        admitted = self.admit(run, charge, places, digest, content)
+        if admitted.stored is not None:
+            return admitted.stored
+        return admitted.release(compute(admitted.digests))
+
+    def admit(
+        self,
+        run: str,
+        charge: Charge,
+        places: Sequence[Place],
+        digest: bytes,
+        content: Callable[[], bytes],
+    ) -> Admitted:
+        """The first half of `answer`: the charge is committed, and nothing computed yet."""
+        reservation = self._reserve(run, charge)
+        fingerprint = content()
+        if fingerprint != self._bound:
+            self._ledger.bind(self._lineage, fingerprint, self._on_change)
+            self._bound = fingerprint
+        key = hashlib.sha256(run.encode() + b"\0" + digest + fingerprint).digest()
+        digests = use_digests(key, len(places))
+        uses = [Use(*place, each) for place, each in zip(places, digests, strict=True)]
+        claims = self._ledger.claim(reservation, fingerprint, uses)
+        store = self._store
+        if store is None:
+            return Admitted(digests, None, lambda reply: reply)
+        released = all(claim.released for claim in claims)
+
+        def mark() -> None:
+            if not released:
+                self._ledger.released(reservation, [place[0] for place in places])
+
+        stored = store.get(key)
+        if stored is not None:
+            mark()
+        elif any(claim.released for claim in claims):
+            raise ReleaseRefusedError(
+                f"The reply to this request of the run {run} has left {self._lineage}, and its "
+                "stored bytes are gone: it is never noised again."
+            )
+
+        def release(reply: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+            kept = store.put(key, reply)
+            mark()
+            return kept
+
+        return Admitted(digests, stored, release)
+
+    def _reserve(self, run: str, charge: Charge) -> Reservation:
+        plan = (run, charge.adjacency, charge.plan_json)
+        if self._reservation is None or self._reservation[0] != plan:
+            budget = None if self._budgets is None else self._budgets[charge.adjacency]
+            self._reservation = plan, self._ledger.reserve(self._lineage, run, charge, budget)
+        return self._reservation[1]

@@ -1,0 +1,102 @@
+"""The bytes of every reply that may have left the node, so that no request is noised twice."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedsink.errors import LedgerError, ReleaseRefusedError
+
+_CHECKSUM_BYTES = 32
+
+
+class ReplyStore:
+    """One file per reply, named by the digest of what it answers.
+
+    Guarantees:
+        - A reply is on the disk, whole, before `put` returns it.
+        - Of two replies to one request the first is kept, and both are answered with it.
+        - A damaged reply is refused, never made again.
+        - Files have mode 0600.
+
+    Args:
+        folder: made with mode 0700 at the first reply.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, digest: bytes) -> dict[str, Tensor] | None:
+        """The stored reply, or None where there is none.
+
+        Raises:
+            ReleaseRefusedError: the stored reply is damaged.
+            LedgerError: it cannot be read.
+        """
+        path = self._path(digest)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise LedgerError(f"the stored reply {path} cannot be read: {error}.") from None
+        payload = content[_CHECKSUM_BYTES:]
+        if hashlib.sha256(payload).digest() != content[:_CHECKSUM_BYTES]:
+            raise ReleaseRefusedError(
+                f"The stored reply {path} is damaged, and a released reply is never noised again: "
+                "restore it, or start another run."
+            )
+        try:
+            return load(payload)
+        except SafetensorError as error:  # intact, but not what this version writes
+            raise LedgerError(f"the stored reply {path} cannot be read: {error}.") from None
+
+    def put(self, digest: bytes, reply: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Store a reply unless there is one, and return what is stored.
+
+        Raises:
+            LedgerError: the folder cannot be written; the reply must not leave.
+        """
+        payload = save({name: values.cpu().contiguous() for name, values in reply.items()})
+        path = self._path(digest)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._write_once(path, hashlib.sha256(payload).digest() + payload)
+        except OSError as error:
+            raise LedgerError(
+                f"the reply cannot be stored in {self._folder} ({error.strerror}), and nothing is "
+                "released without that: make room or mend its permissions."
+            ) from None
+        stored = self.get(digest)
+        if stored is None:
+            raise LedgerError(f"the stored reply {path} has vanished.")
+        return stored
+
+    def _write_once(self, path: Path, content: bytes) -> None:
+        # mkstemp gives mode 0600; link fails where another process was first.
+        handle, partial = tempfile.mkstemp(prefix=".", dir=self._folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(partial, path)
+        finally:
+            os.unlink(partial)
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _path(self, digest: bytes) -> Path:
+        return self._folder / f"{digest.hex()}.reply"

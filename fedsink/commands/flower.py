@@ -1,0 +1,120 @@
+"""Flower's own command line, as a subprocess: submit a run, follow it, stop it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from fedsink.errors import ClientError, ConfigError
+
+_STARTED = re.compile(r"Successfully started run (\d+)")
+_PROGRESS = re.compile(r"round \d+/\d+")
+_PATIENCE = 60.0
+
+
+class Submission:
+    """One `flwr run`.
+
+    Args:
+        app: folder of the Flower app.
+        superlink: name of the connection in Flower's configuration.
+        run_config: TOML file that overrides the app's configuration.
+    """
+
+    def __init__(self, app: Path, superlink: str, run_config: Path) -> None:
+        self.app = app
+        self.superlink = superlink
+        self.run_id: str | None = None
+        self._said: list[str] = []
+        self._process = subprocess.Popen(
+            [_flwr(), "run", str(app), superlink, "-c", str(run_config), "--stream"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=_quiet(),
+            start_new_session=True,  # Ctrl-C is ours to pass on
+        )
+
+    def wait(self, *, everything: bool = False) -> None:
+        """Follow the run's log until it ends; its progress goes to standard error.
+
+        Args:
+            everything: relay the whole log, Flower's own lines and tracebacks included.
+
+        Raises:
+            ClientError: the run could not be submitted.
+        """
+        if self._process.stdout is None:
+            raise ConfigError("Flower's command line was started without an output.")
+        for line in self._process.stdout:
+            self._said.append(line.rstrip())
+            if self.run_id is None and (match := _STARTED.search(line)):
+                self.run_id = match.group(1)
+            if everything or _PROGRESS.search(line):
+                sys.stderr.write(line)
+                sys.stderr.flush()
+        self._process.wait()
+        if self.run_id is None:
+            why = " ".join(filter(None, map(_plain, self._said))) or "it said nothing."
+            raise ClientError(
+                f"flwr run could not submit {self.app} to superlink={self.superlink}: "
+                f"{why} (Is the SuperLink running, and named in $FLWR_HOME/config.toml?)"
+            )
+
+    def stop(self) -> None:
+        """Stop the run on the SuperLink, and the process that follows it."""
+        if self.run_id is not None:
+            self._ask("stop")
+        if self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait(_PATIENCE)
+
+    def what_happened(self) -> str:
+        """The SuperLink's own word on a run that left none in its folder."""
+        status = "with an unknown status"
+        text = self._ask("list", "--run-id", "--format", "json")
+        if match := re.search(r'"status"\s*:\s*"([^"]+)"', text):
+            status = f"as {match.group(1)}"
+        return (
+            f"run {self.run_id} ended {status} and left no word in its folder: see "
+            f"flwr log {self.run_id} {self.superlink}."
+        )
+
+    def _ask(self, command: str, *options: str) -> str:
+        run_id = str(self.run_id)
+        words = [_flwr(), command]
+        if options:
+            words += [self.superlink, options[0], run_id, *options[1:]]
+        else:
+            words += [run_id, self.superlink]
+        done = subprocess.run(
+            words, capture_output=True, text=True, env=_quiet(), timeout=_PATIENCE, check=False
+        )
+        return done.stdout + done.stderr
+
+
+def _flwr() -> str:
+    """Flower's command beside this Python, or the first on the PATH.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    beside = Path(sys.executable).with_name("flwr")
+    found = str(beside) if beside.is_file() else shutil.which("flwr")
+    if found is None:
+        raise ConfigError("Flower's command flwr was not found: pip install 'fedsink' again.")
+    return found
+
+
+def _quiet() -> dict[str, str]:
+    return {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+
+def _plain(text: str) -> str:
+    """One line without colours and frames."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text).strip(" │╭╰─╮╯").removeprefix("Error ─")

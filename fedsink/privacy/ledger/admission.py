@@ -1,0 +1,231 @@
+"""Whether a plan or a use fits into its account; every function runs inside one transaction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from sqlite3 import Connection
+from typing import NamedTuple
+
+from fedsink.errors import BudgetError, ReleaseRefusedError
+from fedsink.privacy.ledger.budget import Budget
+from fedsink.privacy.ledger.charge import Charge
+from fedsink.privacy.ledger.events import event_to_json
+from fedsink.privacy.ledger.places import EVERY_LABEL, Reservation
+
+ONE_PLAN = "one-plan"  # the rule of an account without a ceiling
+_ROUNDING = 1 + 1e-9  # ten plans of δ = 1e-6 fill 1e-5, whatever the last bit of their sum
+
+
+class Price(NamedTuple):
+    """What a plan costs under its account's rule: ε in full, or ρ(α) a use."""
+
+    epsilon: float | None
+    rho: float | None
+
+
+def within(spent: float, ceiling: float) -> bool:
+    """Whether a sum of decimal fractions stays within a decimal ceiling (never for NaN)."""
+    return spent <= ceiling * _ROUNDING
+
+
+def price(charge: Charge, budget: Budget | None) -> Price:
+    """The plan's cost, as far as the account's rule asks for it."""
+    if budget is None:
+        return Price(None, None)
+    if budget.admission == "reserve":
+        return Price(charge.epsilon(), None)
+    return Price(None, budget.cost(charge.use))
+
+
+def find(
+    connection: Connection, lineage: str, run: str, charge: Charge, budget: Budget | None
+) -> Reservation | None:
+    """The reservation of exactly this plan for this run, if there is one.
+
+    Raises:
+        ReleaseRefusedError: the run has another plan, or the account another rule.
+    """
+    account = connection.execute(
+        "SELECT id, admission, alpha FROM accounts WHERE lineage=? AND adjacency=?",
+        (lineage, charge.adjacency),
+    ).fetchone()
+    if account is None:
+        return None
+    if account[1:] != _rule(budget):
+        raise ReleaseRefusedError(
+            f"{lineage} was charged by the rule {_words(*account[1:])} so far, and charges of "
+            f"{_words(*_rule(budget))} cannot be added to those: set the rule back."
+        )
+    plans = connection.execute(
+        "SELECT runs.id, reservations.id, plan, rounds, uses FROM runs"
+        " JOIN reservations ON run = runs.id WHERE account=? AND name=?",
+        (account[0], run),
+    ).fetchall()
+    wanted = charge.plan_json
+    for run_id, id, plan, rounds, uses in plans:
+        if plan == wanted:
+            return Reservation(id, run_id, account[0], lineage, run, rounds, uses, budget)
+    if plans and account[1] != "rdp-filter":
+        raise ReleaseRefusedError(
+            f"The run {run} is reserved for another plan at {lineage}: a plan is fixed before its "
+            "first release."
+        )
+    return None
+
+
+def admit(
+    connection: Connection,
+    lineage: str,
+    run: str,
+    charge: Charge,
+    budget: Budget | None,
+    priced: Price,
+) -> Reservation:
+    """Charge a plan that is new to the ledger.
+
+    Raises:
+        BudgetError: the account has too little left.
+    """
+    epsilon, delta = (None, None) if budget is None else (budget.epsilon, budget.delta)
+    [account] = connection.execute(
+        "INSERT INTO accounts (lineage, adjacency, admission, alpha, epsilon, delta)"
+        " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (lineage, adjacency)"
+        " DO UPDATE SET epsilon=excluded.epsilon, delta=excluded.delta RETURNING id",
+        (lineage, charge.adjacency, *_rule(budget), epsilon, delta),
+    ).fetchone()
+    earlier = connection.execute(
+        "SELECT reservations.epsilon, reservations.delta FROM reservations"
+        " JOIN runs ON run = runs.id WHERE account=?",
+        (account,),
+    ).fetchall()
+    if budget is None and earlier:
+        raise BudgetError(f"{lineage} has answered a run, and its ledger admits one plan alone.")
+    if budget is not None and priced.epsilon is not None:
+        _check_sums(lineage, charge, budget, priced.epsilon, earlier)
+    connection.execute("INSERT OR IGNORE INTO runs (account, name) VALUES (?, ?)", (account, run))
+    [run_id] = connection.execute(
+        "SELECT id FROM runs WHERE account=? AND name=?", (account, run)
+    ).fetchone()
+    use = None if charge.use is None else event_to_json(charge.use)
+    [id] = connection.execute(
+        "INSERT INTO reservations (run, plan, event, use, rounds, uses, epsilon, delta, rho)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
+        (run_id, charge.plan_json, event_to_json(charge.event), use, charge.rounds, charge.uses,
+         priced.epsilon, charge.delta, priced.rho),
+    ).fetchone()  # fmt: skip
+    reservation = Reservation(id, run_id, account, lineage, run, charge.rounds, charge.uses, budget)
+    check_filter(connection, reservation)  # the owner may have lowered the ceiling
+    return reservation
+
+
+def same_content(connection: Connection, reservation: Reservation, fingerprint: bytes) -> None:
+    """Hold a run to the content of its first answer.
+
+    Parallel composition over labels needs records whose label stays: a record that changes its
+    class between two rounds of a class schedule would take part in both.
+
+    Raises:
+        ReleaseRefusedError: the data have changed since then.
+    """
+    [held] = connection.execute(
+        "SELECT fingerprint FROM runs WHERE id=?", (reservation.run,)
+    ).fetchone()
+    if held is None:
+        connection.execute(
+            "UPDATE runs SET fingerprint=? WHERE id=?", (fingerprint, reservation.run)
+        )
+    elif held != fingerprint:
+        raise ReleaseRefusedError(
+            f"The data of {reservation.lineage} have changed since the first answer to the run "
+            f"{reservation.name}: restore them, or start another run."
+        )
+
+
+def check_labels(connection: Connection, reservation: Reservation) -> None:
+    """Hold every class to the uses its plan was charged for.
+
+    Raises:
+        BudgetError: a class would take part more often.
+    """
+    counts = connection.execute(
+        "SELECT label, uses FROM counts WHERE reservation=?", (reservation.id,)
+    ).fetchall()
+    if largest(counts) > reservation.uses:
+        raise BudgetError(
+            f"The plan of the run {reservation.name} was charged for {reservation.uses} uses of a "
+            f"record at {reservation.lineage}, and this request would be one more."
+        )
+
+
+def check_filter(connection: Connection, reservation: Reservation) -> None:
+    """Hold the sum of the Rényi divergences to the filter's budget.
+
+    Raises:
+        BudgetError: this use would exceed it.
+    """
+    budget = reservation.budget
+    if budget is None or budget.admission != "rdp-filter":
+        return
+    connection.execute(
+        "UPDATE accounts SET epsilon=?, delta=? WHERE id=?",
+        (budget.epsilon, budget.delta, reservation.account),
+    )
+    if not within(spent_rho(connection, reservation.account), budget.rho):
+        raise BudgetError(
+            f"The filter of {reservation.lineage} admits ε = {budget.epsilon:g} at δ = "
+            f"{budget.delta:g}, and this request would exceed it."
+        )
+
+
+def spent_rho(connection: Connection, account: int) -> float:
+    """Σ ρ of the most used class, summed over the states that the data have been in.
+
+    A record keeps its class within one state of the data; over a change it may have moved to
+    another, so there the largest sums are added.
+    """
+    sums = connection.execute(
+        "SELECT fingerprint, label, SUM(counts.uses * rho) FROM counts"
+        " JOIN reservations ON reservation = reservations.id JOIN runs ON run = runs.id"
+        " WHERE account=? GROUP BY fingerprint, label",
+        (account,),
+    ).fetchall()
+    states: dict[bytes, list[tuple[int, float]]] = {}
+    for fingerprint, label, rho in sums:
+        states.setdefault(fingerprint, []).append((label, rho))
+    return math.fsum(largest(labels) for labels in states.values())
+
+
+def largest(by_label: Iterable[tuple[int, float]]) -> float:
+    """The sum for the class with the largest one; uses of all classes count for each."""
+    counts = dict(by_label)
+    every = counts.pop(EVERY_LABEL, 0)
+    return every + max(counts.values(), default=0)
+
+
+def _check_sums(
+    lineage: str,
+    charge: Charge,
+    budget: Budget,
+    epsilon: float,
+    earlier: list[tuple[float, float]],
+) -> None:
+    left_epsilon = budget.epsilon - math.fsum(e for e, _ in earlier)
+    left_delta = budget.delta - math.fsum(d for _, d in earlier)
+    fits = within(math.fsum([epsilon, *(e for e, _ in earlier)]), budget.epsilon) and within(
+        math.fsum([charge.delta, *(d for _, d in earlier)]), budget.delta
+    )
+    if not fits:
+        raise BudgetError(
+            f"The plan costs ε = {epsilon:.4g}, δ = {charge.delta:g} ({charge.adjacency}), and of "
+            f"{lineage}'s budget ε = {max(0.0, left_epsilon):.4g}, δ = {max(0.0, left_delta):.4g} "
+            "are left."
+        )
+
+
+def _rule(budget: Budget | None) -> tuple[str, float | None]:
+    return (ONE_PLAN, None) if budget is None else (budget.admission, budget.order)
+
+
+def _words(admission: str, order: float | None) -> str:
+    return admission if order is None else f"{admission} at order {order:g}"

@@ -1,0 +1,41 @@
+"""What a plan asks of a budget, before anything is released."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One plan, fixed before its first release.
+
+    Attributes:
+        adjacency: ``"add-remove"``, ``"replace-one"`` or ``"client"``.
+        plan: JSON-able and complete: two plans that differ in anything differ here.
+        event: the whole plan as a `dp_accounting.DpEvent`.
+        use: one mechanism use as an event; the filter charges it use by use. None where the
+            plan's δ holds more than its uses (an overflow's probability, say).
+        rounds: T; uses are numbered 1, ..., T.
+        uses: in how many of them one labelled record may take part.
+        delta: δ in [0, 1).
+        epsilon: computes ε of the whole plan at δ; may take seconds, so it is asked only where
+            the plan is new and a ceiling must be compared.
+    """
+
+    adjacency: str
+    plan: Mapping[str, Any]
+    event: Any
+    use: Any
+    rounds: int
+    uses: int
+    delta: float
+    epsilon: Callable[[], float]
+
+    @cached_property
+    def plan_json(self) -> str:
+        """The plan as canonical text."""
+        return json.dumps(self.plan, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,108 @@
+"""Whether a ledger still says what it was made to say."""
+
+from __future__ import annotations
+
+from fedsink.errors import FedsinkError, LedgerError
+from fedsink.privacy.ledger.admission import ONE_PLAN, largest, spent_rho, within
+from fedsink.privacy.ledger.budget import Budget
+from fedsink.privacy.ledger.database import Database
+from fedsink.privacy.ledger.events import event_from_json
+
+# Each query finds rows that the ledger itself never writes, (name, ...).
+_NEVER = {
+    "{} has a claim outside its plan's rounds": (
+        "SELECT DISTINCT name FROM claims JOIN reservations ON reservation = reservations.id"
+        " JOIN runs ON runs.id = reservations.run WHERE round < 1 OR round > rounds"
+        " OR claims.run != reservations.run"
+    ),
+    "{} has claims and no content they were computed from": (
+        "SELECT DISTINCT name FROM claims JOIN runs ON run = runs.id WHERE fingerprint IS NULL"
+    ),
+    "{} was computed from another lineage's content": (
+        "SELECT name FROM runs JOIN accounts ON account = accounts.id"
+        " JOIN contents ON contents.fingerprint = runs.fingerprint"
+        " WHERE contents.lineage != accounts.lineage"
+    ),
+    "{} has more than one plan": (
+        "SELECT name FROM runs JOIN accounts ON account = accounts.id"
+        " JOIN reservations ON run = runs.id WHERE admission != 'rdp-filter'"
+        " GROUP BY runs.id HAVING COUNT(*) > 1"
+    ),
+    "{} has counts that are not those of its claims": (
+        "SELECT name FROM runs JOIN reservations ON run = runs.id JOIN ("
+        "SELECT reservation, label, SUM(n) AS n FROM ("
+        "SELECT reservation, label, uses AS n FROM counts UNION ALL"
+        " SELECT reservation, label, -COUNT(*) FROM claims GROUP BY reservation, label)"
+        " GROUP BY reservation, label) ON reservation = reservations.id WHERE n != 0"
+    ),
+}
+
+
+def problems(database: Database) -> list[str]:
+    """Every invariant that does not hold, a sentence each; empty for a sound ledger."""
+    try:
+        integrity = [row[0] for row in database.rows("PRAGMA integrity_check")]
+    except LedgerError as error:
+        return [f"the file is damaged: {error.__cause__}"]
+    if integrity != ["ok"]:
+        return [f"the file is damaged: {line}" for line in integrity]
+    found = [
+        f"a row of {table} refers to a row of {parent} that is not there"
+        for table, _, parent, _ in database.rows("PRAGMA foreign_key_check")
+    ]
+    for sentence, query in _NEVER.items():
+        found += [sentence.format(f"the run {row[0]}") for row in database.rows(query)]
+    return found + _overspent_labels(database) + _overspent_accounts(database)
+
+
+def _overspent_labels(database: Database) -> list[str]:
+    found = []
+    for id, name, uses, event, use in database.rows(
+        "SELECT reservations.id, name, uses, event, use FROM reservations"
+        " JOIN runs ON run = runs.id"
+    ):
+        counts = database.rows("SELECT label, uses FROM counts WHERE reservation=?", id)
+        if largest(counts) > uses:
+            found.append(f"the run {name} has used a class more often than its {uses} times")
+        try:
+            event_from_json(event)
+            event_from_json(use or "null")
+        except FedsinkError as error:
+            found.append(f"the run {name}: {error}")
+    return found
+
+
+def _overspent_accounts(database: Database) -> list[str]:
+    found = []
+    for id, lineage, adjacency, rule, alpha, epsilon, delta in database.rows(
+        "SELECT id, lineage, adjacency, admission, alpha, epsilon, delta FROM accounts"
+    ):
+        plans = database.rows(
+            "SELECT COUNT(*), TOTAL(reservations.epsilon), TOTAL(reservations.delta)"
+            " FROM reservations JOIN runs ON run = runs.id WHERE account=?",
+            id,
+        )[0]
+        if rule == ONE_PLAN:
+            sound = plans[0] <= 1
+        elif rule == "reserve":
+            sound = within(plans[1], epsilon) and within(plans[2], delta)
+        else:
+            sound = _within_filter(database, id, epsilon, delta, alpha)
+        if not sound:
+            found.append(f"the account of {lineage} ({adjacency}) has spent more than its ceiling")
+    return found
+
+
+def _within_filter(
+    database: Database, account: int, epsilon: float, delta: float, order: float
+) -> bool:
+    """Whether the account's uses fit, each entered at no less than its event costs."""
+    plans = database.rows(
+        "SELECT use, rho FROM reservations JOIN runs ON run = runs.id WHERE account=?", account
+    )
+    try:
+        budget = Budget(epsilon, delta, "rdp-filter", order)
+        priced = all(within(budget.cost(event_from_json(use)), rho) for use, rho in plans)
+    except FedsinkError:
+        return False
+    return priced and within(spent_rho(database.connection, account), budget.rho)

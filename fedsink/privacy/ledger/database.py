@@ -1,0 +1,166 @@
+"""The SQLite file under a ledger: who may read it, how it is locked, what its tables are."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedsink.errors import LedgerError
+
+_PATIENCE = 60.0  # seconds to wait for another process
+_VERSION = 1
+_TABLES = """
+CREATE TABLE accounts (
+    id INTEGER PRIMARY KEY, lineage TEXT NOT NULL, adjacency TEXT NOT NULL,
+    admission TEXT NOT NULL, alpha REAL, epsilon REAL, delta REAL,
+    UNIQUE (lineage, adjacency));
+CREATE TABLE contents (fingerprint BLOB PRIMARY KEY, lineage TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY, account INTEGER NOT NULL REFERENCES accounts, name TEXT NOT NULL,
+    fingerprint BLOB REFERENCES contents,
+    UNIQUE (account, name));
+CREATE TABLE reservations (
+    id INTEGER PRIMARY KEY, run INTEGER NOT NULL REFERENCES runs, plan TEXT NOT NULL,
+    event TEXT NOT NULL, use TEXT, rounds INTEGER NOT NULL, uses INTEGER NOT NULL,
+    epsilon REAL, delta REAL NOT NULL, rho REAL,
+    UNIQUE (run, plan));
+CREATE TABLE claims (
+    run INTEGER NOT NULL REFERENCES runs, round INTEGER NOT NULL,
+    reservation INTEGER NOT NULL REFERENCES reservations, label INTEGER NOT NULL,
+    digest BLOB NOT NULL, released INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (run, round)) WITHOUT ROWID;
+CREATE TABLE counts (
+    reservation INTEGER NOT NULL REFERENCES reservations, label INTEGER NOT NULL,
+    uses INTEGER NOT NULL,
+    PRIMARY KEY (reservation, label)) WITHOUT ROWID;
+"""
+
+
+class Database:
+    """One connection to a ledger's file.
+
+    Args:
+        path: the file, made with mode 0600 where there is none.
+        durable: whether a commit survives a power cut (`synchronous=FULL`) or only the end of
+            the process (a simulation has no adversary who pulls the plug).
+        writable: False opens an existing file for reading.
+
+    Raises:
+        LedgerError: the file cannot be used, others may read it, or its version is unknown.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = True, writable: bool = True) -> None:
+        self.path = path
+        if writable:
+            self._create()
+        self._refuse_shared()
+        try:
+            self.connection = self._connect("rw" if writable else "ro")
+        except sqlite3.Error as error:
+            raise LedgerError(self._unusable(error)) from error
+        with self.explained():
+            self.connection.execute("PRAGMA foreign_keys=ON")
+            if writable:
+                # SQLite waits by itself for a table, but not for the switch to a write-ahead log.
+                _persistently(lambda: self.connection.execute("PRAGMA journal_mode=WAL"))
+                self.connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
+        self._check_version(writable)
+
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """All rows of one statement."""
+        with self.explained():
+            return self.connection.execute(query, values).fetchall()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """One decision: no other process decides in between, and all of it is kept or nothing.
+
+        Raises:
+            LedgerError: the file cannot be written; nothing of the decision is kept.
+        """
+        with self.explained():
+            self.connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self.connection
+                self.connection.execute("COMMIT")
+            except BaseException:
+                if self.connection.in_transaction:
+                    self.connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def explained(self) -> Iterator[sqlite3.Connection]:
+        """The connection, with SQLite's errors turned into sentences about the ledger."""
+        try:
+            yield self.connection
+        except sqlite3.Error as error:
+            raise LedgerError(self._unusable(error)) from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        uri = f"{self.path.absolute().as_uri()}?mode={mode}"
+        return sqlite3.connect(uri, uri=True, timeout=_PATIENCE, isolation_level=None)
+
+    def _create(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600))
+        except OSError as error:
+            raise LedgerError(self._unusable(error.strerror)) from None
+
+    def _refuse_shared(self) -> None:
+        try:
+            mode = stat.S_IMODE(self.path.stat().st_mode)
+        except OSError as error:
+            raise LedgerError(self._unusable(error.strerror)) from None
+        if os.name == "posix" and mode & 0o077:
+            raise LedgerError(
+                f"the ledger {self.path} has mode {mode:04o}, so others can read or change it: "
+                "give it mode 0600 after checking who did."
+            )
+
+    def _check_version(self, writable: bool) -> None:
+        if writable and self._version() == 0:
+            with self.transaction() as connection:
+                # Another process may have been first, and a file with tables is somebody else's.
+                if self._version() == 0 and not self.rows("SELECT 1 FROM sqlite_master"):
+                    for statement in _TABLES.split(";"):
+                        connection.execute(statement)
+                    connection.execute(f"PRAGMA user_version={_VERSION}")
+        if (version := self._version()) != _VERSION:
+            self.connection.close()
+            raise LedgerError(
+                f"{self.path} is no ledger of version {_VERSION} (it says {version}): use the "
+                "fedsink that wrote it, or name another file."
+            )
+
+    def _version(self) -> int:
+        return int(self.rows("PRAGMA user_version")[0][0])
+
+    def _unusable(self, reason: object) -> str:
+        return (
+            f"the ledger {self.path} cannot be used ({reason}), and nothing is released without "
+            "it: check the disk and the file's permissions."
+        )
+
+
+def _persistently(step: Callable[[], object]) -> None:
+    """Repeat a step of opening the file while another process opens it."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            step()
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)

@@ -1,0 +1,136 @@
+"""One exchange of messages, as a whole: who is asked what, and what the answers add up to.
+
+A strategy whose round needs only sums of the clients' replies returns an `Exchange` where Flower
+expects messages. For a grid that knows nothing of it, it *is* the messages. A grid that can
+answer for many clients at once may return a `Reduction` in place of the replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol, overload, runtime_checkable
+
+from flwr.app import Message, RecordDict
+from torch import Tensor
+
+BLOCK = 8
+"""Consecutive clients of a broadcast whose replies are computed together and added in order.
+
+Floats computed or added together may differ in their last bits from those apart. So a broadcast
+is cut at multiples of this alone, however many processes share the work.
+"""
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """One content for many clients.
+
+    Attributes:
+        content: what they are asked.
+        nodes: client number → node id, in increasing order of clients.
+        shape: of the finite values that each reply holds, all uses of the message included.
+    """
+
+    content: RecordDict
+    nodes: Mapping[int, int]
+    shape: tuple[int, ...]
+
+
+class Exchange(Sequence[Message]):
+    """The messages of one round, in client order; made when the first is asked for.
+
+    Args:
+        message_type: as of Flower's messages.
+        group_id: as of Flower's messages.
+        broadcasts: no client is in two of them.
+    """
+
+    def __init__(self, message_type: str, group_id: str, broadcasts: Sequence[Broadcast]) -> None:
+        self.message_type = message_type
+        self.group_id = group_id
+        self.broadcasts = broadcasts
+        self._addressed = sorted(
+            (client, node, place)
+            for place, broadcast in enumerate(broadcasts)
+            for client, node in broadcast.nodes.items()
+        )
+
+    def __len__(self) -> int:
+        return len(self._addressed)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Message]: ...
+
+    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
+        return self._messages[index]
+
+    @cached_property
+    def _messages(self) -> list[Message]:
+        # Kept: Flower's grid gives each message its id in one pass and sends it in another.
+        return [
+            Message(
+                self.broadcasts[place].content,
+                dst_node_id=node,
+                message_type=self.message_type,
+                group_id=self.group_id,
+            )
+            for _, node, place in self._addressed
+        ]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What several clients answered to one broadcast.
+
+    Attributes:
+        clients: who answered, increasing.
+        replies: (len(clients), ...) float32.
+        failures: client → error code, for those that could not answer.
+    """
+
+    clients: Sequence[int]
+    replies: Tensor
+    failures: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What the replies to one broadcast add up to.
+
+    Attributes:
+        total: `tree_sum.TreeSum` of the replies in blocks of `BLOCK`, float64.
+        clients: how many replies are in it.
+    """
+
+    total: Tensor
+    clients: int
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What a grid that adds replies up returns in their place.
+
+    Attributes:
+        sums: one per broadcast, in their order; None where nobody answered.
+        failures: client → error code.
+    """
+
+    sums: Sequence[Sum | None]
+    failures: Mapping[int, int]
+
+    def __iter__(self) -> Iterator[Message]:
+        raise TypeError("These replies were added up: read their sums.")
+
+
+@runtime_checkable
+class Roster(Protocol):
+    """A grid that knows which client lives at which node without asking each of them."""
+
+    def roster(self) -> Mapping[int, int]:
+        """Client number → node id."""
+        ...

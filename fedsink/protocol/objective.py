@@ -1,0 +1,54 @@
+"""The transport problem of the central mode, in public terms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedsink.errors import ConfigError
+from fedsink.transport import Mixed, solver_named
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The transport problem whose gradient is asked for (public, fixed for a run).
+
+    Attributes:
+        lam: λ, entropic regularisation in cost units.
+        m: weight of the L1 term in c_m(x, y) = ‖x−y‖₂² + m‖x−y‖₁.
+        label_weight: α_c, the scale of the one-hot label appended to every point when a
+            round mixes classes (`label=None` in the request).
+        classes: number of public classes.
+        solver: "converged", or "annealed" for the published schedule.
+
+    Raises:
+        ConfigError: a value out of range. Whatever is wrong with a transport problem must show
+            here: an error that only shows once there are records to solve it for would tell
+            that a private batch was not empty.
+    """
+
+    lam: float
+    classes: int
+    m: float = 0.0
+    label_weight: float = 15.0
+    solver: str = "converged"
+
+    def __post_init__(self) -> None:
+        for name in ("lam", "label_weight", "m"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(f"objective.{name} must be a number, not {value!r}.")
+            try:
+                object.__setattr__(self, name, float(value))
+            except OverflowError:  # an int of JSON may have any number of digits
+                raise ConfigError(f"objective.{name} is beyond the range of floats.") from None
+        if not 0.0 < self.lam < math.inf:
+            raise ConfigError(f"λ must be a positive finite number, not {self.lam}.")
+        if not 0.0 <= self.label_weight < math.inf:
+            raise ConfigError(
+                f"The label weight must be a finite number ≥ 0, not {self.label_weight}."
+            )
+        if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 1:
+            raise ConfigError(f"The number of classes must be at least 1, not {self.classes!r}.")
+        Mixed(self.m)
+        solver_named(self.solver)

@@ -1,0 +1,91 @@
+"""A sum of clients' replies that is the same in every engine, bit for bit.
+
+Float addition is not associative, so the order of the additions must not depend on who added.
+Here the replies of a block of consecutive clients are added one after the other, and the blocks
+along the binary tree over their numbers: blocks 2i and 2i+1 first, then pairs of pairs, and so
+on. Whoever holds the blocks lo..hi−1 adds what lies in whole subtrees of these, and whoever gets
+the parts adds the rest.
+
+>>> parts = TreeSum(0, 6)
+>>> for block in (0, 1, 1, 2, 5):
+...     parts.add(block, torch.tensor([float(block)]))
+>>> [(block, float(part)) for block, part in parts.parts()]
+[(0, 4.0), (5, 5.0)]
+>>> whole = TreeSum()
+>>> for block, part in parts.parts():
+...     whole.add(block, part)
+>>> float(whole.total())
+9.0
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class TreeSum:
+    """Adds tensors of blocks of growing numbers in float64, along the tree of these numbers.
+
+    Holds about log₂ of the number of blocks as partial sums.
+
+    Args:
+        lo: the first block that is added here.
+        hi: behind the last one; None where no block with a larger number exists.
+    """
+
+    def __init__(self, lo: int = 0, hi: int | None = None) -> None:
+        self._lo = lo
+        self._hi = hi
+        self._parts: list[tuple[int, Tensor]] = []
+
+    def add(self, block: int, values: Tensor) -> None:
+        """Add one more client's values to a block, or the part that another sum returned for it.
+
+        Raises:
+            ValueError: the number is below that of the last one, or not of this range.
+        """
+        last = self._parts[-1][0] if self._parts else self._lo
+        if block < last or (self._hi is not None and block >= self._hi):
+            raise ValueError(f"Block {block} cannot be added behind block {last}.")
+        if self._parts and block == last:
+            total = self._parts[-1][1]
+            total += values
+            return
+        if self._parts:
+            self._merge(_level(last, block))
+        # A copy, because sums are made in place.
+        self._parts.append((block, values.to(torch.float64, copy=True)))
+
+    def parts(self) -> list[tuple[int, Tensor]]:
+        """The sums of whole subtrees in float64, each under the number of its first block."""
+        self._merge(64)
+        return list(self._parts)
+
+    def total(self) -> Tensor:
+        """The sum of everything that was added.
+
+        Raises:
+            ValueError: nothing was, or blocks outside the range belong in between.
+        """
+        parts = self.parts()
+        if len(parts) != 1:
+            raise ValueError(f"There are {len(parts)} partial sums, not one.")
+        return parts[0][1]
+
+    def _merge(self, level: int) -> None:
+        """Close the subtrees below this level that hold blocks of this range alone."""
+        while len(self._parts) > 1:
+            (left, total), (right, values) = self._parts[-2:]
+            height = _level(left, right)
+            start = left >> height << height
+            outside = self._hi is not None and start + (1 << height) > self._hi
+            if height >= level or start < self._lo or outside:
+                return
+            total += values
+            self._parts.pop()
+
+
+def _level(left: int, right: int) -> int:
+    """Height of the smallest subtree that holds both."""
+    return (left ^ right).bit_length()

@@ -1,0 +1,49 @@
+"""The configuration as plain values: composed from overrides, stored in a run folder, read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from fedsink.errors import CheckpointError
+from fedsink.reporting.atomic import write_atomic
+from fedsink.server.folder import RunFolder
+
+
+def compose_config(overrides: Sequence[str]) -> dict[str, Any]:
+    """The configuration under Hydra overrides, every interpolation resolved.
+
+    Raises:
+        HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
+    """
+    from hydra import compose, initialize_config_module
+
+    with initialize_config_module("fedsink.conf", version_base="1.3"):
+        config = compose("config", overrides=list(overrides))
+    resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    return dict(resolved)
+
+
+def store_config(folder: RunFolder, config: Mapping[str, Any]) -> None:
+    """Write config.yaml: from then on the folder is one that can be resumed."""
+    write_atomic(folder.config, OmegaConf.to_yaml(OmegaConf.create(dict(config))).encode())
+
+
+def stored_config(folder: RunFolder) -> dict[str, Any]:
+    """The configuration that a run was started with.
+
+    Raises:
+        CheckpointError: config.yaml cannot be read, or is not a table.
+    """
+    try:
+        config: Any = OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True)
+    except (YAMLError, OmegaConfBaseException, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{folder.config} cannot be read: {reason}.") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{folder.config} is not a run's configuration: not a table.")
+    return config

@@ -1,0 +1,61 @@
+"""From settings to a finished run folder."""
+
+from __future__ import annotations
+
+import torch
+from flwr.serverapp import Grid
+
+from fedsink.errors import FedsinkError, ModelError
+from fedsink.models import Generator, build
+from fedsink.server.folder import RunFolder
+from fedsink.server.loop import train
+from fedsink.server.settings import ServerSettings
+from fedsink.strategies import DPSinkhorn, DPSinkhornSettings, PrivatizeOnce, RoundStrategy
+
+
+def run_server(grid: Grid, settings: ServerSettings) -> None:
+    """Train one generator into `settings.folder`."""
+    torch.set_num_threads(settings.threads)
+    strategy = build_strategy(settings)
+    title = "DP-Sinkhorn" if isinstance(strategy, DPSinkhorn) else "Sinkhorn GAN on LDP data"
+    folder = RunFolder(settings.folder)
+    train(
+        grid, strategy, folder, settings.loop, settings.identity(), title, command=settings.command
+    )
+
+
+def build_strategy(settings: ServerSettings) -> RoundStrategy:
+    """The strategy with a freshly initialised generator.
+
+    Raises:
+        ModelError: the generator cannot make records of this shape.
+    """
+    generator = build_generator(settings)
+    if isinstance(settings.strategy, DPSinkhornSettings):
+        return DPSinkhorn(settings.strategy, generator, settings.server_key)
+    return PrivatizeOnce(settings.strategy, generator, settings.server_key)
+
+
+def build_generator(settings: ServerSettings) -> Generator:
+    """The generator with weights that depend on `server_seed` alone.
+
+    Raises:
+        ModelError: it cannot be built with these options, or makes no records of this shape.
+    """
+    random = torch.Generator().manual_seed(settings.server_seed % 2**63)
+    try:
+        generator = build(
+            settings.generator,
+            settings.shape,
+            len(settings.classes),
+            generator=random,
+            **settings.generator_options,
+        )
+    except FedsinkError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ModelError(
+            f"generator={settings.generator} cannot be built with the options "
+            f"{settings.generator_options}: {error}."
+        ) from error
+    return generator.to(settings.device)

@@ -1,0 +1,135 @@
+"""Virtual clients that share one process: under `engine=local` all of them, else an actor's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedsink.clients.app import client_app
+from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.settings import NodeSettings
+from fedsink.protocol.errors import UNUSABLE
+from fedsink.protocol.exchange import BLOCK, Answers
+from fedsink.protocol.tree_sum import TreeSum
+from fedsink.simulation.grid import client_context, client_of
+from fedsink.simulation.identity import become, set_message_id
+from fedsink.simulation.partial import Part, Partial
+
+
+class BatchedApp(Protocol):
+    """Answers for many clients whose messages share one content."""
+
+    def handles(self, message_type: str) -> bool:
+        """Whether it answers messages of this type."""
+        ...
+
+    def answers(self, content: RecordDict, clients: Sequence[int]) -> Iterator[Answers]:
+        """Every client's answer, in increasing order of the clients."""
+        ...
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """What a process answers with: client by client, and for many at once where it can."""
+
+    app: ClientApp
+    batched: BatchedApp | None = None
+
+
+def fedsink_apps(settings: NodeSettings) -> Hosted:
+    """Fedsink's own clients."""
+    return Hosted(client_app(settings), NodeCohort(settings))
+
+
+# (place in the round, node, index into the shared contents, message type, group)
+Job = tuple[int, int, int, str, str]
+
+
+class Cohort:
+    """The clients that are asked here, each with its own context.
+
+    Args:
+        hosted: what answers for them.
+        clients: how many clients the simulation has.
+        run_id: the run's number in Flower's metadata.
+        contexts: those that exist already, by client; others are made when they are needed.
+    """
+
+    def __init__(
+        self,
+        hosted: Hosted,
+        clients: int,
+        run_id: int,
+        contexts: dict[int, Context] | None = None,
+    ) -> None:
+        self._hosted = hosted
+        self._clients = clients
+        self._run_id = run_id
+        self._contexts = {} if contexts is None else contexts
+
+    def answer(self, message: Message) -> Message:
+        """Answer one message to a client of this cohort."""
+        client = client_of(message.metadata.dst_node_id)
+        if client not in self._contexts:
+            self._contexts[client] = client_context(client, self._clients, self._run_id)
+        return self._hosted.app(message, self._contexts[client])
+
+    def answer_jobs(
+        self, contents: list[RecordDict], jobs: list[Job]
+    ) -> list[tuple[int, RecordDict | Error]]:
+        """Answer messages that were sent here as contents and envelopes."""
+        answers: list[tuple[int, RecordDict | Error]] = []
+        for place, node, index, message_type, group in jobs:
+            become(self._run_id, node)
+            message = Message(
+                contents[index], dst_node_id=node, message_type=message_type, group_id=group
+            )
+            set_message_id(message, str(place))
+            reply = self.answer(message)
+            answers.append((place, reply.error if reply.has_error() else reply.content))
+        return answers
+
+    def add_up(self, contents: list[RecordDict], parts: Sequence[Part]) -> list[Partial]:
+        """Answer broadcasts, and add up the replies to each.
+
+        Raises:
+            ValueError: this cohort answers client by client.
+        """
+        batched = self._hosted.batched
+        if batched is None:
+            raise ValueError("This cohort answers client by client.")
+        return [
+            _add_up(batched.answers(contents[part.place], part.clients), part) for part in parts
+        ]
+
+
+def _add_up(answers: Iterable[Answers], part: Part) -> Partial:
+    total = TreeSum(part.lo, part.hi)
+    counted = 0
+    failures: dict[int, int] = {}
+    for batch in answers:
+        failures |= batch.failures
+        failures |= dict.fromkeys(_unusable(batch, part.shape), UNUSABLE)
+        if failures:  # there will be no sum
+            continue
+        for place, reply in enumerate(batch.replies, start=counted):
+            total.add(part.lo + place // BLOCK, reply)
+        counted += len(batch.clients)
+    return Partial(total.parts() if not failures else [], counted, failures)
+
+
+def _unusable(batch: Answers, shape: tuple[int, ...]) -> Sequence[int]:
+    """Clients that answered with something else than finite values of this shape."""
+    if not batch.clients:
+        return ()
+    if tuple(batch.replies.shape[1:]) != shape:
+        return batch.clients
+    # A sum is finite only if every value is; of the contrary the values are asked.
+    if bool(batch.replies.sum().isfinite()):
+        return ()
+    finite = batch.replies.flatten(1).isfinite().all(-1)
+    return [client for client, fine in zip(batch.clients, finite, strict=True) if not fine]

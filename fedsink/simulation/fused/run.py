@@ -1,0 +1,154 @@
+"""`engine=fused`: a run in one process, with the run folder of every other engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedsink.clients.app import client_app
+from fedsink.clients.node import open_node
+from fedsink.clients.settings import NodeSettings
+from fedsink.errors import ConfigError
+from fedsink.models import Generator
+from fedsink.privacy import Stream
+from fedsink.server.folder import RunFolder
+from fedsink.server.loop import train
+from fedsink.server.running import build_generator
+from fedsink.server.settings import ServerSettings
+from fedsink.simulation.fused.step import FusedStep
+from fedsink.simulation.local import LocalGrid
+from fedsink.strategies import DPSinkhornSettings, RoundStrategy
+
+log = logging.getLogger("fedsink.simulation")
+
+DrawsName = Literal["keyed", "device"]
+
+
+class FusedRounds(RoundStrategy):
+    """`FusedStep` as a strategy that asks nobody: a turn of the loop plays several rounds.
+
+    Args:
+        step: plays them; its settings are the strategy's.
+        server_key: keys the pictures' latents.
+        together: rounds in one turn.
+    """
+
+    def __init__(self, step: FusedStep, server_key: bytes, together: int) -> None:
+        super().__init__(step.settings.plan.rounds, step.settings.clients, together)
+        self.step = step
+        self._key = server_key
+
+    @property
+    def generator(self) -> Generator:
+        """The averaged generator."""
+        return self.step.trainer.averaged
+
+    def render(self, images: Tensor) -> Tensor:
+        """Images as they are."""
+        return images
+
+    def label_prior(self) -> Tensor:
+        """Uniform: class frequencies are private."""
+        classes = self.step.settings.objective.classes
+        return torch.full((classes,), 1.0 / classes)
+
+    def epsilon_so_far(self) -> float:
+        """ε of the rounds run so far, under the run's accountant."""
+        settings = self.step.settings
+        return settings.plan.epsilon_after(self.round, settings.accountant)
+
+    def latent_stream(self, purpose: str, number: int) -> Stream:
+        """The server's own keyed randomness (not secret)."""
+        return Stream(self._key, purpose, number)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nobody is asked."""
+        return []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Play the turn's rounds; the metrics are those of the last one."""
+        while self.round < min(server_round * self.rounds_per_message, self.rounds):
+            self.step.step()
+            self.round = self.step.round
+        return None, MetricRecord({**self.step.metrics()})
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Weights, moments, average and history."""
+        tensors, values = self.step.state()
+        return tensors, values | {"played": self.round}
+
+    def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.step.load_state(tensors, values, int(values["played"]))
+
+
+def run_fused(
+    settings: ServerSettings, node: NodeSettings, *, draws: DrawsName, together: int
+) -> None:
+    """Train one generator into `settings.folder`.
+
+    Args:
+        settings: the server's.
+        node: the clients'; they have a seed.
+        draws: as in `FusedStep`.
+        together: rounds that are prepared, and logged, at once.
+
+    Raises:
+        ConfigError: the settings are none that can be fused.
+    """
+    torch.set_num_threads(settings.threads)
+    step = build_step(settings, node, draws=draws, together=together)
+    strategy = FusedRounds(step, settings.server_key, together)
+    train(
+        LocalGrid(client_app(node), node.clients),
+        strategy,
+        RunFolder(settings.folder),
+        settings.loop,
+        settings.identity(),
+        "DP-Sinkhorn, fused",
+        command=settings.command,
+    )
+    if overflows := int(step.overflows):
+        log.warning(
+            "%d of the samples drawn since the start were larger than the capacity %s; the plan's "
+            "guarantee accounts for that",
+            overflows,
+            step.settings.plan.capacity,
+        )
+
+
+def build_step(
+    settings: ServerSettings, node: NodeSettings, *, draws: DrawsName, together: int
+) -> FusedStep:
+    """The step of a run, with a freshly initialised generator.
+
+    Raises:
+        ConfigError: the settings are none that can be fused.
+    """
+    if not isinstance(settings.strategy, DPSinkhornSettings):
+        raise ConfigError("engine=fused runs mode=central: choose it, or engine=local.")
+    if node.seed is None:
+        raise ConfigError(
+            "engine=fused plays server and clients in one process, so its noise is not secret: "
+            "give seed=, or choose engine=local for secret noise."
+        )
+    shards = [open_node(node, client).shard for client in range(node.clients)]
+    return FusedStep(
+        settings.strategy,
+        build_generator(settings),
+        shards,
+        seed=node.seed,
+        server_key=settings.server_key,
+        draws=draws,
+        ahead=together,
+    )

@@ -1,0 +1,63 @@
+"""Everything about a DP-Sinkhorn run that the server decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedsink.errors import ConfigError
+from fedsink.privacy import PrivacyPlan, RecordClip
+from fedsink.protocol import Objective
+from fedsink.protocol.run import UNNAMED
+from fedsink.strategies.self_term import SelfTermSettings
+from fedsink.strategies.trainer import OptimizerSettings
+
+
+@dataclass(frozen=True)
+class DPSinkhornSettings:
+    """Everything about a DP-Sinkhorn run; all of it is public.
+
+    Attributes:
+        plan: sampler, clip, noise, rounds and schedule, with their accounting.
+        objective: the transport problem each client solves against its batch.
+        self_term: the data-independent half of the Sinkhorn divergence.
+        view: coordinates of the gradient, as `View.to_dict()`.
+        rows: n, generated images per class and round.
+        optimizer: the generator's optimiser.
+        clients: K.
+        nominal_records: N/K, a public number that scales gradients; never read from data.
+        uses_per_message: U, rounds of the plan that one exchange of messages holds.
+        accountant: whose ε is reported, one of `fedsink.privacy.ACCOUNTANTS`.
+        run: public name of the run, stated in every request.
+    """
+
+    plan: PrivacyPlan
+    objective: Objective
+    self_term: SelfTermSettings
+    view: dict[str, Any]
+    rows: int
+    optimizer: OptimizerSettings
+    clients: int
+    nominal_records: float
+    uses_per_message: int = 1
+    accountant: str = "pld"
+    run: str = UNNAMED
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise ConfigError(f"strategy.rows must be at least 1, not {self.rows}.")
+        if self.uses_per_message < 1:
+            raise ConfigError(
+                f"strategy.uses_per_message must be at least 1, not {self.uses_per_message}."
+            )
+        if isinstance(self.plan.clip, RecordClip) and self.objective.m > 0:
+            raise ConfigError(
+                "clip=record works with the squared Euclidean cost; "
+                f"strategy.m={self.objective.m:g} "
+                "needs clip=batch."
+            )
+
+    @property
+    def nominal_batch(self) -> float:
+        """B = q·N/(K·C): records of one class expected in a client's batch."""
+        return self.plan.rate * self.nominal_records / self.objective.classes

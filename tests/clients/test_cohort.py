@@ -1,0 +1,244 @@
+"""Many clients at once against the loop over clients, which is the oracle."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsink.clients import cohort as module
+from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.node import Node, close_nodes, open_node
+from fedsink.clients.settings import NodeSettings
+from fedsink.data.partition import Dirichlet
+from fedsink.privacy import PrivacyPlan
+from fedsink.protocol import GradientRequest
+from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED
+from fedsink.protocol.gradient import pack_requests
+from fedsink.protocol.records import digest
+
+Make = Callable[..., GradientRequest]
+
+
+def together(
+    settings: NodeSettings, requests: Sequence[GradientRequest], clients: Sequence[int]
+) -> tuple[dict[int, Tensor], dict[int, int]]:
+    """Replies and failures of a cohort, by client."""
+    replies: dict[int, Tensor] = {}
+    failures: dict[int, int] = {}
+    for answers in NodeCohort(settings).answers(pack_requests(requests), clients):
+        replies |= dict(zip(answers.clients, answers.replies, strict=True))
+        failures |= answers.failures
+    return replies, failures
+
+
+def one_by_one(
+    settings: NodeSettings, requests: Sequence[GradientRequest], clients: Sequence[int]
+) -> dict[int, Tensor]:
+    message = digest(pack_requests(requests))
+    return {
+        k: torch.stack([r.gradient for r in Node(settings, k).gradients(requests, message)])
+        for k in clients
+    }
+
+
+@pytest.fixture
+def many(settings: NodeSettings) -> NodeSettings:
+    """Thirteen clients of very different sizes, some of them empty."""
+    return replace(settings, partition=Dirichlet(0.2), clients=13)
+
+
+@pytest.fixture
+def no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch must not take the way out through the loop."""
+
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("answered one by one")
+
+    monkeypatch.setattr(module, "_one_by_one", refuse)
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+@pytest.mark.parametrize("schedule", ["joint", "class"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip": "record"},
+        {"clip": "batch", "label_weight": 2.0},
+        {"clip": "batch", "label_weight": 2.0, "m": 1.0},
+        {"clip": "batch", "label_weight": 2.0, "solver": "annealed"},
+        {"clip": "batch", "label_weight": 0.0},
+    ],
+    ids=lambda options: "-".join(str(value) for value in options.values()),
+)
+def test_the_batch_equals_the_loop(
+    many: NodeSettings, make_request: Make, no_loop: None,
+    rate: float, schedule: str, options: dict[str, Any],
+) -> None:  # fmt: skip
+    clients = [k for k in range(13) if schedule == "joint" or (k + 1) % 3 == 2]
+    label = None if schedule == "joint" else 2
+    request = make_request(schedule=schedule, label=label, rate=rate, bound=3.0, **options)
+    expected = one_by_one(many, [request], clients)
+    replies, failures = together(many, [request], clients)
+    assert failures == {}
+    assert list(replies) == clients
+    for client in clients:
+        torch.testing.assert_close(replies[client], expected[client], rtol=0, atol=2e-5)
+
+
+def test_the_noise_is_that_of_the_loop_to_the_bit(
+    many: NodeSettings, make_request: Make, no_loop: None
+) -> None:
+    """At this rate nearly no record is drawn, so that the replies are noise alone."""
+    request = make_request(clip="record", rate=1e-12)
+    expected = one_by_one(many, [request], range(13))
+    replies, _ = together(many, [request], range(13))
+    for client in range(13):
+        assert torch.equal(replies[client], expected[client])
+        assert expected[client].std() > 0.1
+
+
+def test_the_records_matter(many: NodeSettings, make_request: Make) -> None:
+    """Or the comparisons above would compare noise with noise."""
+    seldom, always = (make_request(clip="record", rate=rate, bound=3.0) for rate in (1e-12, 1.0))
+    difference = [
+        (together(many, [r], range(13))[0][0], r.plan.noise_std) for r in (seldom, always)
+    ]
+    assert (difference[0][0] - difference[1][0]).abs().max() > 1e-2
+
+
+def test_a_client_does_not_depend_on_who_else_is_in_its_batch(
+    many: NodeSettings, make_request: Make
+) -> None:
+    request = make_request(clip="record", bound=3.0)
+    whole, _ = together(many, [request], range(13))
+    alone = {k: together(many, [request], [k])[0][k] for k in range(13)}
+    for client in range(13):
+        assert torch.equal(whole[client], alone[client])
+
+
+def test_blocks_of_clients_do_not_depend_on_the_others(
+    many: NodeSettings, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sinkhorn in single precision couples what is solved together, in the last bits."""
+    request = make_request(clip="batch", bound=30.0)
+    whole, _ = together(many, [request], range(13))
+    first, second = (together(many, [request], part)[0] for part in (range(8), range(8, 13)))
+    monkeypatch.setattr(module, "_BATCH", 1)
+    least, _ = together(many, [request], range(13))
+    for client in range(13):
+        assert torch.equal(whole[client], (first | second)[client])
+        assert torch.equal(whole[client], least[client])
+
+
+def test_several_uses_of_one_message(many: NodeSettings, make_request: Make, no_loop: None) -> None:
+    requests = [make_request(clip="record", round=t) for t in (1, 2, 3)]
+    expected = one_by_one(many, requests, range(13))
+    replies, _ = together(many, requests, range(13))
+    for client in range(13):
+        assert replies[client].shape == (3, 6, 4)
+        torch.testing.assert_close(replies[client], expected[client], rtol=0, atol=1e-6)
+
+
+def test_a_fixed_capacity_is_kept(many: NodeSettings, make_request: Make, no_loop: None) -> None:
+    request = make_request(clip="record", rate=0.5)
+    request = replace(request, plan=replace(request.plan, capacity=40, nominal_records=61))
+    expected = one_by_one(many, [request], range(13))
+    replies, _ = together(many, [request], range(13))
+    for client in range(13):
+        assert torch.equal(replies[client], expected[client])
+
+
+def test_secret_noise_is_charged_once_and_answered_alike(
+    secret: NodeSettings, make_request: Make, no_loop: None
+) -> None:
+    request = make_request(clip="record")
+    replies, failures = together(secret, [request], range(3))
+    assert failures == {}
+    again, _ = together(secret, [request], range(3))
+    close_nodes()  # another process, as far as the ledger can tell
+    later, _ = together(secret, [request], range(3))
+    expected = one_by_one(secret, [request], range(3))
+    for client in range(3):
+        assert torch.equal(replies[client], again[client])
+        assert torch.equal(replies[client], later[client])
+        torch.testing.assert_close(replies[client], expected[client], rtol=0, atol=1e-6)
+    assert _claims(secret) == 3
+
+
+def test_another_request_in_the_same_round_is_refused(
+    secret: NodeSettings, make_request: Make
+) -> None:
+    together(secret, [make_request(clip="record")], [0, 1])
+    other = make_request(clip="record", rows=torch.zeros(6, 4))
+    replies, failures = together(secret, [other], range(3))
+    assert failures == {0: REFUSED, 1: REFUSED}
+    assert list(replies) == [2]
+
+
+def test_secure_replies_are_stored_and_sent_again(
+    secret: NodeSettings, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opendp")
+    secure = replace(secret, key_file=None, noise="secure")
+    request = make_request(clip="record")
+    replies, _ = together(secure, [request], [0, 1])
+    again, failures = together(secure, [request], range(3))
+    assert failures == {}
+    assert all(torch.equal(replies[k], again[k]) for k in (0, 1))
+    assert not torch.equal(again[2], again[1])
+    assert _claims(secure) == 3
+
+
+def test_a_client_that_fails_keeps_no_other_from_answering(
+    many: NodeSettings, make_request: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = make_request(clip="record", schedule="class", label=2)
+    expected = one_by_one(many, [request], [1, 4])
+    replies, failures = together(many, [request], [0, 1, 4, 99])
+    assert failures == {0: REFUSED, 99: MALFORMED}  # another class's turn; no such client
+    assert all(torch.allclose(replies[k], expected[k], atol=1e-6) for k in (1, 4))
+
+    def broken(self: PrivacyPlan, *arguments: Any) -> Tensor:
+        raise RuntimeError("a batch that does not work")
+
+    monkeypatch.setattr(PrivacyPlan, "release_each", broken)
+    replies, failures = together(many, [request], [1, 4])
+    assert failures == {}
+    assert all(torch.equal(replies[k], expected[k]) for k in (1, 4))
+    monkeypatch.setattr(PrivacyPlan, "release", broken)
+    assert together(many, [request], [1, 4]) == ({}, {1: FAILED, 4: FAILED})
+
+
+def test_a_malformed_request_fails_at_every_client(many: NodeSettings, make_request: Make) -> None:
+    request = make_request(clip="record")
+    content = pack_requests([request])
+    content.config_records["fields"]["json"] = "{}"
+    (answers,) = NodeCohort(many).answers(content, [3, 5])
+    assert answers.failures == {3: MALFORMED, 5: MALFORMED}
+    wide = make_request(clip="record", rows=torch.zeros(6, 9))
+    assert together(many, [wide], [3, 5])[1] == {3: MALFORMED, 5: MALFORMED}
+
+
+def test_clients_that_lack_the_class_answer_with_noise(
+    many: NodeSettings, make_request: Make, no_loop: None
+) -> None:
+    request = make_request(clip="batch", schedule="class", label=2)
+    turn = [k for k in range(13) if (k + 1) % 3 == 2]
+    lacking = [k for k in turn if len(open_node(many, k).shard.members(2)) == 0]
+    assert len(lacking) > 1
+    replies, _ = together(many, [request], lacking)
+    expected = one_by_one(many, [request], lacking)
+    assert all(torch.equal(replies[k], expected[k]) for k in lacking)
+
+
+def _claims(settings: NodeSettings) -> int:
+    assert isinstance(settings.ledger, Path)
+    with sqlite3.connect(settings.ledger) as database:
+        return int(database.execute("SELECT count(*) FROM claims").fetchone()[0])

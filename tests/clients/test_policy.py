@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsink.clients.policy import Policy, PolicyRefusedError
+from fedsink.data.maps import PointBall
+from fedsink.errors import ConfigError
+from fedsink.protocol import GradientRequest, LocalPlan, PrivatizeRequest
+
+Make = Callable[..., GradientRequest]
+LOCAL = LocalPlan("laplace", PointBall("l1", 1.0, 4), 3.0, 0.0, 1.0, 3)
+TEXT = """
+[data]
+lineage = "ward-7-scans"
+name = "tiny"
+root = "scans"
+shape = [4]
+classes = ["a", "b", "c"]
+nominal_records = 61
+[state]
+folder = "state"
+[noise]
+backend = "fast"
+[budget.add-remove]
+epsilon = 10.0
+delta = 1e-5
+[budget.replace-one]
+epsilon = 35.0
+delta = 1e-4
+[allow]
+mechanisms = ["clipped-gaussian", "laplace", "gaussian", "randomized-response"]
+minimum_noise_multiplier = 0.5
+maximum_clip_bound = 1.0
+maximum_images = 10
+maximum_rate = 0.5
+"""
+
+Write = Callable[..., Policy]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Loads the policy above with lines replaced: {old: new}."""
+
+    def load(changes: dict[str, str] | None = None, more: str = "") -> Policy:
+        text = TEXT
+        for old, new in (changes or {}).items():
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / "policy.toml"
+        path.write_text(text + more)
+        return Policy.load(path)
+
+    return load
+
+
+def test_a_policy_is_read_with_paths_from_its_own_folder(write: Write, tmp_path: Path) -> None:
+    policy = write()
+    assert policy.lineage == "ward-7-scans"
+    assert policy.data.root == str(tmp_path / "scans")
+    assert (policy.data.shape, policy.data.classes) == ((4,), ("a", "b", "c"))
+    assert policy.data.download is False
+    assert policy.ledger == tmp_path / "state" / "ledger.sqlite"
+    assert (policy.noise, policy.on_change) == ("fast", "inherit")
+    assert (policy.budgets["add-remove"].epsilon, policy.budgets["add-remove"].delta) == (10, 1e-5)
+    assert policy.budgets["replace-one"].epsilon == 35.0
+    assert policy.allowed.labels is None
+    assert not policy.allowed.capacity
+
+
+def test_a_filter_is_read_with_its_order(write: Write) -> None:
+    policy = write({"epsilon = 10.0": 'epsilon = 10.0\nadmission = "rdp-filter"\norder = 8.0'})
+    assert policy.budgets["add-remove"].admission == "rdp-filter"
+    assert policy.budgets["add-remove"].order == 8.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"[noise]": "[nose]"}, r"policy.toml: noise is missing; it must be a table"),
+        ({"[state]": "[extra]\n[state]"}, r"policy.toml: unknown key 'extra'"),
+        ({"lineage =": "linage ="}, r"policy.toml \[data\]: lineage is missing"),
+        ({"root =": "rooot ="}, r"\[data\]: unknown key 'rooot'. Did you mean root\? Keys: "),
+        ({'"ward-7-scans"': '""'}, r"\[data\]: lineage must be a non-empty text"),
+        ({'"ward-7-scans"': "7"}, r"\[data\]: lineage must be a non-empty text, not 7"),
+        ({"[4]": "4"}, r"\[data\]: shape must be a list of whole numbers, not 4"),
+        ({"[4]": "[true]"}, r"\[data\]: shape must be a list of whole numbers"),
+        ({"[4]": "[0]"}, r"policy.toml: data.shape must be"),
+        ({"= 61": "= 61.5"}, r"nominal_records must be a whole number, not 61.5"),
+        ({"= 61": "= 61\ndownload = 1"}, r"download must be true or false, not 1"),
+        ({"= 61": '= 61\non_change = "ask"'}, r"on_change is inherit or refuse, not 'ask'"),
+        ({'"fast"': '"slow"'}, r"\[noise\]: backend is secure or fast, not 'slow'"),
+        ({"add-remove": "addremove"}, r"\[budget\]: unknown key 'addremove'. Did you mean add-rem"),
+        ({"epsilon = 10.0": ""}, r"\[budget.add-remove\]: epsilon is missing; it must be a number"),
+        ({"epsilon = 10.0": "epsilon = true"}, r"epsilon must be a number ≥ 0, not True"),
+        ({"epsilon = 10.0": "epsilon = inf"}, r"epsilon must be a number ≥ 0, not inf"),
+        ({"epsilon = 10.0": "epsilon = nan"}, r"epsilon must be a number ≥ 0, not nan"),
+        ({"epsilon = 10.0": "epsilon = 0"}, r"\[budget.add-remove\]: epsilon must be a finite"),
+        ({"epsilon = 10.0": "epsilon = 10\norder = 8"}, r"order=8 belongs to admission"),
+        ({"epsilon = 10.0": 'epsilon = 10\nadmission = "sum"'}, r"admission must be one of"),
+        (
+            {"epsilon = 35.0": 'epsilon = 35\nadmission = "rdp-filter"\norder = 8'},
+            r"\[budget.replace-one\]: the filter is known for add-remove only",
+        ),
+        ({"maximum_rate": "maximum_rates"}, r"\[allow\]: unknown key 'maximum_rates'. Did you"),
+        ({"minimum_noise_multiplier = 0.5": ""}, r"minimum_noise_multiplier is missing"),
+        ({"maximum_images = 10": "maximum_images = -1"}, r"maximum_images must be a whole number"),
+        ({'"laplace"': '"laplacian"'}, r"mechanisms: 'laplacian' is none of clipped-gaussian"),
+        ({"maximum_rate": 'labels = ["z"]\nmaximum_rate'}, r"labels: 'z' is not in data.classes"),
+        ({"maximum_rate": 'capacity = "yes"\nmaximum_rate'}, r"capacity is required or optional"),
+        ({"[budget.replace-one]\nepsilon = 35.0\ndelta = 1e-4\n": ""}, r"need a \[budget.replace"),
+        ({"[data]": "[data"}, r"policy.toml is no TOML file"),
+    ],
+)
+def test_a_mistake_is_an_error_that_names_file_and_key(
+    write: Write, changes: dict[str, str], message: str
+) -> None:
+    """A misspelt limit would limit nothing."""
+    with pytest.raises(ConfigError, match=message):
+        write(changes)
+
+
+def test_a_policy_needs_a_budget(write: Write) -> None:
+    cut = TEXT[TEXT.index("[budget.add") : TEXT.index("[allow]")]
+    with pytest.raises(ConfigError, match="at least one of add-remove, replace-one, client"):
+        write({cut: "[budget]\n"})
+
+
+def test_limits_of_the_central_mode_are_needed_where_it_is_allowed_alone(write: Write) -> None:
+    names = '"clipped-gaussian", '
+    policy = write({names: "", "minimum_noise_multiplier = 0.5\n": "", "maximum_images = 10\n": ""})
+    policy.check_privatize(PrivatizeRequest(LOCAL, 0, 5))
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        Policy.load(tmp_path / "policy.toml")
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize(
+    ("changes", "request_", "key"),
+    [
+        ({"= 10\n": "= 5\n"}, {}, "allow.maximum_images: the message holds 6 images"),
+        ({"multiplier = 0.5": "multiplier = 0.6"}, {}, "minimum_noise_multiplier: σ = 0.5"),
+        ({}, {"bound": 1.1}, "allow.maximum_clip_bound: Δ = 1.1"),
+        ({}, {"rate": 0.6}, "allow.maximum_rate: q = 0.6"),
+        ({'"clipped-gaussian", ': ""}, {}, "allow.mechanisms: the message asks for clipped-gauss"),
+        ({"1e-5": "1e-6"}, {}, "budget.add-remove.delta: the plan has δ = 1e-05"),
+        ({"maximum_rate": 'capacity = "required"\nmaximum_rate'}, {}, "allow.capacity"),
+        ({"maximum_rate": 'labels = ["a"]\nmaximum_rate'}, {}, "allow.labels"),
+        (
+            {"maximum_rate": 'labels = ["a"]\nmaximum_rate'},
+            {"schedule": "class", "label": 1},
+            "allow.labels: the message uses a class that is not listed",
+        ),
+    ],
+)
+def test_every_key_of_the_central_mode_is_enforced(
+    write: Write, make_request: Make, changes: dict[str, str], request_: dict[str, Any], key: str
+) -> None:
+    usual = {"rate": 0.5, "sigma": 0.5, "bound": 1.0}
+    if set(changes) - {"= 10\n"}:
+        write().check_gradient([make_request(**usual)])  # it is the change that refuses
+    with pytest.raises(PolicyRefusedError, match=rf"policy.toml refuses by .*{key}"):
+        write(changes).check_gradient([make_request(**(usual | request_))])
+
+
+def test_limits_hold_for_the_whole_message_and_for_every_use(
+    write: Write, make_request: Make
+) -> None:
+    policy = write()
+    good, bad = make_request(rate=0.5), make_request(rate=0.9, rows=torch.zeros(2, 4))
+    with pytest.raises(PolicyRefusedError, match="maximum_images: the message holds 12 images"):
+        policy.check_gradient([good, good])
+    with pytest.raises(PolicyRefusedError, match="maximum_rate"):
+        policy.check_gradient([good, bad])
+
+
+def test_an_adjacency_without_a_budget_is_refused(write: Write, make_request: Make) -> None:
+    request = make_request(rate=0.5)
+    request = replace(request, plan=replace(request.plan, adjacency="client"))
+    with pytest.raises(PolicyRefusedError, match=r"budget.client: there is no such budget"):
+        write().check_gradient([request])
+
+
+def test_a_plan_for_fewer_records_than_the_owner_states_is_refused(
+    write: Write, make_request: Make
+) -> None:
+    """A capacity's overflow is bounded for the plan's number of records, not for more."""
+    request = make_request(rate=0.5, clip="record")
+    for nominal, fits in ((61, True), (60, False)):
+        plan = replace(request.plan, capacity=60, nominal_records=nominal)
+        if fits:
+            write().check_gradient([replace(request, plan=plan)])
+            continue
+        with pytest.raises(
+            PolicyRefusedError, match=r"data.nominal_records: the plan accounts for"
+        ):
+            write().check_gradient([replace(request, plan=plan)])
+
+
+def test_a_capacity_beyond_all_records_is_refused(write: Write, make_request: Make) -> None:
+    """It hides nothing more, and a server could fill the node's memory with it."""
+    request = make_request(rate=0.5)
+    for capacity, fits in ((61, True), (62, False)):
+        message = [replace(request, plan=replace(request.plan, capacity=capacity))]
+        if fits:
+            write().check_gradient(message)
+            continue
+        with pytest.raises(PolicyRefusedError, match=r"data.nominal_records: .* capacity of 62"):
+            write().check_gradient(message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "plan", "key"),
+    [
+        ({'"laplace", ': ""}, {}, "allow.mechanisms: the message asks for laplace"),
+        ({', "randomized-response"': ""}, {}, "allow.mechanisms: .* randomized-response"),
+        (
+            {"1e-4": "1e-6"},
+            {"mechanism": "gaussian", "map": PointBall("l2", 1.0, 4), "delta": 1e-5},
+            "budget.replace-one.delta",
+        ),
+        ({"maximum_rate": 'labels = ["a", "b"]\nmaximum_rate'}, {}, "allow.labels"),
+    ],
+)
+def test_every_key_of_the_local_mode_is_enforced(
+    write: Write, changes: dict[str, str], plan: dict[str, Any], key: str
+) -> None:
+    request = PrivatizeRequest(replace(LOCAL, **plan), 0, 5)
+    write().check_privatize(request)
+    with pytest.raises(PolicyRefusedError, match=rf"policy.toml refuses by {key}"):
+        write(changes).check_privatize(request)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsink.clients import replies as replies_module
+from fedsink.clients.replies import ReplyStore
+from fedsink.errors import LedgerError, ReleaseRefusedError
+
+KEY = bytes(range(32))
+REPLY = {"1": torch.randn(6, 4, generator=torch.Generator().manual_seed(0))}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "replies"
+
+
+def test_a_reply_comes_back_bit_for_bit_from_another_process(folder: Path) -> None:
+    values = {"values": torch.randn(3, 2), "labels": torch.arange(3), "none": torch.zeros(0, 4)}
+    put = ReplyStore(folder).put(KEY, values)
+    got = ReplyStore(folder).get(KEY)
+    assert got is not None
+    for name, value in values.items():
+        assert torch.equal(put[name], value)
+        assert torch.equal(got[name], value)
+        assert got[name].dtype == value.dtype
+
+
+def test_what_was_never_stored_is_not_there(folder: Path) -> None:
+    assert ReplyStore(folder).get(KEY) is None
+    assert not folder.exists()
+
+
+def test_of_two_replies_to_one_request_the_first_is_kept(folder: Path) -> None:
+    """Two processes with entropy noise: what left first is what both answer."""
+    store = ReplyStore(folder)
+    store.put(KEY, REPLY)
+    again = store.put(KEY, {"1": REPLY["1"] + 1})
+    assert torch.equal(again["1"], REPLY["1"])
+
+
+def test_files_are_the_owners_alone_and_no_part_is_left(folder: Path) -> None:
+    ReplyStore(folder).put(KEY, REPLY)
+    [file] = folder.iterdir()
+    assert file.name == f"{KEY.hex()}.reply"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_a_damaged_reply_is_refused_and_never_made_again(folder: Path, damage: str) -> None:
+    """Pitfall 9."""
+    store = ReplyStore(folder)
+    store.put(KEY, REPLY)
+    [file] = folder.iterdir()
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes({"flip": bytes(content), "cut": content[:-1], "empty": b""}[damage])
+    with pytest.raises(ReleaseRefusedError, match=r"is damaged, and a released reply is never"):
+        store.get(KEY)
+    with pytest.raises(ReleaseRefusedError):
+        store.put(KEY, REPLY)
+
+
+def test_a_full_disk_releases_nothing_and_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replies_module.os, "fsync", full)
+        with pytest.raises(LedgerError, match=r"cannot be stored .*No space left"):
+            ReplyStore(folder).put(KEY, REPLY)
+    assert os.listdir(folder) == []
+
+
+def test_a_folder_that_cannot_be_made_releases_nothing(folder: Path) -> None:
+    folder.parent.touch()
+    with pytest.raises(LedgerError, match="cannot be stored"):
+        ReplyStore(folder).put(KEY, REPLY)

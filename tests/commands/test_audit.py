@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedsink.commands import audit
+from fedsink.commands.audit import run
+from fedsink.errors import ConfigError, PrivacyError
+from fedsink.privacy.audit import Finding
+
+_QUICK = ["mode=central", "rate=1", "rounds=2", "trials=40", "canaries=50"]
+
+
+def test_the_bounds_stand_beside_the_claims(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*_QUICK, "clip=batch"]) == 0
+    out = capsys.readouterr().out
+    head, _, threshold, trade_off, one_run, verdict = out.splitlines()
+    assert head.split("  ")[0] == "audited"
+    assert "ε claimed" in head
+    assert "ε proved" in head
+    assert threshold.split("  ")[0] == "80 transcripts, q = 1"
+    assert "  threshold  " in threshold
+    assert "  Gaussian trade-off  " in trade_off
+    assert one_run.startswith("1 run, 50 canaries")
+    assert all("1.000" in row and "0.95" in row for row in (threshold, trade_off, one_run))
+    assert verdict == "Replies hold nothing but their noised gradient."
+
+
+def test_a_rate_below_one_is_audited_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["mode=central", "rate=0.3", "rounds=2", "trials=40", "canaries=50"]) == 0
+    out = capsys.readouterr().out
+    assert "80 transcripts, q = 0.3" in out
+    assert "80 transcripts, q = 1 " in out
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
+def test_local_mode(mechanism: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["mode=ldp", f"mechanism={mechanism}", "eps=2", "trials=100"]) == 0
+    out = capsys.readouterr().out
+    assert "200 uploads of one record" in out
+    assert "200 uploads of two records" in out
+    assert ("Gaussian trade-off" in out) is (mechanism == "gaussian")
+
+
+def test_a_claim_that_cannot_be_refuted_is_said_to_be_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["mode=ldp", "eps=35", "trials=100"]) == 0
+    out = capsys.readouterr().out
+    assert "cannot refute ε = 35: the most they could prove is 2.57." in out
+
+
+def test_the_seed_decides_and_the_file_holds_what_was_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "audit.json"
+    shown = []
+    for seed in (1, 1):
+        assert run([*_QUICK, f"seed={seed}", f"json={file}"]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["audit.json"]
+    record = json.loads(file.read_text())
+    assert record["seed"] == 1
+    assert record["leaks"] == []
+    assert record["plan"]["rounds"] == 2
+    assert [finding["violated"] for finding in record["findings"]] == [False] * 3
+
+
+def test_a_refuted_claim_is_exit_1_and_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finding = Finding("80 transcripts, q = 1", "threshold", 1.0, 2.5, 0.95, 6.0)
+    monkeypatch.setattr(audit, "audit_transcripts", lambda *_, **__: [finding])
+    monkeypatch.setattr(audit, "audit_schema", lambda *_: ("The reply holds fields['batch'].",))
+    assert run(_QUICK) == 1
+    said = capsys.readouterr()
+    assert (
+        "a claim is refuted: 80 transcripts, q = 1 (threshold) prove ε ≥ 2.5, and 1 was claimed; "
+        "the chance of that with a correct mechanism is at most 0.05." in said.err
+    )
+    assert "fedsink: The reply holds fields['batch']." in said.err
+    assert "Replies hold more than their noised gradient." in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["eps=1"], "mode must be central or ldp, received None: add mode=central"),
+        (["mode=gan"], "mode must be central or ldp, received 'gan'"),
+        (["mode=ldp", "canaries=5"], "canaries has no meaning with mode=ldp"),
+        (["mode=central", "mechanism=laplace"], "mechanism has no meaning with mode=central"),
+        (["mode=central", "clip=image"], "clip must be record or batch, received 'image'"),
+        (["mode=ldp", "mechanism=coin"], "mechanism must be laplace or gaussian"),
+        (["mode=ldp", "delta=1e-5"], "delta has no meaning with mechanism=laplace"),
+        (["mode=central", "trials=7"], "trials=7: must be at least 8"),
+        (["mode=central", "json=nowhere/x.json"], "expected a file in an existing folder"),
+        (["mode=central", "trial=9"], "Did you mean trials?"),
+    ],
+)
+def test_bad_input_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        run(arguments)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("rate=2", "rate must lie in"),
+        ("eps=-1", "eps"),
+        ("delta=1", "delta must lie in"),
+        ("confidence=1", "confidence must lie in"),
+    ],
+)
+def test_values_out_of_range_are_refused(argument: str, message: str) -> None:
+    quick = [a for a in _QUICK if a.split("=")[0] != argument.split("=")[0]]
+    with pytest.raises(PrivacyError, match=message):
+        run([*quick, argument])
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == run(["--help"]) == 0
+    assert "Example: fedsink audit mode=central" in capsys.readouterr().out

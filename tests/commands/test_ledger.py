@@ -1,0 +1,126 @@
+"""`fedsink ledger` as a node's owner meets it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from fedsink.clients.charges import central_charge
+from fedsink.commands.ledger import run
+from fedsink.errors import ConfigError, LedgerError
+from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
+from fedsink.privacy.ledger import Budget, Ledger, Use
+
+PLAN = PrivacyPlan(0.2, 2.0, 30, RecordClip(1.0), ClassSchedule(3), 1e-6)
+POLICY = """
+[data]
+lineage = "ward"
+name = "digits"
+shape = [1, 8, 8]
+classes = ["0"]
+nominal_records = 10
+[state]
+folder = "state"
+[noise]
+backend = "fast"
+[budget.add-remove]
+epsilon = 10.0
+delta = 1e-5
+[allow]
+mechanisms = ["clipped-gaussian"]
+minimum_noise_multiplier = 1.0
+maximum_clip_bound = 1.0
+maximum_images = 100
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "state" / "ledger.sqlite"
+    ledger = Ledger(path)
+    ledger.bind("ward", b"fingerprint")
+    held = ledger.reserve("ward", "night-3", central_charge(PLAN), Budget(10.0, 1e-5))
+    ledger.claim(held, b"fingerprint", [Use(t, t % 3, b"digest") for t in range(1, 8)])
+    ledger.close()
+    return path
+
+
+def test_show_prints_accounts_and_runs(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["show", f"file={file}"]) == 0
+    head, _, account, _, run_head, _, run_line, _, note = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["lineage", "adjacency", "admission"]
+    epsilon = PLAN.epsilon()
+    for word in ("ward", "add-remove", "reserve", "10.000", "1e-05", f"{epsilon:.3f}",
+                 f"{10 - epsilon:.3f}", "9e-06"):  # fmt: skip
+        assert word in account.split()
+    assert "ε so far" in run_head
+    assert run_line.startswith("night-3")
+    assert "7 of 30" in run_line
+    assert "information" in note
+
+
+def test_the_policy_names_its_ledger(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "policy.toml").write_text(POLICY)
+    assert run(["show", f"policy={tmp_path / 'policy.toml'}"]) == 0
+    assert "night-3" in capsys.readouterr().out
+
+
+def test_an_empty_ledger_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Ledger(tmp_path / "new.sqlite").close()
+    assert run(["show", f"file={tmp_path / 'new.sqlite'}"]) == 0
+    assert capsys.readouterr().out == "Nothing has been charged yet.\n"
+
+
+def test_check_is_1_for_a_broken_ledger(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", f"file={file}"]) == 0
+    assert capsys.readouterr().out == f"{file} is sound.\n"
+    with sqlite3.connect(file) as connection:
+        connection.execute("UPDATE accounts SET epsilon=0.01")
+    assert run(["check", f"file={file}"]) == 1
+    assert "account of ward (add-remove) has spent more than" in capsys.readouterr().out
+
+
+def test_export_is_json_without_fingerprints(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["export", f"file={file}"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert run(["export", f"file={file}", f"out={tmp_path / 'out.json'}"]) == 0
+    assert json.loads((tmp_path / "out.json").read_text()) == printed
+    [account] = printed["accounts"]
+    assert account["runs"][0]["event"]["class"] == "SelfComposedDpEvent"
+    assert b"fingerprint".hex() not in json.dumps(printed)
+
+
+def test_nothing_is_changed(file: Path) -> None:
+    before = {f.name: f.read_bytes() for f in file.parent.iterdir() if f.suffix == ".sqlite"}
+    for action in ("show", "check", "export"):
+        run([action, f"file={file}"])
+    after = {f.name: f.read_bytes() for f in file.parent.iterdir() if f.suffix == ".sqlite"}
+    assert before == after
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["list"], "fedsink ledger show, check, export; received 'list'"),
+        (["show"], "by policy= or by file=, one of the two"),
+        (["show", "file=a", "policy=b"], "by policy= or by file=, one of the two"),
+        (["show", "fil=a"], r"Unknown key 'fil'. Did you mean file\?"),
+        (["show", "file=a", "out=b"], "out= belongs to fedsink ledger export, not to show"),
+    ],
+)
+def test_bad_command_lines_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(arguments)
+
+
+def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="No such file"):
+        run(["show", f"file={tmp_path / 'none.sqlite'}"])
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,93 @@
+"""deploy/demo.py as a whole: TLS, node keys, both modes, both ledgers, a refusal, no leftovers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).resolve().parent.parent.parent / "deploy" / "demo.py"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(
+        not (shutil.which("openssl") and shutil.which("ssh-keygen")),
+        reason="the demonstration makes its certificates and keys with openssl and ssh-keygen",
+    ),
+]
+
+
+def left_over(folder: Path) -> list[str]:
+    """Command lines of processes that were started with Flower's files in this folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"FLWR_HOME={folder}".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def read(path: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads(path.read_text())
+    return content
+
+
+def test_the_demonstration_goes_as_promised(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    done = subprocess.run(
+        [sys.executable, str(DEMO), str(folder)], capture_output=True, text=True, timeout=1700
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert left_over(folder) == []
+
+    central, local = folder / "runs" / "central", folder / "runs" / "ldp"
+    for run in (central, local):
+        assert (run / "generator.safetensors").is_file()
+        assert not (run / "failed.json").exists()
+        assert not (run / "partition.json").exists()
+    lines = (central / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == list(range(60, 601, 60))
+    assert 4.9 < float(str(read(central / "privacy.json")["epsilon"])) <= 5.0
+    assert "client 1 refused" in str(read(folder / "runs" / "refused" / "failed.json")["message"])
+
+    assert done.stdout.count("600 of 600") == 2  # both ledgers hold the whole plan
+    assert done.stdout.count("replace-one") >= 2
+    assert "refuses by allow.maximum_clip_bound: Δ = 6." in done.stdout
+    fedsink = Path(sys.executable).with_name("fedsink")
+    for number in (1, 2):
+        state = folder / f"hospital-{number}" / "state"
+        assert (state / "ledger.sqlite").stat().st_mode & 0o077 == 0
+        check = subprocess.run(
+            [str(fedsink), "ledger", "check", f"file={state / 'ledger.sqlite'}"],
+            capture_output=True,
+            text=True,
+        )
+        assert check.returncode == 0, check.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_demonstration_leaves_no_process(tmp_path: Path, number: int) -> None:
+    folder = tmp_path / "demo"
+    process = subprocess.Popen(
+        [sys.executable, str(DEMO), str(folder)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ,
+    )
+    deadline = time.monotonic() + 300
+    while not (folder / "hospital-2.log").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left_over(folder) != []
+    process.send_signal(number)
+    assert process.wait(120) in (130, 143)
+    assert left_over(folder) == []

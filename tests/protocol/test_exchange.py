@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+from flwr.app import RecordDict
+
+from fedsink.protocol.exchange import Broadcast, Exchange, Reduction
+from fedsink.simulation.identity import become
+
+
+@pytest.fixture
+def exchange() -> Exchange:
+    become(1, 1)
+    even, odd = RecordDict(), RecordDict()
+    return Exchange(
+        "train.gradient",
+        "7",
+        [Broadcast(even, {0: 1000, 2: 1002}, (1,)), Broadcast(odd, {1: 1001}, (1,))],
+    )
+
+
+def test_it_is_the_messages_in_client_order(exchange: Exchange) -> None:
+    messages = list(exchange)
+    assert [m.metadata.dst_node_id for m in messages] == [1000, 1001, 1002]
+    assert {m.metadata.message_type for m in messages} == {"train.gradient"}
+    assert {m.metadata.group_id for m in messages} == {"7"}
+    assert messages[0].content is messages[2].content is exchange.broadcasts[0].content
+    assert messages[1].content is exchange.broadcasts[1].content
+
+
+def test_it_is_a_sequence(exchange: Exchange) -> None:
+    assert len(exchange) == 3
+    assert exchange[1].metadata.dst_node_id == 1001
+    assert [m.metadata.dst_node_id for m in exchange[1:]] == [1001, 1002]
+    assert not Exchange("train.gradient", "1", [])
+
+
+def test_sums_are_no_messages() -> None:
+    with pytest.raises(TypeError, match="were added up"):
+        list(Reduction([], {}))

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from fedsink.protocol.run import new_run_name, run_name
+
+
+@pytest.mark.parametrize("name", ["a", "ward 7, first try", "ε = 3", "x" * 200])
+def test_a_printable_name_is_taken_as_it_is(name: str) -> None:
+    assert run_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "two\nlines", "a\x00b", "\x1b[31m", None, 7, b"a"])
+def test_anything_else_is_refused_without_being_repeated_in_full(name: object) -> None:
+    with pytest.raises(ValueError, match="must be 1 to 200 printable characters") as caught:
+        run_name(name)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 150
+
+
+def test_no_two_new_names_are_equal() -> None:
+    names = {run_name(new_run_name()) for _ in range(100)}
+    assert len(names) == 100

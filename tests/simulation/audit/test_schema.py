@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+from fedsink.clients.shard import Shard
+from fedsink.privacy import PrivacyPlan, ReproducibleKey
+from fedsink.protocol import GradientReply, GradientRequest
+from fedsink.protocol.records import pack
+from fedsink.simulation.audit import audit_schema, check_reply_schema
+from fedsink.simulation.audit.canary import Canary
+
+Plans = Callable[..., PrivacyPlan]
+
+
+@pytest.mark.parametrize("clip", ["record", "batch"])
+@pytest.mark.parametrize("rate", [0.2, 1.0])
+def test_replies_hold_nothing_but_their_gradient(plan: Plans, clip: str, rate: float) -> None:
+    assert audit_schema(plan(clip, rate=rate), ReproducibleKey(0)) == ()
+
+
+def _field(gradient: torch.Tensor, batch: int) -> RecordDict:
+    return pack({"batch": batch}, {"gradient": gradient})
+
+
+def _array(gradient: torch.Tensor, batch: int) -> RecordDict:
+    return pack({}, {"gradient": gradient, "batch": torch.tensor([batch])})
+
+
+def _shape(gradient: torch.Tensor, batch: int) -> RecordDict:
+    return GradientReply(torch.zeros(batch, gradient.shape[1])).to_record()
+
+
+def _type(gradient: torch.Tensor, batch: int) -> RecordDict:
+    return GradientReply(gradient.to(torch.float64)).to_record()
+
+
+def _metrics(gradient: torch.Tensor, batch: int) -> RecordDict:
+    record = GradientReply(gradient).to_record()
+    record["metrics"] = MetricRecord({"num-examples": batch})
+    return record
+
+
+def _config(gradient: torch.Tensor, batch: int) -> RecordDict:
+    record = GradientReply(gradient).to_record()
+    record.config_records["fields"]["batch"] = batch
+    return record
+
+
+def _empty(gradient: torch.Tensor, batch: int) -> RecordDict:
+    return RecordDict({"fields": ConfigRecord({"json": "{}"})})
+
+
+@pytest.mark.parametrize(
+    ("leaky", "sentence"),
+    [
+        (_field, "has another value, shape or type than the request fixes in fields['json']"),
+        (_array, "holds besides its gradient arrays['batch']"),
+        (_shape, "has another value, shape or type than the request fixes in arrays['gradient']"),
+        (_type, "has another value, shape or type than the request fixes in arrays['gradient']"),
+        (_metrics, "holds besides its gradient metrics['num-examples']"),
+        (_config, "holds besides its gradient fields['batch']"),
+        (_empty, "lacks arrays['gradient']"),
+    ],
+)
+def test_a_reply_that_leaks_the_batch_size_is_caught(
+    plan: Plans, leaky: Callable[[torch.Tensor, int], RecordDict], sentence: str
+) -> None:
+    def pack_reply(request: GradientRequest, shard: Shard, gradient: torch.Tensor) -> RecordDict:
+        return leaky(gradient, len(shard))
+
+    leaks = audit_schema(plan(), ReproducibleKey(0), pack=pack_reply)
+    assert any(sentence in leak for leak in leaks)
+
+
+def test_a_reply_passes_whatever_its_gradient_is(plan: Plans) -> None:
+    request = Canary(plan()).requests()[0]
+    for value in (0.0, 1e30, float("nan")):
+        reply = GradientReply(torch.full_like(request.rows, value)).to_record()
+        assert check_reply_schema(request, reply) == ()

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedsink.transport import clipped_record_field, oblivious_record_field
+
+Operations = Callable[[Callable[[], object]], list[tuple[Any, ...]]]
+
+HOSTILE = [
+    0.0, -0.0, 1.0, 1.0 + 2**-52, 1e8, -1e8, 1e150, 1e200, -1.7e308, 1e-8, 1e-150, 5e-324,
+    math.inf, -math.inf, math.nan, 3.14159,
+]  # fmt: skip
+numbers = st.one_of(st.sampled_from(HOSTILE), st.floats(-30.0, 30.0))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> dict[str, Any]:
+    n, m, d = draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(st.integers(1, 3))
+
+    def tensor(*shape: int) -> Tensor:
+        size = math.prod(shape)
+        values = draw(st.lists(numbers, min_size=size, max_size=size))
+        return torch.tensor(values, dtype=torch.float64).reshape(shape)
+
+    chosen = draw(st.lists(st.booleans(), min_size=n * m, max_size=n * m))
+    return {
+        "x": tensor(n, d),
+        "y": tensor(m, d),
+        "f": tensor(n),
+        "lam": draw(st.sampled_from([1e-300, 1e-6, 0.05, 5.0, 1e6, 1e300])),
+        "bound": draw(st.sampled_from([1e-200, 1e-6, 0.5, 8.0, 1e6])),
+        "mask": torch.tensor(chosen).reshape(n, m),
+        "radius": draw(st.sampled_from([1.0, 60.0, 1e9, 1e200, math.inf, math.nan])),
+    }
+
+
+def cloud(n: int, d: int = 4, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=generator, dtype=torch.float64).clamp(-2, 2)
+
+
+def ordinary(n: int = 9, m: int = 14) -> dict[str, Any]:
+    """Three classes of rows and records; every third place is empty."""
+    rows, records = torch.arange(n) % 3, torch.arange(m) % 3
+    present = torch.arange(m) % 4 != 1
+    return {
+        "x": cloud(n, seed=1), "y": cloud(m, seed=2), "f": cloud(n, 1, seed=3)[:, 0], "lam": 2.0,
+        "bound": 0.7, "mask": (rows[:, None] == records) & present, "radius": 4.0,
+    }  # fmt: skip
+
+
+def without(mask: Tensor, place: int) -> Tensor:
+    emptied = mask.clone()
+    emptied[:, place] = False
+    return emptied
+
+
+@pytest.mark.parametrize("bound", [0.05, 0.7, 100.0])
+@pytest.mark.parametrize("radius", [4.0, math.inf])
+def test_it_is_the_clipped_field_class_by_class(bound: float, radius: float) -> None:
+    """With a finite radius by matmul, without one place by place."""
+    p = {**ordinary(), "bound": bound, "radius": radius}
+    expected = torch.zeros_like(p["x"])
+    for c in range(3):
+        mine = torch.arange(9) % 3 == c
+        records = p["y"][p["mask"][c]]
+        assert len(records) > 1
+        expected[mine] = clipped_record_field(p["x"][mine], records, p["f"][mine], 2.0, bound)
+    torch.testing.assert_close(oblivious_record_field(**p), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_what_stands_in_an_empty_place_leaves_no_trace() -> None:
+    p = ordinary()
+    before = oblivious_record_field(**p)
+    for value in (7.0, 1e300, math.nan):
+        p["y"][1] = value
+        assert torch.equal(oblivious_record_field(**p), before)
+    assert not p["mask"][:, 1].any()
+
+
+@settings(max_examples=300)
+@given(problem=problems())
+def test_each_place_contributes_at_most_the_bound(problem: dict[str, Any]) -> None:
+    for place in range(len(problem["y"])):
+        alone = torch.zeros_like(problem["mask"])
+        alone[:, place] = problem["mask"][:, place]
+        field = oblivious_record_field(**{**problem, "mask": alone})
+        assert float((field / problem["bound"]).norm()) <= 1.0
+
+
+@settings(max_examples=300)
+@given(problem=problems())
+def test_no_place_changes_another_ones_contribution(problem: dict[str, Any]) -> None:
+    whole = oblivious_record_field(**problem)
+    for place in range(len(problem["y"])):
+        less = {**problem, "mask": without(problem["mask"], place)}
+        assert float(((whole - oblivious_record_field(**less)) / problem["bound"]).norm()) <= 1.0
+
+
+@settings(max_examples=300)
+@given(problem=problems())
+def test_the_oblivious_field_is_finite(problem: dict[str, Any]) -> None:
+    assert oblivious_record_field(**problem).isfinite().all()
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6, 1e10])
+def test_ordinary_and_far_points_keep_the_bound(offset: float) -> None:
+    """Long sums and cancellation, near the switch between the two paths."""
+    for bound in (1e-4, 0.3):
+        p = {**ordinary(12, 60), "bound": bound, "lam": 1e12, "radius": 2.0 * offset + 4.0}
+        p["x"], p["y"] = p["x"] + offset, p["y"] + offset
+        whole = oblivious_record_field(**p)
+        for place in (0, 17, 59):
+            less = {**p, "mask": without(p["mask"], place)}
+            assert float((whole - oblivious_record_field(**less)).norm()) <= bound
+
+
+@pytest.mark.parametrize("change", [{}, {"radius": math.inf}, {"lam": 1e-9}, {"bound": 1e-300}])
+def test_the_operations_do_not_depend_on_records_or_mask(
+    operations: Operations, change: dict[str, float]
+) -> None:
+    p = {**ordinary(), **change}
+    hostile = p["y"].clone()
+    hostile[:3] = torch.tensor([1e300, math.nan, math.inf]).double()[:, None]
+    nobody, everybody = torch.zeros_like(p["mask"]), torch.ones_like(p["mask"])
+    traces = [
+        operations(lambda y=y, mask=mask: oblivious_record_field(**{**p, "y": y, "mask": mask}))
+        for y in (p["y"], torch.zeros_like(p["y"]), hostile)
+        for mask in (p["mask"], nobody, everybody)
+    ]
+    assert len(traces[0]) > 20
+    assert all(trace == traces[0] for trace in traces)
+    places = 14 if change else 1  # one matmul, or one step a place
+    assert sum("vector_norm" in operation[0] for operation in traces[0]) == places * bool(change)
+
+
+def test_a_record_beyond_the_radius_contributes_nothing() -> None:
+    p = ordinary()
+    p["y"][0] = 3.0  # norm 6, beyond 4
+    assert p["mask"][:, 0].any()
+    emptied = oblivious_record_field(**{**p, "mask": without(p["mask"], 0)})
+    assert torch.equal(oblivious_record_field(**p), emptied)
+    assert not torch.equal(oblivious_record_field(**{**p, "radius": 6.5}), emptied)
+
+
+def test_rows_that_are_not_finite_take_no_part() -> None:
+    p = ordinary()
+    p["x"][1, 2], p["f"][3] = math.nan, math.inf
+    good = torch.ones(9, dtype=torch.bool)
+    good[[1, 3]] = False
+    field = oblivious_record_field(**p)
+    assert field[~good].abs().sum() == 0.0
+    kept = {**p, "x": p["x"][good], "f": p["f"][good], "mask": p["mask"][good]}
+    torch.testing.assert_close(field[good], oblivious_record_field(**kept))
+
+
+def test_no_rows_or_no_places_give_zero() -> None:
+    p = {**ordinary(), "y": torch.zeros(0, 4), "mask": torch.zeros(9, 0, dtype=torch.bool)}
+    assert torch.equal(oblivious_record_field(**p), torch.zeros(9, 4).double())
+    p = ordinary()
+    p = {**p, "x": p["x"][:0], "f": p["f"][:0], "mask": p["mask"][:0]}
+    assert oblivious_record_field(**p).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lam": 0.0}, "λ must be a positive finite number, got 0.0"),
+        ({"bound": math.inf}, "bound Δ must be a positive finite number, got inf"),
+        (
+            {"mask": torch.ones(9, 3, dtype=torch.bool)},
+            r"mask must be boolean of shape \(9, 14\), got torch.bool of shape \(9, 3\)",
+        ),
+        ({"mask": torch.ones(9, 14)}, r"got torch.float32 of shape \(9, 14\)"),
+    ],
+)
+def test_invalid_arguments_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        oblivious_record_field(**{**ordinary(), **change})
