@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev simulate deploy-demo test test-all coverage bench lint types contracts packages check clean
+.PHONY: help install install-dev simulate deploy-demo test test-all coverage bench results lint types contracts packages check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,10 @@ coverage: install-dev ## lines and branches of what guards private data: at leas
 bench: install-dev ## every benchmark in benchmarks/: takes long, wants a quiet machine
 	@for file in $$(grep -l __main__ benchmarks/*.py); do \
 	  echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+results: install-dev ## the rows of docs/results.md: what is not measured yet, then the tables (ARGS="--data DIR")
+	$(BIN)/python benchmarks/results.py run $(ARGS)
+	$(BIN)/python benchmarks/results.py render $(ARGS)
 
 lint: install-dev ## ruff: format and rules
 	$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 os.environ["FLWR_LOG_LEVEL"] = "WARNING"
 
+import numpy as np
 import torch
 from hypothesis import settings
+from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -49,6 +52,34 @@ def shared_data() -> Path:
     if not (folder / "MNIST" / "raw").is_dir():
         pytest.skip(f"{folder} holds no MNIST/raw; name a folder that does in FEDSINK_TEST_DATA")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MNIST, FashionMNIST and CelebA in their own file formats: 200 and 60 pictures of noise."""
+    root = tmp_path_factory.mktemp("tiny-data")
+    random = np.random.default_rng(0)
+    for folder in ("MNIST", "FashionMNIST"):
+        raw = root / folder / "raw"
+        raw.mkdir(parents=True)
+        for split, n in (("train", 200), ("t10k", 60)):
+            labels = np.arange(n, dtype=np.uint8) % 10
+            pixels = random.integers(0, 256, (n, 28, 28), dtype=np.uint8)
+            for kind, array in (("images-idx3", pixels), ("labels-idx1", labels)):
+                header = struct.pack(f">{1 + array.ndim}i", 0x800 + array.ndim, *array.shape)
+                (raw / f"{split}-{kind}-ubyte").write_bytes(header + array.tobytes())
+    folder = root / "celeba"
+    (folder / "img_align_celeba").mkdir(parents=True)
+    attributes, members = ["260", "Male Young"], []
+    for i in range(260):
+        name = f"{i + 1:06}.jpg"
+        picture = Image.fromarray(random.integers(0, 256, (218, 178, 3), dtype=np.uint8))
+        picture.save(folder / "img_align_celeba" / name)
+        attributes.append(f"{name} {' 1' if i % 2 else '-1'} -1")
+        members.append(f"{name} {0 if i < 200 else 2}")
+    (folder / "list_attr_celeba.txt").write_text("\n".join(attributes) + "\n")
+    (folder / "list_eval_partition.txt").write_text("\n".join(members) + "\n")
+    return root
 
 
 @pytest.fixture

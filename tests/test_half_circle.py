@@ -36,3 +36,9 @@ def test_a_tenth_of_the_matched_regularisation_does_not(tmp_path: Path, factor: 
     """The noise stays in the generator: the test above measures the matching, not the GAN."""
     unmatched = ["strategy.unmatched=true", f"strategy.lam={factor * 0.483}"]
     assert distance(tmp_path / "unmatched", *unmatched) > 0.42
+
+
+@pytest.mark.parametrize("loss", ["unregularised", "debiased"])
+def test_the_comparisons_learn_the_noise(tmp_path: Path, loss: str) -> None:
+    """Exact transport and the Sinkhorn divergence are least at the distribution of the records."""
+    assert distance(tmp_path / loss, f"strategy.loss={loss}") > 0.42

@@ -367,8 +367,8 @@ def test_pitfall_08_what_no_private_record_met_gets_no_noise_and_the_rest_gets_a
     # Fails if generated rows are noised by the server, or rows that met records are not.
     term = self_term(SelfTermSettings("semi_debiased", p=0.5), Objective(1.0, 1), BatchClip(0.5))
     rows = torch.randn(18, SIZE, generator=torch.Generator().manual_seed(4))
-    labels = torch.zeros(12, dtype=torch.int64)
-    one, again = (term(rows, None, labels) for _ in range(2))
+    labels = torch.zeros(1, 12, dtype=torch.int64)
+    one, again = (term(rows.unsqueeze(0), [None], labels)[0] for _ in range(2))
     assert torch.equal(one.outside, again.outside)
     assert bool(one.outside[12:].any())  # the six rows that stay with the server
     request = ask_for(200, clip="batch")
@@ -596,8 +596,8 @@ def test_pitfall_18_the_order_of_an_upload_reveals_no_label() -> None:
     assert stats.chisquare([300, 0, 0]).pvalue < 1e-4
 
 
-def test_pitfall_19_every_client_adds_the_whole_noise_and_nothing_divides_it() -> None:
-    # Fails if noise is shared out over a cohort: 1/√40 of it, should only four answer.
+def test_pitfall_19_every_client_adds_the_whole_noise_unless_the_run_says_otherwise() -> None:
+    # Fails if noise is shared out over a cohort, 1/√40 of it, without noise.share having said so.
     request = ask_for(200, rate=1e-12)
     for clients in (1, 4, 40):
         settings = NodeSettings(SPEC, Iid(), clients, seed=clients)
@@ -617,7 +617,9 @@ def test_pitfall_19_every_client_adds_the_whole_noise_and_nothing_divides_it() -
         *(f.name for c in (NodeSettings, PrivacyPlan) for f in fields(c)),
     }
     assert {"sigma", "clients", "noise", "noise_multiplier"} <= keys
-    assert not [key for key in keys if any(word in key for word in words)]
+    assert [key for key in keys if any(word in key for word in words)] == ["share"]
+    assert configuration()["noise"]["share"] == "local"
+    assert request.share == 1
 
 
 def keys_of(value: Any) -> Iterator[str]:

@@ -18,6 +18,7 @@ from fedsink.errors import ConfigError, ReleaseRefusedError
 from fedsink.protocol import PrivatizeRequest
 from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED
 from fedsink.protocol.gradient import pack_replies, unpack_requests
+from fedsink.protocol.parameters import ParameterRequest
 from fedsink.protocol.records import digest
 
 log = logging.getLogger("fedsink.clients")
@@ -28,8 +29,8 @@ Handler = Callable[[Node, RecordDict], RecordDict]
 def client_app(settings: NodeSettings) -> ClientApp:
     """A `ClientApp` that answers for the virtual client named by `partition-id`.
 
-    It answers `query.identity` (which client is this?), `train.gradient` (central mode) and
-    `train.privatize` (local mode).
+    It answers `query.identity` (which client is this?), `train.gradient` and `train.parameters`
+    (central mode) and `train.privatize` (local mode).
 
     Guarantees:
         An error's text never leaves the client: the server learns a code.
@@ -77,6 +78,7 @@ def _answering(settings_of: Callable[[Context], NodeSettings]) -> ClientApp:
 
     app.query("identity")(answer(_identity))
     app.train("gradient")(answer(_gradient))
+    app.train("parameters")(answer(_parameters))
     app.train("privatize")(answer(_privatize))
     return app
 
@@ -105,6 +107,11 @@ def _identity(node: Node, content: RecordDict) -> RecordDict:
 
 def _gradient(node: Node, content: RecordDict) -> RecordDict:
     return pack_replies(node.gradients(unpack_requests(content), digest(content)))
+
+
+def _parameters(node: Node, content: RecordDict) -> RecordDict:
+    request = ParameterRequest.from_record(content)
+    return node.parameter_gradient(request, digest(content)).to_record()
 
 
 def _privatize(node: Node, content: RecordDict) -> RecordDict:

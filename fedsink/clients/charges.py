@@ -11,18 +11,28 @@ from fedsink.protocol import LocalPlan
 
 
 @lru_cache(maxsize=16)
-def central_charge(plan: PrivacyPlan) -> Charge:
-    """A central run: T rounds, of which a labelled record takes part in at most `plan.uses`."""
+def central_charge(plan: PrivacyPlan, share: int = 1, *, trusted: bool = False) -> Charge:
+    """A central run: T rounds, of which a labelled record takes part in at most `plan.uses`.
+
+    Args:
+        plan: what is asked for.
+        share: n, over how many clients the plan's noise is spread. What this client can prove
+            by itself is the ε of its own reply, with σ/√n, and that is charged.
+        trusted: the owner vouches that nobody sees less than a sum with all of the plan's noise:
+            the plan itself is charged.
+    """
+    charged = plan if trusted else plan.with_noise(1 / share)
     summable = plan.overflow == 0  # else a full batch is paid for in δ, once for the whole plan
+    spread = {} if share == 1 else {"share": share, "aggregation_trusted": trusted}
     return Charge(
         adjacency=plan.adjacency,
-        plan={"mode": "central", **plan.to_dict()},
-        event=plan.event,
-        use=plan.event.event if summable else None,
+        plan={"mode": "central", **plan.to_dict(), **spread},
+        event=charged.event,
+        use=charged.event.event if summable else None,
         rounds=plan.rounds,
         uses=plan.uses,
         delta=plan.delta,
-        epsilon=plan.epsilon,
+        epsilon=charged.epsilon,
     )
 
 

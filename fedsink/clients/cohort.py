@@ -156,7 +156,7 @@ def _release(
     """One use's noised gradients of all clients of a part of the pool, (k, n, D)."""
     streams = [one.node.streams(request, one.admitted.digests[use]) for one in waiting]
     totals = cohort_totals(request, pool, part, [stream("sample") for stream in streams])
-    return request.plan.release_each(totals, [stream("noise") for stream in streams])
+    return request.own_plan.release_each(totals, [stream("noise") for stream in streams])
 
 
 def _one_by_one(message: _Message, waiting: Sequence[_Waiting]) -> Answers:

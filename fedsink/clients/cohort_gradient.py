@@ -12,7 +12,6 @@ from fedsink.clients.pool import Pool, blocks, buckets
 from fedsink.privacy import RecordClip, Stream
 from fedsink.protocol import GradientRequest
 from fedsink.transport import (
-    Mixed,
     append_labels,
     solver_named,
     transport_gradient,
@@ -89,7 +88,7 @@ def _batch_gradients(
             found = transport_gradient(
                 x,
                 y[places].masked_fill(~present.unsqueeze(-1), 0.0),
-                Mixed(objective.m),
+                objective.ground_cost,
                 objective.lam,
                 log_b=weights.expand(present.shape).masked_fill(~present, -torch.inf),
                 solver=solver_named(objective.solver),

@@ -13,7 +13,6 @@ from fedsink.clients.shard import Shard
 from fedsink.privacy import PoissonSampler, RecordClip, Stream
 from fedsink.protocol import GradientRequest
 from fedsink.transport import (
-    Mixed,
     append_labels,
     clipped_record_field,
     solver_named,
@@ -32,7 +31,8 @@ def client_gradient(
     With `clip=batch` (Cao et al. 2021, Alg. 1) the release is clip(G, Δ) + N(0, (2Δσ)² I) with
     G = ∂_X 2Ŵ_λ(X, Y) + the data-independent self gradient of the request. With `clip=record`
     it is Σ_j clip(g_j, Δ) + N(0, (σΔ)² I), where record j contributes
-    g_j = (w_ij (x_i − y_j))_i with w_ij = softmax_i((f_i − c(x_i, y_j))/λ).
+    g_j = (w_ij (x_i − y_j))_i with w_ij = softmax_i((f_i − c(x_i, y_j))/λ). A request that
+    spreads the noise over n clients gets the n-th part of its variance (`NoiseShare`).
 
     Args:
         request: checked request; X and f are public.
@@ -47,14 +47,14 @@ def client_gradient(
         Its shape depends on the request alone.
         An empty batch is answered like any other.
         Whether it fails does not depend on the batch.
-        It charges what the plan's event says: one subsampled use for records of the
+        It charges what its own plan's event says: one subsampled use for records of the
         requested class, none for any other.
         With a capacity, the operations after the draw depend on the request alone.
 
     Raises:
         ValueError: the rows do not live in the request's view of this data.
     """
-    return request.plan.release(client_total(request, shard, stream("sample")), stream("noise"))
+    return request.own_plan.release(client_total(request, shard, stream("sample")), stream("noise"))
 
 
 def client_total(request: GradientRequest, shard: Shard, sample: Stream) -> Tensor:
@@ -93,17 +93,21 @@ def _padded_total(
 
 def _total(request: GradientRequest, shard: Shard, rows: Tensor, stream: Stream) -> Tensor:
     """What is released but for its noise, of a sample as large as it comes."""
-    plan = request.plan
+    records, labels = sampled(request, shard, stream)
+    if isinstance(request.plan.clip, RecordClip):
+        return _record_total(request, rows, records, labels)
+    return request.plan.clip.apply(batch_gradient(request, rows, records, labels))
+
+
+def sampled(request: GradientRequest, shard: Shard, stream: Stream) -> tuple[Tensor, Tensor]:
+    """The Poisson sample of the request's class: coordinates (b, D) and labels (b,)."""
     coordinates = shard.coordinates(request.view)
     candidates = shard.members(request.label)
-    batch = candidates[PoissonSampler(plan.rate).draw(len(candidates), stream)]
-    records = coordinates[batch]
+    batch = candidates[PoissonSampler(request.plan.rate).draw(len(candidates), stream)]
     labels = shard.labels[batch]
     if request.objective.classes == 1:  # unconditional: every record is of the one class
         labels = torch.zeros_like(labels)
-    if isinstance(plan.clip, RecordClip):
-        return _record_total(request, rows, records, labels)
-    return plan.clip.apply(batch_gradient(request, rows, records, labels))
+    return coordinates[batch], labels
 
 
 def _record_total(
@@ -134,7 +138,11 @@ def batch_gradient(
             )
             records = append_labels(records, labels, objective.classes, objective.label_weight)
         gradient = transport_gradient(
-            rows, records, Mixed(objective.m), objective.lam, solver=solver_named(objective.solver)
+            rows,
+            records,
+            objective.ground_cost,
+            objective.lam,
+            solver=solver_named(objective.solver),
         ).gradient
     except (ValueError, RuntimeError, ArithmeticError):
         # Costs beyond the range of floats or of λ. An error would tell the server that the batch

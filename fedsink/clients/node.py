@@ -11,6 +11,7 @@ from torch import Tensor
 from fedsink.clients.charges import central_charge, local_charge
 from fedsink.clients.fingerprint import fingerprint
 from fedsink.clients.gradient import client_gradient
+from fedsink.clients.parameter_gradient import parameter_gradient
 from fedsink.clients.policy import Policy
 from fedsink.clients.privatizer import privatize
 from fedsink.clients.releases import Admitted, Releases, use_digests
@@ -20,9 +21,10 @@ from fedsink.clients.shard import Shard
 from fedsink.data.partition import partition
 from fedsink.data.sources import load
 from fedsink.errors import ConfigError, DataError, ReleaseRefusedError
-from fedsink.privacy import Stream
+from fedsink.privacy import Stream, UnprotectedPlan
 from fedsink.privacy.ledger import Ledger
 from fedsink.protocol import GradientReply, GradientRequest, PrivatizeReply, PrivatizeRequest
+from fedsink.protocol.parameters import ParameterReply, ParameterRequest
 
 
 class Node:
@@ -30,6 +32,9 @@ class Node:
 
     Guarantees:
         - The owner's policy is asked first, the ledger second, and the data are read third.
+        - Without its owner's word no plan without clip and noise is answered, and under a policy
+          never.
+        - Noise is shared with no more clients than the owner's settings put in one cohort.
         - A seed, key, noise or policy in a message is ignored.
 
     Args:
@@ -80,7 +85,8 @@ class Node:
 
         Raises:
             ReleaseRefusedError: policy, budget or ledger forbid it, or a request names a class
-                that the schedule does not give this client.
+                that the schedule does not give this client, or spreads the noise over more
+                clients than answer it.
             LedgerError: ledger or reply store cannot be used.
             ValueError: the requests do not belong together, or their class list is not that of
                 the node's data.
@@ -103,16 +109,46 @@ class Node:
         self._check(requests)
         if self._policy is not None:
             self._policy.check_gradient(requests)
+        return self._charge(requests, digest)
+
+    def _charge(self, requests: Sequence[GradientRequest], digest: bytes) -> Admitted:
+        """What is left of `admit` once the policy allows the requests."""
         plan = requests[0].plan
-        if self._releases is None:
+        if isinstance(plan, UnprotectedPlan) and not self.settings.unprotected:
+            raise ReleaseRefusedError(
+                "A message cannot switch clip and noise off: this node answers none without them."
+            )
+        # There is nothing to charge for what protects nothing.
+        if self._releases is None or isinstance(plan, UnprotectedPlan):
             admitted = Admitted(use_digests(digest, len(requests)), None, lambda reply: reply)
         else:
             places = [(request.round, request.label) for request in requests]
-            charge = central_charge(plan)
+            trusted = self._policy is not None and self._policy.trusts_aggregation
+            charge = central_charge(plan, requests[0].share, trusted=trusted)
             admitted = self._releases.admit(requests[0].run, charge, places, digest, self._content)
         if plan.nominal_records is not None and len(self.shard) > plan.nominal_records:
             raise DataError("This node holds more records than the plan accounts for.")
         return admitted
+
+    def parameter_gradient(self, request: ParameterRequest, digest: bytes) -> ParameterReply:
+        """Answer with the gradient of the generator's weights; charged and refused as `gradients`.
+
+        Args:
+            request: one use.
+            digest: SHA-256 of the whole message.
+        """
+        asked = request.gradient
+        self._check([asked])
+        if self._policy is not None:
+            self._policy.check_parameters(request)
+        request.check()
+        admitted = self._charge([asked], digest)
+        reply = admitted.stored
+        if reply is None:
+            streams = self.streams(asked, admitted.digests[0])
+            computed = parameter_gradient(request, self.shard, streams)
+            reply = admitted.release({str(asked.round): computed})
+        return ParameterReply(reply[str(asked.round)])
 
     def streams(self, request: GradientRequest, digest: bytes) -> Callable[[str], Stream]:
         """The randomness of one use, by purpose."""
@@ -166,8 +202,10 @@ class Node:
         if not requests:
             raise ValueError("A message must ask for at least one use.")
         first = requests[0]
-        if any((r.plan, r.run) != (first.plan, first.run) for r in requests):
-            raise ValueError("The uses of one message belong to one plan and one run.")
+        if any((r.plan, r.run, r.share) != (first.plan, first.run, first.share) for r in requests):
+            raise ValueError(
+                "The uses of one message belong to one plan and one run, with one share of noise."
+            )
         if len({request.round for request in requests}) != len(requests):
             raise ValueError("The uses of one message are in different rounds.")
         for request in requests:
@@ -178,6 +216,12 @@ class Node:
                 raise ReleaseRefusedError(
                     f"Round {request.round} is for class {scheduled} at client {self.client}."
                 )
+        cohort = first.plan.schedule.cohort(self.client, self.settings.clients)
+        if first.share > cohort:
+            raise ReleaseRefusedError(
+                f"The request spreads the noise over {first.share} clients, and those that are "
+                f"asked the same as client {self.client} are {cohort}."
+            )
 
     def _check_classes(self, classes: int) -> None:
         # Before any record is looked at: a shorter list would fail only for clients or batches

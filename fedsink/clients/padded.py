@@ -16,9 +16,8 @@ from torch import Tensor
 
 from fedsink.clients.shard import Shard
 from fedsink.privacy import PoissonSampler, Stream
-from fedsink.protocol import GradientRequest
+from fedsink.protocol import GradientRequest, Objective
 from fedsink.transport import (
-    Mixed,
     append_labels,
     fixed_solver,
     oblivious_record_field,
@@ -96,14 +95,14 @@ def padded_batch_gradient(request: GradientRequest, rows: Tensor, batch: PaddedB
     classed = request.label is None and objective.label_weight > 0
     weight = objective.label_weight if classed else 0.0
     try:
-        solver = fixed_solver(objective.solver, **_public_bounds(rows, radius, objective.m, weight))
+        solver = fixed_solver(objective.solver, **_public_bounds(rows, radius, objective, weight))
         if classed:
             x = append_labels(x, request.row_labels.to(x.device), objective.classes, weight)
             y = append_labels(y, batch.labels, objective.classes, weight)
         total = (
             2.0
             * transport_gradient(
-                x, y, Mixed(objective.m), objective.lam, log_b=_log_weights(batch), solver=solver
+                x, y, objective.ground_cost, objective.lam, log_b=_log_weights(batch), solver=solver
             ).gradient
         )
     except (ValueError, RuntimeError, ArithmeticError):
@@ -121,7 +120,9 @@ def _log_weights(batch: PaddedBatch) -> Tensor:
     return torch.where(counted, -torch.log(size), -math.inf)
 
 
-def _public_bounds(rows: Tensor, radius: float, m: float, label_weight: float) -> dict[str, float]:
+def _public_bounds(
+    rows: Tensor, radius: float, objective: Objective, label_weight: float
+) -> dict[str, float]:
     """Bounds on the costs of rows with records in the ball of `radius`, and on any distance."""
     row_norm = float(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).amax())
     # One-hot labels α_c·e_k are at most √2·α_c apart.
@@ -130,6 +131,8 @@ def _public_bounds(rows: Tensor, radius: float, m: float, label_weight: float) -
     # ‖v‖₁ ≤ √D‖v‖₂ for the coordinates, and 2α_c for the labels.
     absolute = math.sqrt(rows.shape[1]) * (row_norm + radius) + 2.0 * label_weight
     return {
-        "largest_cost": distance * distance + m * absolute,
+        "largest_cost": absolute
+        if objective.cost == "l1"
+        else distance * distance + objective.m * absolute,
         "diameter": math.hypot(2.0 * max(row_norm, radius), labels),
     }

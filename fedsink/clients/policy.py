@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ReleaseRefusedError
-from fedsink.privacy import PrivacyPlan
+from fedsink.privacy import CentralPlan, UnprotectedPlan
 from fedsink.privacy.adjacency import REPLACE_ONE
 from fedsink.privacy.ledger import Budget
 from fedsink.protocol import GradientRequest, PrivatizeRequest
+from fedsink.protocol.parameters import ParameterRequest
 
 CENTRAL = "clipped-gaussian"
+PARAMETERS = "parameter-gradient"
 LABELS = "randomized-response"
-MECHANISMS = (CENTRAL, "laplace", "gaussian", LABELS)
+MECHANISMS = (CENTRAL, PARAMETERS, "laplace", "gaussian", LABELS)
+AGGREGATION = ("refused", "untrusted", "trusted")
 
 
 class PolicyRefusedError(ReleaseRefusedError):
@@ -34,6 +38,10 @@ class Allowed:
         maximum_rate: largest sampling rate q.
         labels: class indices that may be used; None: all.
         capacity: whether a plan must fix its batch capacity.
+        secure_aggregation: whether a reply may hold a share of the noise, one of `AGGREGATION`.
+            "refused": never. "untrusted": yes, judged and charged by the noise of this reply
+            alone. "trusted": yes, judged and charged by the noise of the sum, because the owner
+            vouches that nobody sees anything less.
     """
 
     mechanisms: tuple[str, ...]
@@ -43,6 +51,7 @@ class Allowed:
     maximum_rate: float = 1.0
     labels: frozenset[int] | None = None
     capacity: bool = False
+    secure_aggregation: str = "refused"
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,8 @@ class Policy:
         - Only mechanisms, adjacencies and classes that the file names are answered.
         - The noise multiplier is at least the file's; clip bound, rate and images a message are
           at most the file's.
+        - A share of the noise is refused unless the file allows it, and counts as the whole
+          noise only where the file says that the aggregation is trusted.
         - A request is refused before any record is read.
 
     Attributes:
@@ -96,17 +107,38 @@ class Policy:
         """The node's secret noise key, where noise is "fast"."""
         return self.state / "noise.key"
 
+    @property
+    def trusts_aggregation(self) -> bool:
+        """Whether a share of the noise is charged as the sum that it becomes part of."""
+        return self.allowed.secure_aggregation == "trusted"
+
     def check_gradient(self, requests: Sequence[GradientRequest]) -> None:
         """Refuse a message of the central mode that the owner does not allow.
 
         Raises:
             PolicyRefusedError: naming the key that forbids it.
         """
-        images = sum(len(request.rows) for request in requests)
+        self._check_uses(requests, CENTRAL, sum(len(request.rows) for request in requests))
+
+    def check_parameters(self, request: ParameterRequest) -> None:
+        """Refuse a message that asks for the gradient of a generator's weights; see above.
+
+        Raises:
+            PolicyRefusedError: naming the key that forbids it.
+        """
+        self._check_uses([request.gradient], PARAMETERS, len(request.latents))
+
+    def _check_uses(self, requests: Sequence[GradientRequest], mechanism: str, images: int) -> None:
+        self._check_mechanism(mechanism)
         if images > self.allowed.maximum_images:
             self._refuse("allow.maximum_images", f"the message holds {images} images")
         for request in requests:
-            self._check_plan(request.plan)
+            if request.share > 1 and self.allowed.secure_aggregation == "refused":
+                self._refuse(
+                    "allow.secure_aggregation",
+                    f"the message asks for noise that {request.share} clients share",
+                )
+            self._check_plan(request.plan if self.trusts_aggregation else request.own_plan)
             labels = None if request.label is None else {request.label}
             self._check_labels(labels)
 
@@ -123,9 +155,10 @@ class Policy:
         self._check_budget(REPLACE_ONE, plan.delta)
         self._check_labels(None)
 
-    def _check_plan(self, plan: PrivacyPlan) -> None:
+    def _check_plan(self, plan: CentralPlan) -> None:
         allowed = self.allowed
-        self._check_mechanism(CENTRAL)
+        if isinstance(plan, UnprotectedPlan):
+            self._refuse("allow.minimum_noise_multiplier", "the plan has no noise and no clip")
         self._check_budget(plan.adjacency, plan.delta)
         if plan.noise_multiplier < allowed.minimum_noise_multiplier:
             self._refuse("allow.minimum_noise_multiplier", f"σ = {plan.noise_multiplier:g}")
@@ -160,5 +193,5 @@ class Policy:
         if self.allowed.labels is not None and not wanted <= self.allowed.labels:
             self._refuse("allow.labels", "the message uses a class that is not listed")
 
-    def _refuse(self, key: str, what: str) -> None:
+    def _refuse(self, key: str, what: str) -> NoReturn:
         raise PolicyRefusedError(f"The policy {self.path.name} refuses by {key}: {what}.")

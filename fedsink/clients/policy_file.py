@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedsink.clients.policy import CENTRAL, MECHANISMS, Allowed, Policy
+from fedsink.clients.policy import AGGREGATION, CENTRAL, MECHANISMS, PARAMETERS, Allowed, Policy
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, PrivacyError
 from fedsink.privacy.adjacency import ADD_REMOVE, ADJACENCIES, REPLACE_ONE
@@ -83,10 +83,11 @@ def _allowed(table: _Table, data: DataSpec, budgets: dict[str, Budget]) -> Allow
     mechanisms = tuple(table.texts("mechanisms"))
     if unknown := sorted(set(mechanisms) - set(MECHANISMS)):
         table.fail(f"mechanisms: {unknown[0]!r} is none of {', '.join(MECHANISMS)}.")
-    if set(mechanisms) - {CENTRAL} and REPLACE_ONE not in budgets:
+    central = {CENTRAL, PARAMETERS}
+    if set(mechanisms) - central and REPLACE_ONE not in budgets:
         table.fail(f"mechanisms of the local mode need a [budget.{REPLACE_ONE}].")
     # Limits of the central mode must be stated where it is allowed, and may be elsewhere.
-    missing: Any = _REQUIRED if CENTRAL in mechanisms else 0
+    missing: Any = _REQUIRED if central & set(mechanisms) else 0
     listed = table.texts("labels", None)
     if unknown := sorted(set(listed or ()) - set(data.classes)):
         table.fail(f"labels: {unknown[0]!r} is not in data.classes.")
@@ -98,6 +99,7 @@ def _allowed(table: _Table, data: DataSpec, budgets: dict[str, Budget]) -> Allow
         maximum_rate=table.number("maximum_rate", 1.0),
         labels=None if listed is None else frozenset(map(data.classes.index, listed)),
         capacity=table.choice("capacity", ("required", "optional"), "optional") == "required",
+        secure_aggregation=table.choice("secure_aggregation", AGGREGATION, AGGREGATION[0]),
     )
     table.finish()
     return allowed

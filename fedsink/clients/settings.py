@@ -34,11 +34,14 @@ class NodeSettings:
         key_file: the operating system's 32 random bytes, mode 0600, outside the run folder.
         ledger: SQLite file of what was charged and released; needed wherever there is no seed.
         policy: the owner's policy file; None in a simulation that needs none.
+        unprotected: whether plans without clip and noise are answered: in simulations of public
+            data alone, and never under a policy.
         device: "cpu" or "cuda".
         threads: torch threads a client may use.
 
     Raises:
-        PrivacyError: reproducible noise was asked for together with secure noise or a policy.
+        PrivacyError: reproducible noise was asked for together with secure noise or a policy, or
+            unprotected answers together with a policy.
     """
 
     data: DataSpec
@@ -50,6 +53,7 @@ class NodeSettings:
     key_file: Path | None = None
     ledger: Path | None = None
     policy: Path | None = None
+    unprotected: bool = False
     device: str = "cpu"
     threads: int = 1
 
@@ -60,6 +64,8 @@ class NodeSettings:
             raise PrivacyError("noise=secure cannot be drawn again: leave out the seed.")
         if self.seed is not None and self.policy is not None:
             raise PrivacyError("A node under a policy never uses a seed's noise: leave it out.")
+        if self.unprotected and self.policy is not None:
+            raise PrivacyError("A node under a policy never answers without protection.")
 
     @classmethod
     def from_policy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -16,58 +17,123 @@ from fedsink.data.sources import load
 from fedsink.errors import ConfigError
 from fedsink.evaluation import (
     accuracies,
+    evaluate,
     exact_w2,
     format_table,
     label_histogram,
     real_reference,
     sliced_w2,
 )
+from fedsink.evaluation.suites import RUNS
 from fedsink.reporting import write_json
+from fedsink.reporting.atomic import write_atomic
 
+SUITES = ("fast", "paper", "full")
 _SMALL = 16 * 16
 
-HELP = """Usage: fedsink evaluate run=DIR [n=10000] [seed=0] [threads=…] [reference=false]
+HELP = """Usage: fedsink evaluate run=DIR [suite=fast|paper|full] [n=…] [runs=5] [seed=0]
+                        [threads=…] [reference=…]
 
-Draws n labelled images from the generator of a finished run (n=60000 is the papers' number),
-trains logistic regression, an MLP and a CNN on them alone (10 % of the synthetic images for early
-stopping), and tests each once on the real test set. Also: sliced 2-Wasserstein distance to the real
-test images, and the label histogram. reference=true trains the same classifiers on as many real
-training images, to show the ceiling. Writes evaluation.json into the run folder and prints a table.
+Draws n labelled images from the generator of a finished run, trains classifiers on them alone
+(10 % of the synthetic images for early stopping), and tests each once on the real test set.
+
+suite=fast   n=10000, one run: logistic regression, an MLP and a CNN, sliced 2-Wasserstein distance
+             to the real test images, and the label histogram. Writes evaluation.json.
+suite=paper  the papers' protocol: as many images as the dataset nominally has (60000 for MNIST),
+             five runs, only early stopping ends training. Writes evaluation-paper.json and .txt.
+suite=full   adds GS-WGAN's other classifiers, calibrated accuracy, Inception Score and Fréchet
+             distance of a real-data classifier, FID (if Inception weights are in the cache),
+             precision, recall, density, coverage, label consistency, variance within classes and
+             memorisation. Writes evaluation-full.json and .txt.
+
+reference= measures real training images (the ceiling) and class means (the floor) beside the
+generator: on for paper and full; off for fast, which knows the ceiling alone.
 These figures are computed on real data without privacy: they are for public benchmarks."""
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Evaluate, print, and write evaluation.json."""
+    """Evaluate, print, and write the results into the run folder."""
     if {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0
     keys = parse(
         arguments,
-        {"run": str, "n": whole(20), "seed": whole(0), "threads": whole(1), "reference": flag},
+        {
+            "run": str,
+            "suite": _suite,
+            "n": whole(20),
+            "runs": whole(1),
+            "seed": whole(0),
+            "threads": whole(1),
+            "reference": flag,
+        },
     )
     if not keys.get("run"):
         raise ConfigError("run= is missing; fedsink evaluate --help says what to give.")
+    suite, seed = keys.get("suite", "fast"), keys.get("seed", 0)
+    if suite == "fast" and "runs" in keys:
+        raise ConfigError("suite=fast has one run; runs= belongs to suite=paper and suite=full.")
     finished = open_run(keys["run"])
-    n, seed = keys.get("n", 10000), keys.get("seed", 0)
+    threads = keys.get("threads") or _threads(finished.data.shape)
     started = time.monotonic()
+    if suite == "fast":
+        stem, result, table = _fast(finished, keys, seed, threads)
+    else:
+        stem, result, table = _suites(finished, suite, keys, seed, threads)
+    result["seconds"] = round(time.monotonic() - started, 2)
+    path = finished.folder.path / f"{stem}.json"
+    write_json(path, result)
+    if suite != "fast":
+        write_atomic(path.with_suffix(".txt"), f"{table}\n".encode())
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    print(table)
+    print(path)
+    return 0
+
+
+def _suite(text: str) -> str:
+    if text not in SUITES:
+        raise ValueError(f"choose one of {', '.join(SUITES)}")
+    return text
+
+
+def _suites(
+    finished: FinishedRun, suite: str, keys: dict[str, Any], seed: int, threads: int
+) -> tuple[str, dict[str, Any], str]:
+    if len(finished.data.shape) == 1:
+        raise ConfigError(
+            f"suite={suite} is for images, and the run's data are points; suite=fast measures "
+            "their Wasserstein distances."
+        )
+    train, test = (load(finished.data, split) for split in ("train", "test"))
+    found = evaluate(
+        suite,
+        finished.draw,
+        train.take(torch.arange(len(train))),
+        test.take(torch.arange(len(test))),
+        classes=len(finished.data.classes),
+        n=keys.get("n", finished.data.nominal_records),
+        runs=keys.get("runs", RUNS),
+        seed=seed,
+        reference=keys.get("reference", True),
+        conditional=len(finished.prior) > 1,
+        threads=threads,
+        report=_report,
+    )
+    return f"evaluation-{suite}", found.to_dict(), found.table()
+
+
+def _fast(
+    finished: FinishedRun, keys: dict[str, Any], seed: int, threads: int
+) -> tuple[str, dict[str, Any], str]:
+    n = keys.get("n", 10000)
     result: dict[str, Any] = {"n": n, "seed": seed}
     if len(finished.data.shape) == 1:
         result |= _points(finished, n, seed)
     else:
-        result |= _images(
-            finished,
-            n,
-            seed,
-            keys.get("threads") or _threads(finished.data.shape),
-            keys.get("reference", False),
-        )
-    result["seconds"] = round(time.monotonic() - started, 2)
-    write_json(finished.folder.path / "evaluation.json", result)
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
-    print(_table(result))
-    print(finished.folder.path / "evaluation.json")
-    return 0
+        result |= _images(finished, n, seed, threads, keys.get("reference", False))
+    return "evaluation", result, _table(result)
 
 
 def _points(finished: FinishedRun, n: int, seed: int) -> dict[str, Any]:
@@ -78,7 +144,7 @@ def _points(finished: FinishedRun, n: int, seed: int) -> dict[str, Any]:
 
 
 def _images(
-    finished: FinishedRun, n: int, seed: int, threads: int | None, reference: bool
+    finished: FinishedRun, n: int, seed: int, threads: int, reference: bool
 ) -> dict[str, Any]:
     classes = len(finished.data.classes)
     synthetic = finished.draw(n, seed)
@@ -107,7 +173,7 @@ def _images(
 
 def _threads(shape: tuple[int, ...]) -> int:
     """All cores, except for pictures so small that threads would wait for one another."""
-    return os.cpu_count() or 1 if shape[-1] * shape[-2] > _SMALL else 1
+    return os.cpu_count() or 1 if math.prod(shape[1:]) > _SMALL else 1
 
 
 def _report(text: str) -> None:

@@ -27,6 +27,8 @@ def one_sentence(error: Exception) -> str:
         key = error.full_key or str(error.key)
         return f"{key} must be given: add {key}=… to the command."
     if isinstance(error, InterpolationResolutionError):
+        if match := re.search(r"key 'scales\.([^.']+)\.\w+' not found", text):
+            return f"This experiment has no scale={match.group(1)}: choose smoke, cpu or paper."
         match = re.search(r"key 'recipe\.([^.']+)\.\w+' not found", text)
         if match and match.group(1) not in ("record", "batch"):
             return f"clip is record or batch, not {match.group(1)!r}."

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsink.data.maps import Map, map_from_dict
 from fedsink.data.spec import DataSpec
 from fedsink.errors import CheckpointError, ConfigError
-from fedsink.models import Generator, load, sample
+from fedsink.models import Generator, ObservationNoise, load, sample
 from fedsink.privacy import Stream
 from fedsink.server.compose import stored_config
 from fedsink.server.folder import RunFolder
@@ -31,6 +31,7 @@ class FinishedRun:
         data: public description of the data it was trained for.
         prior: class probabilities for sampling, (C,).
         map: the map whose released band is shown (ldp), or None.
+        observation: noise on every drawn image.
     """
 
     folder: RunFolder
@@ -39,6 +40,7 @@ class FinishedRun:
     data: DataSpec
     prior: Tensor
     map: Map | None
+    observation: ObservationNoise
 
     def draw(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
         """Draw n labelled images (n, C, H, W) in [0, 1], as a user would see them, and labels."""
@@ -49,7 +51,7 @@ class FinishedRun:
         if self.map is not None:
             with torch.no_grad():
                 images = torch.cat([self.map.render(self.map(part)) for part in images.split(5000)])
-        return images, labels
+        return self.observation(images, stream.child("observation")), labels
 
 
 def open_run(text: str) -> FinishedRun:
@@ -68,9 +70,9 @@ def open_run(text: str) -> FinishedRun:
         data = strictly(DataSpec, config["data"], "data")
         prior = torch.tensor(json.loads(folder.metrics.read_text())["label_prior"])
         privacy = json.loads(folder.privacy.read_text())
+        observation = strictly(ObservationNoise, config.get("observation", {}), "observation")
     except (OSError, KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"The run in {folder.path} is damaged: {error}.") from error
     used = privacy.get("map")
-    return FinishedRun(
-        folder, config, load(folder.path), data, prior, map_from_dict(used) if used else None
-    )
+    shown = map_from_dict(used) if used else None
+    return FinishedRun(folder, config, load(folder.path), data, prior, shown, observation)

@@ -1,20 +1,36 @@
 """How good a finished generator is: classifiers trained on its images, distances between samples.
 
 Works on tensors and knows no run folder. Nothing here is private: whoever calls it decides what may
-be computed on real data and who may see the result.
+be computed on real data and who may see the result. `evaluate` runs a whole suite
+(docs/evaluation.md); the other names are its figures.
 """
 
 from __future__ import annotations
 
 from fedsink.evaluation.fidelity import exact_w2, label_histogram, sliced_w2, subsample
+from fedsink.evaluation.frechet import frechet_distance
+from fedsink.evaluation.inception_score import inception_score
+from fedsink.evaluation.memorisation import memorisation
+from fedsink.evaluation.prdc import prdc
+from fedsink.evaluation.sets import HeldOut, TrainingSet, fit_classifiers
+from fedsink.evaluation.suites import Evaluation, evaluate
 from fedsink.evaluation.table import format_table
 from fedsink.evaluation.utility import accuracies, real_reference
 
 __all__ = [
+    "Evaluation",
+    "HeldOut",
+    "TrainingSet",
     "accuracies",
+    "evaluate",
     "exact_w2",
+    "fit_classifiers",
     "format_table",
+    "frechet_distance",
+    "inception_score",
     "label_histogram",
+    "memorisation",
+    "prdc",
     "real_reference",
     "sliced_w2",
     "subsample",

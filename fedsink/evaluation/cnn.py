@@ -36,38 +36,24 @@ class SeededDropout(nn.Module):
         return x * kept / (1 - self.probability)
 
 
-def train_cnn(
-    images: Tensor, labels: Tensor, *, classes: int, seed: int, report: Report | None = None
-) -> Classifier:
-    """Two 3×3 convolutions (32, 64 channels), each max-pooled, dropout ½, one linear layer.
+def convolutions(shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
+    """The two pooled and rectified convolutions, flattened, and how many values come out.
 
-    Images under 16 pixels a side are padded before each convolution; larger ones have a margin to
-    lose, and a third less to compute. The training batches are in channels-last order.
-
-    Early stopping as in mathematics.md, section 5; the number of epochs is capped so that about
-    300,000 images are shown (at least 10 epochs, at most 200).
-
-    Args:
-        images: training images (N, C, H, W), any C, H and W at least 4.
-        labels: their labels (N,).
-        classes: number of logits.
-        seed: of the hold-out, the weights, the batches and the dropout.
-        report: receives a line after each epoch.
+    Their weights are not drawn yet (`initialise`).
 
     Raises:
-        DataError: images smaller than 4×4.
+        DataError: images (C, H, W) smaller than 4×4.
     """
-    _, depth, height, width = images.shape
+    depth, height, width = shape
     if min(height, width) < 4:
         raise DataError(
             f"The convolutional classifier needs images of at least 4×4 pixels; "
             f"received {height}×{width}."
         )
-    generator = torch.Generator().manual_seed(seed)
     first, second = CHANNELS
     padding = 1 if min(height, width) < PADDED_BELOW else 0
     rows, columns = (_pooled(_pooled(side, padding), padding) for side in (height, width))
-    network = nn.Sequential(
+    layers: list[nn.Module] = [
         skip_init(nn.Conv2d, depth, first, 3, padding=padding),
         nn.MaxPool2d(2),
         nn.ReLU(),
@@ -75,8 +61,42 @@ def train_cnn(
         nn.MaxPool2d(2),
         nn.ReLU(),
         nn.Flatten(),
-        SeededDropout(DROPOUT, generator),
-        skip_init(nn.Linear, second * rows * columns, classes),
+    ]
+    return layers, second * rows * columns
+
+
+def train_cnn(
+    images: Tensor,
+    labels: Tensor,
+    *,
+    classes: int,
+    seed: int,
+    report: Report | None = None,
+    budget: int | None = IMAGE_BUDGET,
+) -> Classifier:
+    """Two 3×3 convolutions (32, 64 channels), each max-pooled, dropout ½, one linear layer.
+
+    Images under 16 pixels a side are padded before each convolution; larger ones have a margin to
+    lose, and a third less to compute. The training batches are in channels-last order.
+
+    Early stopping as in mathematics.md, section 5; the number of epochs is capped so that about
+    `budget` images are shown (at least 10 epochs, at most 200).
+
+    Args:
+        images: training images (N, C, H, W), any C, H and W at least 4.
+        labels: their labels (N,).
+        classes: number of logits.
+        seed: of the hold-out, the weights, the batches and the dropout.
+        report: receives a line after each epoch.
+        budget: images shown in all before training ends; None leaves that to early stopping.
+
+    Raises:
+        DataError: images smaller than 4×4.
+    """
+    layers, width = convolutions(tuple(images.shape[1:]))
+    generator = torch.Generator().manual_seed(seed)
+    network = nn.Sequential(
+        *layers, SeededDropout(DROPOUT, generator), skip_init(nn.Linear, width, classes)
     )
     initialise(network, generator)
     return fit(
@@ -85,7 +105,7 @@ def train_cnn(
         labels,
         generator=generator,
         split=torch.Generator().manual_seed(seed),
-        epochs=epoch_cap(len(images), IMAGE_BUDGET),
+        epochs=epoch_cap(len(images), budget),
         name="cnn",
         report=report,
     )

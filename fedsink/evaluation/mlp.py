@@ -14,7 +14,13 @@ IMAGE_BUDGET = 1_600_000
 
 
 def train_mlp(
-    images: Tensor, labels: Tensor, *, classes: int, seed: int, report: Report | None = None
+    images: Tensor,
+    labels: Tensor,
+    *,
+    classes: int,
+    seed: int,
+    report: Report | None = None,
+    budget: int | None = IMAGE_BUDGET,
 ) -> Classifier:
     """Pixels to 100 rectified units to logits, early stopping (mathematics.md, section 5).
 
@@ -24,6 +30,7 @@ def train_mlp(
         classes: number of logits.
         seed: of the hold-out, the weights and the batches.
         report: receives a line after each epoch.
+        budget: images shown in all before training ends; None leaves that to early stopping.
     """
     generator = torch.Generator().manual_seed(seed)
     network = nn.Sequential(
@@ -39,7 +46,7 @@ def train_mlp(
         labels,
         generator=generator,
         split=torch.Generator().manual_seed(seed),
-        epochs=epoch_cap(len(images), IMAGE_BUDGET),
+        epochs=epoch_cap(len(images), budget),
         name="mlp",
         report=report,
     )

@@ -23,8 +23,10 @@ MAX_EPOCHS = 200
 MIN_EPOCHS = 10
 
 
-def epoch_cap(images: int, budget: int) -> int:
-    """Epochs that show about `budget` images in all, between 10 and 200."""
+def epoch_cap(images: int, budget: int | None) -> int:
+    """Epochs that show about `budget` images in all, between 10 and 200; 200 without a budget."""
+    if budget is None:
+        return MAX_EPOCHS
     return min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(budget / images)))
 
 

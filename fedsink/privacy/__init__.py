@@ -21,18 +21,22 @@ from fedsink.privacy.keys import EntropyKey, Key, ReproducibleKey, SecretKey
 from fedsink.privacy.laplace import LaplaceMechanism
 from fedsink.privacy.matched import MatchedCost
 from fedsink.privacy.noise import Stream
+from fedsink.privacy.noise_share import LOCAL_NOISE, NoiseShare
 from fedsink.privacy.parallel import Guarantee, across_clients, one_person_at
 from fedsink.privacy.plan import PrivacyPlan
 from fedsink.privacy.product import ImageMechanism, ProductMechanism
 from fedsink.privacy.randomized_response import RandomizedResponse
 from fedsink.privacy.sampling import ClassSchedule, JointSchedule, PoissonSampler, Schedule
 from fedsink.privacy.secure import SecureStream
+from fedsink.privacy.unprotected import CentralPlan, UnprotectedPlan, plan_from_dict
 
 __all__ = [
     "ACCOUNTANTS",
     "ADJACENCIES",
     "LIBRARIES",
+    "LOCAL_NOISE",
     "BatchClip",
+    "CentralPlan",
     "ClassSchedule",
     "Clip",
     "ClippedGaussian",
@@ -45,6 +49,7 @@ __all__ = [
     "Key",
     "LaplaceMechanism",
     "MatchedCost",
+    "NoiseShare",
     "PoissonSampler",
     "PrivacyPlan",
     "ProductMechanism",
@@ -55,6 +60,7 @@ __all__ = [
     "SecretKey",
     "SecureStream",
     "Stream",
+    "UnprotectedPlan",
     "account_table",
     "across_clients",
     "capacity_for",
@@ -62,6 +68,7 @@ __all__ = [
     "epsilon",
     "one_person_at",
     "overflow_probability",
+    "plan_from_dict",
     "poisson_gaussian",
     "rate_for",
     "shuffled_epsilon",

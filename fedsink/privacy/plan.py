@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -197,6 +197,12 @@ class PrivacyPlan:
         exponent = math.ceil(math.log(uses) / math.log(_CURVE_STEP) - 1e-9)
         grid_point = min(every, max(uses, math.ceil(_CURVE_STEP**exponent)))
         return min(exactly(grid_point), filled)
+
+    def with_noise(self, variance: float) -> PrivacyPlan:
+        """The same plan with noise of `variance` times this one's variance: σ·√variance."""
+        if variance == 1:
+            return self
+        return replace(self, noise_multiplier=self.noise_multiplier * math.sqrt(variance))
 
     def release(self, total: torch.Tensor, stream: Stream) -> torch.Tensor:
         """`total` + N(0, noise_std² I): one `ClippedGaussian.release`."""

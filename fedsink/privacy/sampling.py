@@ -89,6 +89,10 @@ class JointSchedule:
     def label(self, client: int, round: int) -> None:
         """The class that is used in this round: None, that is, all of them."""
 
+    def cohort(self, client: int, clients: int) -> int:
+        """m, how many of K clients are asked the same as `client` in every round: all K."""
+        return clients
+
 
 @dataclass(frozen=True)
 class ClassSchedule:
@@ -125,6 +129,13 @@ class ClassSchedule:
     def label(self, client: int, round: int) -> int:
         """The class that `client` uses in `round`: (client + round) mod C."""
         return (client + round) % self.classes
+
+    def cohort(self, client: int, clients: int) -> int:
+        """m, how many of K clients use the same class as `client`: those equal to it mod C.
+
+        They are the same ones in every round, and m is ⌊K/C⌋ or ⌈K/C⌉.
+        """
+        return len(range(client % self.classes, clients, self.classes))
 
 
 Schedule = JointSchedule | ClassSchedule

@@ -1,8 +1,8 @@
 """Central mode: generated images go out, clipped and noised gradients come back.
 
 One message may ask for several uses of the mechanism, each a round of the plan with rows of its
-own; they share plan, objective, view and run. The arrays of a message have the uses as their
-leading dimension, and so has the gradient of the answer.
+own; they have one plan, objective, view, run and share of the noise. The arrays of a message have
+the uses as their leading dimension, and so has the gradient of the answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from fedsink.privacy import PrivacyPlan, checks
+from fedsink.privacy import CentralPlan, PrivacyPlan, checks, plan_from_dict
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.records import pack, unpack
 from fedsink.protocol.run import UNNAMED, run_name
@@ -33,7 +33,7 @@ class GradientRequest:
     Attributes:
         round: the use's number in the plan, from 1.
         label: the class of this round's rows and records; None when the round mixes classes.
-        plan: sampler, clip, noise and their accounting.
+        plan: sampler, clip, noise and their accounting; or that there are neither clip nor noise.
         objective: the transport problem.
         view: public linear coordinates the gradient lives in, as `View.to_dict()`.
         rows: X, generated points in these coordinates, (n, D).
@@ -41,11 +41,13 @@ class GradientRequest:
         potentials: f, the rows' dual potentials for `clip=record`, (n,).
         self_gradient: the data-independent part of the gradient for `clip=batch`, (n, D).
         run: public name of the run that asks; a node's ledger keeps runs apart by it.
+        share: n ≥ 1, over how many clients one noise of the plan is spread: the reply holds
+            N(0, (σS)²/n) of it. 1: the reply holds all of it, and needs no other.
     """
 
     round: int
     label: int | None
-    plan: PrivacyPlan
+    plan: CentralPlan
     objective: Objective
     view: dict[str, Any]
     rows: Tensor
@@ -53,6 +55,12 @@ class GradientRequest:
     potentials: Tensor = field(default_factory=lambda: torch.zeros(0))
     self_gradient: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     run: str = UNNAMED
+    share: int = 1
+
+    @property
+    def own_plan(self) -> CentralPlan:
+        """The plan with the noise of this reply alone: what holds without all other replies."""
+        return self.plan.with_noise(1 / self.share)
 
     def to_record(self) -> RecordDict:
         """A message with this use alone."""
@@ -77,7 +85,9 @@ class GradientRequest:
             raise ValueError(f"Round {self.round} is not in the plan's 1..{self.plan.rounds}.")
         if self.plan.rounds > MOST_ROUNDS:
             raise ValueError(f"A plan has at most {MOST_ROUNDS} rounds, not {self.plan.rounds}.")
-        checks.noise_scale(self.plan.noise_std)
+        checks.count("share", self.share)
+        if isinstance(self.own_plan, PrivacyPlan):
+            checks.noise_scale(self.own_plan.noise_std)
         if self.rows.ndim != 2 or not len(self.rows) or not _is_finite_float32(self.rows):
             raise ValueError(
                 f"Rows must be a finite n×D float32 matrix, not {tuple(self.rows.shape)} of "
@@ -123,18 +133,22 @@ def pack_requests(requests: Sequence[GradientRequest]) -> RecordDict:
     """One message that asks for these uses, in the order of their rounds.
 
     Raises:
-        ValueError: there are none, or they differ in plan, objective, view or run.
+        ValueError: there are none, or they differ in plan, objective, view, run or share.
     """
     if not requests:
         raise ValueError("A message must ask for at least one use.")
     first = requests[0]
     for other in requests[1:]:
-        if (other.plan, other.objective, other.view, other.run) != (
-            first.plan, first.objective, first.view, first.run,
+        if (other.plan, other.objective, other.view, other.run, other.share) != (
+            first.plan, first.objective, first.view, first.run, first.share,
         ):  # fmt: skip
-            raise ValueError("The uses of one message share plan, objective, view and run.")
+            raise ValueError(
+                "The uses of one message share plan, objective, view and run, and the noise with "
+                "as many clients."
+            )
     fields = {
         "run": first.run,
+        "share": first.share,
         "plan": first.plan.to_dict(),
         "objective": asdict(first.objective),
         "view": first.view,
@@ -159,10 +173,10 @@ def unpack_requests(record: RecordDict) -> list[GradientRequest]:
     try:
         rounds = [int(number) for number in fields["rounds"]]
         labels = [None if label is None else int(label) for label in fields["labels"]]
-        plan = PrivacyPlan.from_dict(fields["plan"])
+        plan = plan_from_dict(fields["plan"])
         objective = Objective(**fields["objective"])
         view = dict(fields["view"])
-        run = run_name(fields["run"])
+        run, share = run_name(fields["run"]), fields["share"]
         stacked = [arrays[name] for name in _ARRAYS]
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"Malformed gradient request: {error}.") from error
@@ -172,7 +186,7 @@ def unpack_requests(record: RecordDict) -> list[GradientRequest]:
         if array.ndim < 1 or len(array) != len(rounds):
             raise ValueError(f"The message asks for {len(rounds)} uses, but its {name} do not.")
     requests = [
-        GradientRequest(number, label, plan, objective, view, x, row_labels, f, inside, run)
+        GradientRequest(number, label, plan, objective, view, x, row_labels, f, inside, run, share)
         for number, label, x, row_labels, f, inside in zip(rounds, labels, *stacked, strict=True)
     ]
     for request in requests:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from fedsink.errors import ConfigError
-from fedsink.transport import Mixed, solver_named
+from fedsink.transport import Cost, cost_named, solver_named
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class Objective:
             round mixes classes (`label=None` in the request).
         classes: number of public classes.
         solver: "converged", or "annealed" for the published schedule.
+        cost: "mixed" for c_m, or "l1" for ‖x−y‖₁ alone (an ablation of Cao et al. 2021, Table 2;
+            m is not read then).
 
     Raises:
         ConfigError: a value out of range. Whatever is wrong with a transport problem must show
@@ -32,6 +34,7 @@ class Objective:
     m: float = 0.0
     label_weight: float = 15.0
     solver: str = "converged"
+    cost: str = "mixed"
 
     def __post_init__(self) -> None:
         for name in ("lam", "label_weight", "m"):
@@ -50,5 +53,17 @@ class Objective:
             )
         if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 1:
             raise ConfigError(f"The number of classes must be at least 1, not {self.classes!r}.")
-        Mixed(self.m)
+        if self.cost not in ("mixed", "l1"):
+            raise ConfigError(f"objective.cost is mixed or l1, not {self.cost!r}.")
+        cost_named("mixed", self.m)
         solver_named(self.solver)
+
+    @property
+    def ground_cost(self) -> Cost:
+        """c(x, y), with its gradient."""
+        return cost_named(self.cost, self.m)
+
+    @property
+    def is_quadratic(self) -> bool:
+        """Whether c(x, y) = ‖x−y‖₂²."""
+        return self.cost == "mixed" and self.m == 0.0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedsink.privacy import LIBRARIES, PrivacyPlan, across_clients
+from fedsink.privacy import LIBRARIES, LOCAL_NOISE, NoiseShare, PrivacyPlan, across_clients
 from fedsink.privacy.keys import EntropyKey, ReproducibleKey, SecretKey
 from fedsink.protocol import LocalPlan
+from fedsink.reporting.noise_share import PERSONS, SEEN_BY, shared_noise
 
 _NOISE = {
     ReproducibleKey.kind: (
@@ -32,6 +33,10 @@ _NOISE = {
     ),
 }
 
+_EVERYBODY = (
+    "everybody who sees the messages, the server included, and everybody who sees the generator"
+)
+
 _PROTECTED = {
     "add-remove": "One labelled record of one client",
     "replace-one": "The value and the label of one record of one client",
@@ -40,7 +45,11 @@ _PROTECTED = {
 
 
 def central_statement(
-    plan: PrivacyPlan, clients: int, noise: str, accountant: str = "pld"
+    plan: PrivacyPlan,
+    clients: int,
+    noise: str,
+    accountant: str = "pld",
+    share: NoiseShare = LOCAL_NOISE,
 ) -> dict[str, Any]:
     """The content of privacy.json for central mode.
 
@@ -49,7 +58,9 @@ def central_statement(
         clients: K.
         noise: the key's kind, or "node" where each node's owner decides.
         accountant: which accountant's ε is the headline.
+        share: who adds how much of the noise.
     """
+    shared = share.gains(plan.schedule, clients)
     guarantee = across_clients([plan] * clients, accountant)
     one = {
         "epsilon": plan.epsilon(accountant),
@@ -77,15 +88,15 @@ def central_statement(
         "accountant": accountant,
         "accountant_library": LIBRARIES[accountant],
         **_sample(plan, accountant),
+        **(shared_noise(plan, clients, share) if shared else {}),
         "clients": [{"client": k, **one} for k in range(clients)],
         **_noise(noise),
         "protected": (
-            f"{_PROTECTED[plan.adjacency]}, against everybody who sees the messages, the "
-            "server included, and everybody who sees the generator. The guarantee is the whole "
-            "plan's, also for a run that stops early. Clients hold disjoint records, so the run's "
-            "ε is the largest of theirs."
+            f"{_PROTECTED[plan.adjacency]}, against {SEEN_BY if shared else _EVERYBODY}. "
+            "The guarantee is the whole plan's, also for a run that stops early. Clients hold "
+            "disjoint records, so the run's ε is the largest of theirs."
         ),
-        "not_protected": _not_protected(plan),
+        "not_protected": _not_protected(plan, shared),
     }
 
 
@@ -112,13 +123,10 @@ def _sample(plan: PrivacyPlan, accountant: str) -> dict[str, Any]:
     }
 
 
-def _not_protected(plan: PrivacyPlan) -> str:
+def _not_protected(plan: PrivacyPlan, shared: bool) -> str:
     """What the guarantee does not cover."""
-    whole = (
-        ""
-        if plan.adjacency == "client"
-        else "a client as a whole; a person with records at several clients (their ε compose); "
-    )
+    persons = PERSONS if shared else "a person with records at several clients (their ε compose); "
+    whole = "" if plan.adjacency == "client" else f"a client as a whole; {persons}"
     replacing = (
         " Replacing one record by another is another, larger guarantee."
         if plan.adjacency == "add-remove"

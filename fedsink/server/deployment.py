@@ -28,6 +28,7 @@ _POLL_SECONDS = 1.0
 _OWNERS = (
     ("seed", None, "every node draws noise of its own"),
     ("noise", "fast", "every node's policy says how its noise is drawn"),
+    ("noise.share", "local", "nodes answer the server one by one, and nothing adds them up before"),
     ("policy", None, "every node is started with the policy of its owner"),
     ("resume", None, f"say {COMMAND} resume=FOLDER app=… superlink=… with no other key"),
 )
@@ -44,9 +45,11 @@ def deployable(overrides: Sequence[str]) -> dict[str, Any]:
         if override.partition("=")[0] == "engine":
             raise ConfigError(f"{COMMAND} runs on real nodes: leave out {override}.")
     config = compose_config(["engine=deploy", "data.root=null", *overrides])
+    noise = config["noise"]
+    chosen = {**config, "noise": noise["backend"], "noise.share": noise["share"]}
     for key, only, why in _OWNERS:
-        if config[key] != only:
-            raise ConfigError(f"{COMMAND} takes no {key}={config[key]}: {why}.")
+        if chosen[key] != only:
+            raise ConfigError(f"{COMMAND} takes no {key}={chosen[key]}: {why}.")
     if config["data"]["root"] is not None:
         raise ConfigError(
             f"{COMMAND} takes no data.root={config['data']['root']}: the server sees no data, "

@@ -114,11 +114,12 @@ def train(
             record: dict[str, Any] = {
                 "round": strategy.round,
                 **dict(metrics or {}),
-                "epsilon": strategy.epsilon_so_far(),
+                "epsilon": _finite(epsilon := strategy.epsilon_so_far()),
                 "seconds": round(time.monotonic() - started, 4),
             }
             folder.log(record)
-            progress.update(strategy.round, loss=record["loss"], ε=record["epsilon"])
+            shown = "∞" if math.isinf(epsilon) else epsilon
+            progress.update(strategy.round, loss=record["loss"], ε=shown)
             unfinished = strategy.round < strategy.rounds
             if unfinished and any(before < round <= strategy.round for round in pictured):
                 snapshot(strategy, folder)
@@ -136,11 +137,16 @@ def train(
     result = {
         "rounds": strategy.rounds,
         "seconds": round(time.monotonic() - started, 3),
-        "epsilon": strategy.epsilon_so_far(),
+        "epsilon": _finite(strategy.epsilon_so_far()),
         "label_prior": strategy.label_prior().tolist(),
     }
     folder.write(folder.metrics, result)
     return result
+
+
+def _finite(epsilon: float) -> float | None:
+    """ε for a JSON record, which has no ∞: null says that nothing is protected."""
+    return None if math.isinf(epsilon) else epsilon
 
 
 def _is_number(value: object) -> bool:

@@ -10,7 +10,14 @@ from fedsink.models import Generator, build
 from fedsink.server.folder import RunFolder
 from fedsink.server.loop import train
 from fedsink.server.settings import ServerSettings
-from fedsink.strategies import DPSinkhorn, DPSinkhornSettings, PrivatizeOnce, RoundStrategy
+from fedsink.strategies import (
+    DPSinkhorn,
+    DPSinkhornSettings,
+    ParameterGradient,
+    ParameterGradientSettings,
+    PrivatizeOnce,
+    RoundStrategy,
+)
 
 
 def run_server(grid: Grid, settings: ServerSettings) -> None:
@@ -31,6 +38,8 @@ def build_strategy(settings: ServerSettings) -> RoundStrategy:
         ModelError: the generator cannot make records of this shape.
     """
     generator = build_generator(settings)
+    if isinstance(settings.strategy, ParameterGradientSettings):
+        return ParameterGradient(settings.strategy, generator, settings.server_key)
     if isinstance(settings.strategy, DPSinkhornSettings):
         return DPSinkhorn(settings.strategy, generator, settings.server_key)
     return PrivatizeOnce(settings.strategy, generator, settings.server_key)

@@ -5,7 +5,8 @@ Everything a user can get wrong is refused here, before anything is written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -101,7 +102,15 @@ def configure(config: Config, folder: Path, run: RunIdentity) -> RunSettings:
         choice(config["engine"], "name", *_ENGINES, where="engine.")
         engine = strictly(EngineSettings, config["engine"], "engine")
         server = configure_server(config, folder, run=run.name, server_seed=run.server_seed)
-        return RunSettings(server, _node(config, engine, run), engine)
+        node = _node(config, engine, run)
+        if config["eps"] == math.inf:
+            if node.policy is not None:
+                raise ConfigError(
+                    f"eps=inf protects nothing, and a policy always refuses it: leave out "
+                    f"policy={config['policy']} or eps=inf."
+                )
+            node = replace(node, unprotected=True)
+        return RunSettings(server, node, engine)
     except FedsinkError:
         raise
     except (KeyError, TypeError, ValueError) as error:
@@ -118,7 +127,7 @@ def _node(config: Config, engine: EngineSettings, run: RunIdentity) -> NodeSetti
     partition = scheme_from_dict(scheme)
     clients = integer(config, "clients", minimum=1)
     seed = None if config["seed"] is None else integer(config, "seed", minimum=0)
-    noise = choice(config, "noise", "fast", "secure")
+    noise = choice(config["noise"], "backend", "fast", "secure", where="noise.")
     data = strictly(DataSpec, config["data"], "data")
     device = "cuda" if engine.num_gpus > 0 else "cpu"
     if config["policy"] is None:

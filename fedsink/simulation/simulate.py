@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +17,8 @@ from fedsink.data.partition import manifest, partition
 from fedsink.data.sources import load
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.privacy.keys import EntropyKey, ReproducibleKey, SecretKey
+from fedsink.reporting.noise_share import notice
+from fedsink.reporting.stream import ForgivingStream
 from fedsink.server.app import server_app
 from fedsink.server.compose import store_config, stored_config
 from fedsink.server.folder import RunFolder
@@ -27,6 +30,9 @@ from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.local import LocalGrid
 from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
+
+if TYPE_CHECKING:
+    from fedsink.simulation.fused.step import FusedStep
 
 
 def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
@@ -44,8 +50,9 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
     folder = RunFolder.fresh(path)
     identity = RunIdentity.fresh(config["seed"])
     settings = configure(config, folder.path, identity)
-    shards = _check(settings)
+    shards, step = _check(settings), _fused_step(settings)
     stated = statement(settings.server, kind_of_noise(settings.node))
+    _tell(settings.server.strategy, stated)
     identity.create_key()
     try:
         folder.create()
@@ -57,7 +64,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
         identity.delete_key()
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
-    return _run(settings, folder, identity, debug)
+    return _run(settings, folder, identity, debug, step)
 
 
 def resume(path: Path, *, debug: bool = False) -> Path:
@@ -76,7 +83,7 @@ def resume(path: Path, *, debug: bool = False) -> Path:
         identity.delete_key()  # a kill may have come between the last file and this
         return folder.path
     settings = configure(config, folder.path, identity)
-    return _run(settings, folder, identity, debug)
+    return _run(settings, folder, identity, debug, _fused_step(settings))
 
 
 def kind_of_noise(node: NodeSettings) -> str:
@@ -84,6 +91,14 @@ def kind_of_noise(node: NodeSettings) -> str:
     if node.seed is not None:
         return ReproducibleKey.kind
     return EntropyKey.kind if node.noise == "secure" else SecretKey.kind
+
+
+def _tell(strategy: DPSinkhornSettings | PrivatizeOnceSettings, stated: dict[str, Any]) -> None:
+    """Say in one line of standard error what a shared noise protects, where noise is shared."""
+    if not isinstance(strategy, DPSinkhornSettings):
+        return
+    if line := notice(stated, strategy.share, strategy.clients):
+        ForgivingStream(sys.stderr).write(f"{line}\n")
 
 
 def _check(settings: RunSettings) -> dict[str, Any]:
@@ -94,17 +109,22 @@ def _check(settings: RunSettings) -> dict[str, Any]:
         raise ConfigError("A simulation deals its records out to clients: name a partition.")
     shards = partition(records.labels, node.clients, node.partition, node.partition_seed)
     _check_sizes(settings.server.strategy, [len(shard) for shard in shards])
-    if settings.engine.name == "fused":
-        from fedsink.simulation.fused.run import build_step
-
-        engine = settings.engine
-        build_step(settings.server, node, draws=engine.draws, together=engine.together)
-    else:
+    if settings.engine.name != "fused":  # whose step is built whole before anything is written
         build_generator(settings.server)
     return {
         "note": "Exact counts of private data: known to whoever simulates, never to a server.",
         "clients": manifest(shards, records.labels, node.data.classes),
     }
+
+
+def _fused_step(settings: RunSettings) -> FusedStep | None:
+    """The step that `engine=fused` plays; None for every other engine."""
+    engine = settings.engine
+    if engine.name != "fused":
+        return None
+    from fedsink.simulation.fused.run import build_step
+
+    return build_step(settings.server, settings.node, draws=engine.draws, together=engine.together)
 
 
 def _check_sizes(
@@ -122,14 +142,19 @@ def _check_sizes(
         )
 
 
-def _run(settings: RunSettings, folder: RunFolder, identity: RunIdentity, debug: bool) -> Path:
+def _run(
+    settings: RunSettings,
+    folder: RunFolder,
+    identity: RunIdentity,
+    debug: bool,
+    step: FusedStep | None,
+) -> Path:
     server = server_app(settings.server)
     try:
-        if settings.engine.name == "fused":
+        if step is not None:
             from fedsink.simulation.fused.run import run_fused
 
-            engine = settings.engine
-            run_fused(settings.server, settings.node, draws=engine.draws, together=engine.together)
+            run_fused(settings.server, settings.node, step, together=settings.engine.together)
         elif settings.engine.name == "flower":
             from fedsink.simulation.flower import run_flower
 

@@ -12,19 +12,26 @@ if TYPE_CHECKING:
     from fedsink.strategies.base import RoundStrategy
     from fedsink.strategies.dp_sinkhorn import DPSinkhorn
     from fedsink.strategies.dp_sinkhorn_settings import DPSinkhornSettings
-    from fedsink.strategies.privatize_once import PrivatizeOnce, PrivatizeOnceSettings
+    from fedsink.strategies.parameter_gradient import ParameterGradient
+    from fedsink.strategies.parameter_gradient_settings import ParameterGradientSettings
+    from fedsink.strategies.privatize_once import PrivatizeOnce
+    from fedsink.strategies.privatize_once_settings import PrivatizeOnceSettings
 
 _MODULES = {
     "DPSinkhorn": "dp_sinkhorn",
     "DPSinkhornSettings": "dp_sinkhorn_settings",
+    "ParameterGradient": "parameter_gradient",
+    "ParameterGradientSettings": "parameter_gradient_settings",
     "PrivatizeOnce": "privatize_once",
-    "PrivatizeOnceSettings": "privatize_once",
+    "PrivatizeOnceSettings": "privatize_once_settings",
     "RoundStrategy": "base",
 }
 
 __all__ = [
     "DPSinkhorn",
     "DPSinkhornSettings",
+    "ParameterGradient",
+    "ParameterGradientSettings",
     "PrivatizeOnce",
     "PrivatizeOnceSettings",
     "RoundStrategy",

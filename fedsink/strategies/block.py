@@ -63,8 +63,10 @@ class Block:
         rows = sum(len(group.row_labels) for group in self.about(label))
         return rows, self.coordinates.shape[1]
 
-    def request(self, label: Label, settings: DPSinkhornSettings) -> GradientRequest:
-        """What a client is asked about `label`."""
+    def request(
+        self, label: Label, settings: DPSinkhornSettings, share: int = 1
+    ) -> GradientRequest:
+        """What a client is asked about `label`, with the noise spread over `share` clients."""
         mine = self.about(label)
         return GradientRequest(
             self.round,
@@ -77,6 +79,7 @@ class Block:
             torch.cat([group.part.potentials for group in mine]),
             torch.cat([group.part.inside for group in mine]),
             settings.run,
+            share,
         )
 
     def means(self, sums: Mapping[Labels, Sum], place: int) -> dict[int, Tensor]:

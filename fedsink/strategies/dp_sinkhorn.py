@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from fedsink.protocol.tree_sum import TreeSum
 from fedsink.strategies.base import RoundStrategy, failure
 from fedsink.strategies.block import Block, Group, Labels
 from fedsink.strategies.dp_sinkhorn_settings import DPSinkhornSettings
-from fedsink.strategies.self_term import Label, self_term
+from fedsink.strategies.self_term import Label, SelfPart, self_term
 from fedsink.strategies.trainer import Trainer
 
 
@@ -96,7 +97,9 @@ class DPSinkhorn(RoundStrategy):
 
     def _broadcast(self, labels: Labels, nodes: dict[int, int]) -> Broadcast:
         asked = list(zip(self._blocks, labels, strict=True))
-        requests = [block.request(label, self.settings) for block, label in asked]
+        # Who is asked the same is one cohort: its replies are added up, and so is its noise.
+        share = self.settings.sharers(next(iter(nodes)))
+        requests = [block.request(label, self.settings, share) for block, label in asked]
         shape = (len(requests), *self._blocks[0].shape(labels[0]))
         return Broadcast(pack_requests(requests), nodes, shape)
 
@@ -114,14 +117,14 @@ class DPSinkhorn(RoundStrategy):
         scale = self.settings.nominal_batch if self.settings.plan.clip.name == "record" else 1.0
         means = [block.means(sums, place) for place, block in enumerate(blocks)]
         gradient = torch.cat([b.gradient(m, scale) for b, m in zip(blocks, means, strict=True)])
-        signal = self._signal_to_noise(means, len(blocks[0].asked))
+        metrics = self._signal_to_noise(means, len(blocks[0].asked))
         self.trainer.step(self._points, gradient / len(blocks), server_round)
         for block in blocks:
             for group in block.groups:
                 self.self_term.remember(block.seen(group), group.label)
         self.round = last
         loss = float((gradient.square().sum() / len(blocks)).sqrt())
-        return None, MetricRecord({"loss": loss, "signal_to_noise": signal})
+        return None, MetricRecord({"loss": loss, **metrics})
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights, moments, average and history."""
@@ -181,24 +184,16 @@ class DPSinkhorn(RoundStrategy):
         z, labels = (torch.cat(parts) for parts in list(zip(*drawn, strict=True))[:2])
         points = self.view(self.trainer.generator(z, labels))
         # Requests and self term work on the CPU, wherever the generator lives.
-        parts = points.detach().cpu().split([len(labels) for _, labels, _ in drawn])
+        rows = points.detach().cpu().unflatten(0, (sum(map(len, groups)), -1))
+        of_rounds = rows.split([len(of_round) for of_round in groups])
+        row_labels = torch.stack([labels for _, _, own in drawn for labels in own])
+        every = [label for of_round in groups for label in of_round]
+        found = iter(zip(every, row_labels, self.self_term(rows, every, row_labels), strict=True))
         blocks = [
-            Block(t, of_round, self._groups(part, of_block, own), part)
-            for t, of_round, of_block, (_, _, own), part in zip(
-                rounds, asked, groups, drawn, parts, strict=True
-            )
+            Block(t, of_round, _groups(part, islice(found, len(part))), part.flatten(0, 1))
+            for t, of_round, part in zip(rounds, asked, of_rounds, strict=True)
         ]
         return points, blocks
-
-    def _groups(self, rows: Tensor, labels: list[Label], own: list[Tensor]) -> list[Group]:
-        groups, start = [], 0
-        for label, row_labels in zip(labels, own, strict=True):
-            stop = start + len(row_labels) + self.self_term.extra_rows(len(row_labels))
-            place = slice(start, stop)
-            part = self.self_term(rows[place], label, row_labels)
-            groups.append(Group(label, place, row_labels, part))
-            start = stop
-        return groups
 
     def _fill_history(self) -> None:
         """Before the first round, history is what the untrained generator makes."""
@@ -260,12 +255,23 @@ class DPSinkhorn(RoundStrategy):
                 )
         return torch.stack([reply.gradient for reply in replies])
 
-    def _signal_to_noise(self, means: list[dict[int, Tensor]], clients: int) -> float:
-        """‖signal‖/‖noise‖ of the averaged gradient, estimated from the release alone."""
+    def _signal_to_noise(self, means: list[dict[int, Tensor]], clients: int) -> dict[str, float]:
+        """‖signal‖/‖noise‖ of the averaged gradient, from the release alone; {} without noise."""
+        if self.settings.plan.noise_std == 0.0:
+            return {}
         energy, noise = 0.0, 0.0
         for block, of_block in zip(self._blocks, means, strict=True):
             energy += sum(float(mean.square().sum()) for mean in of_block.values())
             entries = sum(mean.numel() for mean in of_block.values())
             per_group = clients / max(1, len(set(block.asked.values())))
-            noise += entries * self.settings.plan.noise_std**2 / per_group
-        return max(0.0, energy / noise - 1.0) ** 0.5
+            noise += entries * self.settings.mean_noise_variance / per_group
+        return {"signal_to_noise": max(0.0, energy / noise - 1.0) ** 0.5}
+
+
+def _groups(rows: Tensor, parts: Iterable[tuple[Label, Tensor, SelfPart]]) -> list[Group]:
+    """The groups of one round, in the order of its rows (G, n + n′, D)."""
+    size = rows.shape[1]
+    return [
+        Group(label, slice(number * size, (number + 1) * size), row_labels, part)
+        for number, (label, row_labels, part) in enumerate(parts)
+    ]

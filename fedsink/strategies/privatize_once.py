@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,85 +10,24 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedsink.errors import ClientError, ConfigError
+from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
-from fedsink.protocol import LocalPlan, PrivatizeReply, PrivatizeRequest
-from fedsink.protocol.run import UNNAMED
+from fedsink.protocol import PrivatizeReply, PrivatizeRequest
 from fedsink.strategies.base import RoundStrategy
-from fedsink.strategies.trainer import OptimizerSettings, Trainer
-from fedsink.transport import ConvergedSolver, cost_named, transport_gradient
-
-
-@dataclass(frozen=True)
-class PrivatizeOnceSettings:
-    """Everything about a local-mode run; all of it is public.
-
-    Attributes:
-        plan: what each client did to each record.
-        rounds: training steps of the server. They cost no privacy (post-processing).
-        batch: b, generated points and privatized records per step.
-        optimizer: the generator's optimiser.
-        clients: K.
-        finite_batch_factor: scales λ for minibatches (→ 1 as b grows); below 1 the matched
-            channel is a narrower one, so it is reported.
-        cost, lam: override the matched cost and λ; need `unmatched`.
-        unmatched: declares that cost and λ are not those of Theorem 1.
-        max_iterations, tolerance: Sinkhorn iterations, L1 marginal error at which they stop.
-        chunk_size: records per upload message.
-        run: public name of the run, stated in every request.
-    """
-
-    plan: LocalPlan
-    rounds: int
-    batch: int
-    optimizer: OptimizerSettings
-    clients: int
-    finite_batch_factor: float = 1.0
-    cost: str | None = None
-    lam: float | None = None
-    unmatched: bool = False
-    max_iterations: int = 30
-    tolerance: float = 2e-2
-    chunk_size: int = 4096
-    run: str = UNNAMED
-
-    def __post_init__(self) -> None:
-        if (self.cost is not None or self.lam is not None) and not self.unmatched:
-            matched = self.plan.matched_cost
-            raise ConfigError(
-                f"The {self.plan.mechanism} mechanism is inverted by cost={matched.cost} and "
-                f"λ={matched.lam:.4g} (Theorem 1); to train with strategy.cost or strategy.lam "
-                "of your own, say strategy.unmatched=true, and the run will be reported so."
-            )
-        if not 0.0 < self.finite_batch_factor <= 1.0:
-            raise ConfigError(
-                f"strategy.finite_batch_factor must be in (0, 1], not {self.finite_batch_factor}."
-            )
-        if self.batch < 2:
-            raise ConfigError(f"strategy.batch must be at least 2, not {self.batch}.")
-        if self.lam is not None and not 0.0 < self.lam < math.inf:
-            raise ConfigError(f"strategy.lam must be a positive number, not {self.lam}.")
-        cost_named(self.effective_cost)
-
-    @property
-    def effective_cost(self) -> str:
-        """The cost trained with."""
-        return self.cost or self.plan.matched_cost.cost
-
-    @property
-    def effective_lam(self) -> float:
-        """The λ trained with, finite-batch factor included."""
-        lam = self.plan.matched_cost.lam if self.lam is None else self.lam
-        return lam * self.finite_batch_factor
+from fedsink.strategies.local_loss import LocalLoss
+from fedsink.strategies.privatize_once_settings import PrivatizeOnceSettings
+from fedsink.strategies.strata import LabelStrata
+from fedsink.strategies.trainer import Trainer
 
 
 class PrivatizeOnce(RoundStrategy):
     """Collect the privatized records, then minimise W_{c,λ}(f(G(z)), Y) without debiasing.
 
-    With labels the channel is a product, and so is its likelihood: the cost is
-    c(f(x), y) − λ log Q(ỹ | label) (Theorem 1 for the product mechanism). There is no
-    debiasing term: the entropic bias is what removes the noise.
+    With labels it does so among the records of each randomized label, against generated points
+    whose labels follow P(label | ỹ) (`fedsink.strategies.strata`: Theorem 1 for the product
+    mechanism). There is no debiasing term: the entropic bias is what removes the noise.
+    `settings.loss` names the comparisons (`fedsink.strategies.local_loss`).
 
     Args:
         settings: public parameters.
@@ -106,9 +43,9 @@ class PrivatizeOnce(RoundStrategy):
         self._values = torch.zeros(0, 0)
         self._labels = torch.zeros(0, dtype=torch.int64)
         self._prior = torch.zeros(0)
-        self._solver = ConvergedSolver(
-            max_iterations=settings.max_iterations, tolerance=settings.tolerance
-        )
+        self._targets = self._values  # what the loss compares with; see `LocalLoss.targets`
+        self._loss = LocalLoss(settings)
+        self._strata: LabelStrata | None = None
 
     @property
     def generator(self) -> Generator:
@@ -174,30 +111,17 @@ class PrivatizeOnce(RoundStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """One optimiser step on a minibatch of privatized records."""
+        if self._strata is None:
+            raise RuntimeError("No records have arrived: configure_train or load_uploads first.")
         stream = self.latent_stream("train", server_round)
-        batch = min(self.settings.batch, len(self._values))
-        chosen = (stream.uniform(batch) * len(self._values)).long()
-        labels = torch.searchsorted(self._prior.cumsum(0), stream.uniform(batch).float()).clamp(
-            max=len(self._prior) - 1
-        )
+        records, labels = self._strata.draw(self.settings.batch, stream)
         generator = self.trainer.generator
-        z = generator.latent(batch, stream)
-        points = self.settings.plan.map(generator(z, labels))
-        lam = self.settings.effective_lam
-        label_cost = self._label_cost(labels, self._labels[chosen], lam)
-        found = transport_gradient(
-            points.detach(),
-            self._values[chosen].to(points.device),
-            cost_named(self.settings.effective_cost),
-            lam,
-            extra_cost=None if label_cost is None else label_cost.to(points.device),
-            solver=self._solver,
-        )
-        self.trainer.step(points, found.gradient, server_round)
+        z = generator.latent(labels.numel(), stream)
+        points = self.settings.plan.map(generator(z, labels.flatten()))
+        found = self._loss(points.unflatten(0, labels.shape), self._targets[records])
+        self.trainer.step(points, found.gradient.flatten(0, 1), server_round)
         self.round = server_round
-        return None, MetricRecord(
-            {"loss": float(found.value), "iterations": int(found.solution.iterations)}
-        )
+        return None, MetricRecord({"loss": found.value, "iterations": found.iterations})
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights, moments and average."""
@@ -215,18 +139,13 @@ class PrivatizeOnce(RoundStrategy):
         """Restore what `uploads` returned."""
         self._accept(tensors["values"], tensors["labels"])
 
-    def _label_cost(self, labels: Tensor, privatized: Tensor, lam: float) -> Tensor | None:
-        mechanism = self.settings.plan.label_mechanism
-        if mechanism is None:
-            return None
-        log_q = mechanism.log_likelihood().to(torch.float32)
-        return -lam * log_q.T[labels][:, privatized]
-
     def _accept(self, values: Tensor, labels: Tensor) -> None:
         self._values, self._labels = values, labels
+        self._targets = self._loss.targets(values)
         mechanism = self.settings.plan.label_mechanism
         prior = mechanism.estimate_prior(labels) if mechanism else torch.ones(1)
         self._prior = prior.to(torch.float32)
+        self._strata = LabelStrata(labels, self._prior, mechanism)
 
     def _checked(self, client: int, record: RecordDict, chunk: int) -> PrivatizeReply:
         dimension, classes = self.settings.plan.map.dimension, self.settings.plan.classes

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,14 +18,13 @@ from fedsink.privacy import BatchClip, RecordClip
 from fedsink.protocol import Objective
 from fedsink.transport import (
     ConvergedSolver,
-    Mixed,
     append_labels,
-    clipped_record_field,
     potential,
     self_gradient,
     solver_named,
     transport_gradient,
 )
+from fedsink.transport.record_clip import reduced, sum_by_matmul
 
 Label = int | None
 
@@ -83,8 +83,14 @@ class SelfTerm(ABC):
         return 0
 
     @abstractmethod
-    def __call__(self, rows: Tensor, label: Label, row_labels: Tensor) -> SelfPart:
-        """The self part of one group: rows (n + n', D)."""
+    def __call__(self, rows: Tensor, labels: Sequence[Label], row_labels: Tensor) -> list[SelfPart]:
+        """The self parts of G groups of one size, as one batch of problems.
+
+        Args:
+            rows: each group's rows, (G, n + n', D).
+            labels: each group's label; None for all of them, or for none.
+            row_labels: labels of the rows that clients see, (G, n).
+        """
 
     def remember(self, rows: Tensor, label: Label) -> None:  # noqa: B027 (most forget)
         """Take this round's rows into the history."""
@@ -112,9 +118,9 @@ class _Remembering(SelfTerm):
     def remember(self, rows: Tensor, label: Label) -> None:
         self._past.setdefault(label, deque(maxlen=self._length)).append(rows)
 
-    def past(self, label: Label) -> Tensor:
-        """The remembered rows of a group, (H·n, D)."""
-        return torch.cat(list(self._past[label]))
+    def past(self, labels: Sequence[Label]) -> Tensor:
+        """The remembered rows of these groups, (G, H·n, D)."""
+        return torch.stack([torch.cat(list(self._past[label])) for label in labels])
 
     def state(self) -> dict[str, Tensor]:
         return {
@@ -141,29 +147,36 @@ class HistoryField(_Remembering):
         super().__init__(settings, objective)
         self.clip = clip
 
-    def __call__(self, rows: Tensor, label: Label, row_labels: Tensor) -> SelfPart:
+    def __call__(self, rows: Tensor, labels: Sequence[Label], row_labels: Tensor) -> list[SelfPart]:
         """Potentials against the remembered rows, and the field that they feel themselves."""
-        past, lam = self.past(label), self.objective.lam
+        past, lam = self.past(labels), self.objective.lam
         potentials = potential(rows, past, lam, solver=POTENTIAL_SOLVER)
-        field = clipped_record_field(rows, past, potentials, lam, self.clip.bound)
-        return SelfPart(potentials, torch.zeros(0, 0), -field / len(past))
+        # All of it is public: no bound has to hold for one point whatever the others are.
+        x, y, f = (values.to(torch.float64) for values in (rows, past, potentials))
+        fields = sum_by_matmul(x, y, f, lam, reduced(self.clip.bound))
+        empty = torch.zeros(0, 0)
+        return [
+            SelfPart(f, empty, -field / past.shape[1])
+            for f, field in zip(potentials, fields, strict=True)
+        ]
 
 
 class HistoryTransport(_Remembering):
     """For `clip=batch`: −2 ∂_X Ŵ(X, past X), inside the clip."""
 
-    def __call__(self, rows: Tensor, label: Label, row_labels: Tensor) -> SelfPart:
+    def __call__(self, rows: Tensor, labels: Sequence[Label], row_labels: Tensor) -> list[SelfPart]:
         """The gradient against the remembered rows, to be clipped with the private one."""
-        x, past, objective = rows, self.past(label), self.objective
-        if label is None and objective.label_weight > 0:
-            repeated = row_labels.repeat(self._length)
+        x, past, objective = rows, self.past(labels), self.objective
+        if _mixes(labels, objective):
+            repeated = row_labels.repeat(1, self._length)
             x = append_labels(x, row_labels, objective.classes, objective.label_weight)
             past = append_labels(past, repeated, objective.classes, objective.label_weight)
         gradient = transport_gradient(
-            x, past, Mixed(objective.m), objective.lam, solver=solver_named(objective.solver)
+            x, past, objective.ground_cost, objective.lam, solver=solver_named(objective.solver)
         ).gradient
-        inside = -2.0 * gradient[:, : rows.shape[1]]
-        return SelfPart(torch.zeros(0), inside, torch.zeros_like(rows))
+        inside = -2.0 * gradient[..., : rows.shape[-1]]
+        empty = torch.zeros(0)
+        return [SelfPart(empty, part, torch.zeros_like(part)) for part in inside]
 
 
 class SemiDebiased(SelfTerm):
@@ -182,23 +195,26 @@ class SemiDebiased(SelfTerm):
         """n′ = ⌊n·p⌋ (Def. 4.3)."""
         return int(n * self.settings.p)
 
-    def __call__(self, rows: Tensor, label: Label, row_labels: Tensor) -> SelfPart:
+    def __call__(self, rows: Tensor, labels: Sequence[Label], row_labels: Tensor) -> list[SelfPart]:
         """The gradient against the shifted rows; what falls on the extra rows stays outside."""
-        extra = len(rows) - len(row_labels)
-        labels = torch.cat([row_labels, row_labels[:extra]])
-        x, objective = rows, self.objective
-        if label is None and objective.label_weight > 0:
-            x = append_labels(x, labels, objective.classes, objective.label_weight)
-        gradient = self_gradient(
-            x,
-            len(row_labels),
-            Mixed(objective.m),
-            objective.lam,
-            solver=solver_named(objective.solver),
-        ).gradient[:, : rows.shape[1]]
-        outside = torch.zeros_like(rows)
-        outside[len(row_labels) :] = self.clip.apply(gradient[len(row_labels) :])
-        return SelfPart(torch.zeros(0), gradient[: len(row_labels)], outside)
+        n, x, objective = row_labels.shape[-1], rows, self.objective
+        if _mixes(labels, objective):
+            every = torch.cat([row_labels, row_labels[:, : rows.shape[1] - n]], dim=1)
+            x = append_labels(x, every, objective.classes, objective.label_weight)
+        gradients = self_gradient(
+            x, n, objective.ground_cost, objective.lam, solver=solver_named(objective.solver)
+        ).gradient[..., : rows.shape[-1]]
+        empty, parts = torch.zeros(0), []
+        for gradient in gradients:
+            outside = torch.zeros_like(gradient)
+            outside[n:] = self.clip.apply(gradient[n:])
+            parts.append(SelfPart(empty, gradient[:n], outside))
+        return parts
+
+
+def _mixes(labels: Sequence[Label], objective: Objective) -> bool:
+    """Whether labels enter the cost: groups of one class leave it a constant."""
+    return labels[0] is None and objective.label_weight > 0
 
 
 def self_term(

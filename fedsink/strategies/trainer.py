@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,16 @@ from fedsink.models import Ema, Generator
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """Adam with warm-up, cosine decay and an average of the weights.
+    """An optimiser with warm-up, cosine decay and an average of the weights.
 
     Attributes:
         lr: peak learning rate.
-        betas: Adam's (β₁, β₂).
+        betas: Adam's (β₁, β₂); SGD takes β₁ as its momentum, RMSprop β₂ as its decay.
         weight_decay: L2 penalty.
         warmup: steps of linear warm-up.
         schedule: "cosine" (to zero at the last step) or "constant".
         ema: decay of the exponential moving average of the weights; 0 keeps none.
+        name: "adam", "sgd" (with heavy-ball momentum) or "rmsprop".
 
     Raises:
         ConfigError: a value out of range.
@@ -36,8 +37,11 @@ class OptimizerSettings:
     warmup: int = 50
     schedule: str = "cosine"
     ema: float = 0.998
+    name: str = "adam"
 
     def __post_init__(self) -> None:
+        if self.name not in _OPTIMIZERS:
+            raise ConfigError(f"optimizer.name is {', '.join(_OPTIMIZERS)}, not {self.name!r}.")
         if not 0.0 < self.lr < math.inf:
             raise ConfigError(f"optimizer.lr must be a positive number, not {self.lr}.")
         if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
@@ -65,12 +69,7 @@ class Trainer:
         self.generator = generator
         self.settings = settings
         self.steps = steps
-        self.optimizer = torch.optim.Adam(
-            generator.parameters(),
-            lr=settings.lr,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-        )
+        self.optimizer = _OPTIMIZERS[settings.name](generator, settings)
         self.ema = Ema(generator, settings.ema) if settings.ema > 0 else None
 
     @property
@@ -95,10 +94,11 @@ class Trainer:
         return warm * 0.5 * (1.0 + math.cos(math.pi * (number - 1) / self.steps))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Weights, Adam's moments and the average, by name."""
+        """Weights, the optimiser's moments and the average, by name."""
         tensors = {f"generator.{k}": v for k, v in self.generator.state_dict().items()}
         for name, moments in self._moments():
-            tensors |= {f"adam.{name}.{key}": value for key, value in moments.items()}
+            of = f"{self.settings.name}.{name}"
+            tensors |= {f"{of}.{key}": value for key, value in moments.items()}
         if self.ema:
             tensors |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
         values = {"ema_updates": self.ema.updates if self.ema else 0}
@@ -107,7 +107,7 @@ class Trainer:
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Restore what `state` returned."""
         self.generator.load_state_dict(_part(tensors, "generator."))
-        moments = _part(tensors, "adam.")
+        moments = _part(tensors, f"{self.settings.name}.")
         for name, parameter in self.generator.named_parameters():
             mine = _part(moments, f"{name}.")
             if mine:
@@ -122,6 +122,43 @@ class Trainer:
     def _moments(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         for name, parameter in self.generator.named_parameters():
             yield name, self.optimizer.state.get(parameter, {})
+
+
+def _adam(generator: Generator, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    # On a CPU one pass over the weights takes half the time of one per operation.
+    on_cpu = next(generator.parameters()).device.type == "cpu"
+    return torch.optim.Adam(
+        generator.parameters(),
+        lr=settings.lr,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+        fused=True if on_cpu else None,
+    )
+
+
+def _sgd(generator: Generator, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        generator.parameters(),
+        lr=settings.lr,
+        momentum=settings.betas[0],
+        weight_decay=settings.weight_decay,
+    )
+
+
+def _rmsprop(generator: Generator, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(
+        generator.parameters(),
+        lr=settings.lr,
+        alpha=settings.betas[1],
+        weight_decay=settings.weight_decay,
+    )
+
+
+_OPTIMIZERS: dict[str, Callable[[Generator, OptimizerSettings], torch.optim.Optimizer]] = {
+    "adam": _adam,
+    "sgd": _sgd,
+    "rmsprop": _rmsprop,
+}
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -7,6 +7,8 @@ budgets or networks.
 from __future__ import annotations
 
 from fedsink.transport.annealed import annealed, bounding_diameter, epsilon_schedule
+from fedsink.transport.annealed_problem import AnnealedProblem
+from fedsink.transport.backends import Backend, backend_named
 from fedsink.transport.costs import (
     L1,
     Cost,
@@ -40,7 +42,9 @@ from fedsink.transport.solvers import (
 
 __all__ = [
     "L1",
+    "AnnealedProblem",
     "AnnealedSolver",
+    "Backend",
     "ConvergedSolver",
     "Cost",
     "FixedSolver",
@@ -52,6 +56,7 @@ __all__ = [
     "TransportGradient",
     "annealed",
     "append_labels",
+    "backend_named",
     "bounding_diameter",
     "clipped_record_field",
     "clipped_record_fields",

@@ -115,6 +115,14 @@ def test_a_filter_is_read_with_its_order(write: Write) -> None:
         ({"maximum_rate": 'labels = ["z"]\nmaximum_rate'}, r"labels: 'z' is not in data.classes"),
         ({"maximum_rate": 'capacity = "yes"\nmaximum_rate'}, r"capacity is required or optional"),
         ({"[budget.replace-one]\nepsilon = 35.0\ndelta = 1e-4\n": ""}, r"need a \[budget.replace"),
+        (
+            {"maximum_rate": "secure_aggregation = true\nmaximum_rate"},
+            r"\[allow\]: secure_aggregation must be a non-empty text, not True",
+        ),
+        (
+            {"maximum_rate": 'secure_aggregation = "yes"\nmaximum_rate'},
+            r"secure_aggregation is refused or untrusted or trusted, not 'yes'",
+        ),
         ({"[data]": "[data"}, r"policy.toml is no TOML file"),
     ],
 )
@@ -172,6 +180,26 @@ def test_every_key_of_the_central_mode_is_enforced(
         write().check_gradient([make_request(**usual)])  # it is the change that refuses
     with pytest.raises(PolicyRefusedError, match=rf"policy.toml refuses by .*{key}"):
         write(changes).check_gradient([make_request(**(usual | request_))])
+
+
+def test_a_share_of_the_noise_is_judged_as_the_owner_says(write: Write, make_request: Make) -> None:
+    """minimum_noise_multiplier is 0.5, and 4 clients share σ = 0.9: 0.45 in a reply alone."""
+    request = replace(make_request(rate=0.5, sigma=0.9, rows=torch.zeros(3, 4)), share=4)
+
+    def with_word(word: str) -> Policy:
+        return write({"maximum_rate": f'secure_aggregation = "{word}"\nmaximum_rate'})
+
+    for policy in (write(), with_word("refused")):
+        policy.check_gradient([replace(request, share=1)])
+        with pytest.raises(PolicyRefusedError, match=r"allow.secure_aggregation: .* 4 clients"):
+            policy.check_gradient([replace(request, share=1), request])
+    with pytest.raises(PolicyRefusedError, match=r"minimum_noise_multiplier: σ = 0.45"):
+        with_word("untrusted").check_gradient([request])
+    with_word("untrusted").check_gradient([replace(request, share=3)])  # 0.52
+    with_word("trusted").check_gradient([request])
+    weak = replace(request, plan=replace(request.plan, noise_multiplier=0.4))
+    with pytest.raises(PolicyRefusedError, match=r"minimum_noise_multiplier: σ = 0.4"):
+        with_word("trusted").check_gradient([weak])
 
 
 def test_limits_hold_for_the_whole_message_and_for_every_use(

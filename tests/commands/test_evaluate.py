@@ -21,6 +21,12 @@ def evaluated(
         ["evaluate", "run=points", "n=200"],
         ["simulate", *SMALL, "conditional=false", "hydra.run.dir=unconditional"],
         ["evaluate", "run=unconditional", "n=200"],
+        ["evaluate", "run=images", "suite=paper", "n=40", "runs=2", "seed=3", "threads=1"],
+        ["evaluate", "run=images", "suite=full", "n=20", "runs=1", "reference=false", "threads=1"],
+        ["evaluate", "run=points", "suite=paper"],
+        ["evaluate", "run=unconditional", "suite=paper"],
+        ["evaluate", "run=images", "suite=quick"],
+        ["evaluate", "run=images", "runs=2"],
     ]
     return folder, run_many([(folder, line) for line in lines])
 
@@ -69,3 +75,58 @@ def test_an_unconditional_generator_has_no_accuracy(
     result = json.loads((folder / "unconditional" / "evaluation.json").read_text())
     assert "accuracy" not in result
     assert result["sliced_w2"] > 0
+
+
+def test_paper_has_its_own_file_with_seeds_spread_ceiling_and_floor(
+    evaluated: tuple[Path, list[Outcome]],
+) -> None:
+    folder, outcomes = evaluated
+    outcome = outcomes[5]
+    assert outcome.code == 0, outcome.err
+    path = folder / "images" / "evaluation-paper.json"
+    assert outcome.last == str(path)
+    result = json.loads(path.read_text())
+    assert (result["suite"], result["n"], result["seeds"]) == ("paper", 40, [3, 4])
+    assert (result["train_images"], result["test_images"]) == (1437, 360)
+    cnn = result["figures"]["accuracy/cnn"]
+    assert set(cnn) == {"synthetic", "real", "class_means"}
+    assert all(len(column["values"]) == 2 and column["size"] == 40 for column in cnn.values())
+    assert result["accuracy"]["cnn"] == cnn["synthetic"]["mean"]
+    assert result["seconds"] > 0
+    table = path.with_suffix(".txt").read_text()
+    assert outcome.out == f"{table}{path}\n"
+    assert "accuracy/nearest_class_mean" in table
+    fast = json.loads((folder / "images" / "evaluation.json").read_text())
+    assert fast["n"] == 200, "suite=fast keeps its file"
+
+
+def test_full_measures_the_pictures_too_and_says_what_it_left_out(
+    evaluated: tuple[Path, list[Outcome]],
+) -> None:
+    folder, outcomes = evaluated
+    outcome = outcomes[6]
+    assert outcome.code == 0, outcome.err
+    result = json.loads((folder / "images" / "evaluation-full.json").read_text())
+    for name in ("accuracy/lda", "coverage", "memorisation/z", "classifier_frechet_distance"):
+        assert set(result["figures"][name]) == {"synthetic"}
+    assert "fid was left out: " in outcome.out
+    assert outcome.err == ""
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (7, "suite=paper is for images, and the run's data are points"),
+        (8, "the generator is unconditional and draws no labels; choose suite=full"),
+        (9, "suite=quick: choose one of fast, paper, full."),
+        (10, "suite=fast has one run; runs= belongs to suite=paper and suite=full."),
+    ],
+)
+def test_refusals_are_one_line(
+    evaluated: tuple[Path, list[Outcome]], index: int, message: str
+) -> None:
+    outcome = evaluated[1][index]
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert not list(evaluated[0].glob("points/evaluation-*"))

@@ -137,7 +137,19 @@ _BAD: dict[str, tuple[list[str], str]] = {
         "counts on at most 719 records at a client (data.nominal_records/clients), and this",
     ),
     "capacity too small": ([*_LOCAL, "capacity=30"], "capacity"),
-    "noise": ([*_LOCAL, "noise=loud"], "noise is fast or secure, not 'loud'."),
+    "noise": ([*_LOCAL, "noise=loud"], "There is no noise=loud: choose one of fast, secure."),
+    "noise backend": (
+        [*_LOCAL, "noise.backend=loud"],
+        "noise.backend is fast or secure, not 'loud'.",
+    ),
+    "noise share": (
+        [*_LOCAL, "noise.share=all"],
+        "noise.share is local or secure_aggregation, not 'all'.",
+    ),
+    "dropouts": (
+        [*_LOCAL, "noise.share=secure_aggregation", "noise.tolerate_dropouts=1"],
+        "noise.tolerate_dropouts=1 must be below the smallest cohort, and 1 of clients=2 is asked",
+    ),
     "secure seed": ([*_LOCAL, "noise=secure"], "cannot be repeated: leave out seed=0."),
     "policy": ([*_SECRET, "policy=no.toml"], "no.toml cannot be read"),
     "policy and seed": ([*_LOCAL, "policy=no.toml"], "leave out seed=0 or policy=."),

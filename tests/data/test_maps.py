@@ -19,6 +19,7 @@ from fedsink.data.maps import (
     NonNegativeDirection,
     PixelRange,
     PointBall,
+    PooledPower,
     map_from_dict,
 )
 from fedsink.data.maps.balls import project_l1, project_l2
@@ -30,6 +31,8 @@ MAPS: list[Map] = [
     DctDirection(SHAPE, 4, norm="l2"),
     NonNegativeDirection(SHAPE, 1, 3),
     NonNegativeDirection(SHAPE, 2, 2),
+    PooledPower(SHAPE, 2),
+    PooledPower(SHAPE, 3, power=1.0, norm="l2"),
     PixelRange(SHAPE, "l1"),
     PixelRange(SHAPE, "l2"),
     L1Ball(SHAPE, 3.0),
@@ -86,7 +89,7 @@ def extreme_pair(f: Map) -> torch.Tensor:
     pair = torch.zeros(2, *record_shape(f))
     if isinstance(f, DctDirection):
         pair[0, 0, :2], pair[1, 0, 2:] = 1.0, 1.0
-    elif isinstance(f, NonNegativeDirection):
+    elif isinstance(f, NonNegativeDirection | PooledPower):
         # Different halves, and only as coarse as the band resolves them.
         pair[0, 0], pair[1, 1] = 1.0, 1.0
     elif isinstance(f, PointBall):
@@ -110,6 +113,8 @@ def test_the_sensitivity_is_reached_so_the_bound_is_not_loose(f: Map) -> None:
     [
         (DctDirection((1, 28, 28), 7), 2.0),
         (NonNegativeDirection((1, 28, 28), 2, 9), math.sqrt(2.0)),
+        (PooledPower((1, 28, 28), 7), 2.0),
+        (PooledPower((1, 28, 28), 10, 3.0, "l2"), math.sqrt(2.0)),
         (PixelRange((1, 28, 28)), 2 * 784),
         (PixelRange((1, 28, 28), "l2"), 2 * 28),
         (L1Ball((1, 28, 28), 140.0), 280.0),
@@ -180,7 +185,7 @@ def test_gradients_are_finite_at_black_and_white(f: Map) -> None:
 
 
 def test_directions_ignore_contrast_and_zero_stays_zero() -> None:
-    for f in (DctDirection(SHAPE, 3), NonNegativeDirection(SHAPE, 2, 2)):
+    for f in (DctDirection(SHAPE, 3), NonNegativeDirection(SHAPE, 2, 2), PooledPower(SHAPE, 3)):
         x = images(f)
         torch.testing.assert_close(f(0.3 * x), f(x))
         assert bool((f(torch.zeros(1, *SHAPE)) == 0).all())
@@ -239,7 +244,7 @@ def test_rendering_inverts_the_maps_that_keep_everything() -> None:
     torch.testing.assert_close(one.render(one(grey)), grey, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("f", MAPS[:9], ids=NAMES[:9])
+@pytest.mark.parametrize("f", MAPS[:-2], ids=NAMES[:-2])
 def test_pictures_of_any_coordinates_lie_in_the_unit_range(f: Map) -> None:
     coordinates = torch.randn(4, f.dimension, generator=torch.Generator().manual_seed(0)) * 10
     coordinates[0] = 0.0
@@ -247,6 +252,40 @@ def test_pictures_of_any_coordinates_lie_in_the_unit_range(f: Map) -> None:
     assert pictures.shape == (4, *SHAPE)
     assert float(pictures.min()) >= 0.0
     assert float(pictures.max()) <= 1.0
+
+
+def test_cells_count_a_cut_pixel_by_its_share() -> None:
+    """Four pixels in three cells of 4/3: the second cell has 2/3 of pixels 1 and 2."""
+    x = torch.tensor([0.9, 0.3, 0.6, 0.0]).expand(1, 1, 4, 4)
+    cells = torch.tensor([(0.9 + 0.3 / 3), 2 / 3 * (0.3 + 0.6), 0.6 / 3])
+    f = PooledPower((1, 4, 4), 3, power=1.0)
+    torch.testing.assert_close(f(x).reshape(3, 3)[0], cells / cells.sum() / 3)
+
+
+def test_a_power_concentrates_on_the_bright_cells() -> None:
+    x = torch.tensor([[0.25, 0.5], [0.75, 1.0]]).reshape(1, 1, 2, 2)
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    for power in (1.0, 2.0, 3.5):
+        raised = weights**power
+        for norm, order in (("l1", 1), ("l2", 2)):
+            f = PooledPower((1, 2, 2), 2, power, norm)  # type: ignore[arg-type]
+            torch.testing.assert_close(f(x)[0], raised / torch.linalg.vector_norm(raised, order))
+            torch.testing.assert_close(f.render(f(x)), x)
+
+
+def test_levels_cut_a_picture_at_black_and_white() -> None:
+    x = torch.tensor([[0.0, 0.2], [0.6, 1.0]]).reshape(1, 1, 2, 2)
+    f = PooledPower((1, 2, 2), 2, black=0.3, white=0.7)
+    expected = torch.tensor([[0.0, 0.0], [0.75, 1.0]]).reshape(1, 1, 2, 2)
+    torch.testing.assert_close(f.render(f(x)), expected)
+
+
+def test_coarse_cells_are_interpolated_by_their_cosines() -> None:
+    """A low-pass picture that the cells resolve comes back up to its scale."""
+    across = torch.cos(math.pi / 28 * (torch.arange(28) + 0.5))
+    x = (0.5 + 0.4 * across).expand(1, 1, 28, 28)
+    f = PooledPower((1, 28, 28), 7)
+    torch.testing.assert_close(f.render(f(x)), x / x.max(), atol=5e-3, rtol=0)
 
 
 def test_background_sets_the_fraction_of_black() -> None:
@@ -279,6 +318,15 @@ def test_background_sets_the_fraction_of_black() -> None:
         (
             {"name": "non_negative_direction", "shape": [1, 4, 6], "pool": 2, "block": 3},
             "block from 1 to 2 after pooling by 2, got 3",
+        ),
+        ({"name": "pooled_power", "shape": [1, 4, 4], "block": 5}, "block from 1 to 4, got 5"),
+        (
+            {"name": "pooled_power", "shape": [1, 4, 4], "block": 2, "power": 0.5},
+            "power ≥ 1, got 0.5",
+        ),
+        (
+            {"name": "pooled_power", "shape": [1, 4, 4], "block": 2, "black": 0.5, "white": 0.5},
+            "black < white, got black=0.5 and white=0.5",
         ),
         ({"name": "point_ball", "size": 0}, "positive size, got 0"),
     ],

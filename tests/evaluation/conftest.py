@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from fedsink.evaluation import network
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
@@ -13,3 +15,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def few_epochs() -> Iterator[None]:
+    """What these pictures teach is learnt soon; early stopping has its own tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "MAX_EPOCHS", 40)
+        yield

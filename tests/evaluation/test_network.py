@@ -107,7 +107,13 @@ def test_the_classifier_returns_the_largest_logit():
 
 @pytest.mark.parametrize(
     ("images", "budget", "epochs"),
-    [(20_000, 300_000, 15), (60_000, 300_000, 10), (1_400, 300_000, 200), (7, 20, 10)],
+    [
+        (20_000, 300_000, 15),
+        (60_000, 300_000, 10),
+        (1_400, 300_000, 200),
+        (7, 20, 10),
+        (60_000, None, 200),
+    ],
 )
 def test_epoch_cap(images, budget, epochs):
     assert epoch_cap(images, budget) == epochs

@@ -42,12 +42,13 @@ def test_a_request_round_trips(make_request: Make, clip: Any, label: int | None)
     schedule = JointSchedule() if label is None else ClassSchedule(3)
     plan = PrivacyPlan(0.1, 1.5, 7, clip, schedule, 1e-5)
     request = make_request(
-        plan=plan, label=label, potentials=torch.arange(4.0), run="ward 7, first try"
+        plan=plan, label=label, potentials=torch.arange(4.0), run="ward 7, first try", share=5
     )
     read = GradientRequest.from_record(request.to_record())
     assert (read.round, read.label, read.plan) == (request.round, label, plan)
     assert (read.objective, read.view) == (request.objective, request.view)
-    assert read.run == "ward 7, first try"
+    assert (read.run, read.share) == ("ward 7, first try", 5)
+    assert read.own_plan.noise_std == pytest.approx(plan.noise_std / 5**0.5)
     for name in ("rows", "row_labels", "potentials", "self_gradient"):
         assert torch.equal(getattr(read, name), getattr(request, name))
 
@@ -111,6 +112,28 @@ def test_a_request_with_malformed_fields_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r"."):
         GradientRequest.from_record(with_field(make_request(), **changes))
+
+
+@pytest.mark.parametrize("share", [0, -1, 2.0, 1.5, True, None, "2", [2], math.inf, 10**400])
+def test_a_share_of_the_noise_is_a_number_of_clients(make_request: Make, share: Any) -> None:
+    with pytest.raises(ValueError, match=r"share|sigma|Malformed|number"):
+        GradientRequest.from_record(with_field(make_request(), share=share))
+
+
+def test_a_request_says_how_much_of_the_noise_it_asks_for(make_request: Make) -> None:
+    """One that does not is malformed: silence must not be read as any share."""
+    record = make_request().to_record()
+    fields = json.loads(str(record.config_records["fields"]["json"]))
+    assert fields.pop("share") == 1
+    record["fields"] = ConfigRecord({"json": json.dumps(fields)})
+    with pytest.raises(ValueError, match="Malformed gradient request: 'share'"):
+        GradientRequest.from_record(record)
+
+
+def test_a_share_that_float32_cannot_hold_is_refused(make_request: Make) -> None:
+    GradientRequest.from_record(make_request(share=10**70).to_record())
+    with pytest.raises(ValueError, match="the scale of the noise must lie in"):
+        GradientRequest.from_record(make_request(share=10**80).to_record())
 
 
 def test_a_hostile_plan_is_refused_when_the_request_is_read(make_request: Make) -> None:
@@ -199,6 +222,7 @@ def test_every_use_of_a_message_has_every_array(make_request: Make, name: str) -
         {"objective": Objective(lam=0.2, classes=3)},
         {"view": {"name": "pixel", "shape": [2], "other": 1}},
         {"run": "another"},
+        {"share": 2},
     ],
     ids=lambda changes: next(iter(changes)),
 )

@@ -168,6 +168,10 @@ def test_missing_nodes_are_waited_for_and_then_named(
         (("eps=0",), "eps must be a finite number > 0, received 0"),
         (("seed=1",), "fedsink deploy takes no seed=1: every node draws noise of its own"),
         (("noise=secure",), "fedsink deploy takes no noise=secure: every node's policy says"),
+        (
+            ("noise.share=secure_aggregation",),
+            "fedsink deploy takes no noise.share=secure_aggregation: nodes answer the server one",
+        ),
         (("policy=x.toml",), "fedsink deploy takes no policy=x.toml"),
         (("resume=x",), "fedsink deploy takes no resume=x: say fedsink deploy resume=FOLDER"),
         (("data.root=x",), "takes no data.root=x: the server sees no data"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.privacy import PrivacyPlan, capacity_for
+from fedsink.privacy import LOCAL_NOISE, NoiseShare, PrivacyPlan, capacity_for
 from fedsink.server.values import strictly
 from fedsink.simulation.configure import EngineSettings, configure
 from fedsink.simulation.identity_of_run import RunIdentity
@@ -190,6 +190,21 @@ def test_secure_noise_and_a_policy_reach_the_node(configured: Configure, tmp_pat
         configured(f"policy={policy}", "data.classes=[a,b]")
 
 
+def test_a_share_of_the_noise_reaches_the_strategy_and_leaves_the_plan(
+    configured: Configure,
+) -> None:
+    local = configured("clients=20").server.strategy
+    shared = configured(
+        "clients=20", "noise.share=secure_aggregation", "noise.tolerate_dropouts=1"
+    ).server.strategy
+    assert isinstance(local, DPSinkhornSettings)
+    assert isinstance(shared, DPSinkhornSettings)
+    assert (local.share, shared.share) == (LOCAL_NOISE, NoiseShare("secure_aggregation", 1))
+    assert shared.plan == local.plan
+    secure = configured("noise=secure", "noise.share=secure_aggregation")
+    assert secure.node.noise == "secure"
+
+
 def test_a_shuffler_is_stated_beside_the_local_guarantee(configured: Configure) -> None:
     assert configured("mode=ldp").server.shuffling is None
     shuffling = configured("mode=ldp", "eps=35", "shuffler=trusted").server.shuffling
@@ -259,7 +274,22 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("capacity=0", "capacity is null, auto or a whole number of at least 1, not 0"),
         ("capacity=x", "capacity is null, auto or a whole number of at least 1, not 'x'"),
         ("capacity=true", "capacity is null, auto or a whole number of at least 1, not True"),
-        ("noise=x", "noise is fast or secure, not 'x'"),
+        ("noise.backend=x", "noise.backend is fast or secure, not 'x'"),
+        ("noise.share=x", "noise.share is local or secure_aggregation, not 'x'"),
+        ("noise.share=null", "noise.share is local or secure_aggregation, not None"),
+        ("noise.tolerate_dropouts=1", "=1 belongs to noise.share=secure_aggregation"),
+        (
+            "clients=20 noise.share=secure_aggregation noise.tolerate_dropouts=2",
+            "noise.tolerate_dropouts=2 must be below the smallest cohort, and 2 of clients=20",
+        ),
+        (
+            "noise.share=secure_aggregation noise.tolerate_dropouts=x",
+            "noise.tolerate_dropouts must be a whole number of at least 0, not 'x'",
+        ),
+        ("+noise.x=1", "Unknown key noise.x; there are backend, share, tolerate_dropouts"),
+        ("mode=ldp noise.share=secure_aggregation", "secure_aggregation belongs to mode=central"),
+        ("mode=ldp noise.share=x", "noise.share is local or secure_aggregation, not 'x'"),
+        ("eps=inf noise.share=secure_aggregation", "has nothing to share where eps=inf adds no"),
         ("noise=secure seed=1", "cannot be repeated: leave out seed=1"),
         ("policy=nowhere.toml", "nowhere.toml cannot be read"),
         ("policy=nowhere.toml seed=1", "leave out seed=1 or policy="),

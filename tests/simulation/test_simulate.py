@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,36 @@ def test_the_central_statement_is_the_accountants(configured: Configure) -> None
     assert [c["client"] for c in stated["clients"]] == [0, 1, 2]
     assert {c["epsilon"] for c in stated["clients"]} == {stated["epsilon"]}
     assert {c["uses_per_record"] for c in stated["clients"]} == {2}
+
+
+def test_a_run_with_shared_noise_is_the_same_in_two_engines_and_says_what_it_assumes(
+    composed: Compose, configured: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = ("clients=21", "capacity=auto", "rounds=8", "seed=1", "eps=3")
+    shared = (*whole, "noise.share=secure_aggregation")
+    folders = [
+        start(composed(*shared, *engine), tmp_path / engine[0])
+        for engine in (("engine=local",), ("engine=fused", "engine.together=1"))
+    ]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "noise.share" in line]
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+    assert re.match(r"noise.share=secure_aggregation: ε = 3 holds for sums of 2 or 3 rep", lines[0])
+
+    stated, again = (_json(folder, "privacy.json") for folder in folders)
+    usual = _stated(configured(*whole))
+    assert stated == again
+    assert set(stated) - set(usual) == {"epsilon_without_aggregator", "noise_share"}
+    assert (stated["epsilon"], stated["sigma"]) == (usual["epsilon"], usual["sigma"])
+    assert stated["epsilon_without_aggregator"] > 1.5 * stated["epsilon"]
+
+    local, fused = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in folders
+    )
+    for ours, theirs in zip(local, fused, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+        assert ours["signal_to_noise"] == pytest.approx(theirs["signal_to_noise"], abs=1e-3)
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from scipy import stats
 
 from fedsink.clients.app import client_app
 from fedsink.clients.cohort import NodeCohort
@@ -18,7 +19,7 @@ from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ClientError, ConfigError
 from fedsink.models import Generator
-from fedsink.privacy import ReproducibleKey, Stream
+from fedsink.privacy import NoiseShare, ReproducibleKey, Stream
 from fedsink.protocol import GradientReply, GradientRequest
 from fedsink.protocol.errors import FAILED, REFUSED
 from fedsink.protocol.exchange import Reduction
@@ -464,6 +465,58 @@ def test_label_prior_and_rendering_reveal_nothing(make_central: Central) -> None
     assert strategy.render(images) is images
 
 
+@pytest.mark.parametrize("schedule", ["class", "joint"])
+@pytest.mark.parametrize("per_message", [1, 2])
+def test_shared_noise_adds_up_to_the_plans_in_every_mean(
+    make_central: Central, make_grid: Grids, schedule: str, per_message: int
+) -> None:
+    """K = 7, C = 3: cohorts of 3 and 2. Nobody is sampled, so a mean over m is noise alone."""
+    share = NoiseShare("secure_aggregation")
+    strategy = make_central(
+        clients=7, schedule=schedule, rate=1e-12, rows=400, rounds=2, share=share,
+        uses_per_message=per_message,
+    )  # fmt: skip
+    grid, std = make_grid(7), strategy.settings.plan.noise_std
+    messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
+    for client, message in enumerate(messages):
+        for request in unpack_requests(message.content):
+            cohort = [k for k in range(7) if schedule == "joint" or k % 3 == client % 3]
+            assert request.share == len(cohort)
+            assert request.plan == strategy.settings.plan
+    sums = strategy._sums(grid.send_and_receive(messages), "test")
+    for place, block in enumerate(strategy._blocks):
+        asked = list(block.asked.values())
+        means = block.means(sums, place)
+        for group in block.groups:
+            m = 7 if schedule == "joint" else asked.count(group.label)
+            noise = m * means[group.rows.start].flatten()
+            p_values = [
+                float(stats.kstest(noise.numpy(), "norm", args=(0.0, scale * std)).pvalue)
+                for scale in (1.0, 2 / 3, 3 / 2)
+            ]
+            assert p_values[0] > 1e-6
+            assert max(p_values[1:]) < 1e-12
+
+
+def test_signal_to_noise_counts_the_shared_noise_once(
+    make_central: Central, make_grid: Grids
+) -> None:
+    """Two of 6 clients per class: a signal of 3 standard deviations of a reply is 3√2 of a mean."""
+    for share in (NoiseShare(), NoiseShare("secure_aggregation")):
+        strategy = make_central(rows=200, clients=6, rounds=1, share=share)
+        grid, std = make_grid(6), strategy.settings.noise_std(0)
+        replies = grid.send_and_receive(
+            list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
+        )
+        for factor, low, high in ((0.0, 0.0, 0.3), (3.0, 3.5, 5.0)):
+            for number, reply in enumerate(replies):
+                noise = std * Stream(b"k", number).normal(200, 4)
+                reply.content = GradientReply((noise + factor * std).float()).to_record()
+            _, record = strategy.aggregate_train(1, replies)
+            assert low <= float((record or {})["signal_to_noise"]) <= high
+            strategy._points, strategy._blocks = strategy._generate([1], list(range(6)))
+
+
 def test_signal_to_noise_is_near_zero_for_noise_alone_and_large_for_signal(
     make_central: Central, make_grid: Grids
 ) -> None:
@@ -486,7 +539,10 @@ def test_signal_to_noise_is_near_zero_for_noise_alone_and_large_for_signal(
 def test_a_message_holds_the_rounds_that_single_messages_would(
     make_central: Central, make_grid: Grids, variant: dict[str, Any]
 ) -> None:
-    """T = 5, U = 2: messages for rounds 1-2, 3-4 and 5; rows of the first as in U = 1."""
+    """T = 5, U = 2: messages for rounds 1-2, 3-4 and 5; rows of the first as in U = 1.
+
+    The self terms of one message are one batch of problems, so they agree up to rounding.
+    """
     grid, strategy = make_grid(4), make_central(clients=4, rounds=5, uses_per_message=2, **variant)
     metrics = play(strategy, grid, 1)
     assert (strategy.messages, strategy.message, strategy.round) == (3, 1, 2)
@@ -496,8 +552,8 @@ def test_a_message_holds_the_rounds_that_single_messages_would(
         first, _ = unpack_requests(ours.content)
         (expected,) = unpack_requests(theirs.content)
         assert torch.equal(first.rows, expected.rows)
-        assert torch.equal(first.potentials, expected.potentials)
-        assert torch.equal(first.self_gradient, expected.self_gradient)
+        torch.testing.assert_close(first.potentials, expected.potentials)
+        torch.testing.assert_close(first.self_gradient, expected.self_gradient)
     for number in (2, 3):
         messages = list(strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid))
         _, record = strategy.aggregate_train(number, grid.send_and_receive(messages))

@@ -16,6 +16,7 @@ from fedsink.privacy import Stream
 from fedsink.protocol import LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.server import checkpoint
 from fedsink.strategies import PrivatizeOnce
+from fedsink.strategies.strata import LabelStrata
 from fedsink.transport import ConvergedSolver, cost_named, transport_gradient
 
 Local = Callable[..., PrivatizeOnce]
@@ -124,10 +125,10 @@ def test_epsilon_is_spent_when_the_records_arrive(make_local: Local, make_grid: 
     assert strategy.epsilon_so_far() == pytest.approx(44.0)
 
 
-def test_one_step_is_the_matched_transport_gradient_without_a_debiasing_term(
+def test_one_step_is_the_matched_transport_gradient_within_every_stratum(
     make_local: Local, make_grid: Grids, make_generator: Callable[..., Generator]
 ) -> None:
-    """Theorem 1 for the product channel: c(f(x), y) − λ log Q(ỹ | label), and no self term."""
+    """Theorem 1 among records of one answer, and no self term."""
     strategy = make_local(finite_batch_factor=0.8)
     play(strategy, make_grid(), 1)
     plan, uploads = strategy.settings.plan, strategy.uploads()
@@ -135,24 +136,31 @@ def test_one_step_is_the_matched_transport_gradient_without_a_debiasing_term(
     assert strategy.settings.effective_lam == pytest.approx(lam)
     assert strategy.settings.effective_cost == "l1"
     stream, model = Stream(b"server", "train", 1), make_generator()
-    chosen = (stream.uniform(16) * 61).long()
-    cumulated = strategy.label_prior().cumsum(0)
-    labels = torch.tensor([int((cumulated < u).sum()) for u in stream.uniform(16).float()])
-    assert plan.label_mechanism is not None
-    log_q = plan.label_mechanism.log_likelihood()
-    extra = torch.tensor(
-        [[-lam * float(log_q[int(uploads["labels"][j]), a]) for j in chosen] for a in labels]
-    )
-    points = plan.map(model(model.latent(16, stream), labels))
+    strata = LabelStrata(uploads["labels"], strategy.label_prior(), plan.label_mechanism)
+    records, labels = strata.draw(16, stream)
+    points = plan.map(model(model.latent(15, stream), labels.flatten()))
     exact = ConvergedSolver(max_iterations=30, tolerance=2e-2)
-    found = transport_gradient(
-        points.detach(), uploads["values"][chosen], cost_named("l1"), lam,
-        extra_cost=extra, solver=exact,
-    )  # fmt: skip
+    gradients = [
+        transport_gradient(
+            x, uploads["values"][chosen], cost_named("l1"), lam, solver=exact
+        ).gradient
+        for x, chosen in zip(points.detach().split(5), records, strict=True)
+    ]
     adam = torch.optim.Adam(model.parameters(), lr=0.05 * 0.5, betas=(0.9, 0.99))
-    points.backward(found.gradient)
+    points.backward(torch.cat(gradients) / 3)
     adam.step()
     assert torch.allclose(weights(strategy.trainer.generator), weights(model), atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["unregularised", "noisy_w1", "debiased"])
+def test_the_comparisons_train_on_the_same_uploads(
+    make_local: Local, make_grid: Grids, loss: str
+) -> None:
+    matched, other = make_local(), make_local(loss=loss)
+    play(matched, make_grid(), 3)
+    play(other, make_grid(), 3)
+    assert torch.equal(matched.uploads()["values"], other.uploads()["values"])
+    assert not torch.allclose(weights(matched.generator), weights(other.generator), atol=1e-4)
 
 
 def test_training_recovers_the_classes(make_local: Local, make_grid: Grids) -> None:

@@ -11,7 +11,7 @@ from fedsink.clients.shard import Shard
 from fedsink.errors import ConfigError
 from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan, RecordClip, Stream
 from fedsink.protocol import GradientRequest, Objective
-from fedsink.strategies.self_term import SelfTerm, SelfTermSettings, self_term
+from fedsink.strategies.self_term import Label, SelfPart, SelfTerm, SelfTermSettings, self_term
 from fedsink.transport import ConvergedSolver, Mixed, append_labels, semi_debiased_gradient
 
 PLAIN = Objective(lam=1.0, classes=1, label_weight=0.0)
@@ -29,6 +29,12 @@ def history(
     return self_term(SelfTermSettings("history", length), objective, clip)
 
 
+def alone(term: SelfTerm, rows: Tensor, label: Label, labels: Tensor) -> SelfPart:
+    """The part of a group that is asked for by itself."""
+    (part,) = term(rows.unsqueeze(0), [label], labels.unsqueeze(0))
+    return part
+
+
 class Noiseless(Stream):
     def normal(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float64)
@@ -43,7 +49,7 @@ def test_the_history_field_cancels_the_clients_where_the_records_are_the_history
     term.remember(points(1), None)
     term.remember(points(2), None)
     rows, zeros = points(3), torch.zeros(12, dtype=torch.int64)
-    part = term(rows, None, zeros)
+    part = alone(term, rows, None, zeros)
     plan = PrivacyPlan(1.0, 1.0, 1, RecordClip(bound), JointSchedule(), 1e-5)
     view = {"name": "pixel", "shape": [3]}
     request = GradientRequest(1, None, plan, PLAIN, view, rows, zeros, part.potentials)
@@ -68,9 +74,33 @@ def test_history_keeps_the_last_batches_of_every_group() -> None:
     reference.remember(points(2), 0)
     reference.remember(points(3), 0)
     labels = torch.zeros(12, dtype=torch.int64)
-    assert torch.equal(term(points(9), 0, labels).outside, reference(points(9), 0, labels).outside)
+    assert torch.equal(
+        alone(term, points(9), 0, labels).outside, alone(reference, points(9), 0, labels).outside
+    )
     assert term.memory == 2
     assert term.extra_rows(12) == 0
+
+
+@pytest.mark.parametrize("groups", [[0, 1, 2], [None, None]], ids=str)
+@pytest.mark.parametrize("kind", ["record", "batch", "semi_debiased"])
+def test_groups_are_as_if_each_were_asked_for_alone(kind: str, groups: list[Label]) -> None:
+    """With costs of different size, and each against its own past."""
+    term = history(kind, LABELLED)
+    if kind == "semi_debiased":
+        term = self_term(SelfTermSettings(kind, p=0.25), LABELLED, BatchClip(0.5))
+    for seed in (1, 2):
+        for place, group in enumerate(groups):
+            term.remember(points(seed + 10 * place) * (1 + place), group)
+    rows = torch.stack([points(60 + place, 15) * (1 + place) for place in range(len(groups))])
+    rows = rows[:, : 12 + term.extra_rows(12)]
+    labels = torch.stack([(torch.arange(12) + place) % 2 for place in range(len(groups))])
+    together = term(rows, groups, labels)
+    assert len(together) == len(groups)
+    for place, group in enumerate(groups):
+        expected = alone(term, rows[place], group, labels[place])
+        for name in ("potentials", "inside", "outside"):
+            ours, theirs = (getattr(part, name) for part in (together[place], expected))
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("kind", ["record", "batch"])
@@ -85,7 +115,7 @@ def test_the_state_of_a_history_round_trips(kind: str) -> None:
     for each in (term, read):
         each.remember(points(99), 0)
     for group in (None, 0, 1):
-        ours, theirs = (each(points(5), group, labels) for each in (term, read))
+        ours, theirs = (alone(each, points(5), group, labels) for each in (term, read))
         assert torch.equal(ours.inside, theirs.inside)
         assert torch.equal(ours.outside, theirs.outside)
         assert torch.equal(ours.potentials, theirs.potentials)
@@ -101,7 +131,7 @@ def test_the_batch_history_makes_the_sinkhorn_divergence(
     for seed in (1, 2):
         term.remember(points(seed), label)
     rows = points(3)
-    part = term(rows, label, labels)
+    part = alone(term, rows, label, labels)
     plan = PrivacyPlan(1.0, 1.0, 1, BatchClip(100.0), JointSchedule(), 1e-5)
     request = GradientRequest(
         1, label, plan, objective, {"name": "pixel", "shape": [3]}, rows, labels,
@@ -126,7 +156,7 @@ def test_semi_debiased_is_the_self_half_of_the_papers_loss(p: float, label: int 
     assert extra == {0.0: 0, 0.2: 2, 1.0: 10}[p]
     rows = points(4, 10 + extra)
     row_labels = torch.arange(10) % 2 if label is None else torch.full((10,), label)
-    part = term(rows, label, row_labels)
+    part = alone(term, rows, label, row_labels)
     x, y = rows, points(5)
     if label is None:
         x = append_labels(x, torch.cat([row_labels, row_labels[:extra]]), 2, 1.5)
@@ -147,7 +177,7 @@ def test_extra_rows_are_clipped_by_themselves() -> None:
         for bound in (1e9, 0.01)
     ]
     rows, labels = points(4, 18) * 5, torch.zeros(12, dtype=torch.int64)
-    free, clipped = (term(rows, None, labels) for term in terms)
+    free, clipped = (alone(term, rows, None, labels) for term in terms)
     assert float(free.outside.norm()) > 0.01
     assert float(clipped.outside.norm()) == pytest.approx(0.01, rel=1e-4)
     direction = free.outside / free.outside.norm()

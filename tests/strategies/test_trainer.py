@@ -28,12 +28,12 @@ def weights(generator: Generator) -> torch.Tensor:
     return torch.cat([t.flatten() for t in generator.state_dict().values()])
 
 
-@pytest.mark.parametrize("ema", [0.0, 0.9])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["adam", "sgd", "rmsprop"])
+@pytest.mark.parametrize(("ema", "weight_decay"), [(0.0, 0.0), (0.9, 0.1)])
 def test_a_run_goes_on_bit_identically_from_its_state(
-    make_generator: Make, tmp_path: Path, ema: float, weight_decay: float
+    make_generator: Make, tmp_path: Path, name: str, ema: float, weight_decay: float
 ) -> None:
-    settings = OptimizerSettings(0.01, warmup=3, ema=ema, weight_decay=weight_decay)
+    settings = OptimizerSettings(0.01, warmup=3, ema=ema, weight_decay=weight_decay, name=name)
     through, until = (Trainer(make_generator(), settings, 10) for _ in range(2))
     for round in range(1, 11):
         step(through, round)
@@ -48,7 +48,7 @@ def test_a_run_goes_on_bit_identically_from_its_state(
     assert torch.equal(weights(resumed.averaged), weights(through.averaged))
     forgetful = Trainer(make_generator(), settings, 10)
     tensors, values = checkpoint.load(tmp_path)
-    forgetful.load_state({k: v for k, v in tensors.items() if "adam" not in k}, values)
+    forgetful.load_state({k: v for k, v in tensors.items() if not k.startswith(name)}, values)
     for round in range(5, 11):
         step(forgetful, round)
     assert not torch.equal(weights(forgetful.generator), weights(through.generator))
@@ -63,14 +63,27 @@ def test_a_state_may_be_loaded_before_the_first_step(make_generator: Make) -> No
     assert torch.equal(weights(fresh.generator), weights(other.generator))
 
 
-def test_a_step_is_adams_step_on_the_backpropagated_gradient(make_generator: Make) -> None:
-    trainer = Trainer(make_generator(), OptimizerSettings(0.01, warmup=0, ema=0.0), 10)
+@pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [
+        ("adam", torch.optim.Adam, {"betas": (0.9, 0.99)}),
+        ("sgd", torch.optim.SGD, {"momentum": 0.9}),
+        ("rmsprop", torch.optim.RMSprop, {"alpha": 0.99}),
+    ],
+)
+def test_steps_are_the_optimisers_on_the_backpropagated_gradient(
+    make_generator: Make, name: str, kind: Any, options: dict[str, Any]
+) -> None:
+    settings = OptimizerSettings(0.01, warmup=0, ema=0.0, schedule="constant", name=name)
+    trainer = Trainer(make_generator(), settings, 10)
     model = make_generator()
-    adam = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.99))
-    output = model(model.latent(6, Stream(b"k", 1)), LABELS)
-    (output * (torch.tanh(output.detach()) - 0.3)).sum().backward()
-    adam.step()
-    step(trainer, 1)
+    optimizer = kind(model.parameters(), lr=0.01, **options)
+    for round in (1, 2):  # the second step tells momentum and decay
+        optimizer.zero_grad()
+        output = model(model.latent(6, Stream(b"k", round)), LABELS)
+        (output * (torch.tanh(output.detach()) - 0.3)).sum().backward()
+        optimizer.step()
+        step(trainer, round)
     assert torch.allclose(weights(trainer.generator), weights(model), rtol=1e-6, atol=1e-8)
 
 
@@ -121,6 +134,7 @@ def test_without_an_average_the_generator_itself_is_sampled(make_generator: Make
         ({"lr": 0.0}, "optimizer.lr must be a positive number, not 0.0"),
         ({"lr": math.nan}, "optimizer.lr must be a positive number"),
         ({"schedule": "linear"}, "optimizer.schedule is cosine or constant, not 'linear'"),
+        ({"name": "lion"}, "optimizer.name is adam, sgd, rmsprop, not 'lion'"),
         ({"warmup": -1}, "optimizer.warmup must be at least 0, not -1"),
         ({"ema": 1.0}, r"optimizer.ema must be in \[0, 1\), not 1.0"),
         ({"ema": -0.1}, r"optimizer.ema must be in \[0, 1\)"),

@@ -10,6 +10,7 @@ from fedsink.data.maps.balls import L1Ball, L2Ball, PixelRange
 from fedsink.data.maps.base import Map
 from fedsink.data.maps.directions import DctDirection, NonNegativeDirection
 from fedsink.data.maps.points import PointBall
+from fedsink.data.maps.pooled import PooledPower
 from fedsink.errors import ConfigError
 
 __all__ = [
@@ -21,12 +22,21 @@ __all__ = [
     "NonNegativeDirection",
     "PixelRange",
     "PointBall",
+    "PooledPower",
     "map_from_dict",
 ]
 
 MAPS: dict[str, type[Map]] = {
     cls.name: cls
-    for cls in (DctDirection, NonNegativeDirection, PixelRange, L1Ball, L2Ball, PointBall)
+    for cls in (
+        DctDirection,
+        NonNegativeDirection,
+        PooledPower,
+        PixelRange,
+        L1Ball,
+        L2Ball,
+        PointBall,
+    )
 }
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from fedsink.data.labelled import LabelledData, checked
-from fedsink.data.sources import digits, half_circle, image_folder, mnist
+from fedsink.data.sources import celeba, digits, half_circle, image_folder, mnist
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 
@@ -18,6 +18,7 @@ __all__ = ["SOURCES", "DataSpec", "Split", "load"]
 Split = Literal["train", "test"]
 
 SOURCES: dict[str, Callable[[DataSpec, Split], tuple[Tensor, Tensor]]] = {
+    "celeba": celeba.read,
     "digits": digits.read,
     "fashion_mnist": mnist.read,
     "half_circle": half_circle.read,

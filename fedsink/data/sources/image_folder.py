@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedsink.data.sources.pictures import MODES, read_picture
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
-
-_MODES = {1: "L", 3: "RGB"}
 
 
 def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
@@ -29,14 +27,14 @@ def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
         DataError: for a missing folder or split, a folder that is not a class, no pictures, or a
             picture that cannot be read.
     """
-    if len(spec.shape) != 3 or spec.shape[0] not in _MODES:
+    if len(spec.shape) != 3 or spec.shape[0] not in MODES:
         raise ConfigError(
             f"image_folder needs data.shape = (1 or 3 channels, height, width), got {spec.shape}."
         )
     files = _files(_folder(spec, split), spec)
     values = torch.empty((len(files), *spec.shape), dtype=torch.uint8)
     for row, (path, _) in enumerate(files):
-        values[row] = _picture(path, spec.shape)
+        values[row] = read_picture(path, spec.shape)
     return values, torch.tensor([label for _, label in files], dtype=torch.int64)
 
 
@@ -80,20 +78,3 @@ def _files(folder: Path, spec: DataSpec) -> list[tuple[str, int]]:
             f"files such as {folder.name}/{spec.classes[0]}/1.png."
         )
     return files
-
-
-def _picture(path: str, shape: tuple[int, ...]) -> Tensor:
-    from PIL import Image
-    from torchvision.transforms import functional
-
-    channels, height, width = shape
-    try:
-        with Image.open(path) as opened:
-            picture = opened.convert(_MODES[channels])
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} is not a readable picture; replace or remove it.") from error
-    scale = max(height / picture.height, width / picture.width)
-    size = [math.ceil(picture.height * scale - 1e-9), math.ceil(picture.width * scale - 1e-9)]
-    resized = functional.resize(picture, size, antialias=True)
-    pixels: Tensor = functional.pil_to_tensor(functional.center_crop(resized, [height, width]))
-    return pixels

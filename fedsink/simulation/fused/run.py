@@ -23,7 +23,7 @@ from fedsink.server.running import build_generator
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.fused.step import FusedStep
 from fedsink.simulation.local import LocalGrid
-from fedsink.strategies import DPSinkhornSettings, RoundStrategy
+from fedsink.strategies import DPSinkhornSettings, ParameterGradientSettings, RoundStrategy
 
 log = logging.getLogger("fedsink.simulation")
 
@@ -93,21 +93,17 @@ class FusedRounds(RoundStrategy):
 
 
 def run_fused(
-    settings: ServerSettings, node: NodeSettings, *, draws: DrawsName, together: int
+    settings: ServerSettings, node: NodeSettings, step: FusedStep, *, together: int
 ) -> None:
-    """Train one generator into `settings.folder`.
+    """Train the generator of a step into `settings.folder`.
 
     Args:
         settings: the server's.
-        node: the clients'; they have a seed.
-        draws: as in `FusedStep`.
-        together: rounds that are prepared, and logged, at once.
-
-    Raises:
-        ConfigError: the settings are none that can be fused.
+        node: the clients'.
+        step: from `build_step` of the same settings.
+        together: rounds that are logged at once, those that the step prepares at once.
     """
     torch.set_num_threads(settings.threads)
-    step = build_step(settings, node, draws=draws, together=together)
     strategy = FusedRounds(step, settings.server_key, together)
     train(
         LocalGrid(client_app(node), node.clients),
@@ -132,11 +128,22 @@ def build_step(
 ) -> FusedStep:
     """The step of a run, with a freshly initialised generator.
 
+    Args:
+        settings: the server's.
+        node: the clients'; they have a seed.
+        draws: as in `FusedStep`.
+        together: rounds that are prepared at once.
+
     Raises:
         ConfigError: the settings are none that can be fused.
     """
     if not isinstance(settings.strategy, DPSinkhornSettings):
         raise ConfigError("engine=fused runs mode=central: choose it, or engine=local.")
+    if isinstance(settings.strategy, ParameterGradientSettings):
+        raise ConfigError(
+            "engine=fused runs strategy=dp_sinkhorn: strategy=parameter_gradient needs "
+            "engine=local, ray or flower."
+        )
     if node.seed is None:
         raise ConfigError(
             "engine=fused plays server and clients in one process, so its noise is not secret: "

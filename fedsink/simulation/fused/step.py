@@ -96,6 +96,8 @@ class FusedStep:
         self._timetable = Timetable(layout, self.trainer, ahead, device)
         self._ahead, self._ready = ahead, 0
         self._at = torch.zeros(1, dtype=torch.int64, device=device)
+        stds = [settings.noise_std(client) for client in range(settings.clients)]
+        self._noise_std = torch.tensor(stds, dtype=torch.float64, device=device).reshape(-1, 1, 1)
         self._energy = torch.zeros(2, dtype=torch.float64, device=device)
         self.overflows = torch.zeros((), dtype=torch.int64, device=device)
         self._answer = Compiled(self._answered, device)
@@ -124,8 +126,11 @@ class FusedStep:
         """Loss and signal-to-noise of the last round, as `DPSinkhorn` reports them."""
         layout, plan = self._layout, self.settings.plan
         loss, signal = self._energy.tolist()
+        if plan.noise_std == 0.0:
+            return {"loss": loss**0.5}
         rows = layout.blocks * layout.block_rows
-        noise = rows * self._view.dimension * plan.noise_std**2 * layout.blocks / layout.clients
+        variance = self.settings.mean_noise_variance
+        noise = rows * self._view.dimension * variance * layout.blocks / layout.clients
         return {"loss": loss**0.5, "signal_to_noise": max(0.0, signal / noise - 1.0) ** 0.5}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -190,7 +195,7 @@ class FusedStep:
             own, radius = self._asked(parts.inside, now), self._view.norm_bound
             totals = batch_totals(x, y, own, drawn.present, objective, plan.clip, radius)
         # As `Stream.add_gaussian` does it.
-        return (totals.to(torch.float64) + plan.noise_std * drawn.noise).to(torch.float32)
+        return (totals.to(torch.float64) + self._noise_std * drawn.noise).to(torch.float32)
 
     def _asked(self, values: Tensor, now: Entry) -> Tensor:
         """The rows that each client is asked about, (K, n, ·), of values (G, n′, ·)."""
@@ -239,6 +244,11 @@ def _checked(settings: DPSinkhornSettings, view: View) -> int:
         raise ConfigError(
             "engine=fused takes a step in every round: strategy.uses_per_message is 1, not "
             f"{settings.uses_per_message}."
+        )
+    if settings.objective.cost != "mixed":
+        raise ConfigError(
+            f"engine=fused has no transport for strategy.cost={settings.objective.cost}: use "
+            "engine=local."
         )
     if not isinstance(settings.plan.clip, RecordClip) and len(view.shape) == 1:
         raise ConfigError(

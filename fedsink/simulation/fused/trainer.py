@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsink.errors import ConfigError
 from fedsink.models import Generator
 from fedsink.strategies.trainer import OptimizerSettings, Trainer
 
@@ -18,10 +19,18 @@ class StaticTrainer(Trainer):
         generator: trained in place.
         settings: optimiser settings.
         steps: total number of steps, for the schedule.
+
+    Raises:
+        ConfigError: another optimiser than Adam.
     """
 
     def __init__(self, generator: Generator, settings: OptimizerSettings, steps: int) -> None:
         super().__init__(generator, settings, steps)
+        if settings.name != "adam":
+            raise ConfigError(
+                f"engine=fused steps with strategy.optimizer.name=adam, not {settings.name}: "
+                "choose it, or engine=local."
+            )
         device = next(generator.parameters()).device
         # A GPU's optimiser counts its steps there; on a CPU it reads them.
         self._counts_on_device = device.type == "cuda"

@@ -18,7 +18,14 @@ from fedsink.clients.shard import Shard
 from fedsink.data.partition import Dirichlet
 from fedsink.data.spec import DataSpec
 from fedsink.models import Generator, build
-from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
+from fedsink.privacy import (
+    BatchClip,
+    ClassSchedule,
+    JointSchedule,
+    NoiseShare,
+    PrivacyPlan,
+    RecordClip,
+)
 from fedsink.protocol import Objective
 from fedsink.simulation.fused import FusedStep
 from fedsink.simulation.local import LocalGrid
@@ -37,6 +44,15 @@ CASES: dict[str, dict[str, Any]] = {
     "record, pixels, room for all": {"view": "pixel", "capacity": RECORDS},
     "record, small capacity": {"capacity": 2},
     "record, without an average": {"ema": 0.0},
+    "record, shared noise, cohorts of 3 and 2": {
+        "clients": 7,
+        "share": NoiseShare("secure_aggregation"),
+    },
+    "batch, shared noise": {
+        "clip": "batch",
+        "schedule": "joint",
+        "share": NoiseShare("secure_aggregation", 1),
+    },
     "batch as published": {"clip": "batch", "schedule": "joint", "view": "pixel", "rate": 0.1},
     "batch, class by class": {"clip": "batch", "view": "pixel", "clients": 2},
     "batch, small capacity": {"clip": "batch", "schedule": "joint", "capacity": 2},

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from fedsink.errors import ConfigError
 from fedsink.simulation.configure import EngineSettings
+from fedsink.simulation.fused.step import FusedStep
 from fedsink.simulation.simulate import resume, start
 
 _COMMON = ("seed=5", "clients=3", "rounds=20", "capacity=auto", "report.pictures=1")
@@ -44,6 +45,22 @@ def test_the_run_folder_is_that_of_the_local_engine(tmp_path: Path) -> None:
             assert line[name] == pytest.approx(by_round[line["round"]][name], rel=1e-4, abs=1e-4)
     assert sorted(p.name for p in (fused / "samples").iterdir())[0] == "round-000000.png"
     assert json.loads((fused / "metrics.json").read_text())["rounds"] == 20
+
+
+def test_a_run_builds_its_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records and generator of a large run take seconds: what was checked is what plays."""
+    from fedsink.simulation.fused import run as module
+
+    built: list[FusedStep] = []
+    build = module.build_step
+
+    def counted(*args: Any, **options: Any) -> FusedStep:
+        built.append(build(*args, **options))
+        return built[-1]
+
+    monkeypatch.setattr(module, "build_step", counted)
+    start(config("engine=fused"), tmp_path / "run")
+    assert [step.round for step in built] == [20]
 
 
 def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

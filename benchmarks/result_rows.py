@@ -1,0 +1,145 @@
+"""The declared rows, what has been measured of them, and their Markdown tables."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsink.errors import ConfigError
+
+ROWS = Path(__file__).with_name("rows.yaml")
+CLASSIFIERS = {"logreg": "LogReg", "mlp": "MLP", "cnn": "CNN"}
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: an experiment, and what a paper says of it."""
+
+    name: str
+    experiment: str
+    published: tuple[float, ...] | None
+    overrides: tuple[str, ...] = ()
+    scales: bool = True
+
+    def arguments(self, scale: str, seed: int, more: Sequence[str] = ()) -> list[str]:
+        """What `fedsink simulate` is given."""
+        scaled = [f"scale={scale}"] if self.scales else []
+        return [f"experiment={self.experiment}", *scaled, *self.overrides, *more, f"seed={seed}"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that stand together, and where their published figures come from."""
+
+    name: str
+    source: str
+    rows: tuple[Row, ...]
+
+
+def declared(path: Path = ROWS) -> list[Table]:
+    """The tables of rows.yaml.
+
+    Raises:
+        ConfigError: the file cannot be read, or an entry is not one of a row.
+    """
+    try:
+        tables = yaml.safe_load(path.read_text())
+        return [
+            Table(table["table"], table["source"], tuple(_row(row) for row in table["rows"]))
+            for table in tables
+        ]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path} is not a list of tables with rows: {reason}.") from error
+
+
+def _row(entry: dict[str, Any]) -> Row:
+    published = entry["published"]
+    return Row(
+        **{
+            **entry,
+            "published": None if published is None else tuple(published),
+            "overrides": tuple(entry.get("overrides", ())),
+        }
+    )
+
+
+def measured(path: Path) -> list[Record]:
+    """The records of a results.jsonl; a line torn by a crash is no record."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def markdown(table: Table, records: Sequence[Record], scale: str, more: Sequence[str] = ()) -> str:
+    """The table with mean ± sd over the seeds at one scale; a dash where nothing was measured."""
+    lines = [
+        "| row | published LogReg / MLP / CNN | LogReg | MLP | CNN | ε | CPU s | seeds | command |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in table.rows:
+        command = " ".join(["fedsink simulate", *row.arguments(scale, 0, more)[:-1]])
+        mine = [record for record in records if record["command"].startswith(f"{command} seed=")]
+        figures = [_spread([r["accuracy"].get(key) for r in mine], 100.0) for key in CLASSIFIERS]
+        published = "–" if row.published is None else " / ".join(f"{v:g}" for v in row.published)
+        epsilons = sorted({_epsilon(record["epsilon"]) for record in mine})
+        seconds = [record["cpu_seconds"] for record in mine]
+        at_least = "≥ " if any(record["resumed"] for record in mine) else ""
+        cells = [
+            row.name,
+            published,
+            *figures,
+            ", ".join(epsilons) or "–",
+            f"{at_least}{statistics.mean(seconds):.0f}" if seconds else "–",
+            ", ".join(str(record["seed"]) for record in mine) or "–",
+            f"`{command}`",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"Published: {table.source}"])
+
+
+def _epsilon(value: float | None) -> str:
+    return "∞" if value is None else f"{value:.3f}"
+
+
+def _spread(values: Sequence[float | None], factor: float = 1.0) -> str:
+    known = [factor * value for value in values if value is not None]
+    if not known:
+        return "–"
+    if len(known) == 1:
+        return f"{known[0]:.1f}"
+    return f"{statistics.mean(known):.1f} ± {statistics.stdev(known):.1f}"
+
+
+def marker(name: str) -> str:
+    """What a document's place for a table begins with."""
+    return f"<!-- results:{name} -->"
+
+
+def rendered(document: str, name: str, content: str) -> str:
+    """The document with `content` between the markers of table `name`.
+
+    Raises:
+        ConfigError: the markers are not there, once each and in this order.
+    """
+    start, end = marker(name), "<!-- end -->"
+    before, found, rest = document.partition(start)
+    _, closed, after = rest.partition(end)
+    if not found or not closed or start in rest:
+        raise ConfigError(
+            f"The document has no place for the table {name}: write {start} and, below it, {end}."
+        )
+    return f"{before}{start}\n\n{content}\n\n{end}{after}"

@@ -1,0 +1,135 @@
+"""Runs of the installed command, each recorded once: what is finished is not repeated."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from result_rows import Record, measured
+
+from fedsink.errors import FedsinkError
+from fedsink.reporting import write_json
+from fedsink.reporting.records import append_jsonl
+
+FEDSINK = Path(sys.executable).with_name("fedsink")
+
+
+class Runs:
+    """Runs and evaluates experiments below a folder, and knows which are done.
+
+    A run that was cut short goes on from its checkpoint. Its CPU seconds are those of all its
+    processes that ended by themselves or by Ctrl-C; where one was killed, the record says
+    `resumed`, and they are a lower bound.
+
+    Args:
+        folder: holds results.jsonl and a run folder each.
+        data_root: where MNIST and its like lie; None: data.root is not given.
+        n: images that the classifiers are trained on.
+    """
+
+    def __init__(self, folder: Path, data_root: Path | None, n: int) -> None:
+        self.folder = folder
+        self.records = folder / "results.jsonl"
+        self._root = [] if data_root is None else [f"data.root={data_root.resolve()}"]
+        self._n = n
+
+    def known(self, arguments: Sequence[str]) -> Record | None:
+        """The record of these arguments, if they have been run and evaluated."""
+        key = self._key(arguments)
+        return next((r for r in reversed(measured(self.records)) if r["key"] == key), None)
+
+    def record(self, arguments: Sequence[str], *, seed: int, **labels: Any) -> Record:
+        """The record of `fedsink simulate ARGUMENTS`, which is run unless it is known.
+
+        Args:
+            arguments: without data.root and the folder.
+            seed: of the classifiers, and what the record names.
+            labels: further entries of the record.
+
+        Raises:
+            FedsinkError: a command failed; its own last line says why.
+        """
+        if (done := self.known(arguments)) is not None:
+            return done
+        run = self.folder / "runs" / self._key(arguments)
+        spent = self._simulate(run, arguments)
+        seconds = _call("evaluate", f"run={run}", f"n={self._n}", f"seed={seed}")
+        privacy, metrics, evaluation = (
+            json.loads((run / f"{name}.json").read_text())
+            for name in ("privacy", "metrics", "evaluation")
+        )
+        found: Record = {
+            "key": self._key(arguments),
+            "command": " ".join(["fedsink simulate", *arguments]),
+            "evaluate": f"fedsink evaluate n={self._n} seed={seed}",
+            "seed": seed,
+            "epsilon": privacy["epsilon"],
+            "delta": privacy["delta"],
+            "rounds": metrics["rounds"],
+            "accuracy": evaluation.get("accuracy", {}),
+            **{key: evaluation[key] for key in ("w2", "sliced_w2") if key in evaluation},
+            "cpu_seconds": round(spent["seconds"], 2),
+            "wall_seconds": metrics["seconds"],
+            "evaluation_cpu_seconds": round(seconds, 2),
+            "resumed": spent["killed"],
+            **labels,
+        }
+        append_jsonl(self.records, found)
+        return found
+
+    def _key(self, arguments: Sequence[str]) -> str:
+        return hashlib.sha256(" ".join([*arguments, f"n={self._n}"]).encode()).hexdigest()[:16]
+
+    def _simulate(self, run: Path, arguments: Sequence[str]) -> dict[str, Any]:
+        """Start, or go on with, a run; the CPU seconds of all its processes."""
+        spent_file = run.with_suffix(".json")
+        spent = {"seconds": 0.0, "killed": False}
+        if (run / "config.yaml").exists():
+            spent = json.loads(spent_file.read_text())
+            spent["killed"] |= spent.pop("running", False)
+            wanted = [f"resume={run}"]
+        else:
+            shutil.rmtree(run, ignore_errors=True)  # a start that never became a run
+            wanted = [*arguments, *self._root, f"hydra.run.dir={run}"]
+        if (run / "metrics.json").exists():
+            return spent
+        spent_file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(spent_file, {**spent, "running": True})
+        before = _children()
+        try:
+            _call("simulate", *wanted)
+        finally:
+            spent["seconds"] += _children() - before
+            write_json(spent_file, spent)
+        return spent
+
+
+def _call(*arguments: str) -> float:
+    """Run the installed command; its CPU seconds."""
+    before, started = _children(), time.monotonic()
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    done = subprocess.run(
+        [str(FEDSINK), *arguments], env=environment, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise FedsinkError(
+            f"fedsink {' '.join(arguments)} ended with {done.returncode} after "
+            f"{time.monotonic() - started:.0f} s: {said[-1] if said else 'it said nothing'}"
+        )
+    return _children() - before
+
+
+def _children() -> float:
+    """CPU seconds of all child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,118 @@
+"""Runs the rows of docs/results.md and writes their tables: `python benchmarks/results.py run`.
+
+Without an argument it lists the rows and what is measured of them. `run` runs experiments × seeds
+(`fedsink simulate`, then `fedsink evaluate`), one after the other, and adds a JSON line for each to
+FOLDER/results.jsonl; what is there is not run again, and a run that was cut short goes on.
+`render` writes Markdown tables between the markers of a document, of all tables that have a place
+there unless --only names some. Seconds are the CPU's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from result_rows import Row, Table, declared, markdown, marker, measured, rendered
+from result_runs import Runs
+
+from fedsink.errors import ConfigError, FedsinkError
+from fedsink.reporting.atomic import write_atomic
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, render or list; 1 where a row failed, 2 where the request was wrong."""
+    options = _parser().parse_args(arguments)
+    try:
+        tables = _chosen(declared(), options.only)
+        return {"run": _run, "render": _render, "list": _list}[options.action](tables, options)
+    except ConfigError as error:
+        print(f"results: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("action", nargs="?", choices=["list", "run", "render"], default="list")
+    parser.add_argument("--only", nargs="*", default=[], help="tables or experiments")
+    parser.add_argument("--scale", default="cpu", choices=["smoke", "cpu", "paper"])
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--folder", type=Path, default=Path("runs/results"))
+    parser.add_argument("--data", type=Path, help="data.root of MNIST, Fashion-MNIST and CelebA")
+    parser.add_argument("--n", type=int, default=20000, help="images for the classifiers")
+    parser.add_argument("--also", nargs="*", default=[], help="further KEY=VALUE for simulate")
+    parser.add_argument("--document", type=Path, default=Path("docs/results.md"))
+    return parser
+
+
+def _chosen(tables: list[Table], only: Sequence[str]) -> list[Table]:
+    names = {name for table in tables for name in (table.name, *(r.experiment for r in table.rows))}
+    if unknown := sorted(set(only) - names):
+        raise ConfigError(
+            f"There is no row {unknown[0]!r}: choose from {', '.join(sorted(names))}."
+        )
+    if not only:
+        return tables
+    kept = [
+        Table(t.name, t.source, tuple(r for r in t.rows if {t.name, r.experiment} & set(only)))
+        for t in tables
+    ]
+    return [table for table in kept if table.rows]
+
+
+def _runs(options: argparse.Namespace) -> Runs:
+    return Runs(options.folder.resolve(), options.data, options.n)
+
+
+def _run(tables: Sequence[Table], options: argparse.Namespace) -> int:
+    runs, failed = _runs(options), 0
+    for row, seed in ((r, s) for t in tables for r in t.rows for s in options.seeds):
+        arguments = row.arguments(options.scale, seed, options.also)
+        try:
+            record = runs.record(arguments, seed=seed, row=row.name, scale=options.scale)
+        except FedsinkError as error:
+            failed += 1
+            print(f"{row.name}, seed {seed}: {error}", file=sys.stderr)
+            continue
+        figures = " ".join(f"{k} {100 * v:.1f}" for k, v in record["accuracy"].items())
+        print(f"{row.name}, seed {seed}: {figures}, {record['cpu_seconds']:.0f} CPU s", flush=True)
+    records = measured(runs.records)
+    for table in tables:
+        print(f"\n{markdown(table, records, options.scale, options.also)}")
+    return 1 if failed else 0
+
+
+def _render(tables: Sequence[Table], options: argparse.Namespace) -> int:
+    """Every table is made before the document is written, once."""
+    records = measured(_runs(options).records)
+    try:
+        text = options.document.read_text()
+    except OSError as error:
+        raise ConfigError(f"{options.document} cannot be read: {error.strerror}.") from error
+    places = [t for t in tables if options.only or marker(t.name) in text]
+    for table in places:
+        text = rendered(text, table.name, markdown(table, records, options.scale, options.also))
+    write_atomic(options.document, text.encode())
+    return 0
+
+
+def _list(tables: Sequence[Table], options: argparse.Namespace) -> int:
+    runs = _runs(options)
+
+    def seeds(row: Row) -> str:
+        done = [
+            s for s in options.seeds if runs.known(row.arguments(options.scale, s, options.also))
+        ]
+        return f"seeds {', '.join(map(str, done))}" if done else "not run"
+
+    for table in tables:
+        print(f"{table.name} ({table.source})")
+        for row in table.rows:
+            command = " ".join(row.arguments(options.scale, 0, options.also)[:-1])
+            print(f"  {row.name}: {command}: {seeds(row)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Where the processor time of one simulated round goes, client and server in one process.
+
+`python benchmarks/round_profile.py [OVERRIDES]`, with the overrides of `fedsink simulate`, as
+`data=mnist data.root=DIR rounds=300`. Every phase is timed without the phases inside it; what none
+of them covers is the last row. Left out are the first rounds, which prepare the data, and the last.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from interleaved import table
+from omegaconf import OmegaConf
+
+from fedsink.simulation import simulate
+from fedsink.strategies import DPSinkhorn
+
+PHASES = {
+    "server: generator, forwards": ["fedsink.strategies.dp_sinkhorn:DPSinkhorn._generate"],
+    "server: self term": ["fedsink.strategies.self_term:HistoryField.__call__"],
+    "server: pack requests": ["fedsink.strategies.dp_sinkhorn:pack_requests"],
+    "server: mean of the replies, self term added": [
+        "fedsink.strategies.dp_sinkhorn:DPSinkhorn.aggregate_train"
+    ],
+    "server: backward, Adam, average": ["fedsink.strategies.trainer:Trainer.step"],
+    "server: ε so far": ["fedsink.strategies.dp_sinkhorn:DPSinkhorn.epsilon_so_far"],
+    "server: metrics and progress": [
+        "fedsink.server.folder:RunFolder.log",
+        "fedsink.reporting.progress:Progress.update",
+    ],
+    "clients: unpack requests, check, hash": [
+        "fedsink.clients.cohort:unpack_requests",
+        "fedsink.clients.cohort:digest",
+    ],
+    "clients: admit": ["fedsink.clients.cohort:NodeCohort._admit"],
+    "clients: sample records": [
+        "fedsink.clients.pool:Pool.draw",
+        "fedsink.clients.cohort_gradient:buckets",
+    ],
+    "clients: clipped sums": ["fedsink.clients.cohort:cohort_totals"],
+    "clients: noise": ["fedsink.privacy.plan:PrivacyPlan.release_each"],
+    "clients: the rest of an answer, and adding up": ["fedsink.simulation.cohort:Cohort.add_up"],
+}
+_REST = "messages and all else"
+_WARM_UP = 20
+
+
+class Clock:
+    """Processor time of each phase, without that of the phases inside."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._now = [_REST]
+        self._since = time.process_time()
+
+    def switch(self) -> None:
+        """Book the time since the last switch on the phase that ends or is interrupted."""
+        now = time.process_time()
+        self.seconds[self._now[-1]] += now - self._since
+        self._since = now
+
+    def within(self, phase: str, call: Callable[[], Any]) -> Any:
+        """Run something as a phase."""
+        self.switch()
+        self._now.append(phase)
+        try:
+            return call()
+        finally:
+            self.switch()
+            self._now.pop()
+
+    def watch(self, phase: str, place: str) -> None:
+        """Book a function's calls on a phase. A generator's steps are booked one by one."""
+        module, _, path = place.partition(":")
+        *owners, name = path.split(".")
+        owner = functools.reduce(getattr, owners, importlib.import_module(module))
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def timed(*args: Any, **options: Any) -> Any:
+            found = self.within(phase, lambda: original(*args, **options))
+            return self._steps(phase, found) if hasattr(found, "send") else found
+
+        setattr(owner, name, timed)
+
+    def _steps(self, phase: str, steps: Any) -> Any:
+        end = object()
+        while (step := self.within(phase, lambda: next(steps, end))) is not end:
+            yield step
+
+
+def main() -> None:
+    with initialize_config_module("fedsink.conf", version_base="1.3"):
+        overrides = ["seed=0", "engine=local", "report.pictures=0", *sys.argv[1:]]
+        config: Any = OmegaConf.to_container(compose("config", overrides=overrides), resolve=True)
+    clock, rounds, seconds = Clock(), 0, {}
+    begin = DPSinkhorn.configure_train
+
+    def counted(self: DPSinkhorn, *args: Any) -> Any:
+        nonlocal rounds, seconds
+        clock.switch()
+        if self.round == _WARM_UP:
+            clock.seconds.clear()
+        if self.round == self.rounds - 1:
+            rounds, seconds = self.round - _WARM_UP, dict(clock.seconds)
+        return begin(self, *args)
+
+    DPSinkhorn.configure_train = counted  # type: ignore[method-assign]
+    for phase, places in PHASES.items():
+        for place in places:
+            clock.watch(phase, place)
+    with tempfile.TemporaryDirectory() as folder:
+        simulate.start(config, Path(folder) / "run")
+    total = sum(seconds.values())
+    rows = [
+        [
+            phase,
+            f"{1e3 * seconds.get(phase, 0.0) / rounds:.2f}",
+            f"{seconds.get(phase, 0.0) / total:.0%}",
+        ]
+        for phase in [*PHASES, _REST]
+    ]
+    table(["phase", "ms a round", "share"], [*rows, ["all", f"{1e3 * total / rounds:.1f}", ""]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""CelebA (Liu et al. 2015) by gender: 162,770 training and 19,962 test photographs of faces.
+
+The files are those of `torchvision.datasets.CelebA`: ROOT/celeba/img_align_celeba/000001.jpg and
+so on, ROOT/celeba/list_attr_celeba.txt and ROOT/celeba/list_eval_partition.txt. They are not
+downloaded (their licence is agreed to by hand), and the root is only read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsink.data.sources.cache import cache_folder, fill_once
+from fedsink.data.sources.pictures import MODES, read_picture
+from fedsink.data.spec import DataSpec
+from fedsink.errors import ConfigError, DataError
+
+ATTRIBUTE = "Male"
+_SPLITS = {"train": "0", "test": "2"}  # "1" is the validation split, which nothing reads
+
+
+def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
+    """Return uint8 images (N, *spec.shape) and labels: 1 where the attribute Male is 1, else 0.
+
+    Pictures are scaled until they cover data.shape (antialiased) and cropped at the centre, as
+    for `image_folder`. That takes minutes for all of CelebA, so the result is kept in the cache
+    folder under the names, sizes and times of the files.
+
+    Raises:
+        ConfigError: without data.root, or for another shape or number of classes.
+        DataError: for files that are missing, corrupt, or contradict each other.
+    """
+    if len(spec.shape) != 3 or spec.shape[0] not in MODES or len(spec.classes) != 2:
+        raise ConfigError(
+            "celeba needs data.shape = (1 or 3 channels, height, width) and two data.classes "
+            f"(female, male), got {spec.shape} and {len(spec.classes)}."
+        )
+    if spec.root is None:
+        raise ConfigError(
+            "celeba is not downloaded: set data.root to the folder that contains celeba/."
+        )
+    folder = Path(spec.root).expanduser() / "celeba"
+    labels = _labels(folder / "list_attr_celeba.txt")
+    chosen = list(_members(folder / "list_eval_partition.txt", _SPLITS[split]))
+    if not chosen:
+        raise DataError(
+            f"{folder / 'list_eval_partition.txt'} lists no picture of the {split} set."
+        )
+    if missing := [name for name in chosen if name not in labels]:
+        raise DataError(f"{folder / 'list_attr_celeba.txt'} has no line for {missing[0]}.")
+    pictures = _pictures([folder / "img_align_celeba" / name for name in chosen], spec.shape)
+    return pictures, torch.tensor([labels[name] for name in chosen])
+
+
+def _labels(path: Path) -> dict[str, int]:
+    """The attribute of every picture. The second line names the attributes."""
+    lines = _lines(path)
+    names = lines[1].split() if len(lines) > 1 else []
+    if ATTRIBUTE not in names:
+        raise DataError(f"{path} does not name the attribute {ATTRIBUTE} in its second line.")
+    place = 1 + names.index(ATTRIBUTE)
+    labels = {}
+    for number, line in enumerate(lines[2:], start=3):
+        parts = line.split()
+        if len(parts) != 1 + len(names) or parts[place] not in ("-1", "1"):
+            raise DataError(
+                f"Line {number} of {path} is not a file name with {len(names)} values -1 or 1; "
+                "replace the file with an intact copy."
+            )
+        labels[parts[0]] = int(parts[place] == "1")
+    return labels
+
+
+def _members(path: Path, wanted: str) -> Iterator[str]:
+    for number, line in enumerate(_lines(path), start=1):
+        parts = line.split()
+        if len(parts) != 2 or parts[1] not in ("0", "1", "2"):
+            raise DataError(
+                f"Line {number} of {path} is not a file name with a split 0, 1 or 2; replace the "
+                "file with an intact copy."
+            )
+        if parts[1] == wanted:
+            yield parts[0]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path.absolute()} cannot be read; set data.root to the folder that contains "
+            "celeba/list_attr_celeba.txt, list_eval_partition.txt and img_align_celeba/."
+        ) from error
+
+
+def _pictures(files: list[Path], shape: tuple[int, ...]) -> Tensor:
+    try:
+        stamps = [(file.name, (s := file.stat()).st_size, s.st_mtime_ns) for file in files]
+    except OSError as error:
+        raise DataError(
+            f"{error.filename} is listed but not there; unpack img_align_celeba.zip again."
+        ) from error
+    key = hashlib.sha256(repr((str(files[0].resolve().parent), shape, stamps)).encode())
+
+    def fill(folder: Path) -> None:
+        pixels = np.empty((len(files), *shape), dtype=np.uint8)
+        for row, file in enumerate(files):
+            pixels[row] = read_picture(file, shape).numpy()
+        np.save(folder / "pictures.npy", pixels)
+
+    folder = fill_once(cache_folder() / "celeba" / key.hexdigest()[:16], fill)
+    # Mapped copy-on-write: every process on the machine shares one copy in memory.
+    return torch.from_numpy(np.load(folder / "pictures.npy", mmap_mode="c"))

@@ -1,0 +1,84 @@
+"""Inception features for FID, from weights that lie in the local cache."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedsink.errors import ModelError
+
+WEIGHTS = "inception_v3_google-0cc3c7bd.pth"
+"""torchvision's file; its name ends in the first digits of its SHA-256."""
+
+SIDE = 299
+FEATURES = 2048
+BATCH = 50
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def weights_path() -> Path:
+    """Where torchvision keeps the weights: `checkpoints` in PyTorch's hub folder."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS
+
+
+def load_inception() -> nn.Module:
+    """Return torchvision's Inception v3 (ImageNet) without its last layer; nothing is downloaded.
+
+    Its numbers are close to, but not, those of the TensorFlow network of the published FIDs.
+
+    Raises:
+        ModelError: the weights are not in the cache, or the file is damaged.
+    """
+    path = weights_path()
+    if not path.is_file():
+        raise ModelError(
+            f"Inception weights were not found: {WEIGHTS} is not in the checkpoints folder of "
+            "PyTorch's hub cache (TORCH_HOME); where there is a network, "
+            "torchvision.models.inception_v3(weights='DEFAULT') puts it there"
+        )
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if not digest.startswith(path.stem.rpartition("-")[2]):
+        raise ModelError(
+            f"Inception weights are damaged: {WEIGHTS} has SHA-256 {digest[:8]}…; delete it and "
+            "download it again"
+        )
+    network = bare_inception()
+    weights = torch.load(path, map_location="cpu", weights_only=True)
+    network.load_state_dict({k: v for k, v in weights.items() if not k.startswith("fc.")})
+    return network
+
+
+def bare_inception() -> nn.Module:
+    """Inception v3 from images to its 2048 pooled features, weights not set."""
+    from torchvision.models import inception_v3
+
+    network = inception_v3(weights=None, init_weights=False, transform_input=False)
+    network.fc = nn.Identity()
+    return network.eval()
+
+
+def inception_features(network: nn.Module, images: Tensor) -> Tensor:
+    """Return features (N, 2048) of images (N, C, H, W) in [0, 1], one or three channels.
+
+    Images are resized to 299×299 (bilinear, antialiased) and normalised as ImageNet was; one
+    channel is shown as three (Heusel et al. 2017).
+
+    Raises:
+        ModelError: another number of channels.
+    """
+    if images.shape[1] not in (1, 3):
+        raise ModelError(f"Inception takes 1 or 3 channels; the images have {images.shape[1]}")
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (_MEAN, _STD))
+    features = []
+    with torch.no_grad():
+        for part in images.split(BATCH):
+            shown = functional.interpolate(
+                part.expand(-1, 3, -1, -1), (SIDE, SIDE), mode="bilinear", antialias=True
+            )
+            features.append(network((shown - mean) / std))
+    return torch.cat(features)

@@ -1,0 +1,109 @@
+"""Who adds how much of a round's noise: every client all of it, or a cohort in shares.
+
+>>> from fedsink.privacy.sampling import ClassSchedule
+>>> share = NoiseShare("secure_aggregation", tolerate_dropouts=2)
+>>> [share.sharers(ClassSchedule(10), client, 105) for client in (0, 9)]
+[9, 8]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy.plan import PrivacyPlan
+from fedsink.privacy.sampling import Schedule
+
+SHARES = LOCAL, SECURE_AGGREGATION = "local", "secure_aggregation"
+
+
+@dataclass(frozen=True)
+class NoiseShare:
+    """How the noise N(0, (σS)² I) of one use is divided among the m clients asked the same.
+
+    Those m clients are a cohort: all K clients under the joint schedule, those of one class under
+    the class schedule. Its size is public, and its replies are added up.
+
+    - ``"local"``: each client adds N(0, (σS)² I); every reply is private by itself.
+    - ``"secure_aggregation"``: each adds N(0, (σS)²/n I) with n = m − d. Gaussians add up, so the
+      *sum* of m replies has noise of variance (σS)²·m/n ≥ (σS)², a single curator's. One record
+      changes one summand and so the sum by at most S (2Δ for `clip=batch`, Δ for `clip=record`),
+      its client samples it with probability q, and other clients sample on their own: what holds
+      for one reply with the whole noise, a Poisson-subsampled Gaussian (q, σ), holds for the sum.
+      It holds only for who sees nothing less than the sum. Of a sum in which x of the m shares
+      are missing, because their clients dropped out or tell what they drew, σ·√((m − x)/n) is
+      left; of a reply alone σ/√n. See Kairouz, Liu, Steinke 2021, "The distributed discrete
+      Gaussian mechanism for federated learning with secure aggregation"; here the sum is exact.
+
+    Guarantees:
+        - The variances of any n shares of a cohort add up to the plan's.
+        - A cohort of one adds the whole noise.
+
+    Args:
+        name: one of `SHARES`.
+        tolerate_dropouts: d ≥ 0, so many shares of each cohort may be missing before the sum has
+            less noise than the plan.
+
+    Raises:
+        PrivacyError: If the name is unknown or d is not a whole number ≥ 0, or d > 0 under "local".
+    """
+
+    name: str = LOCAL
+    tolerate_dropouts: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name not in SHARES:
+            raise PrivacyError(f"noise.share is {' or '.join(SHARES)}, not {self.name!r}.")
+        allowed = self.tolerate_dropouts
+        if isinstance(allowed, bool) or not isinstance(allowed, int) or allowed < 0:
+            raise PrivacyError(
+                f"noise.tolerate_dropouts must be a whole number of at least 0, not {allowed!r}."
+            )
+        if allowed and self.name == LOCAL:
+            raise PrivacyError(
+                f"noise.tolerate_dropouts={allowed} belongs to noise.share={SECURE_AGGREGATION}: "
+                "with local noise no reply needs another."
+            )
+
+    def sharers(self, schedule: Schedule, client: int, clients: int) -> int:
+        """n, over how many clients the noise of the cohort of `client` is spread."""
+        if self.name == LOCAL:
+            return 1
+        return schedule.cohort(client, clients) - self.tolerate_dropouts
+
+    def cohorts(self, schedule: Schedule, clients: int) -> list[int]:
+        """The different sizes m of the cohorts, increasing: one, or two where C ∤ K."""
+        some = range(min(clients, schedule.classes))
+        return sorted({schedule.cohort(client, clients) for client in some})
+
+    def check(self, schedule: Schedule, clients: int) -> None:
+        """Refuse to tolerate the loss of a whole cohort.
+
+        Raises:
+            PrivacyError: d leaves a cohort without anybody who adds noise.
+        """
+        smallest = self.cohorts(schedule, clients)[0]
+        if self.tolerate_dropouts >= smallest:
+            raise PrivacyError(
+                f"noise.tolerate_dropouts={self.tolerate_dropouts} must be below the smallest "
+                f"cohort, and {smallest} of clients={clients} "
+                f"{'is' if smallest == 1 else 'are'} asked the same in a round."
+            )
+
+    def gains(self, schedule: Schedule, clients: int) -> bool:
+        """Whether any client adds less than the whole noise."""
+        return any(self.sharers(schedule, k, clients) > 1 for k in range(schedule.classes))
+
+    def left(self, plan: PrivacyPlan, clients: int, missing: int) -> PrivacyPlan:
+        """The plan that is left of the worst cohort's sum where `missing` shares are.
+
+        Of a cohort of m, at most m − 1 can be missing: a client's own share is always there.
+        """
+        worst = min(
+            (m - min(missing, m - 1)) / (m - self.tolerate_dropouts)
+            for m in self.cohorts(plan.schedule, clients)
+        )
+        return plan.with_noise(worst)
+
+
+LOCAL_NOISE = NoiseShare()

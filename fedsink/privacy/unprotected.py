@@ -1,0 +1,148 @@
+"""The central mode without privacy: what a published row is when nothing is clipped or noised.
+
+>>> from fedsink.privacy.sampling import JointSchedule
+>>> UnprotectedPlan(rate=0.1, rounds=10, kind="batch", schedule=JointSchedule()).epsilon()
+inf
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy import checks
+from fedsink.privacy.clipping import CLIPS, Clip
+from fedsink.privacy.noise import Stream
+from fedsink.privacy.plan import PrivacyPlan
+from fedsink.privacy.sampling import ClassSchedule, JointSchedule, PoissonSampler, Schedule
+
+# No gradient at images is nearly as long, so that the factors of such a clip are exactly 1.
+UNREACHED = 2.0**100
+
+
+@dataclass(frozen=True)
+class UnprotectedPlan:
+    """The rounds of a `PrivacyPlan` with neither clip nor noise; ε = ∞.
+
+    For ceilings on public data only. A node answers it only where its owner's settings say so,
+    which no policy can, and no message.
+
+    Guarantees:
+        - What is released is what was computed, without noise and unclipped.
+        - ε is infinite from the first round on.
+        - It is never taken for a plan that protects, nor one that protects for it.
+
+    Args:
+        rate: q in (0, 1], probability with which a record enters a round's batch.
+        rounds: T ≥ 1.
+        kind: ``"record"`` (contributions of records are summed) or ``"batch"`` (the gradient of
+            the whole batch): what would be clipped.
+        schedule: `JointSchedule` or `ClassSchedule`.
+        capacity: B ≥ 1: at most B sampled records take part; None: all of them.
+        nominal_records: N ≥ 1, public: no client takes part with more records; None: any.
+
+    Raises:
+        PrivacyError: If a value is out of range.
+    """
+
+    rate: float
+    rounds: int
+    kind: str
+    schedule: Schedule
+    capacity: int | None = None
+    nominal_records: int | None = None
+
+    noise_std: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", checks.probability("rate", self.rate))
+        object.__setattr__(self, "rounds", checks.count("rounds", self.rounds))
+        if self.kind not in CLIPS:
+            raise PrivacyError(f"kind is {' or '.join(CLIPS)}, received {self.kind!r}.")
+        if not isinstance(self.schedule, Schedule):
+            raise PrivacyError(
+                f"schedule must be a JointSchedule or a ClassSchedule, received {self.schedule!r}."
+            )
+        for name in ("capacity", "nominal_records"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, checks.count(name, value))
+
+    @property
+    def clip(self) -> Clip:
+        """The clip of this kind with a bound that nothing reaches."""
+        return CLIPS[self.kind](UNREACHED)
+
+    @property
+    def sampler(self) -> PoissonSampler:
+        """The sampler of a round's batch."""
+        return PoissonSampler(self.rate)
+
+    @property
+    def uses(self) -> int:
+        """In how many of the T rounds one record may take part."""
+        return self.schedule.uses(self.rounds)
+
+    def epsilon(self, accountant: str = "pld") -> float:
+        """∞, whatever the accountant."""
+        return math.inf
+
+    def epsilon_after(self, rounds: int, accountant: str = "pld") -> float:
+        """∞ after any round; 0 before the first."""
+        return math.inf if checks.count("rounds", rounds, minimum=0) else 0.0
+
+    def with_noise(self, variance: float) -> UnprotectedPlan:
+        """The same plan: there is no noise to scale."""
+        return self
+
+    def release(self, total: torch.Tensor, stream: Stream) -> torch.Tensor:
+        """`total` itself, as float32."""
+        return total.to(torch.float32)
+
+    def release_each(self, totals: torch.Tensor, streams: Sequence[Stream]) -> torch.Tensor:
+        """The totals of several clients themselves, as float32."""
+        return totals.to(torch.float32)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON-able values; `plan_from_dict` gives the same plan back."""
+        return {
+            "unprotected": True,
+            "rate": self.rate,
+            "rounds": self.rounds,
+            "kind": self.kind,
+            "schedule": {"name": self.schedule.name, "classes": self.schedule.classes},
+            "capacity": self.capacity,
+            "nominal_records": self.nominal_records,
+        }
+
+
+CentralPlan = PrivacyPlan | UnprotectedPlan
+
+
+def plan_from_dict(values: Mapping[str, Any]) -> CentralPlan:
+    """The plan written by either `to_dict`.
+
+    Raises:
+        PrivacyError: for a missing or unknown entry, or one out of range.
+    """
+    if "unprotected" not in values:
+        return PrivacyPlan.from_dict(values)
+    try:
+        schedule = values["schedule"]
+        by_class = {JointSchedule.name: False, ClassSchedule.name: True}[schedule["name"]]
+        return UnprotectedPlan(
+            rate=values["rate"],
+            rounds=values["rounds"],
+            kind=values["kind"],
+            schedule=ClassSchedule(schedule["classes"]) if by_class else JointSchedule(),
+            capacity=values["capacity"],
+            nominal_records=values["nominal_records"],
+        )
+    except (KeyError, TypeError) as error:
+        raise PrivacyError(
+            f"the plan's entry {error} is missing or unknown: use UnprotectedPlan.to_dict."
+        ) from None

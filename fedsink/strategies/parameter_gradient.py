@@ -1,0 +1,155 @@
+"""Central mode, ablation: noise on the gradient of the weights instead of the images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedsink.errors import ClientError
+from fedsink.models import Generator
+from fedsink.models.pullback import flat_weights
+from fedsink.privacy import BatchClip, RecordClip
+from fedsink.privacy.unprotected import UNREACHED
+from fedsink.protocol.exchange import Broadcast, Exchange
+from fedsink.protocol.parameters import ParameterReply, ParameterRequest, architecture_of
+from fedsink.strategies.block import Block, Labels
+from fedsink.strategies.dp_sinkhorn import DPSinkhorn
+from fedsink.strategies.parameter_gradient_settings import ParameterGradientSettings
+from fedsink.strategies.self_term import HistoryField, Label, self_term
+from fedsink.transport.record_pullback import clipped_pullback
+
+
+class ParameterGradient(DPSinkhorn):
+    """Send the generator, collect the clients' noised gradients of its weights, step it.
+
+    The ablation "parameter-gradient perturbation" of Cao et al. 2021 (Table 2): rows, loss,
+    schedule, accounting and optimiser are those of `DPSinkhorn`; the mechanism is applied one
+    step of the chain rule later, to JᵀG in P coordinates instead of G in n·D.
+
+    With `clip=batch` everything that the loss says, the self term's extra rows included, is
+    inside the clip. With `clip=record` the server's own field is clipped point by point in the
+    coordinates of the weights, like the clients', so that both cancel where generated and private
+    points have one distribution.
+
+    Args:
+        settings: public parameters.
+        generator: trained in place.
+        key: keys the server's latents (not secret).
+
+    Raises:
+        ModelError: the generator has a state beside its parameters.
+    """
+
+    def __init__(
+        self, settings: ParameterGradientSettings, generator: Generator, key: bytes
+    ) -> None:
+        super().__init__(settings, generator, key)
+        self._architecture = architecture_of(generator)
+        if isinstance(settings.plan.clip, BatchClip):
+            # Extra rows are clipped with the others, in the weights; nothing before.
+            unclipped = BatchClip(UNREACHED)
+            self.self_term = self_term(settings.self_term, settings.objective, unclipped)
+        self._requests: dict[Labels, ParameterRequest] = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Generate this round's rows and ask every client for its gradient of the weights."""
+        self._requests = {}
+        super().configure_train(server_round, arrays, config, grid)
+        return Exchange("train.parameters", str(server_round), list(self._asked.values()))
+
+    def _broadcast(self, labels: Labels, nodes: dict[int, int]) -> Broadcast:
+        ((block,), (label,)) = self._blocks, labels
+        request = self._request(block, label, self.settings.sharers(next(iter(nodes))))
+        self._requests[labels] = request
+        return Broadcast(request.to_record(), nodes, (len(request.weights),))
+
+    def _request(self, block: Block, label: Label, share: int) -> ParameterRequest:
+        mine = block.about(label)
+        generator = self.trainer.generator
+        z, labels, _ = self._latents("train", block.round, [group.label for group in block.groups])
+        places = torch.arange(len(labels))
+        seen = [places[group.rows][: len(group.row_labels)] for group in mine]
+        unseen = [places[group.rows][len(group.row_labels) :] for group in mine]
+        gradients = [group.part.outside[len(group.row_labels) :] for group in mine]
+        if generator.uses_batch_statistics:  # every row of the batch shapes these
+            others = [group for group in block.groups if group not in mine]
+            unseen += [places[group.rows] for group in others]
+            gradients += [torch.zeros_like(block.coordinates[group.rows]) for group in others]
+        rest = torch.cat(unseen)
+        return ParameterRequest(
+            block.request(label, self.settings, share),
+            self._architecture,
+            flat_weights(generator).detach().cpu(),
+            z.cpu()[torch.cat([*seen, rest])],
+            labels[rest],
+            torch.cat(gradients).to(torch.float32),
+        )
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the replies per class, add the self term, take one optimiser step."""
+        if not self._requests:
+            raise ClientError(f"Replies for round {server_round} came before its request.")
+        (block,) = self._blocks
+        sums = self._sums(replies, f"computing gradients in round {block.round}")
+        per_record = isinstance(self.settings.plan.clip, RecordClip)
+        scale = self.settings.nominal_batch if per_record else 1.0
+        gradient = torch.zeros(len(next(iter(self._requests.values())).weights)).double()
+        energy = noise = 0.0
+        for labels, one in sums.items():
+            mean = one.total / one.clients
+            energy += float(mean.square().sum())
+            noise += len(mean) * self.settings.mean_noise_variance / one.clients
+            gradient += mean / scale
+            if per_record:
+                gradient += self._own_field(self._requests[labels], labels, block)
+        self.trainer.step(flat_weights(self.trainer.generator), gradient, server_round)
+        for group in block.groups:
+            self.self_term.remember(block.seen(group), group.label)
+        self.round = block.round
+        metrics = {"loss": float(gradient.norm())}
+        if noise > 0.0:
+            metrics["signal_to_noise"] = max(0.0, energy / noise - 1.0) ** 0.5
+        return None, MetricRecord({**metrics})
+
+    def _own_field(
+        self, request: ParameterRequest, labels: Sequence[Label], block: Block
+    ) -> Tensor:
+        """−(1/|S|) Σ_s clip(Jᵀg_s, Δ) over each group's remembered rows s, (P,) float64."""
+        if not isinstance(self.self_term, HistoryField):
+            raise TypeError("clip=record has a self term of remembered rows.")
+        asked, groups = request.gradient, [group.label for group in block.about(labels[0])]
+        past = self.self_term.past(groups)
+        pull = request.pullback()
+        total = clipped_pullback(
+            asked.rows,
+            past.flatten(0, 1),
+            asked.potentials,
+            asked.objective.lam,
+            asked.plan.clip.bound,
+            lambda gradient: pull(request.padded(gradient)),
+            asked.row_labels.unsqueeze(-1) == torch.tensor(groups).repeat_interleave(past.shape[1]),
+        )
+        return -total / past.shape[1]
+
+    def _checked(
+        self, client: int, record: RecordDict, asked: str, expected: tuple[int, ...]
+    ) -> Tensor:
+        """The gradient of one client, if it is finite and of the weights that it was sent."""
+        try:
+            gradient = ParameterReply.from_record(record).gradient
+        except ValueError as error:
+            raise ClientError(f"While {asked}, client {client} answered: {error}") from error
+        if tuple(gradient.shape) != expected or not bool(gradient.isfinite().all()):
+            raise ClientError(
+                f"While {asked}, client {client} answered with a gradient of shape "
+                f"{tuple(gradient.shape)}; expected finite values of shape {expected}."
+            )
+        return gradient

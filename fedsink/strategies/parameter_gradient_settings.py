@@ -1,0 +1,21 @@
+"""Everything about a run with noise on the gradient of the generator's weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsink.errors import ConfigError
+from fedsink.strategies.dp_sinkhorn_settings import DPSinkhornSettings
+
+
+@dataclass(frozen=True)
+class ParameterGradientSettings(DPSinkhornSettings):
+    """A DP-Sinkhorn run whose clip bound Δ and noise are in units of the weights' gradient."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.uses_per_message > 1:
+            raise ConfigError(
+                "strategy=parameter_gradient sends one generator a message: "
+                f"strategy.uses_per_message is 1, not {self.uses_per_message}."
+            )

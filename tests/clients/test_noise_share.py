@@ -1,0 +1,182 @@
+"""Replies that hold a share of the noise: by themselves, added up, judged and charged."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fedsink.clients.charges import central_charge
+from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.node import Node, close_nodes
+from fedsink.clients.policy import PolicyRefusedError
+from fedsink.clients.settings import NodeSettings
+from fedsink.errors import BudgetError, ReleaseRefusedError
+from fedsink.privacy.ledger.events import event_from_json
+from fedsink.protocol import GradientRequest
+from fedsink.protocol.gradient import pack_requests
+from fedsink.protocol.records import digest
+
+Make = Callable[..., GradientRequest]
+CLIENTS, ROWS = 12, 1500
+
+
+def p_value(noise: Tensor, std: float) -> float:
+    """That this is noise of this standard deviation."""
+    return float(stats.kstest(noise.flatten().numpy(), "norm", args=(0.0, std)).pvalue)
+
+
+def one_by_one(settings: NodeSettings, request: GradientRequest, cohort: list[int]) -> Tensor:
+    message = digest(pack_requests([request]))
+    return torch.stack([Node(settings, k).gradient(request, message).gradient for k in cohort])
+
+
+@pytest.fixture
+def many(settings: NodeSettings) -> NodeSettings:
+    return replace(settings, clients=CLIENTS)
+
+
+@pytest.fixture
+def noise_alone(make_request: Make) -> Make:
+    """Requests that sample nobody and have no self term: a reply is its noise."""
+
+    def make(share: int, **more: object) -> GradientRequest:
+        rows = torch.zeros(ROWS, 4)
+        request = make_request(rate=1e-12, sigma=1.5, rows=rows, **more)
+        return replace(request, share=share, self_gradient=torch.zeros_like(rows))
+
+    return make
+
+
+@pytest.mark.parametrize("clip", ["record", "batch"])
+@pytest.mark.parametrize("schedule", ["joint", "class"])
+def test_a_reply_holds_its_share_and_the_cohorts_sum_the_plans_noise(
+    many: NodeSettings, noise_alone: Make, clip: str, schedule: str
+) -> None:
+    label = None if schedule == "joint" else 2
+    cohort = [k for k in range(CLIENTS) if label is None or (k + 1) % 3 == label]
+    m = len(cohort)
+    request = noise_alone(m, clip=clip, schedule=schedule, label=label)
+    std = 1.5 * (1.0 if clip == "batch" else 0.5)  # σS with Δ = 0.5
+    assert request.plan.noise_std == std
+    replies = one_by_one(many, request, cohort)
+    for noise, expected in ((replies, std / m**0.5), (replies.double().sum(0), std)):
+        assert p_value(noise, expected) > 1e-6
+        assert p_value(noise, 2 / 3 * expected) < 1e-12
+        assert p_value(noise, 3 / 2 * expected) < 1e-12
+    # Shares are independent, or the sum would have another variance in other cohorts.
+    correlations = torch.corrcoef(replies.flatten(1)) - torch.eye(m)
+    assert float(correlations.abs().amax()) < 6 / (4 * ROWS) ** 0.5
+
+
+def test_tolerated_dropouts_leave_the_sum_of_the_others_with_the_plans_noise(
+    many: NodeSettings, noise_alone: Make
+) -> None:
+    request = noise_alone(CLIENTS - 6, clip="record")
+    replies = one_by_one(many, request, list(range(CLIENTS))).double()
+    std = request.plan.noise_std
+    assert p_value(replies[6:].sum(0), std) > 1e-6
+    assert p_value(replies[:-6].sum(0), std) > 1e-6
+    assert p_value(replies.sum(0), std * 2**0.5) > 1e-6
+    assert p_value(replies.sum(0), std) < 1e-12
+
+
+@pytest.mark.parametrize("capacity", [None, 40])
+@pytest.mark.parametrize("clip", ["record", "batch"])
+def test_many_clients_at_once_add_the_same_shares(
+    many: NodeSettings, make_request: Make, clip: str, capacity: int | None
+) -> None:
+    request = replace(make_request(clip=clip, bound=3.0, rate=0.5), share=CLIENTS)
+    if capacity is not None:
+        plan = replace(request.plan, capacity=capacity, nominal_records=61)
+        request = replace(request, plan=plan)
+    expected = one_by_one(many, request, list(range(CLIENTS)))
+    found = list(NodeCohort(many).answers(pack_requests([request]), range(CLIENTS)))
+    replies = torch.cat([answers.replies for answers in found]).squeeze(1)
+    torch.testing.assert_close(replies, expected, rtol=0, atol=1e-4)
+    whole = one_by_one(many, replace(request, share=1), list(range(CLIENTS)))
+    assert not torch.allclose(whole, expected, atol=0.1)
+
+
+def test_noise_cannot_be_spread_over_more_clients_than_answer(
+    many: NodeSettings, make_request: Make
+) -> None:
+    """Else a server would divide it away: the node counts its cohort by its owner's settings."""
+    for schedule, label, cohort in (("joint", None, 12), ("class", 1, 4)):
+        request = make_request(schedule=schedule, label=label)
+        node = Node(many, 0)
+        node.gradient(replace(request, share=cohort), b"1")
+        told = rf"over {cohort + 1} clients, .* are {cohort}"
+        with pytest.raises(ReleaseRefusedError, match=told):
+            node.gradient(replace(request, share=cohort + 1), b"2")
+
+
+def test_what_is_charged_is_the_reply_alone_unless_the_aggregation_is_trusted(
+    make_request: Make,
+) -> None:
+    plan = make_request(clip="record", rate=0.3, sigma=2.0).plan
+    whole, alone, trusted = (
+        central_charge(plan),
+        central_charge(plan, 4),
+        central_charge(plan, 4, trusted=True),
+    )
+    weaker = replace(plan, noise_multiplier=1.0)  # 2/√4
+    assert (alone.event, alone.use) == (weaker.event, weaker.event.event)
+    assert alone.epsilon() == weaker.epsilon() > 2 * whole.epsilon()
+    assert (trusted.event, trusted.use) == (whole.event, whole.use)
+    assert trusted.epsilon() == whole.epsilon()
+    # No two of them are one plan of one run, and whole noise reads as it always did.
+    assert len({whole.plan_json, alone.plan_json, trusted.plan_json}) == 3
+    assert "share" not in whole.plan_json
+
+
+def _policy(policy_file: Callable[..., Path], epsilon: float, word: str) -> NodeSettings:
+    path = policy_file(epsilon=epsilon)
+    if word:
+        path.write_text(f'{path.read_text()}secure_aggregation = "{word}"\n')
+    return NodeSettings.from_policy(path, clients=9)
+
+
+def test_a_real_node_refuses_a_share_and_charges_it_as_its_owner_says(
+    policy_file: Callable[..., Path], make_request: Make
+) -> None:
+    request = make_request(clip="record", rate=0.3, sigma=3.0)
+    request = replace(request, share=9)
+    sum_costs = request.plan.epsilon()
+    alone_costs = request.own_plan.epsilon()
+    assert alone_costs > 3 * sum_costs
+    between = (sum_costs + alone_costs) / 2
+    with pytest.raises(PolicyRefusedError, match=r"refuses by allow.secure_aggregation: .* 9 cli"):
+        Node(_policy(policy_file, 1e6, ""), 0).gradient(request, b"1")
+    close_nodes()
+    with pytest.raises(PolicyRefusedError, match=r"refuses by allow.secure_aggregation"):
+        Node(_policy(policy_file, 1e6, "refused"), 0).gradient(request, b"1")
+    close_nodes()
+    with pytest.raises(BudgetError, match=rf"The plan costs ε = {alone_costs:.4g}"):
+        Node(_policy(policy_file, between, "untrusted"), 0).gradient(request, b"1")
+    close_nodes()
+    settings = _policy(policy_file, between, "trusted")
+    assert Node(settings, 0).gradient(request, b"1").gradient.shape == (6, 4)
+    # The same run cannot go on with another share of the noise.
+    for other in (1, 3):
+        with pytest.raises(ReleaseRefusedError, match="reserved for another plan"):
+            Node(settings, 0).gradient(replace(request, share=other, round=2), b"2")
+
+
+def test_a_node_without_a_policy_charges_what_it_can_prove(
+    secret: NodeSettings, make_request: Make
+) -> None:
+    request = replace(make_request(clip="record", sigma=2.0), share=3)
+    Node(secret, 0).gradient(request, b"1")
+    assert secret.ledger is not None
+    with sqlite3.connect(secret.ledger) as database:
+        ((plan, use),) = database.execute("SELECT plan, use FROM reservations").fetchall()
+    assert event_from_json(use).event.noise_multiplier == pytest.approx(2.0 / 3**0.5)
+    assert (json.loads(plan)["noise_multiplier"], json.loads(plan)["share"]) == (2.0, 3)

@@ -1,0 +1,74 @@
+"""Plans without clip and noise: who answers them, and with what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.node import Node
+from fedsink.clients.policy import Policy, PolicyRefusedError
+from fedsink.clients.settings import NodeSettings
+from fedsink.errors import PrivacyError, ReleaseRefusedError
+from fedsink.privacy import JointSchedule, UnprotectedPlan
+from fedsink.protocol import GradientRequest
+from fedsink.protocol.errors import REFUSED
+from fedsink.protocol.gradient import pack_requests, unpack_requests
+from fedsink.transport import Mixed, transport_gradient
+
+Make = Callable[..., GradientRequest]
+BATCH = UnprotectedPlan(1.0, 50, "batch", JointSchedule())
+
+
+@pytest.fixture
+def request_without_noise(make_request: Make) -> GradientRequest:
+    request = replace(make_request(), plan=BATCH)
+    return unpack_requests(pack_requests([request]))[0]  # as a message brings it
+
+
+def test_a_message_cannot_switch_clip_and_noise_off(
+    settings: NodeSettings, secret: NodeSettings, request_without_noise: GradientRequest
+) -> None:
+    for node in (Node(settings, 0), Node(secret, 0)):
+        with pytest.raises(ReleaseRefusedError, match="cannot switch clip and noise off"):
+            node.gradient(request_without_noise, b"d")
+        assert "shard" not in vars(node)  # refused before any record was read
+    (answers,) = NodeCohort(settings).answers(pack_requests([request_without_noise]), [0, 1])
+    assert answers.failures == {0: REFUSED, 1: REFUSED}
+
+
+def test_a_policy_always_refuses(
+    policy_file: Callable[..., Path], request_without_noise: GradientRequest
+) -> None:
+    path = policy_file()
+    policy = Policy.load(path)
+    with pytest.raises(PolicyRefusedError, match="no noise and no clip"):
+        policy.check_gradient([request_without_noise])
+    under = NodeSettings.from_policy(path)
+    with pytest.raises(PolicyRefusedError):
+        Node(under, 0).gradient(request_without_noise, b"d")
+    with pytest.raises(PrivacyError, match="never answers without protection"):
+        replace(under, unprotected=True)
+
+
+def test_where_the_owner_says_so_the_gradient_is_the_plain_one(
+    settings: NodeSettings, secret: NodeSettings, request_without_noise: GradientRequest
+) -> None:
+    """No ledger is charged: the same request may be answered twice."""
+    for owner in (settings, secret):
+        node = Node(replace(owner, unprotected=True), 0)
+        reply = node.gradient(request_without_noise, b"d").gradient
+        assert torch.equal(node.gradient(request_without_noise, b"d").gradient, reply)
+        rows, objective = request_without_noise.rows, request_without_noise.objective
+        records = node.shard.coordinates(request_without_noise.view)
+        classes = torch.nn.functional.one_hot(node.shard.labels, 3) * objective.label_weight
+        own = torch.nn.functional.one_hot(request_without_noise.row_labels, 3)
+        x = torch.cat([rows, own * objective.label_weight], 1)
+        y = torch.cat([records, classes.to(records)], 1)
+        found = transport_gradient(x, y, Mixed(0.0), objective.lam).gradient[:, : rows.shape[1]]
+        torch.testing.assert_close(reply, 2.0 * found + request_without_noise.self_gradient)
+        assert float(reply.norm()) > 1.0  # more than any clip of these tests lets through

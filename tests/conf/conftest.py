@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+import fedsink.conf
+
+CONF = Path(str(fedsink.conf.__file__)).parent
+FOLDER = CONF / "experiment"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def root(name: str, folder: str = "/nowhere") -> list[str]:
+    """The override without which an experiment on data that nobody downloads cannot compose."""
+    return [f"data.root={folder}"] if "celeba" in name else []
+
+
+def scales(name: str) -> set[str]:
+    """The scales of an experiment's file and of what it builds on."""
+    content = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    found = set(content.get("scales") or ())
+    for entry in content.get("defaults", ()):
+        if isinstance(entry, str) and entry.startswith("/published/"):
+            found |= set(yaml.safe_load((CONF / f"{entry[1:]}.yaml").read_text())["scales"])
+    return found

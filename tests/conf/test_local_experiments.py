@@ -1,0 +1,61 @@
+"""The rows of Reshetova, Chen, Özgür (2024): their f, their noise, the true ε."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedsink.server.compose import compose_config
+from fedsink.simulation.configure import configure
+from fedsink.simulation.identity_of_run import RunIdentity
+from fedsink.strategies import PrivatizeOnceSettings
+from fedsink.strategies.privatize_once_settings import LOSSES
+
+
+def settings(name: str, folder: Path, *more: str) -> PrivatizeOnceSettings:
+    config = compose_config([f"experiment={name}", *more])
+    strategy = configure(config, folder / "run", RunIdentity.fresh(0)).server.strategy
+    assert isinstance(strategy, PrivatizeOnceSettings)
+    return strategy
+
+
+@pytest.mark.parametrize(
+    ("name", "f", "epsilon", "sigma"),
+    [
+        # mathematics.md §3, corrections 2 to 5
+        ("reshetova_mnist_laplace196", "pixel_range", 196.0, 8.0),
+        ("reshetova_mnist_laplace35", "l1_ball", 35.0, 8.0),
+        ("reshetova_mnist_laplace25", "l1_ball", 25.0, 11.2),
+        ("reshetova_mnist_gaussian35", "l2_ball", 35.0, 7.247),
+        ("reshetova_mnist_gaussian30", "l2_ball", 30.0, 8.065),
+        ("reshetova_mnist_gaussian25", "l2_ball", 25.0, 9.174),
+        ("reshetova_fashion_laplace224", "pixel_range", 224.0, 7.0),
+        ("reshetova_fashion_laplace196", "pixel_range", 196.0, 8.0),
+        ("half_circle_laplace", "point_ball", 5.86, 0.483),
+        ("half_circle_gaussian", "point_ball", 6.55, 1.276),
+    ],
+)
+def test_the_rows_are_the_papers_noise_at_its_true_epsilon(
+    name: str, f: str, epsilon: float, sigma: float, tmp_path: Path
+) -> None:
+    row = settings(name, tmp_path)
+    plan = row.plan
+    assert plan.map.name == f
+    assert plan.total_epsilon == pytest.approx(epsilon, rel=1e-3)
+    assert plan.image_mechanism.scale == pytest.approx(sigma, rel=1e-3)
+    assert plan.delta == (1e-4 if "gaussian" in name else 0.0)
+    assert plan.label_mechanism is None
+    assert row.matched
+    assert row.finite_batch_factor == 1.0
+    assert row.effective_lam == plan.matched_cost.lam
+
+
+@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "matched"])
+def test_every_comparison_is_the_same_row_with_another_loss(loss: str, tmp_path: Path) -> None:
+    matched = settings("reshetova_mnist_gaussian35", tmp_path)
+    other = settings("reshetova_mnist_gaussian35", tmp_path, f"strategy.loss={loss}")
+    assert other.loss == loss
+    assert not other.matched
+    assert other.plan == matched.plan
+    assert (other.rounds, other.batch) == (matched.rounds, matched.batch)

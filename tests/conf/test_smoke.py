@@ -1,0 +1,38 @@
+"""Every named experiment with a smallest scale runs to its end at it, in seconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsink.clients.node import close_nodes
+from fedsink.data import sources
+from fedsink.server.compose import compose_config
+from fedsink.simulation.simulate import start
+
+from .conftest import NAMES, root, scales
+
+EMBEDDED = ("digits", "half_circle")  # data that no file holds
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    yield
+    close_nodes()
+    sources.load.cache_clear()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "smoke" in scales(name)])
+def test_it_runs_to_the_end(name: str, tiny_data: Path, tmp_path: Path) -> None:
+    overrides = [f"experiment={name}", "scale=smoke", "engine=local", *root(name)]
+    config = compose_config([*overrides, "report.pictures=0"])
+    if config["data"]["name"] not in EMBEDDED:
+        config["data"]["root"] = str(tiny_data)
+    folder = start(config, tmp_path / "run")
+    assert json.loads((folder / "metrics.json").read_text())["rounds"] > 0
+    assert (folder / "generator.safetensors").exists()
+    assert (folder / "privacy.json").exists()

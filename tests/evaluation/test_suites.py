@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from fedsink.errors import ConfigError, DataError
+from fedsink.evaluation import evaluate
+from fedsink.evaluation.classic import classic_trainers
+from fedsink.evaluation.memorisation import memorisation
+
+from .data import blobs
+
+pytestmark = pytest.mark.usefixtures("few_epochs")
+
+CLASSES = 3
+TRAIN, TEST = blobs(120, 1, side=6), blobs(60, 2, side=6)
+QUALITY = [
+    "inception_score",
+    "classifier_frechet_distance",
+    "precision",
+    "recall",
+    "density",
+    "coverage",
+    "sliced_w2",
+    "label_consistency",
+    "within_class_variance",
+    "memorisation/excess",
+    "memorisation/z",
+    "memorisation/training_distance",
+    "memorisation/held_out_distance",
+]
+PAPER = ["accuracy/logreg", "accuracy/mlp", "accuracy/cnn", "accuracy/nearest_class_mean"]
+
+
+def draw(n, seed):
+    return blobs(n, 100 + seed, side=6)
+
+
+def run(suite, source=draw, **more):
+    options = {"classes": CLASSES, "n": 90, "runs": 2, "threads": 1} | more
+    return evaluate(suite, source, TRAIN, TEST, **options)
+
+
+@pytest.fixture(scope="module")
+def full(few_epochs):
+    return run("full")
+
+
+def test_full_measures_everything_with_ceiling_floor_size_seeds_and_spread(full):
+    others = [f"accuracy/{name}" for name in classic_trainers()]
+    ratios = [f"calibrated/{name[9:]}" for name in [*PAPER[:3], *others]]
+    means = ["accuracy/mean", "calibrated/mean"]
+    assert list(full.figures) == [*PAPER, *others, *ratios, *means, *QUALITY]
+    assert full.seeds == (0, 1)
+    for name, figure in full.figures.items():
+        for spread in (figure.synthetic, figure.real, figure.class_means):
+            assert spread is not None, name
+            assert len(spread.values) == 2
+            assert spread.sd is not None
+            assert spread.size >= 30
+    assert (full.train_images, full.test_images) == (120, 60)
+    assert full.label_histogram == [30, 30, 30]
+
+
+def test_what_cannot_be_measured_is_named_with_the_reason(full):
+    assert full.left_out["fid"] == "60 images do not determine a covariance of 2048 features"
+    if "xgboost" not in classic_trainers():
+        assert "pip install xgboost" in full.left_out["accuracy/xgboost"]
+    assert all(
+        f"{name} was left out: {why}." in full.table() for name, why in full.left_out.items()
+    )
+
+
+def test_a_generator_of_the_real_law_stands_with_real_data_and_above_class_means(full):
+    figures = full.figures
+    for name in ("density", "coverage", "recall", "within_class_variance"):
+        assert figures[name].synthetic.mean == pytest.approx(figures[name].real.mean, abs=0.25)
+    assert figures["recall"].class_means.mean == 0
+    assert figures["within_class_variance"].class_means.mean == pytest.approx(0, abs=1e-9)
+    assert figures["classifier_frechet_distance"].synthetic.mean < (
+        figures["classifier_frechet_distance"].class_means.mean
+    )
+    assert abs(figures["memorisation/z"].synthetic.mean) < 4
+    assert figures["label_consistency"].synthetic.mean > 0.95
+    assert 1 < figures["inception_score"].synthetic.mean <= CLASSES
+
+
+def test_the_record_is_json_and_repeats_the_means_under_the_keys_of_fast(full):
+    record = json.loads(json.dumps(full.to_dict()))
+    assert set(record["accuracy"]) == {"logreg", "mlp", "cnn"}
+    assert record["accuracy"]["cnn"] == record["figures"]["accuracy/cnn"]["synthetic"]["mean"]
+    assert set(record["figures"]["density"]) == {"synthetic", "real", "class_means"}
+    assert set(record["figures"]["density"]["real"]) == {"mean", "sd", "values", "size"}
+
+
+def test_the_table_has_a_row_per_figure(full):
+    lines = full.table().splitlines()
+    assert lines[0].split() == ["figure", "synthetic", "real", "data", "class", "means", "images"]
+    assert [line.split()[0] for line in lines[2 : 2 + len(full.figures)]] == list(full.figures)
+    assert "over 2 runs, seeds 0 to 1" in full.table()
+
+
+def test_paper_is_three_classifiers_and_the_nearest_mean_and_repeats_itself():
+    first = run("paper", n=30, runs=1, seed=3)
+    assert list(first.figures) == PAPER
+    assert first.seeds == (3,)
+    again = run("paper", n=30, runs=1, seed=3)
+    assert again.to_dict() == first.to_dict()
+
+
+def test_the_order_of_test_images_is_all_that_scores_share_with_the_test_set(full):
+    """Another test set changes scores and distances; what was fitted stays: so do class counts."""
+    other = evaluate(
+        "full",
+        draw,
+        TRAIN,
+        blobs(60, 9, side=6),
+        classes=CLASSES,
+        n=90,
+        runs=2,
+        threads=1,
+        reference=False,
+    )
+    assert other.label_histogram == full.label_histogram
+    same, changed = "label_consistency", "sliced_w2"
+    # Judged by the classifier of the real training half: no test image took part.
+    assert other.figures[same].synthetic == full.figures[same].synthetic
+    assert other.figures["within_class_variance"].synthetic == (
+        full.figures["within_class_variance"].synthetic
+    )
+    assert other.figures["inception_score"].synthetic == full.figures["inception_score"].synthetic
+    assert other.figures[changed].synthetic != full.figures[changed].synthetic
+    assert other.figures[same].real is None
+
+
+def test_a_generator_that_copies_the_training_set_is_seen_in_the_suite():
+    found = evaluate(
+        "full",
+        lambda n, seed: (TRAIN[0][:n], TRAIN[1][:n]),
+        TRAIN,
+        TEST,
+        classes=CLASSES,
+        n=60,
+        runs=1,
+        threads=1,
+        reference=False,
+        conditional=False,
+    )
+    assert found.figures["memorisation/excess"].synthetic.mean == pytest.approx(1)
+    assert found.figures["memorisation/z"].synthetic.mean > 4
+    assert found.figures["memorisation/training_distance"].synthetic.mean == 0
+
+
+def test_memorisation_compares_with_all_training_images_and_halves_for_the_real_column(full):
+    expected = memorisation(draw(60, 1)[0], TRAIN[0], TEST[0], seed=1)
+    assert full.figures["memorisation/z"].synthetic.values[1] == pytest.approx(expected["z"])
+    assert full.figures["memorisation/z"].real.size == 30
+
+
+def test_an_unconditional_generator_has_no_label_figures():
+    zeros = lambda n, seed: (draw(n, seed)[0], torch.zeros(n, dtype=torch.int64))  # noqa: E731
+    found = run("full", zeros, runs=1, conditional=False, reference=False)
+    assert set(found.figures) == set(QUALITY) - {"label_consistency", "within_class_variance"}
+    assert set(found.left_out) == {"accuracy", "label_consistency", "within_class_variance", "fid"}
+    assert "accuracy" not in found.to_dict()
+    with pytest.raises(ConfigError, match=r"unconditional and draws no labels; choose suite=full"):
+        run("paper", conditional=False)
+
+
+@pytest.mark.parametrize(
+    ("suite", "more", "error", "message"),
+    [
+        ("fast", {}, ConfigError, "suite=fast is unknown; choose paper or full"),
+        ("paper", {"runs": 0}, ValueError, "runs must be at least 1; received 0"),
+        ("paper", {"n": 5}, DataError, "at least 10 synthetic images; received 5"),
+    ],
+)
+def test_refusals(suite, more, error, message):
+    with pytest.raises(error, match=message):
+        run(suite, **more)
+
+
+def test_the_wrong_split_is_refused_before_anything_is_fitted():
+    def refuse(n, seed):
+        raise AssertionError("drawn")
+
+    with pytest.raises(DataError, match="60 of the 60 real training images are images of the test"):
+        evaluate("paper", refuse, TEST, TEST, classes=CLASSES, n=60)
+    with pytest.raises(DataError, match="60 of the 60 synthetic images are images of the test set"):
+        evaluate("paper", lambda n, seed: TEST, TRAIN, TEST, classes=CLASSES, n=60)

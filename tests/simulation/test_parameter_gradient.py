@@ -1,0 +1,79 @@
+"""`strategy=parameter_gradient` through configuration and engines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedsink.errors import ConfigError
+from fedsink.simulation.simulate import resume, start
+from fedsink.strategies import DPSinkhornSettings, ParameterGradientSettings
+
+from .conftest import Compose, Configure
+
+SMALL = ("strategy=parameter_gradient", "generator.hidden=[8]", "seed=0", "rounds=3")
+
+
+def test_it_is_dp_sinkhorn_with_another_bound(configured: Configure) -> None:
+    """Of the same plan: ε counts uses, and not what is used."""
+    ours = configured(*SMALL, "clip=batch").server.strategy
+    theirs = configured(*SMALL[1:], "clip=batch").server.strategy
+    assert isinstance(ours, ParameterGradientSettings)
+    assert isinstance(theirs, DPSinkhornSettings)
+    assert ours.plan.clip.bound == 1.0
+    assert ours.plan.epsilon() == theirs.plan.epsilon()
+    assert (ours.objective, ours.rows, ours.self_term) == (
+        theirs.objective, theirs.rows, theirs.self_term,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("clip", ["record", "batch"])
+def test_a_run_says_what_was_noised(composed: Compose, tmp_path: Path, clip: str) -> None:
+    folder = start(composed(*SMALL, f"clip={clip}"), tmp_path / "run")
+    stated = json.loads((folder / "privacy.json").read_text())
+    assert stated["mechanism"].endswith("clipped gradients of the generator's weights")
+    assert stated["noise_std"] == pytest.approx(stated["sigma"] * stated["sensitivity"])
+    assert json.loads((folder / "metrics.json").read_text())["rounds"] == 3
+    assert resume(folder) == folder
+
+
+def test_the_fused_engine_refuses_it(composed: Compose, tmp_path: Path) -> None:
+    config = composed(*SMALL, "engine=fused", "capacity=auto")
+    with pytest.raises(ConfigError, match=r"parameter_gradient needs engine=local, ray or flower"):
+        start(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_uses_in_a_message_are_refused(configured: Configure) -> None:
+    with pytest.raises(ConfigError, match=r"strategy\.uses_per_message is 1, not 2"):
+        configured(*SMALL, "strategy.uses_per_message=2")
+
+
+def test_the_experiment_is_the_published_row_with_this_strategy(configured: Configure) -> None:
+    ours = configured("experiment=parameter_gradient_mnist", "scale=paper", small=False).server
+    theirs = configured("experiment=dp_sinkhorn_mnist_m1", "scale=paper", small=False).server
+    assert isinstance(ours.strategy, ParameterGradientSettings)
+    first, second = ours.identity(), theirs.identity()
+    assert first["strategy"].pop("run") != second["strategy"].pop("run")
+    assert first == second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+def test_other_engines_train_the_same_generator(
+    composed: Compose, tmp_path: Path, engine: str
+) -> None:
+    folders = [
+        start(
+            composed(*SMALL, "clients=2", "report.pictures=0", f"engine={name}", small=False),
+            tmp_path / name,
+        )
+        for name in ("local", engine)
+    ]
+    first, second = (load_file(folder / "generator.safetensors") for folder in folders)
+    for name, weights in first.items():
+        torch.testing.assert_close(second[name], weights, rtol=0, atol=1e-6)

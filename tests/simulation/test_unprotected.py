@@ -1,0 +1,102 @@
+"""eps=inf: the same rounds with neither clip nor noise, and a folder that says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedsink.errors import ConfigError, FedsinkError
+from fedsink.privacy import UnprotectedPlan
+from fedsink.simulation.simulate import resume, start
+from fedsink.strategies import DPSinkhornSettings
+
+from .conftest import Compose, Configure
+
+COMMON = ("eps=inf", "seed=3", "clients=2", "rounds=4", "capacity=auto")
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / name).read_text())
+    return content
+
+
+def test_local_and_fused_train_the_same_generator_and_say_that_nothing_is_protected(
+    composed: Compose, tmp_path: Path
+) -> None:
+    folders = [
+        start(composed(*COMMON, f"engine={engine}"), tmp_path / engine)
+        for engine in ("local", "fused")
+    ]
+    local, fused = (load_file(folder / "generator.safetensors") for folder in folders)
+    for name, weights in local.items():
+        torch.testing.assert_close(fused[name], weights, rtol=0, atol=1e-5)
+    for folder in folders:
+        assert read(folder, "privacy.json")["protected"] == "Nothing."
+        assert read(folder, "privacy.json")["epsilon"] is None
+        assert read(folder, "metrics.json")["epsilon"] is None
+        lines = [json.loads(s) for s in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert lines[-1]["round"] == 4
+        assert all(line["epsilon"] is None and "signal_to_noise" not in line for line in lines)
+        assert resume(folder) == folder
+
+
+@pytest.mark.slow
+def test_ray_trains_the_same_generator(composed: Compose, tmp_path: Path) -> None:
+    local, ray = (
+        load_file(start(composed(*COMMON, f"engine={e}"), tmp_path / e) / "generator.safetensors")
+        for e in ("local", "ray")
+    )
+    for name, weights in local.items():
+        torch.testing.assert_close(ray[name], weights, rtol=0, atol=1e-6)
+
+
+def test_secret_draws_need_no_ledger(composed: Compose, tmp_path: Path) -> None:
+    folder = start(composed("eps=inf", "clip=batch", "rounds=2"), tmp_path / "run")
+    assert read(folder, "privacy.json")["clip"] == "none"
+
+
+def test_noise_is_all_that_is_missing(configured: Configure) -> None:
+    """Rate, rounds and schedule are those of the run with noise."""
+    strategies = [configured(*more).server.strategy for more in ((), ("eps=inf",))]
+    assert all(isinstance(s, DPSinkhornSettings) for s in strategies)
+    noised, plain = (s.plan for s in strategies if isinstance(s, DPSinkhornSettings))
+    assert isinstance(plain, UnprotectedPlan)
+    for name in ("rate", "rounds", "schedule", "uses", "capacity"):
+        assert getattr(plain, name) == getattr(noised, name)
+    assert plain.clip.name == noised.clip.name
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("eps=inf", "sigma=1"), r"eps=inf adds no noise, so sigma=1"),
+        (("eps=inf", "mode=ldp"), r"eps=inf belongs to mode=central"),
+        (("eps=inf", "capacity=0"), r"capacity is null, auto or a whole number"),
+        (("eps=inf", "rate=0"), r"rate must lie in"),
+        (("eps=-inf",), r"eps must be a finite number > 0"),
+        (("eps=nan",), r"eps must be a finite number > 0"),
+    ],
+)
+def test_what_makes_no_sense_without_noise_is_refused(
+    configured: Configure, overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(FedsinkError, match=message):
+        configured(*overrides)
+
+
+def test_a_policy_is_refused_before_anything_runs(configured: Configure, tmp_path: Path) -> None:
+    from .test_configure import POLICY
+
+    (tmp_path / "policy.toml").write_text(POLICY)
+    with pytest.raises(ConfigError, match="a policy always refuses it"):
+        configured("eps=inf", f"policy={tmp_path / 'policy.toml'}")
