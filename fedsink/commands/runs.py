@@ -42,8 +42,14 @@ class FinishedRun:
     map: Map | None
     observation: ObservationNoise
 
-    def draw(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Draw n labelled images (n, C, H, W) in [0, 1], as a user would see them, and labels."""
+    def draw(self, n: int, seed: int, *, observed: bool = True) -> tuple[Tensor, Tensor]:
+        """Draw n labelled images (n, C, H, W) in [0, 1], as a user would see them, and labels.
+
+        Args:
+            n: number of images.
+            seed: the same images and labels for the same seed and n.
+            observed: with the run's observation noise.
+        """
         stream = Stream(f"sample|{seed}".encode(), "sample")
         uniform = stream.uniform(n).to(self.prior)
         labels = torch.searchsorted(self.prior.cumsum(0), uniform).clamp(max=len(self.prior) - 1)
@@ -51,7 +57,9 @@ class FinishedRun:
         if self.map is not None:
             with torch.no_grad():
                 images = torch.cat([self.map.render(self.map(part)) for part in images.split(5000)])
-        return self.observation(images, stream.child("observation")), labels
+        if observed:
+            images = self.observation(images, stream.child("observation"))
+        return images, labels
 
 
 def open_run(text: str) -> FinishedRun:

@@ -10,16 +10,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedsink.commands.keys import Parser, parse, whole
+from fedsink.commands.keys import Parser, flag, parse, whole
 from fedsink.commands.runs import open_run
 from fedsink.errors import ConfigError, DataError
 
-HELP = """Usage: fedsink sample run=DIR out=FILE.npz [n=1000] [seed=0]
-       fedsink sample run=DIR out=FOLDER   [n=1000] [seed=0]
+HELP = """Usage: fedsink sample run=DIR out=FILE.npz [n=1000] [seed=0] [observation=true]
+       fedsink sample run=DIR out=FOLDER   [n=1000] [seed=0] [observation=true]
 
 Draws n labelled images from the generator of a finished run. FILE.npz holds x (uint8, N×C×H×W;
 points: float32) and y (int64); a FOLDER gets CLASS/NUMBER.png, one folder per class. Neither may
-exist.
+exist. observation=false leaves out the observation noise that the run's configuration puts on images
+(observation.std), as the pictures in its samples/ do.
 Sampling costs no privacy: the generator is already released."""
 
 
@@ -28,7 +29,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0
-    known: dict[str, Parser] = {"run": str, "out": str, "n": whole(1), "seed": whole(0)}
+    known: dict[str, Parser] = {"run": str, "out": str, "n": whole(1), "seed": whole(0), "observation": flag}
     keys = parse(arguments, known)
     for needed in ("run", "out"):
         if not keys.get(needed):
@@ -37,7 +38,9 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if out.exists():
         raise ConfigError(f"{out} exists already: remove it or give another out=.")
     finished = open_run(keys["run"])
-    images, labels = finished.draw(keys.get("n", 1000), keys.get("seed", 0))
+    images, labels = finished.draw(
+        keys.get("n", 1000), keys.get("seed", 0), observed=keys.get("observation", True)
+    )
     if out.suffix == ".npz":
         _write_npz(out, images, labels)
     elif out.suffix:

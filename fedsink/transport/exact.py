@@ -25,9 +25,7 @@ class AssignmentGradient:
     assignment: Tensor
 
 
-def assignment_gradient(
-    x: Tensor, y: Tensor, cost: Cost, *, extra_cost: Tensor | None = None
-) -> AssignmentGradient:
+def assignment_gradient(x: Tensor, y: Tensor, cost: Cost) -> AssignmentGradient:
     """Return W_{c,0} = min_π 1/n Σ_i C[i, π(i)] over permutations π, and its gradient at x.
 
     With equal weights an optimal plan is a permutation (Birkhoff; Peyré and Cuturi 2019, Prop.
@@ -37,7 +35,6 @@ def assignment_gradient(
         x: points that receive the gradient, (n, d).
         y: points of the other measure, (n, d).
         cost: c.
-        extra_cost: added to C, (n, n), with no gradient at x (see `losses.transport_gradient`).
 
     Raises:
         ValueError: if the numbers of points differ, or a cost is not finite.
@@ -51,8 +48,6 @@ def assignment_gradient(
         )
     with torch.no_grad():
         matrix = cost(x, y)
-        if extra_cost is not None:
-            matrix = matrix + extra_cost
         if not bool(matrix.isfinite().all()):
             raise ValueError("An assignment needs finite costs: the points are not finite.")
         _, columns = linear_sum_assignment(matrix.cpu().numpy())

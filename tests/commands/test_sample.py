@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,10 @@ def sampled(
     run, damaged = finished[1], folder / "damaged"
     shutil.copytree(run, damaged)
     (damaged / "generator.safetensors").write_bytes(b"")
+    noisy = folder / "noisy"
+    shutil.copytree(run, noisy)
+    config = (noisy / "config.yaml").read_text()
+    (noisy / "config.yaml").write_text(re.sub(r"(observation:\s+std:) 0\.0", r"\1 0.1", config))
     unfinished = folder / "unfinished"
     shutil.copytree(run, unfinished)
     (unfinished / "metrics.json").unlink()
@@ -37,6 +42,9 @@ def sampled(
         ["simulate", *SMALL, "data=half_circle", "mode=ldp", "hydra.run.dir=points"],
         ["sample", "run=points", "n=30", "out=points.npz"],
         ["sample", "run=points", "n=30", "out=points_as_pictures"],
+        ["sample", f"run={noisy}", "n=50", "seed=1", "out=noisy.npz"],
+        ["sample", f"run={noisy}", "n=50", "seed=1", "observation=false", "out=clean.npz"],
+        ["sample", f"run={noisy}", "observation=perhaps", "out=x.npz"],
     ]
     return folder, run_many([(folder, line) for line in lines])
 
@@ -61,6 +69,20 @@ def test_the_seed_decides_the_sample(sampled: tuple[Path, list[Outcome]]) -> Non
     for key in ("x", "y"):
         assert np.array_equal(files["one"][key], files["same"][key])
         assert not np.array_equal(files["one"][key], files["other"][key])
+
+
+def test_observation_noise_is_on_what_is_drawn_unless_left_out(
+    sampled: tuple[Path, list[Outcome]],
+) -> None:
+    folder, outcomes = sampled
+    assert [outcome.code for outcome in outcomes[14:]] == [0, 0, 2], outcomes[14:]
+    assert "observation='perhaps'" in outcomes[16].err or "perhaps" in outcomes[16].err
+    one, noisy, clean = (
+        np.load(folder / f"{name}.npz")["x"] / 255.0 for name in ("one", "noisy", "clean")
+    )
+    assert np.array_equal(one, clean)
+    inside = (one > 0.35) & (one < 0.65)  # where the range cuts nothing
+    assert (noisy - one)[inside].std() == pytest.approx(0.1, rel=0.15)
 
 
 def test_a_folder_holds_the_same_images_by_class(sampled: tuple[Path, list[Outcome]]) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fedsink.clients.node import close_nodes
+from fedsink.data import sources
 from fedsink.server.compose import compose_config
 from fedsink.simulation.configure import configure
 from fedsink.simulation.identity_of_run import RunIdentity
+from fedsink.simulation.simulate import start
 from fedsink.strategies import PrivatizeOnceSettings
 from fedsink.strategies.privatize_once_settings import LOSSES
 
@@ -59,3 +64,26 @@ def test_every_comparison_is_the_same_row_with_another_loss(loss: str, tmp_path:
     assert not other.matched
     assert other.plan == matched.plan
     assert (other.rounds, other.batch) == (matched.rounds, matched.batch)
+
+
+@pytest.fixture
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    yield
+    close_nodes()
+    sources.load.cache_clear()
+
+
+@pytest.mark.usefixtures("_fresh")
+@pytest.mark.parametrize("loss", ["denoised", "noisy_w1"])
+def test_a_comparison_runs_to_its_end_and_says_what_it_is(
+    loss: str, tiny_data: Path, tmp_path: Path
+) -> None:
+    config = compose_config(
+        ["experiment=reshetova_mnist_laplace35", "scale=smoke", f"strategy.loss={loss}"]
+    )
+    config["report"]["pictures"] = 0
+    config["data"]["root"] = str(tiny_data)
+    folder = start(config, tmp_path / "run")
+    training = json.loads((folder / "privacy.json").read_text())["training"]
+    assert (training["loss"], training["matched"], training["lam"]) == (loss, False, 0.0)

@@ -65,16 +65,6 @@ def test_regularised_transport_lies_above_it_by_at_most_its_entropy(name: str, l
     assert float(entropic.value) <= exact + lam * math.log(12) + 1e-4
 
 
-def test_the_extra_cost_decides_where_it_is_large() -> None:
-    x, y = clouds(5)
-    wanted = torch.tensor([3, 1, 4, 0, 2])
-    extra = torch.full((5, 5), 1e3, dtype=torch.float64)
-    extra[torch.arange(5), wanted] = 0.0
-    found = assignment_gradient(x, y, cost_named("l1"), extra_cost=extra)
-    assert torch.equal(found.assignment, wanted)
-    assert float(found.value) == pytest.approx(float((x - y[wanted]).abs().sum(1).mean()))
-
-
 def test_clouds_that_have_no_assignment_are_refused() -> None:
     x, y = clouds(5)
     with pytest.raises(ValueError, match=r"same shape \(n, d\), got \(5, 3\) and \(4, 3\)"):
