@@ -19,8 +19,8 @@ HELP = """Usage: fedsink sample run=DIR out=FILE.npz [n=1000] [seed=0] [observat
 
 Draws n labelled images from the generator of a finished run. FILE.npz holds x (uint8, N×C×H×W;
 points: float32) and y (int64); a FOLDER gets CLASS/NUMBER.png, one folder per class. Neither may
-exist. observation=false leaves out the observation noise that the run's configuration puts on images
-(observation.std), as the pictures in its samples/ do.
+exist. observation=false leaves out the observation noise of the run (observation.std), as the
+pictures in its samples/ do.
 Sampling costs no privacy: the generator is already released."""
 
 
@@ -29,7 +29,13 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0
-    known: dict[str, Parser] = {"run": str, "out": str, "n": whole(1), "seed": whole(0), "observation": flag}
+    known: dict[str, Parser] = {
+        "run": str,
+        "out": str,
+        "n": whole(1),
+        "seed": whole(0),
+        "observation": flag,
+    }
     keys = parse(arguments, known)
     for needed in ("run", "out"):
         if not keys.get(needed):
