@@ -1,0 +1,96 @@
+"""How the central mode spends ε: the plan that two of eps, sigma and rounds leave."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from fedsink.errors import ConfigError
+from fedsink.privacy import (
+    CentralPlan,
+    ClassSchedule,
+    JointSchedule,
+    PrivacyPlan,
+    UnprotectedPlan,
+)
+from fedsink.privacy.capacity import capacity_for
+from fedsink.privacy.clipping import CLIPS
+from fedsink.server.values import Config, choice
+
+
+def central_plan(config: Config, classes: int, nominal_records: int) -> CentralPlan:
+    """Two of (eps, sigma, rounds) give the third; what is left out comes from the recipe.
+
+    Args:
+        config: the resolved configuration.
+        classes: public classes; 1 without labels.
+        nominal_records: ⌈N/K⌉, public; bounds a client's batch where there is a capacity.
+
+    Raises:
+        FedsinkError: a value is out of range, or the three contradict one another.
+    """
+    chosen = config["strategy"]
+    clip = CLIPS[choice(config, "clip", *sorted(CLIPS, reverse=True))](chosen["bound"])
+    schedule = choice(chosen, "schedule", "class", "joint", where="strategy.")
+    by_class = schedule == "class" and classes > 1
+    if config["eps"] == math.inf:
+        return _unprotected(
+            config, ClassSchedule(classes) if by_class else JointSchedule(), nominal_records
+        )
+    eps, sigma, rounds = config["eps"], config["sigma"], config["rounds"]
+    if sigma is None:
+        eps = config["recipe"]["eps"] if eps is None else eps
+    if rounds is None and (sigma is None or eps is None):
+        rounds = config["recipe"]["rounds"]
+
+    def solve(capacity: int | None) -> PrivacyPlan:
+        return PrivacyPlan.solve(
+            rate=config["rate"],
+            clip=clip,
+            schedule=ClassSchedule(classes) if by_class else JointSchedule(),
+            delta=config["delta"],
+            eps=eps,
+            sigma=sigma,
+            rounds=rounds,
+            accountant=config["accountant"],
+            adjacency=config["adjacency"],
+            capacity=capacity,
+            nominal_records=None if capacity is None else nominal_records,
+        )
+
+    if config["capacity"] == "auto":
+        free = solve(None)  # with a capacity its rounds can only become fewer
+        return solve(capacity_for(free.rate, nominal_records, free.uses, free.delta))
+    return solve(_capacity(config))
+
+
+def _capacity(config: Config) -> int | None:
+    capacity = config["capacity"]
+    if capacity is None:
+        return None
+    if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
+        raise ConfigError(
+            f"capacity is null, auto or a whole number of at least 1, not {capacity!r}."
+        )
+    return capacity
+
+
+def _unprotected(
+    config: Config, schedule: ClassSchedule | JointSchedule, nominal_records: int
+) -> UnprotectedPlan:
+    """eps=inf: the same rounds with neither clip nor noise."""
+    if config["sigma"] is not None:
+        raise ConfigError(
+            f"eps=inf adds no noise, so sigma={config['sigma']} has no meaning: leave one out."
+        )
+    if config["engine"]["name"] == "deploy":
+        raise ConfigError(
+            "eps=inf protects nothing, and real nodes always refuse it: it is for fedsink simulate."
+        )
+    rounds = config["recipe"]["rounds"] if config["rounds"] is None else config["rounds"]
+    plan = UnprotectedPlan(config["rate"], rounds, str(config["clip"]), schedule)
+    most = None if config["capacity"] == "auto" else _capacity(config)
+    if config["capacity"] == "auto":
+        most = capacity_for(plan.rate, nominal_records, plan.uses, config["delta"])
+    limit = None if most is None else nominal_records
+    return replace(plan, capacity=most, nominal_records=limit)
