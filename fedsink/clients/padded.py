@@ -69,17 +69,21 @@ class PaddedBatch:
             labels = torch.zeros_like(labels)
         return cls(records, labels, present, radius)
 
+    def meets(self, row_labels: Tensor) -> Tensor:
+        """Which records a row may meet, (n, B) bool: those that are there and of its class."""
+        labels = row_labels.to(self.labels.device)
+        return (labels.unsqueeze(-1) == self.labels) & self.present
+
 
 def padded_record_total(request: GradientRequest, rows: Tensor, batch: PaddedBatch) -> Tensor:
     """Σ_j clip(g_j, Δ), (n, D) float64: every record meets only the rows of its own class."""
-    row_labels = request.row_labels.to(rows.device)
     return oblivious_record_field(
         rows,
         batch.records,
         request.potentials.to(rows.device),
         request.objective.lam,
         request.plan.clip.bound,
-        mask=(row_labels.unsqueeze(-1) == batch.labels) & batch.present,
+        mask=batch.meets(request.row_labels),
         radius=batch.radius,
     )
 

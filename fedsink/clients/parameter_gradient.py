@@ -64,7 +64,6 @@ def parameter_total(request: ParameterRequest, shard: Shard, sample: Stream) -> 
     batch = _draw(asked, shard, sample)
     pull = request.pullback(coordinates.device)
     if isinstance(clip, RecordClip):
-        labels = asked.row_labels.to(rows.device)
         return clipped_pullback(
             rows,
             batch.records,
@@ -72,7 +71,7 @@ def parameter_total(request: ParameterRequest, shard: Shard, sample: Stream) -> 
             asked.objective.lam,
             clip.bound,
             lambda gradient: pull(request.padded(gradient)),
-            (labels.unsqueeze(-1) == batch.labels) & batch.present,
+            batch.meets(asked.row_labels),
         )
     if asked.plan.capacity is None:
         inside = batch_gradient(asked, rows, batch.records, batch.labels)

@@ -89,8 +89,9 @@ def _unprotected(
         )
     rounds = config["recipe"]["rounds"] if config["rounds"] is None else config["rounds"]
     plan = UnprotectedPlan(config["rate"], rounds, str(config["clip"]), schedule)
-    most = None if config["capacity"] == "auto" else _capacity(config)
     if config["capacity"] == "auto":
-        most = capacity_for(plan.rate, nominal_records, plan.uses, config["delta"])
+        most: int | None = capacity_for(plan.rate, nominal_records, plan.uses, config["delta"])
+    else:
+        most = _capacity(config)
     limit = None if most is None else nominal_records
     return replace(plan, capacity=most, nominal_records=limit)

@@ -22,6 +22,8 @@ _FLOOR = 1e-6
 """Vectors shorter than this are scaled by 1/_FLOOR instead of by their norm: f is continuous at
 zero, zero stays zero, and the gradient stays finite."""
 
+_DARK = 1e-12
+
 
 class Map(ABC):
     """A public function f from records to R^D with a known diameter; it is f that is noised.
@@ -91,6 +93,11 @@ def planes(vectors: Tensor, channels: int) -> Tensor:
     return vectors.reshape(len(vectors), channels, vectors.shape[1] // channels)
 
 
+def brightest_at_one(pixels: Tensor) -> Tensor:
+    """Return pixels (N, C·H·W) over their brightest; without one above 1e-12 all stay dark."""
+    return pixels / pixels.amax(dim=1, keepdim=True).clamp_min(_DARK)
+
+
 def image_shape(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
     """Return `shape` as a tuple of (channels, height, width), or refuse it."""
     shape = tuple(int(s) for s in shape)
@@ -105,6 +112,14 @@ def check_norm(norm: str, name: str) -> None:
     """Refuse anything but "l1" and "l2"."""
     if norm not in ("l1", "l2"):
         raise ConfigError(f"the map {name} needs norm 'l1' or 'l2', got {norm!r}.")
+
+
+def check_block(block: int, smallest: int, shape: tuple[int, ...], name: str) -> None:
+    """Refuse a block that is smaller than `smallest` or larger than the shorter side."""
+    if not smallest <= block <= min(shape[1:]):
+        raise ConfigError(
+            f"the map {name} needs a block from {smallest} to {min(shape[1:])}, got {block}."
+        )
 
 
 def check_radius(radius: float, name: str) -> None:

@@ -19,6 +19,8 @@ from fedsink.data.maps.base import (
     SLACK,
     Map,
     Norm,
+    brightest_at_one,
+    check_block,
     check_norm,
     direction,
     image_shape,
@@ -26,8 +28,6 @@ from fedsink.data.maps.base import (
     sanitised,
 )
 from fedsink.errors import ConfigError
-
-_DARK = 1e-12  # a picture without a brighter pixel than this stays black
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,7 @@ class DctDirection(Map):
         """Check the options."""
         object.__setattr__(self, "shape", image_shape(self.shape, self.name))
         check_norm(self.norm, self.name)
-        if not 2 <= self.block <= min(self.shape[1:]):
-            raise ConfigError(
-                f"the map {self.name} needs a block from 2 to {min(self.shape[1:])}, "
-                f"got {self.block}."
-            )
+        check_block(self.block, 2, self.shape, self.name)
         if not 0 <= self.background < 1:
             raise ConfigError(
                 f"the map {self.name} needs a background in [0, 1), got {self.background}."
@@ -105,8 +101,7 @@ class DctDirection(Map):
         pixels = (bands @ self._basis(coordinates)).flatten(1)
         black = pixels.quantile(self.background, dim=1, keepdim=True)
         pixels = (pixels - black).clamp_min(0.0)
-        pixels = pixels / pixels.amax(dim=1, keepdim=True).clamp_min(_DARK)
-        return pixels.reshape(-1, *self.shape).to(coordinates.dtype)
+        return brightest_at_one(pixels).reshape(-1, *self.shape).to(coordinates.dtype)
 
 
 @dataclass(frozen=True)
@@ -192,5 +187,4 @@ class NonNegativeDirection(Map):
         )
         bands = planes(coordinates.to(torch.float64), self.shape[0])
         pixels = (bands @ full).clamp_min(0.0).flatten(1)
-        pixels = pixels / pixels.amax(dim=1, keepdim=True).clamp_min(_DARK)
-        return pixels.reshape(-1, *self.shape).to(coordinates.dtype)
+        return brightest_at_one(pixels).reshape(-1, *self.shape).to(coordinates.dtype)

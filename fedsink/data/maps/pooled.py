@@ -15,6 +15,8 @@ from fedsink.data.maps.base import (
     SLACK,
     Map,
     Norm,
+    brightest_at_one,
+    check_block,
     check_norm,
     direction,
     image_shape,
@@ -64,11 +66,7 @@ class PooledPower(Map):
         """Check the options."""
         object.__setattr__(self, "shape", image_shape(self.shape, self.name))
         check_norm(self.norm, self.name)
-        if not 1 <= self.block <= min(self.shape[1:]):
-            raise ConfigError(
-                f"the map {self.name} needs a block from 1 to {min(self.shape[1:])}, "
-                f"got {self.block}."
-            )
+        check_block(self.block, 1, self.shape, self.name)
         if not 1.0 <= self.power < math.inf:
             raise ConfigError(f"the map {self.name} needs a power ≥ 1, got {self.power}.")
         if not 0.0 <= self.black < self.white < math.inf:
@@ -111,7 +109,7 @@ class PooledPower(Map):
         cells = planes(coordinates.to(torch.float64).clamp_min(0.0), self.shape[0])
         cells = cells.unflatten(2, (self.block, self.block)) ** (1.0 / self.power)
         pixels = (down @ cells @ across.T).flatten(1)
-        pixels = pixels / pixels.amax(dim=1, keepdim=True).clamp_min(1e-12)
+        pixels = brightest_at_one(pixels)
         pixels = ((pixels - self.black) / (self.white - self.black)).clamp(0.0, 1.0)
         return pixels.reshape(-1, *self.shape).to(coordinates.dtype)
 
