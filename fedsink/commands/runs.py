@@ -13,10 +13,11 @@ from torch import Tensor
 from fedsink.data.maps import Map, map_from_dict
 from fedsink.data.spec import DataSpec
 from fedsink.errors import CheckpointError, ConfigError
-from fedsink.models import Generator, ObservationNoise, load, sample
+from fedsink.models import Generator, Observation, load, sample
 from fedsink.privacy import Stream
 from fedsink.server.compose import stored_config
 from fedsink.server.folder import RunFolder
+from fedsink.server.observation import observation_of
 from fedsink.server.values import strictly
 
 
@@ -31,7 +32,7 @@ class FinishedRun:
         data: public description of the data it was trained for.
         prior: class probabilities for sampling, (C,).
         map: the map whose released band is shown (ldp), or None.
-        observation: noise on every drawn image.
+        observation: what is done to every drawn image.
     """
 
     folder: RunFolder
@@ -40,7 +41,7 @@ class FinishedRun:
     data: DataSpec
     prior: Tensor
     map: Map | None
-    observation: ObservationNoise
+    observation: Observation
 
     def draw(self, n: int, seed: int, *, observed: bool = True) -> tuple[Tensor, Tensor]:
         """Draw n labelled images (n, C, H, W) in [0, 1], as a user would see them, and labels.
@@ -48,7 +49,7 @@ class FinishedRun:
         Args:
             n: number of images.
             seed: the same images and labels for the same seed and n.
-            observed: with the run's observation noise.
+            observed: with the run's observation model.
         """
         stream = Stream(f"sample|{seed}".encode(), "sample")
         uniform = stream.uniform(n).to(self.prior)
@@ -78,7 +79,7 @@ def open_run(text: str) -> FinishedRun:
         data = strictly(DataSpec, config["data"], "data")
         prior = torch.tensor(json.loads(folder.metrics.read_text())["label_prior"])
         privacy = json.loads(folder.privacy.read_text())
-        observation = strictly(ObservationNoise, config.get("observation", {}), "observation")
+        observation = observation_of(config)
     except (OSError, KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"The run in {folder.path} is damaged: {error}.") from error
     used = privacy.get("map")

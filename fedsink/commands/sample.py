@@ -19,8 +19,8 @@ HELP = """Usage: fedsink sample run=DIR out=FILE.npz [n=1000] [seed=0] [observat
 
 Draws n labelled images from the generator of a finished run. FILE.npz holds x (uint8, N×C×H×W;
 points: float32) and y (int64); a FOLDER gets CLASS/NUMBER.png, one folder per class. Neither may
-exist. observation=false leaves out the observation noise of the run (observation.std), as the
-pictures in its samples/ do.
+exist. observation=false leaves out what the run's observation.* says is done to pictures, as those
+in its samples/ do.
 Sampling costs no privacy: the generator is already released."""
 
 

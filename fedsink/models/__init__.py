@@ -8,7 +8,7 @@ from fedsink.models.dct_mlp import DctMlp
 from fedsink.models.ema import Ema
 from fedsink.models.io import load, save
 from fedsink.models.mlp import Mlp
-from fedsink.models.observation import ObservationNoise
+from fedsink.models.observation import Observation
 from fedsink.models.registry import GENERATORS, build
 from fedsink.models.sampling import sample
 
@@ -19,7 +19,7 @@ __all__ = [
     "Ema",
     "Generator",
     "Mlp",
-    "ObservationNoise",
+    "Observation",
     "build",
     "load",
     "sample",

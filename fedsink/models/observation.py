@@ -1,80 +1,48 @@
-"""Observation noise: what a smooth generator leaves out of a picture, put back as noise."""
+"""What a drawn picture is, beyond the generator's output: its observation model."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from fedsink.data import dct
-from fedsink.errors import ModelError
+from fedsink.models.deformation import ElasticDeformation
+from fedsink.models.low_pass import LowPassNoise
 
 if TYPE_CHECKING:
     from fedsink.privacy.noise import Stream
 
-_PART = 5000
-
 
 @dataclass(frozen=True)
-class ObservationNoise:
-    """x = clamp(G(z) + s·n, 0, 1), with n Gaussian and low-pass: a decoder's observation model.
+class Observation:
+    """x = clamp(G(z)∘(id + u) + s·n, 0, 1): small bends u, then low-pass noise n.
 
-    A generator with a few latents fills a thin sheet of the image space. A linear classifier
-    trained on the sheet is free to do anything across it, and real images lie across it. Noise of
-    a fixed public law restores full rank (the observation model of Kingma and Welling 2014, with
-    a variance that is fixed instead of learnt). It is drawn when samples are drawn, after
-    training, looks at no data, and costs no privacy.
-
-    The coefficient of n at radius r of the orthonormal DCT (`fedsink.data.dct`) has standard
-    deviation proportional to 1/(1 + (r/r₀)²), r₀ = κ·min(H, W), and n has unit mean square over
-    the picture.
+    A generator with a few latents fills a thin sheet of the image space. A classifier trained on
+    the sheet is free to do anything across it, and real images lie across it. Both parts have a
+    fixed public law. They are drawn when samples are drawn, after training, look at no data, and
+    cost no privacy.
 
     Attributes:
-        std: s ≥ 0, in units of the pixel range; 0 adds nothing.
-        cutoff: κ > 0, in units of the shorter side; small is smooth.
-
-    Raises:
-        ModelError: for a value out of range.
+        deformation: the bends u.
+        noise: s·n.
     """
 
-    std: float = 0.0
-    cutoff: float = 0.43
+    deformation: ElasticDeformation = field(default_factory=ElasticDeformation)
+    noise: LowPassNoise = field(default_factory=LowPassNoise)
 
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.std < math.inf:
-            raise ModelError(f"observation.std must be a finite number ≥ 0, got {self.std}.")
-        if not 0.0 < self.cutoff < math.inf:
-            raise ModelError(f"observation.cutoff must be a positive number, got {self.cutoff}.")
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether a drawn picture is the generator's own."""
+        return self.deformation.std == 0.0 and self.noise.std == 0.0
 
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
-        """Return images (n, C, H, W) in [0, 1] with noise; the same images where s = 0.
+        """Return images (n, C, H, W) in [0, 1] as observed.
 
-        Row i depends on image i and the stream's i-th normals alone.
+        Row i depends on image i and its own variates alone.
 
         Raises:
-            ModelError: s > 0 and something that is no image.
+            ModelError: something that is no image, unless nothing changes.
         """
-        if self.std == 0.0:
-            return images
-        if images.ndim != 4:
-            raise ModelError(
-                f"observation noise is for images (n, C, H, W), got shape {tuple(images.shape)}: "
-                "set observation.std=0."
-            )
-        shaped = self._basis(*images.shape[-2:])
-        noisy = [
-            part + (stream.normal(*part.shape[:2], len(shaped)).float() @ shaped).view_as(part)
-            for part in images.split(_PART)
-        ]
-        return torch.cat(noisy).clamp_(0.0, 1.0) if noisy else images
-
-    def _basis(self, height: int, width: int) -> Tensor:
-        """The DCT's rows, each times the standard deviation of its coefficient."""
-        band = dct.disc(height, width, math.hypot(height, width))
-        radii = torch.tensor([math.hypot(i, j) for i, j in band], dtype=torch.float64)
-        spectrum = 1.0 / (1.0 + (radii / (self.cutoff * min(height, width))) ** 2)
-        spectrum *= self.std / spectrum.square().mean().sqrt()
-        return (spectrum.unsqueeze(1) * dct.basis(height, width, band)).float()
+        bent = self.deformation(images, stream.child("deformation"))
+        return self.noise(bent, stream.child("noise"))

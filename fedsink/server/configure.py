@@ -11,13 +11,13 @@ from typing import Any
 
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
-from fedsink.models import ObservationNoise
 from fedsink.privacy import ACCOUNTANTS
 from fedsink.privacy.adjacency import ADJACENCIES
 from fedsink.privacy.amplification import shuffling_statement
 from fedsink.server.central_settings import central_settings
 from fedsink.server.local_settings import local_settings
 from fedsink.server.loop import LoopSettings
+from fedsink.server.observation import observation_of
 from fedsink.server.settings import ServerSettings
 from fedsink.server.values import Config, choice, flag, integer, number, strictly
 from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
@@ -96,9 +96,11 @@ def _check_scale(config: Config) -> None:
 
 
 def _check_observation(config: Config, data: DataSpec) -> None:
-    noise = strictly(ObservationNoise, config["observation"], "observation")
-    if noise.std > 0 and len(data.shape) == 1:
-        raise ConfigError("observation.std is noise on images; with points set observation.std=0.")
+    if len(data.shape) == 1 and not observation_of(config).changes_nothing:
+        raise ConfigError(
+            "observation.* is for images; with points set observation.deformation.std=0 and "
+            "observation.noise.std=0."
+        )
 
 
 def _shuffling(

@@ -23,7 +23,7 @@ def sampled(
     noisy = folder / "noisy"
     shutil.copytree(run, noisy)
     config = (noisy / "config.yaml").read_text()
-    (noisy / "config.yaml").write_text(re.sub(r"(observation:\s+std:) 0\.0", r"\1 0.1", config))
+    (noisy / "config.yaml").write_text(re.sub(r"(noise:\s+std:) 0\.0", r"\1 0.1", config))
     unfinished = folder / "unfinished"
     shutil.copytree(run, unfinished)
     (unfinished / "metrics.json").unlink()

@@ -8,6 +8,7 @@ import pytest
 
 from fedsink.privacy import PrivacyPlan, UnprotectedPlan
 from fedsink.server.compose import compose_config
+from fedsink.server.observation import observation_of
 from fedsink.simulation.configure import configure
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.strategies import DPSinkhornSettings
@@ -16,6 +17,7 @@ from .conftest import FOLDER, NAMES, root, scales
 
 # The rows of Cao et al. 2021 that are this project's anchors, and its ablations.
 PUBLISHED = [name for name in NAMES if name.startswith("dp_sinkhorn_")]
+RESHETOVA = [name for name in NAMES if name.startswith(("reshetova_", "half_circle_"))]
 
 
 def composed(name: str, *more: str) -> dict[str, object]:
@@ -60,6 +62,11 @@ def test_the_paper_scale_is_the_published_mechanism(name: str, tmp_path: Path) -
         assert claimed == pytest.approx(16.4, abs=0.05)
     else:
         assert 9.9 < claimed <= 10.0
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, "parameter_gradient_mnist", *RESHETOVA])
+def test_published_pictures_are_the_generator_s_own(name: str) -> None:
+    assert observation_of(composed(name)).changes_nothing
 
 
 def test_the_rows_differ_in_what_their_names_say() -> None:

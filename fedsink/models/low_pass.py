@@ -1,0 +1,79 @@
+"""Low-pass noise on drawn pictures: the fine variation that a smooth generator leaves out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedsink.data import dct
+from fedsink.errors import ModelError
+
+if TYPE_CHECKING:
+    from fedsink.privacy.noise import Stream
+
+_PART = 5000
+
+
+@dataclass(frozen=True)
+class LowPassNoise:
+    """x ↦ clamp(x + s·n, 0, 1), with n Gaussian and low-pass: a decoder's observation model.
+
+    It restores full rank to the thin sheet that a small generator fills (the observation model of
+    Kingma and Welling 2014, with a variance that is fixed instead of learnt).
+
+    The coefficient of n at radius r of the orthonormal DCT (`fedsink.data.dct`) has standard
+    deviation proportional to 1/(1 + (r/r₀)²), r₀ = κ·min(H, W), and n has unit mean square over
+    the picture.
+
+    Attributes:
+        std: s ≥ 0, in units of the pixel range; 0 adds nothing.
+        cutoff: κ > 0, in units of the shorter side; small is smooth.
+
+    Raises:
+        ModelError: for a value out of range.
+    """
+
+    std: float = 0.0
+    cutoff: float = 0.43
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.std < math.inf:
+            raise ModelError(f"observation.noise.std must be a finite number ≥ 0, got {self.std}.")
+        if not 0.0 < self.cutoff < math.inf:
+            raise ModelError(
+                f"observation.noise.cutoff must be a positive number, got {self.cutoff}."
+            )
+
+    def __call__(self, images: Tensor, stream: Stream) -> Tensor:
+        """Return images (n, C, H, W) in [0, 1] with noise; the same images where s = 0.
+
+        Row i depends on image i and the stream's i-th normals alone.
+
+        Raises:
+            ModelError: s > 0 and something that is no image.
+        """
+        if self.std == 0.0:
+            return images
+        if images.ndim != 4:
+            raise ModelError(
+                f"noise is for images (n, C, H, W), got shape {tuple(images.shape)}: "
+                "set observation.noise.std=0."
+            )
+        shaped = self._basis(*images.shape[-2:])
+        noisy = [
+            part + (stream.normal(*part.shape[:2], len(shaped)).float() @ shaped).view_as(part)
+            for part in images.split(_PART)
+        ]
+        return torch.cat(noisy).clamp_(0.0, 1.0) if noisy else images
+
+    def _basis(self, height: int, width: int) -> Tensor:
+        """The DCT's rows, each times the standard deviation of its coefficient."""
+        band = dct.disc(height, width, math.hypot(height, width))
+        radii = torch.tensor([math.hypot(i, j) for i, j in band], dtype=torch.float64)
+        spectrum = 1.0 / (1.0 + (radii / (self.cutoff * min(height, width))) ** 2)
+        spectrum *= self.std / spectrum.square().mean().sqrt()
+        return (spectrum.unsqueeze(1) * dct.basis(height, width, band)).float()
