@@ -62,7 +62,8 @@ class Runs:
             return done
         run = self.folder / "runs" / self._key(arguments)
         spent = self._simulate(run, arguments)
-        seconds = _call("evaluate", f"run={run}", f"n={self._n}", f"seed={seed}")
+        evaluate = [f"n={self._n}", f"seed={seed}", "threads=1"]
+        seconds = _call("evaluate", f"run={run}", *evaluate)
         privacy, metrics, evaluation = (
             json.loads((run / f"{name}.json").read_text())
             for name in ("privacy", "metrics", "evaluation")
@@ -70,7 +71,7 @@ class Runs:
         found: Record = {
             "key": self._key(arguments),
             "command": " ".join(["fedsink simulate", *arguments]),
-            "evaluate": f"fedsink evaluate n={self._n} seed={seed}",
+            "evaluate": " ".join(["fedsink evaluate", *evaluate]),
             "seed": seed,
             "epsilon": privacy["epsilon"],
             "delta": privacy["delta"],
