@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from fedsink.errors import ModelError
 from fedsink.models.deformation import ElasticDeformation
 from fedsink.models.low_pass import LowPassNoise
 
@@ -44,5 +45,12 @@ class Observation:
         Raises:
             ModelError: something that is no image, unless nothing changes.
         """
+        if self.changes_nothing:
+            return images
+        if images.ndim != 4:
+            raise ModelError(
+                f"observation.* is for images (n, C, H, W), got shape {tuple(images.shape)}: set "
+                "observation.deformation.std=0 and observation.noise.std=0."
+            )
         bent = self.deformation(images, stream.child("deformation"))
         return self.noise(bent, stream.child("noise"))

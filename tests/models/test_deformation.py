@@ -70,8 +70,6 @@ def test_a_picture_s_field_depends_on_its_place_and_the_stream_alone() -> None:
 def test_no_deformation_changes_nothing() -> None:
     images = torch.rand(3, 1, 8, 8)
     assert ElasticDeformation()(images, stream()) is images
-    points = torch.rand(3, 2)
-    assert ElasticDeformation()(points, stream()) is points
     assert ElasticDeformation(std=0.1)(images[:0], stream()).shape == (0, 1, 8, 8)
 
 
@@ -80,5 +78,3 @@ def test_bad_values_are_named() -> None:
         ElasticDeformation(std=-0.1)
     with pytest.raises(ModelError, match=r"observation.deformation.length must be .* got 0"):
         ElasticDeformation(std=0.1, length=0)
-    with pytest.raises(ModelError, match=r"for images .* got shape \(3, 2\)"):
-        ElasticDeformation(std=0.1)(torch.rand(3, 2), stream())

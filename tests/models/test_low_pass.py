@@ -58,8 +58,6 @@ def test_a_picture_s_noise_depends_on_its_place_and_the_stream_alone():
 def test_no_noise_changes_nothing():
     images = torch.rand(3, 1, 8, 8)
     assert LowPassNoise()(images, stream()) is images
-    points = torch.rand(3, 2)
-    assert LowPassNoise()(points, stream()) is points
     assert LowPassNoise(std=0.1)(grey(0), stream()).shape == (0, 1, 8, 8)
 
 
@@ -68,5 +66,3 @@ def test_bad_values_are_named():
         LowPassNoise(std=-0.1)
     with pytest.raises(ModelError, match=r"observation.noise.cutoff must be .* got 0"):
         LowPassNoise(std=0.1, cutoff=0)
-    with pytest.raises(ModelError, match=r"for images .* got shape \(3, 2\)"):
-        LowPassNoise(std=0.1)(torch.rand(3, 2), stream())

@@ -250,6 +250,11 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("seed=-1", "seed must be a whole number of at least 0, not -1"),
         ("seed=1.5", "seed must be a whole number of at least 0, not 1.5"),
         ("seed=true", "seed must be a whole number of at least 0, not True"),
+        ("observation.noise.std=-1", "observation.noise.std must be a finite number ≥ 0, got -1"),
+        (
+            "data=half_circle mode=ldp observation.deformation.std=0.1",
+            "observation.* is for images; with points set observation.deformation.std=0",
+        ),
         ("conditional=maybe", "conditional is true or false, not 'maybe'"),
         ("strategy.schedule=x", "strategy.schedule is class or joint, not 'x'"),
         ("strategy.solver=x", 'Unknown solver "x"'),
