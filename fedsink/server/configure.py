@@ -96,7 +96,8 @@ def _check_scale(config: Config) -> None:
 
 
 def _check_observation(config: Config, data: DataSpec) -> None:
-    if len(data.shape) == 1 and not observation_of(config).changes_nothing:
+    observation = observation_of(config)  # refuses what is out of range, for any data
+    if len(data.shape) == 1 and not observation.changes_nothing:
         raise ConfigError(
             "observation.* is for images; with points set observation.deformation.std=0 and "
             "observation.noise.std=0."
