@@ -32,7 +32,7 @@ SUITES = ("fast", "paper", "full")
 _SMALL = 16 * 16
 
 HELP = """Usage: fedsink evaluate run=DIR [suite=fast|paper|full] [n=…] [runs=5] [seed=0]
-                        [threads=…] [reference=…]
+                        [threads=…] [reference=…] [observation=true]
 
 Draws n labelled images from the generator of a finished run, trains classifiers on them alone
 (10 % of the synthetic images for early stopping), and tests each once on the real test set.
@@ -48,6 +48,8 @@ suite=full   adds GS-WGAN's other classifiers, calibrated accuracy, Inception Sc
 
 reference= measures real training images (the ceiling) and class means (the floor) beside the
 generator: on for paper and full; off for fast, which knows the ceiling alone.
+observation=false measures the generator's own pictures, without what the run's observation.* adds;
+its files end in -bare.
 These figures are computed on real data without privacy: they are for public benchmarks."""
 
 
@@ -66,6 +68,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
             "seed": whole(0),
             "threads": whole(1),
             "reference": flag,
+            "observation": flag,
         },
     )
     if not keys.get("run"):
@@ -73,15 +76,17 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     suite, seed = keys.get("suite", "fast"), keys.get("seed", 0)
     if suite == "fast" and "runs" in keys:
         raise ConfigError("suite=fast has one run; runs= belongs to suite=paper and suite=full.")
-    finished = open_run(keys["run"])
+    observed = keys.get("observation", True)
+    finished = open_run(keys["run"], observed=observed)
     threads = keys.get("threads") or _threads(finished.data.shape)
     started = time.monotonic()
     if suite == "fast":
         stem, result, table = _fast(finished, keys, seed, threads)
     else:
         stem, result, table = _suites(finished, suite, keys, seed, threads)
+    result["observation"] = not finished.observation.changes_nothing
     result["seconds"] = round(time.monotonic() - started, 2)
-    path = finished.folder.path / f"{stem}.json"
+    path = finished.folder.path / f"{stem}{'' if observed else '-bare'}.json"
     write_json(path, result)
     if suite != "fast":
         write_atomic(path.with_suffix(".txt"), f"{table}\n".encode())

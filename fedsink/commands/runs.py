@@ -43,13 +43,12 @@ class FinishedRun:
     map: Map | None
     observation: Observation
 
-    def draw(self, n: int, seed: int, *, observed: bool = True) -> tuple[Tensor, Tensor]:
+    def draw(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
         """Draw n labelled images (n, C, H, W) in [0, 1], as a user would see them, and labels.
 
         Args:
             n: number of images.
             seed: the same images and labels for the same seed and n.
-            observed: with the run's observation model.
         """
         stream = Stream(f"sample|{seed}".encode(), "sample")
         uniform = stream.uniform(n).to(self.prior)
@@ -58,13 +57,15 @@ class FinishedRun:
         if self.map is not None:
             with torch.no_grad():
                 images = torch.cat([self.map.render(self.map(part)) for part in images.split(5000)])
-        if observed:
-            images = self.observation(images, stream.child("observation"))
-        return images, labels
+        return self.observation(images, stream.child("observation")), labels
 
 
-def open_run(text: str) -> FinishedRun:
+def open_run(text: str, *, observed: bool = True) -> FinishedRun:
     """Open the folder of a finished run.
+
+    Args:
+        text: the folder.
+        observed: with the run's observation model; else pictures are the generator's own.
 
     Raises:
         CheckpointError: it holds no run, or one that has not finished, or a damaged one.
@@ -79,7 +80,7 @@ def open_run(text: str) -> FinishedRun:
         data = strictly(DataSpec, config["data"], "data")
         prior = torch.tensor(json.loads(folder.metrics.read_text())["label_prior"])
         privacy = json.loads(folder.privacy.read_text())
-        observation = observation_of(config)
+        observation = observation_of(config) if observed else Observation()
     except (OSError, KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"The run in {folder.path} is damaged: {error}.") from error
     used = privacy.get("map")

@@ -43,10 +43,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     out = Path(keys["out"]).expanduser()
     if out.exists():
         raise ConfigError(f"{out} exists already: remove it or give another out=.")
-    finished = open_run(keys["run"])
-    images, labels = finished.draw(
-        keys.get("n", 1000), keys.get("seed", 0), observed=keys.get("observation", True)
-    )
+    finished = open_run(keys["run"], observed=keys.get("observation", True))
+    images, labels = finished.draw(keys.get("n", 1000), keys.get("seed", 0))
     if out.suffix == ".npz":
         _write_npz(out, images, labels)
     elif out.suffix:

@@ -27,6 +27,7 @@ def evaluated(
         ["evaluate", "run=unconditional", "suite=paper"],
         ["evaluate", "run=images", "suite=quick"],
         ["evaluate", "run=images", "runs=2"],
+        ["evaluate", "run=images", "n=200", "threads=1", "observation=false"],
     ]
     return folder, run_many([(folder, line) for line in lines])
 
@@ -98,6 +99,21 @@ def test_paper_has_its_own_file_with_seeds_spread_ceiling_and_floor(
     assert "accuracy/nearest_class_mean" in table
     fast = json.loads((folder / "images" / "evaluation.json").read_text())
     assert fast["n"] == 200, "suite=fast keeps its file"
+
+
+def test_the_generator_s_own_pictures_have_a_file_of_their_own(
+    evaluated: tuple[Path, list[Outcome]],
+) -> None:
+    folder, outcomes = evaluated
+    assert outcomes[11].code == 0, outcomes[11].err
+    assert outcomes[11].last == str(folder / "images" / "evaluation-bare.json")
+    bare, observed = (
+        json.loads((folder / "images" / f"{name}.json").read_text())
+        for name in ("evaluation-bare", "evaluation")
+    )
+    assert (bare["observation"], observed["observation"]) == (False, True)
+    assert bare["label_histogram"] == observed["label_histogram"], "the same draws"
+    assert bare["sliced_w2"] != observed["sliced_w2"]
 
 
 def test_full_measures_the_pictures_too_and_says_what_it_left_out(
