@@ -14,8 +14,26 @@ import yaml
 from fedsink.errors import ConfigError
 
 ROWS = Path(__file__).with_name("rows.yaml")
-CLASSIFIERS = {"logreg": "LogReg", "mlp": "MLP", "cnn": "CNN"}
 Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """How a figure of evaluation.json is called and written."""
+
+    name: str
+    factor: float
+    digits: int
+
+
+FIGURES = {
+    "logreg": Figure("LogReg", 100.0, 1),
+    "mlp": Figure("MLP", 100.0, 1),
+    "cnn": Figure("CNN", 100.0, 1),
+    "w2": Figure("W2", 1.0, 3),
+    "sliced_w2": Figure("sliced W2", 1.0, 4),
+}
+CLASSIFIERS = ("logreg", "mlp", "cnn")
 
 
 @dataclass(frozen=True)
@@ -36,11 +54,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that stand together, and where their published figures come from."""
+    """Rows that stand together, where their published figures come from, and what is shown."""
 
     name: str
     source: str
     rows: tuple[Row, ...]
+    figures: tuple[str, ...] = CLASSIFIERS
 
 
 def declared(path: Path = ROWS) -> list[Table]:
@@ -52,12 +71,23 @@ def declared(path: Path = ROWS) -> list[Table]:
     try:
         tables = yaml.safe_load(path.read_text())
         return [
-            Table(table["table"], table["source"], tuple(_row(row) for row in table["rows"]))
+            Table(
+                table["table"],
+                table["source"],
+                tuple(_row(row) for row in table["rows"]),
+                _figures(table.get("figures", CLASSIFIERS)),
+            )
             for table in tables
         ]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path} is not a list of tables with rows: {reason}.") from error
+
+
+def _figures(keys: Sequence[str]) -> tuple[str, ...]:
+    if unknown := sorted(set(keys) - set(FIGURES)):
+        raise KeyError(f"figure {unknown[0]}: there are {', '.join(FIGURES)}")
+    return tuple(keys)
 
 
 def _row(entry: dict[str, Any]) -> Row:
@@ -86,14 +116,13 @@ def measured(path: Path) -> list[Record]:
 
 def markdown(table: Table, records: Sequence[Record], scale: str, more: Sequence[str] = ()) -> str:
     """The table with mean ± sd over the seeds at one scale; a dash where nothing was measured."""
-    lines = [
-        "| row | published LogReg / MLP / CNN | LogReg | MLP | CNN | ε | CPU s | seeds | command |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    names = [FIGURES[key].name for key in table.figures]
+    heads = ["row", f"published {' / '.join(names)}", *names, "ε", "CPU s", "seeds", "command"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in table.rows:
         command = " ".join(["fedsink simulate", *row.arguments(scale, 0, more)[:-1]])
         mine = [record for record in records if record["command"].startswith(f"{command} seed=")]
-        figures = [_spread([r["accuracy"].get(key) for r in mine], 100.0) for key in CLASSIFIERS]
+        figures = [spread(mine, key) for key in table.figures]
         published = "–" if row.published is None else " / ".join(f"{v:g}" for v in row.published)
         epsilons = sorted({_epsilon(record["epsilon"]) for record in mine})
         seconds = [record["cpu_seconds"] for record in mine]
@@ -115,13 +144,17 @@ def _epsilon(value: float | None) -> str:
     return "∞" if value is None else f"{value:.3f}"
 
 
-def _spread(values: Sequence[float | None], factor: float = 1.0) -> str:
-    known = [factor * value for value in values if value is not None]
+def spread(records: Sequence[Record], key: str) -> str:
+    """Mean ± sd of a figure over runs; a dash where no run has it."""
+    figure = FIGURES[key]
+    values = [(r["accuracy"] if key in CLASSIFIERS else r).get(key) for r in records]
+    known = [figure.factor * value for value in values if value is not None]
     if not known:
         return "–"
+    mean = f"{statistics.mean(known):.{figure.digits}f}"
     if len(known) == 1:
-        return f"{known[0]:.1f}"
-    return f"{statistics.mean(known):.1f} ± {statistics.stdev(known):.1f}"
+        return mean
+    return f"{mean} ± {statistics.stdev(known):.{figure.digits}f}"
 
 
 def marker(name: str) -> str:

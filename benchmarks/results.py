@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from result_rows import Row, Table, declared, markdown, marker, measured, rendered
+from result_rows import Row, Table, declared, markdown, marker, measured, rendered, spread
 from result_runs import Runs
 
 from fedsink.errors import ConfigError, FedsinkError
@@ -55,7 +56,7 @@ def _chosen(tables: list[Table], only: Sequence[str]) -> list[Table]:
     if not only:
         return tables
     kept = [
-        Table(t.name, t.source, tuple(r for r in t.rows if {t.name, r.experiment} & set(only)))
+        replace(t, rows=tuple(r for r in t.rows if {t.name, r.experiment} & set(only)))
         for t in tables
     ]
     return [table for table in kept if table.rows]
@@ -67,7 +68,8 @@ def _runs(options: argparse.Namespace) -> Runs:
 
 def _run(tables: Sequence[Table], options: argparse.Namespace) -> int:
     runs, failed = _runs(options), 0
-    for row, seed in ((r, s) for t in tables for r in t.rows for s in options.seeds):
+    wanted = [(t, r, s) for t in tables for r in t.rows for s in options.seeds]
+    for table, row, seed in wanted:
         arguments = row.arguments(options.scale, seed, options.also)
         try:
             record = runs.record(arguments, seed=seed, row=row.name, scale=options.scale)
@@ -75,7 +77,7 @@ def _run(tables: Sequence[Table], options: argparse.Namespace) -> int:
             failed += 1
             print(f"{row.name}, seed {seed}: {error}", file=sys.stderr)
             continue
-        figures = " ".join(f"{k} {100 * v:.1f}" for k, v in record["accuracy"].items())
+        figures = " ".join(f"{key} {spread([record], key)}" for key in table.figures)
         print(f"{row.name}, seed {seed}: {figures}, {record['cpu_seconds']:.0f} CPU s", flush=True)
     records = measured(runs.records)
     for table in tables:

@@ -35,10 +35,10 @@ def test_every_declared_row_is_an_experiment_that_exists(script: Script) -> None
     folder = Path(str(fedsink.conf.__file__)).parent / "experiment"
     tables = script("result_rows").declared()
     assert {"dp_sinkhorn", "ablations"} <= {table.name for table in tables}
-    for row in (row for table in tables for row in table.rows):
+    for table, row in ((each, row) for each in tables for row in each.rows):
         text = (folder / f"{row.experiment}.yaml").read_text()
         assert row.scales == ("/published/" in text or "scales:" in text)
-        assert row.published is None or len(row.published) == 3
+        assert row.published is None or len(row.published) == len(table.figures)
 
 
 def test_a_table_shows_means_spreads_epsilon_and_seconds(script: Script) -> None:
@@ -55,6 +55,23 @@ def test_a_table_shows_means_spreads_epsilon_and_seconds(script: Script) -> None
     unprotected = [record(0, 0.9, epsilon=None, resumed=True)]
     cells = rows.markdown(table, unprotected, "cpu").splitlines()[2]
     assert "| ∞ | ≥ 100 |" in cells
+
+
+def test_a_table_may_show_distances(script: Script, tmp_path: Path) -> None:
+    rows = script("result_rows")
+    row = {"name": "points", "experiment": "half_circle_laplace", "scales": False}
+    text = json.dumps([{"table": "t", "source": "none", "figures": ["sliced_w2", "w2"],
+                        "rows": [{**row, "published": None}]}])  # fmt: skip
+    (path := tmp_path / "rows.yaml").write_text(text)
+    (table,) = rows.declared(path)
+    command = "fedsink simulate experiment=half_circle_laplace"
+    found = record(0, 0, command=f"{command} seed=0", accuracy={}, w2=0.06543, sliced_w2=0.0123456)
+    head, _, line = rows.markdown(table, [found], "cpu").splitlines()[:3]
+    assert head.startswith("| row | published sliced W2 / W2 | sliced W2 | W2 | ε |")
+    assert line.startswith("| points | – | 0.0123 | 0.065 | 9.999 |")
+    path.write_text(text.replace("sliced_w2", "fid"))
+    with pytest.raises(ConfigError, match="figure fid: there are logreg"):
+        rows.declared(path)
 
 
 def test_a_table_goes_between_its_markers_and_nothing_else_changes(script: Script) -> None:
