@@ -122,6 +122,7 @@ def markdown(table: Table, records: Sequence[Record], scale: str, more: Sequence
     for row in table.rows:
         command = " ".join(["fedsink simulate", *row.arguments(scale, 0, more)[:-1]])
         mine = [record for record in records if record["command"].startswith(f"{command} seed=")]
+        mine.sort(key=lambda record: record["seed"])
         figures = [spread(mine, key) for key in table.figures]
         published = "–" if row.published is None else " / ".join(f"{v:g}" for v in row.published)
         epsilons = sorted({_epsilon(record["epsilon"]) for record in mine})
