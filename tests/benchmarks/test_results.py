@@ -85,6 +85,16 @@ def test_a_table_goes_between_its_markers_and_nothing_else_changes(script: Scrip
             rows.rendered(broken, "x", "new")
 
 
+def test_the_published_tables_are_the_recorded_runs(script: Script) -> None:
+    rows = script("result_rows")
+    root = Path(rows.__file__).parents[1]
+    records = rows.measured(root / "benchmarks" / "measured.jsonl")
+    text = (root / "docs" / "results.md").read_text()
+    for table in rows.declared():
+        content = rows.markdown(table, records, "cpu", ["engine=local"])
+        assert rows.rendered(text, table.name, content) == text, table.name
+
+
 def test_render_writes_the_document_once_all_tables_are_made(
     script: Script, tmp_path: Path
 ) -> None:
