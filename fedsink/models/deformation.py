@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsink.errors import ModelError
+from fedsink.models.ranges import check_law
 
 if TYPE_CHECKING:
     from fedsink.privacy.noise import Stream
@@ -42,14 +41,7 @@ class ElasticDeformation:
     length: float = 0.12
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.std < math.inf:
-            raise ModelError(
-                f"observation.deformation.std must be a finite number ≥ 0, got {self.std}."
-            )
-        if not 0.0 < self.length < math.inf:
-            raise ModelError(
-                f"observation.deformation.length must be a positive number, got {self.length}."
-            )
+        check_law("deformation", self.std, "length", self.length)
 
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
         """Return images (n, C, H, W) deformed, in their range; the same images where τ = 0.
@@ -58,21 +50,23 @@ class ElasticDeformation:
         """
         if self.std == 0.0 or len(images) == 0:
             return images
-        return torch.cat([self._deform(part, stream) for part in images.split(_PART)])
-
-    def _deform(self, images: Tensor, stream: Stream) -> Tensor:
-        n, _, height, width = images.shape
-        shorter = min(height, width)
-        vertical, horizontal = (_root(side, self.length * shorter) for side in (height, width))
-        field = self.std * shorter * (vertical @ stream.normal(n, 2, height, width) @ horizontal)
+        height, width = images.shape[-2:]
+        pixels = self.std * min(height, width)
+        correlated = self.length * min(height, width)
+        vertical, horizontal = _root(height, correlated), _root(width, correlated)
         # grid_sample counts a side from −1 to 1, horizontal first.
-        moved = field.flip(1).movedim(1, 3) * torch.tensor([2 / width, 2 / height])
         still = functional.affine_grid(
-            torch.eye(2, 3).expand(n, 2, 3), list(images.shape), align_corners=False
+            torch.eye(2, 3).unsqueeze(0), [1, 1, height, width], align_corners=False
         )
-        return functional.grid_sample(
-            images, (still + moved).to(images), padding_mode="border", align_corners=False
-        )
+        unit = torch.tensor([2 / width, 2 / height])
+        deformed = []
+        for part in images.split(_PART):
+            field = pixels * (vertical @ stream.normal(len(part), 2, height, width) @ horizontal)
+            grid = (still + field.flip(1).movedim(1, 3) * unit).to(images)
+            deformed.append(
+                functional.grid_sample(part, grid, padding_mode="border", align_corners=False)
+            )
+        return torch.cat(deformed)
 
 
 def _root(side: int, length: float) -> Tensor:

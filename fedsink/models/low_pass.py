@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsink.data import dct
-from fedsink.errors import ModelError
+from fedsink.models.ranges import check_law
 
 if TYPE_CHECKING:
     from fedsink.privacy.noise import Stream
@@ -41,12 +41,7 @@ class LowPassNoise:
     cutoff: float = 0.43
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.std < math.inf:
-            raise ModelError(f"observation.noise.std must be a finite number ≥ 0, got {self.std}.")
-        if not 0.0 < self.cutoff < math.inf:
-            raise ModelError(
-                f"observation.noise.cutoff must be a positive number, got {self.cutoff}."
-            )
+        check_law("noise", self.std, "cutoff", self.cutoff)
 
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
         """Return images (n, C, H, W) in [0, 1] with noise; the same images where s = 0.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,11 @@ def sampled(
     run, damaged = finished[1], folder / "damaged"
     shutil.copytree(run, damaged)
     (damaged / "generator.safetensors").write_bytes(b"")
+    for name, parts in (("noisy", "deformation"), ("plain", "deformation|noise")):
+        shutil.copytree(run, folder / name)
+        config = (run / "config.yaml").read_text()
+        config = re.sub(rf"((?:{parts}):\s+std:) \S+", r"\1 0.0", config)
+        (folder / name / "config.yaml").write_text(config)
     unfinished = folder / "unfinished"
     shutil.copytree(run, unfinished)
     (unfinished / "metrics.json").unlink()
@@ -39,6 +45,8 @@ def sampled(
         ["sample", "run=points", "n=30", "out=points_as_pictures"],
         ["sample", f"run={run}", "n=50", "seed=1", "observation=false", "out=bare.npz"],
         ["sample", f"run={run}", "observation=perhaps", "out=x.npz"],
+        ["sample", "run=noisy", "n=50", "seed=1", "out=noisy.npz"],
+        ["sample", "run=plain", "n=50", "seed=1", "out=plain.npz"],
     ]
     return folder, run_many([(folder, line) for line in lines])
 
@@ -67,13 +75,17 @@ def test_the_seed_decides_the_sample(sampled: tuple[Path, list[Outcome]]) -> Non
 
 def test_pictures_are_observed_unless_that_is_left_out(sampled: tuple[Path, list[Outcome]]) -> None:
     folder, outcomes = sampled
-    assert [outcome.code for outcome in outcomes[14:]] == [0, 2], outcomes[14:]
+    assert [outcome.code for outcome in outcomes[14:]] == [0, 2, 0, 0], outcomes[14:]
     assert "perhaps" in outcomes[15].err
     one, bare = (np.load(folder / f"{name}.npz") for name in ("one", "bare"))
     assert np.array_equal(one["y"], bare["y"])
     added = (one["x"].astype(float) - bare["x"]) / 255.0
     assert 0.05 < added.std() < 0.2  # the digits' noise of 0.1, and small bends
     assert abs(added.mean()) < 0.03
+    noisy, plain = (np.load(folder / f"{name}.npz")["x"] / 255.0 for name in ("noisy", "plain"))
+    assert np.array_equal(plain, bare["x"] / 255.0)
+    inside = (plain > 0.35) & (plain < 0.65)  # where the range cuts nothing
+    assert (noisy - plain)[inside].std() == pytest.approx(0.1, rel=0.15)
 
 
 def test_a_folder_holds_the_same_images_by_class(sampled: tuple[Path, list[Outcome]]) -> None:
