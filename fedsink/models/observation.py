@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,14 @@ class Observation:
         """Whether a drawn picture is the generator's own."""
         return self.deformation.std == 0.0 and self.noise.std == 0.0
 
+    def check(self, shape: Sequence[int]) -> None:
+        """Raise ModelError for a sample of this shape that is no image, unless nothing changes."""
+        if len(shape) != 3 and not self.changes_nothing:
+            raise ModelError(
+                f"observation.* is for images (C, H, W), and the data's shape is {tuple(shape)}: "
+                "set observation.deformation.std=0 and observation.noise.std=0."
+            )
+
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
         """Return images (n, C, H, W) in [0, 1] as observed.
 
@@ -45,12 +54,8 @@ class Observation:
         Raises:
             ModelError: something that is no image, unless nothing changes.
         """
+        self.check(images.shape[1:])
         if self.changes_nothing:
             return images
-        if images.ndim != 4:
-            raise ModelError(
-                f"observation.* is for images (n, C, H, W), got shape {tuple(images.shape)}: set "
-                "observation.deformation.std=0 and observation.noise.std=0."
-            )
         bent = self.deformation(images, stream.child("deformation"))
         return self.noise(bent, stream.child("noise"))

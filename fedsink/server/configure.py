@@ -51,7 +51,7 @@ def configure_server(
         raise ConfigError(f"Unknown key {unknown[0]!r} in the configuration.")
     _check_scale(config)
     data = strictly(DataSpec, config["data"], "data")
-    _check_observation(config, data)
+    observation_of(config).check(data.shape)
     clients = integer(config, "clients", minimum=1)
     conditional = flag(config, "conditional")
     mode = choice(config, "mode", "central", "ldp")
@@ -93,15 +93,6 @@ def _check_scale(config: Config) -> None:
             "leave it out."
         )
     choice(config, "scale", *scales)
-
-
-def _check_observation(config: Config, data: DataSpec) -> None:
-    observation = observation_of(config)  # refuses what is out of range, for any data
-    if len(data.shape) == 1 and not observation.changes_nothing:
-        raise ConfigError(
-            "observation.* is for images; with points set observation.deformation.std=0 and "
-            "observation.noise.std=0."
-        )
 
 
 def _shuffling(

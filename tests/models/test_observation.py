@@ -38,5 +38,5 @@ def test_without_parts_it_changes_nothing() -> None:
 def test_points_are_not_observed() -> None:
     points = torch.rand(5, 2)
     assert Observation()(points, stream()) is points
-    with pytest.raises(ModelError, match=r"shape \(5, 2\)"):
+    with pytest.raises(ModelError, match=r"shape is \(2,\)"):
         Observation(BENDS)(points, stream())

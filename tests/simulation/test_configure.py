@@ -253,7 +253,7 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("observation.noise.std=-1", "observation.noise.std must be a finite number ≥ 0, got -1"),
         (
             "data=half_circle mode=ldp observation.deformation.std=0.1",
-            "observation.* is for images; with points set observation.deformation.std=0",
+            "observation.* is for images (C, H, W), and the data's shape is (2,)",
         ),
         ("conditional=maybe", "conditional is true or false, not 'maybe'"),
         ("strategy.schedule=x", "strategy.schedule is class or joint, not 'x'"),
