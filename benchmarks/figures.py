@@ -23,7 +23,7 @@ import matplotlib
 matplotlib.use("Agg")
 from gradient_bias import GradientOf, bias_and_deviation, reference_gradient
 from matplotlib import pyplot
-from result_rows import CLASSIFIERS
+from result_rows import CLASSIFIERS, FIGURES
 from result_runs import Runs
 
 from fedsink.errors import ConfigError, FedsinkError
@@ -67,8 +67,8 @@ def _epsilon(options: argparse.Namespace) -> None:
     grid = {eps: [f"eps={eps:g}", "sigma=null"] for eps in options.eps}
     points = _grid(options, grid, lambda key: {"eps": key})
     figure, axes = pyplot.subplots(figsize=(5, 3.5))
-    for key, name in CLASSIFIERS.items():
-        _line(axes, options.eps, [points[eps] for eps in options.eps], key, name)
+    for key in CLASSIFIERS:
+        _line(axes, options.eps, [points[eps] for eps in options.eps], key, FIGURES[key].name)
     axes.set(xscale="log", xlabel="ε", ylabel="accuracy on real images, %")
     _save(figure, axes, options.folder / "epsilon.png")
 

@@ -48,14 +48,31 @@ def test_the_bias_figure_is_drawn_with_its_numbers(
     assert script("figures").main(["bias", *options, "--repeats", "1"]) == 2
 
 
+OF_RUNS = [
+    ("epsilon", ["--eps", "1", "10"], 2),
+    ("robustness", ["--lr", "1e-3", "--optimizers", "adam", "sgd"], 2),
+]
+
+
+@pytest.mark.parametrize(("figure", "grid", "runs"), OF_RUNS)
+def test_recorded_runs_are_drawn(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    figure: str, grid: list[str], runs: int,
+) -> None:  # fmt: skip
+    figures, asked = script("figures"), []
+
+    def known(self: Any, arguments: list[str]) -> dict[str, Any]:
+        asked.append(arguments)
+        return {"accuracy": {"logreg": 0.8, "mlp": 0.82, "cnn": 0.85}}
+
+    monkeypatch.setattr(figures.Runs, "known", known)
+    assert figures.main([figure, "--folder", str(tmp_path), "--seeds", "0", "1", *grid]) == 0
+    assert len(asked) == 2 * runs
+    assert (tmp_path / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("figure", "grid", "runs"),
-    [
-        ("epsilon", ["--eps", "1", "10"], 2),
-        ("robustness", ["--lr", "1e-3", "--optimizers", "adam", "sgd"], 2),
-    ],
-)
+@pytest.mark.parametrize(("figure", "grid", "runs"), OF_RUNS)
 def test_the_figures_of_runs_are_drawn(
     script: Script, tmp_path: Path, tiny_data: Path, figure: str, grid: list[str], runs: int
 ) -> None:
