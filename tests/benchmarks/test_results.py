@@ -140,7 +140,9 @@ def test_a_row_is_run_evaluated_and_recorded_once(
     options += ["--data", str(tiny_data), "--folder", str(tmp_path), "--n", "100"]
     for _ in range(2):
         assert script("results").main(["run", *options]) == 0
-    (found,) = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    found, with_ten_clients = (json.loads(line) for line in lines)
+    assert with_ten_clients["command"].endswith("scale=smoke clients=10 seed=0")
     assert found["command"] == "fedsink simulate experiment=dp_sinkhorn_mnist_m1 scale=smoke seed=0"
     assert set(found["accuracy"]) == {"logreg", "mlp", "cnn"}
     assert found["cpu_seconds"] > 0.5
