@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
 
-from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
+from fedsink.errors import CheckpointError, ConfigError, FedsinkError
 from fedsink.protocol.run import new_run_name
 from fedsink.server.compose import compose_config, store_config, stored_config
 from fedsink.server.configure import configure_server
@@ -20,9 +19,10 @@ from fedsink.server.running import run_server
 from fedsink.server.settings import ServerSettings
 from fedsink.server.statement import statement
 from fedsink.server.values import Config, number
+from fedsink.server.waiting import wait_for_nodes
 
 COMMAND = "fedsink deploy"
-_POLL_SECONDS = 1.0
+_MISSING = "start the others, lower clients=, or raise engine.wait"
 
 # What a node's owner decides, and where: the key, its only value here, and why.
 _OWNERS = (
@@ -102,7 +102,8 @@ def run_deployed(grid: Grid, run_config: Mapping[str, Any]) -> None:
     folder.failed.unlink(missing_ok=True)
     try:
         config, settings = _prepared(folder, run_config)
-        wait_for_nodes(grid, settings.strategy.clients, float(config["engine"]["wait"]))
+        seconds = float(config["engine"]["wait"])
+        wait_for_nodes(grid, settings.strategy.clients, seconds, advice=_MISSING)
         run_server(grid, settings)
     except Exception as error:
         known = isinstance(error, FedsinkError)
@@ -111,22 +112,6 @@ def run_deployed(grid: Grid, run_config: Mapping[str, Any]) -> None:
         code = error.exit_code if isinstance(error, FedsinkError) else 1
         folder.write(folder.failed, {"message": message, "exit_code": code})
         raise
-
-
-def wait_for_nodes(grid: Grid, nodes: int, seconds: float) -> None:
-    """Return once `nodes` nodes are connected.
-
-    Raises:
-        ClientError: fewer are, after so many seconds.
-    """
-    deadline = time.monotonic() + seconds
-    while (found := len(list(grid.get_node_ids()))) < nodes:
-        if time.monotonic() > deadline:
-            raise ClientError(
-                f"{found} of {nodes} nodes are connected after {seconds:g} s: start the others, "
-                "lower clients=, or raise engine.wait."
-            )
-        time.sleep(_POLL_SECONDS)
 
 
 def _prepared(

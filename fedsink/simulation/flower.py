@@ -10,6 +10,10 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedsink.server.waiting import wait_for_nodes
+
+_START_SECONDS = 60.0
+
 
 def run_flower(
     server: ServerApp, client: ClientApp, clients: int, *, num_cpus: float, num_gpus: float
@@ -29,7 +33,13 @@ def run_flower(
 
     @carrying.main()
     def main(grid: Grid, context: Context) -> None:
-        _guard(lambda: server(grid, context), caught)
+        def started() -> None:
+            # Flower starts the server beside its nodes, on a busy machine before them.
+            advice = "fewer clients=, or engine=ray, start sooner"
+            wait_for_nodes(grid, clients, _START_SECONDS, advice=advice)
+            server(grid, context)
+
+        _guard(started, caught)
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with warnings.catch_warnings():
