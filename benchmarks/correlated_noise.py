@@ -4,7 +4,7 @@ A banded factorisation releases G + C⁻¹Z instead of G + Z, with C lower trian
 b bands, columns of norm 1. Where the uses of a record are at least b rounds apart, each moves rows
 of CG that no other moves, by at most the sensitivity: ε is that of independent noise
 (Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization"). What counts in training is
-the noise left in the weights' running mean; both lines give its standard deviation relative to
+the noise left in the weights' running mean: all lines give its standard deviation relative to
 independent noise, for the best C there is.
 
 free    The class schedule uses a record in every C-th round, so up to C bands cost nothing. Rounds
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ RECIPES = [(10.0, 0.2), (3.0, 0.5), (1.0, 0.5)]  # ε, q
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print both tables, or the second alone without a run."""
+    """Print what is free, if there is a run, and what is bought."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", help="a finished run of mode=central, for f")
     options = parser.parse_args(arguments)
@@ -70,8 +71,12 @@ def free(likeness: float, classes: int) -> float:
 
 def bought(eps: float, rate: float, parts: int) -> float:
     """σ(bq, T/b) / (σ(q, T)·√b): a lower bound, as |Ĉ(0)|² ≤ b for b bands of norm 1."""
-    divided = sigma_for(eps, rate=parts * rate, uses=VISITS // parts, delta=DELTA)
-    return divided / sigma_for(eps, rate=rate, uses=VISITS, delta=DELTA) / math.sqrt(parts)
+    return _sigma(eps, parts * rate, VISITS // parts) / _sigma(eps, rate, VISITS) / math.sqrt(parts)
+
+
+@cache
+def _sigma(eps: float, rate: float, uses: int) -> float:
+    return sigma_for(eps, rate=rate, uses=uses, delta=DELTA)
 
 
 def alikeness(run: FinishedRun, draws: int = 40) -> float:

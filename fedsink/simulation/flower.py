@@ -24,6 +24,7 @@ def run_flower(
     carried out of it here.
 
     Raises:
+        ClientError: not all nodes were there after a minute.
         Exception: whatever the `ServerApp` raised.
     """
     from flwr.simulation import run_simulation
