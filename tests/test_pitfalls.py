@@ -188,7 +188,7 @@ def whole_shard() -> Shard:
 
 
 def answer(node: Node, request: GradientRequest) -> Tensor:
-    return node.gradient(request, digest(request.to_record())).gradient
+    return node.gradient(request, digest("train.gradient", request.to_record())).gradient
 
 
 def upload(settings: NodeSettings, plan: LocalPlan = LOCAL, chunk: int = 0) -> Message:

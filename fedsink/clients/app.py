@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +17,12 @@ from fedsink.protocol import PrivatizeRequest
 from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED
 from fedsink.protocol.gradient import pack_replies, unpack_requests
 from fedsink.protocol.parameters import ParameterRequest
-from fedsink.protocol.records import digest
+from fedsink.protocol.records import digest, pack
 
 log = logging.getLogger("fedsink.clients")
 
-Handler = Callable[[Node, RecordDict], RecordDict]
+Handler = Callable[[Node, RecordDict, str], RecordDict]
+"""The reply of a node to a message's content and type."""
 
 
 def client_app(settings: NodeSettings) -> ClientApp:
@@ -69,7 +68,7 @@ def _answering(settings_of: Callable[[Context], NodeSettings]) -> ClientApp:
                 settings = settings_of(context)
                 torch.set_num_threads(settings.threads)
                 node = open_node(settings, _number("partition-id", client))
-                reply = handler(node, message.content)
+                reply = handler(node, message.content, message.metadata.message_type)
             except Exception as error:
                 return Message(Error(failure_code(error, client)), reply_to=message)
             return Message(reply, reply_to=message)
@@ -101,24 +100,25 @@ def _number(name: str, value: object) -> int:
     return value
 
 
-def _identity(node: Node, content: RecordDict) -> RecordDict:
+def _identity(node: Node, content: RecordDict, message_type: str) -> RecordDict:
     return RecordDict({"identity": ConfigRecord({"client": node.client})})
 
 
-def _gradient(node: Node, content: RecordDict) -> RecordDict:
-    return pack_replies(node.gradients(unpack_requests(content), digest(content)))
+def _gradient(node: Node, content: RecordDict, message_type: str) -> RecordDict:
+    requests = unpack_requests(content)
+    return pack_replies(node.gradients(requests, digest(message_type, content)))
 
 
-def _parameters(node: Node, content: RecordDict) -> RecordDict:
+def _parameters(node: Node, content: RecordDict, message_type: str) -> RecordDict:
     request = ParameterRequest.from_record(content)
-    return node.parameter_gradient(request, digest(content)).to_record()
+    return node.parameter_gradient(request, digest(message_type, content)).to_record()
 
 
-def _privatize(node: Node, content: RecordDict) -> RecordDict:
+def _privatize(node: Node, content: RecordDict, message_type: str) -> RecordDict:
     request = PrivatizeRequest.from_record(content)
     # The release is a function of the plan alone; which chunk of it is asked for is not.
-    plan = json.dumps(request.plan.to_dict(), sort_keys=True).encode()
-    return node.privatized(request, hashlib.sha256(plan).digest()).to_record()
+    plan = digest(message_type, pack({"plan": request.plan.to_dict()}, {}))
+    return node.privatized(request, plan).to_record()
 
 
 app = _answering(owners_settings)

@@ -33,6 +33,7 @@ def central_charge(plan: PrivacyPlan, share: int = 1, *, trusted: bool = False) 
         uses=plan.uses,
         delta=plan.delta,
         epsilon=charged.epsilon,
+        rough_epsilon=charged.rough_epsilon,
     )
 
 

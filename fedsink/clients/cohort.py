@@ -29,6 +29,8 @@ from fedsink.protocol.records import digest
 
 log = logging.getLogger("fedsink.clients")
 
+_ANSWERED = "train.gradient"
+
 # Values computed at once: their float64 temporaries stay in cache or near it, and memory does
 # not grow with the number of clients.
 _BATCH = 1 << 17
@@ -74,7 +76,7 @@ class NodeCohort:
 
     def handles(self, message_type: str) -> bool:
         """Whether messages of this type are answered together."""
-        return message_type == "train.gradient"
+        return message_type == _ANSWERED
 
     def answers(self, content: RecordDict, clients: Sequence[int]) -> Iterator[Answers]:
         """The clients' gradients, (k, uses, n, D), in batches of consecutive clients.
@@ -85,7 +87,7 @@ class NodeCohort:
         """
         torch.set_num_threads(self._settings.threads)
         try:
-            message = _Message(unpack_requests(content), digest(content))
+            message = _Message(unpack_requests(content), digest(_ANSWERED, content))
         except Exception as error:
             yield _failed(dict.fromkeys(clients, failure_code(error, clients[0])))
             return

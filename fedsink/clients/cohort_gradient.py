@@ -51,7 +51,7 @@ def cohort_totals(
     if isinstance(request.plan.clip, RecordClip):
         return _record_totals(request, records, labels, owners, len(samples))
     gradients = _batch_gradients(request, records, labels, owners, len(samples))
-    return torch.stack([request.plan.clip.apply(gradient) for gradient in gradients])
+    return request.plan.clip.apply_each(gradients)
 
 
 def _record_totals(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,12 +15,13 @@ from fedsink.clients.gradient import client_gradient
 from fedsink.clients.parameter_gradient import parameter_gradient
 from fedsink.clients.policy import Policy
 from fedsink.clients.privatizer import privatize
-from fedsink.clients.releases import Admitted, Releases, use_digests
+from fedsink.clients.releases import Admitted, Releases, refuse_rollback, use_digests
 from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.data.partition import partition
 from fedsink.data.sources import load
+from fedsink.data.views import view_from_dict
 from fedsink.errors import ConfigError, DataError, ReleaseRefusedError
 from fedsink.privacy import Stream, UnprotectedPlan
 from fedsink.privacy.ledger import Ledger
@@ -54,6 +56,8 @@ class Node:
         self._key = settings.key()
         self._policy = _policy(settings)
         self._privatized: tuple[bytes, Mapping[str, Tensor]] | None = None
+        self._view: Mapping[str, Any] | None = None  # the view checked last, and its coordinates
+        self._dimension = 0
 
     @cached_property
     def shard(self) -> Shard:
@@ -202,13 +206,23 @@ class Node:
         if not requests:
             raise ValueError("A message must ask for at least one use.")
         first = requests[0]
-        if any((r.plan, r.run, r.share) != (first.plan, first.run, first.share) for r in requests):
+        if any(
+            (r.plan, r.run, r.share, r.view) != (first.plan, first.run, first.share, first.view)
+            for r in requests
+        ):
             raise ValueError(
-                "The uses of one message belong to one plan and one run, with one share of noise."
+                "The uses of one message belong to one plan and one run, with one share of noise "
+                "and one view."
             )
+        self._check_view(first.view)
         if len({request.round for request in requests}) != len(requests):
             raise ValueError("The uses of one message are in different rounds.")
         for request in requests:
+            if request.rows.shape[1] != self._dimension:
+                raise ValueError(
+                    f"The rows have {request.rows.shape[1]} coordinates, the records in the "
+                    f"request's view {self._dimension}."
+                )
             if request.objective.classes != 1:
                 self._check_classes(request.objective.classes)
             scheduled = request.plan.schedule.label(self.client, request.round)
@@ -222,6 +236,16 @@ class Node:
                 f"The request spreads the noise over {first.share} clients, and those that are "
                 f"asked the same as client {self.client} are {cohort}."
             )
+
+    def _check_view(self, view: Mapping[str, Any]) -> None:
+        """Refuse a view of other records than the data's, before it is built."""
+        if view == self._view:
+            return
+        shape = self.settings.data.shape
+        if view.get("shape") not in (shape, list(shape)):
+            raise ValueError("The request's view is for records of another shape than the data's.")
+        self._dimension = view_from_dict(view).dimension
+        self._view = dict(view)
 
     def _check_classes(self, classes: int) -> None:
         # Before any record is looked at: a shorter list would fail only for clients or batches
@@ -303,4 +327,7 @@ def _open_ledger(settings: NodeSettings) -> Ledger:
     if settings.ledger is None:
         raise ValueError("These settings name no ledger.")
     # A simulation has no adversary who pulls the plug; a real node may have one.
-    return Ledger(settings.ledger, durable=settings.policy is not None)
+    ledger = Ledger(settings.ledger, durable=settings.policy is not None)
+    if settings.replies is not None:
+        refuse_rollback(ledger, ReplyStore(settings.replies))
+    return ledger

@@ -20,6 +20,8 @@ PARAMETERS = "parameter-gradient"
 LABELS = "randomized-response"
 MECHANISMS = (CENTRAL, PARAMETERS, "laplace", "gaussian", LABELS)
 AGGREGATION = ("refused", "untrusted", "trusted")
+MAXIMUM_ROUNDS = 100_000  # where a policy does not say
+MAXIMUM_PARAMETERS = 10_000_000
 
 
 class PolicyRefusedError(ReleaseRefusedError):
@@ -35,6 +37,10 @@ class Allowed:
         minimum_noise_multiplier: least σ of a clipped Gaussian, noise std / sensitivity.
         maximum_clip_bound: largest Δ of a clipped Gaussian.
         maximum_images: most rows in one message of the central mode.
+        minimum_clip_bound: least Δ of a clipped Gaussian.
+        maximum_rounds: most rounds of a plan of the central mode; pricing takes the longer, the
+            more there are.
+        maximum_parameters: most weights of a generator whose gradient is asked for.
         maximum_rate: largest sampling rate q.
         labels: class indices that may be used; None: all.
         capacity: whether a plan must fix its batch capacity.
@@ -49,6 +55,9 @@ class Allowed:
     maximum_clip_bound: float = 0.0
     maximum_images: int = 0
     maximum_rate: float = 1.0
+    minimum_clip_bound: float = 0.0
+    maximum_rounds: int = MAXIMUM_ROUNDS
+    maximum_parameters: int = MAXIMUM_PARAMETERS
     labels: frozenset[int] | None = None
     capacity: bool = False
     secure_aggregation: str = "refused"
@@ -60,8 +69,8 @@ class Policy:
 
     Guarantees:
         - Only mechanisms, adjacencies and classes that the file names are answered.
-        - The noise multiplier is at least the file's; clip bound, rate and images a message are
-          at most the file's.
+        - The noise multiplier is at least the file's, and the clip bound lies between the file's;
+          rate, rounds, and images and weights a message are at most the file's.
         - A share of the noise is refused unless the file allows it, and counts as the whole
           noise only where the file says that the aggregation is trusted.
         - A request is refused before any record is read.
@@ -127,6 +136,8 @@ class Policy:
             PolicyRefusedError: naming the key that forbids it.
         """
         self._check_uses([request.gradient], PARAMETERS, len(request.latents))
+        if (weights := request.weights.numel()) > self.allowed.maximum_parameters:
+            self._refuse("allow.maximum_parameters", f"the message holds {weights} weights")
 
     def _check_uses(self, requests: Sequence[GradientRequest], mechanism: str, images: int) -> None:
         self._check_mechanism(mechanism)
@@ -160,10 +171,14 @@ class Policy:
         if isinstance(plan, UnprotectedPlan):
             self._refuse("allow.minimum_noise_multiplier", "the plan has no noise and no clip")
         self._check_budget(plan.adjacency, plan.delta)
+        if plan.rounds > allowed.maximum_rounds:
+            self._refuse("allow.maximum_rounds", f"T = {plan.rounds}")
         if plan.noise_multiplier < allowed.minimum_noise_multiplier:
             self._refuse("allow.minimum_noise_multiplier", f"σ = {plan.noise_multiplier:g}")
         if plan.clip.bound > allowed.maximum_clip_bound:
             self._refuse("allow.maximum_clip_bound", f"Δ = {plan.clip.bound:g}")
+        if plan.clip.bound < allowed.minimum_clip_bound:
+            self._refuse("allow.minimum_clip_bound", f"Δ = {plan.clip.bound:g}")
         if plan.rate > allowed.maximum_rate:
             self._refuse("allow.maximum_rate", f"q = {plan.rate:g}")
         if allowed.capacity and plan.capacity is None:

@@ -7,7 +7,16 @@ import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedsink.clients.policy import AGGREGATION, CENTRAL, MECHANISMS, PARAMETERS, Allowed, Policy
+from fedsink.clients.policy import (
+    AGGREGATION,
+    CENTRAL,
+    MAXIMUM_PARAMETERS,
+    MAXIMUM_ROUNDS,
+    MECHANISMS,
+    PARAMETERS,
+    Allowed,
+    Policy,
+)
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, PrivacyError
 from fedsink.privacy.adjacency import ADD_REMOVE, ADJACENCIES, REPLACE_ONE
@@ -97,6 +106,9 @@ def _allowed(table: _Table, data: DataSpec, budgets: dict[str, Budget]) -> Allow
         maximum_clip_bound=table.number("maximum_clip_bound", missing),
         maximum_images=table.whole("maximum_images", missing),
         maximum_rate=table.number("maximum_rate", 1.0),
+        minimum_clip_bound=table.number("minimum_clip_bound", 0.0),
+        maximum_rounds=table.whole("maximum_rounds", MAXIMUM_ROUNDS),
+        maximum_parameters=table.whole("maximum_parameters", MAXIMUM_PARAMETERS),
         labels=None if listed is None else frozenset(map(data.classes.index, listed)),
         capacity=table.choice("capacity", ("required", "optional"), "optional") == "required",
         secure_aggregation=table.choice("secure_aggregation", AGGREGATION, AGGREGATION[0]),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedsink.clients.replies import ReplyStore
-from fedsink.errors import ReleaseRefusedError
+from fedsink.errors import LedgerError, ReleaseRefusedError
 from fedsink.privacy.ledger import Budget, Charge, Ledger, Reservation, Use
 
 Place = tuple[int, int | None]
@@ -19,6 +19,22 @@ Place = tuple[int, int | None]
 def use_digests(digest: bytes, uses: int) -> list[bytes]:
     """A digest for each use of one message."""
     return [hashlib.sha256(digest + use.to_bytes(8, "big")).digest() for use in range(uses)]
+
+
+def refuse_rollback(ledger: Ledger, store: ReplyStore) -> None:
+    """Refuse a ledger that does not know a reply beside it: it would spend a budget again.
+
+    A use is claimed before its reply is stored, so such a ledger is older than the reply, or new.
+
+    Raises:
+        LedgerError: there is such a reply.
+    """
+    replies = store.digests()  # first: what is listed now was claimed before
+    if not ledger.knows(use_digests(digest, 1)[0] for digest in replies):
+        raise LedgerError(
+            "The ledger does not know every reply that is stored beside it, so it was put back or "
+            "replaced, and charges are missing: restore the ledger that belongs to the replies."
+        )
 
 
 @dataclass(frozen=True)

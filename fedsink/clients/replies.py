@@ -59,6 +59,17 @@ class ReplyStore:
         except SafetensorError as error:  # intact, but not what this version writes
             raise LedgerError(f"the stored reply {path} cannot be read: {error}.") from None
 
+    def digests(self) -> list[bytes]:
+        """The digests of all stored replies.
+
+        Raises:
+            LedgerError: the folder cannot be read.
+        """
+        try:
+            return [bytes.fromhex(path.stem) for path in self._folder.glob("*.reply")]
+        except (OSError, ValueError) as error:
+            raise LedgerError(f"the replies in {self._folder} cannot be listed: {error}.") from None
+
     def put(self, digest: bytes, reply: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Store a reply unless there is one, and return what is stored.
 

@@ -9,7 +9,7 @@ from fedsink.models.ema import Ema
 from fedsink.models.io import load, save
 from fedsink.models.mlp import Mlp
 from fedsink.models.observation import Observation
-from fedsink.models.registry import GENERATORS, build
+from fedsink.models.registry import GENERATORS, build, parameter_count
 from fedsink.models.sampling import sample
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Observation",
     "build",
     "load",
+    "parameter_count",
     "sample",
     "save",
 ]

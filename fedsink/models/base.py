@@ -15,6 +15,9 @@ from fedsink.errors import ModelError
 if TYPE_CHECKING:
     from fedsink.privacy.noise import Stream
 
+_LARGEST_SIZE = 1 << 30
+_MOST_LAYERS = 64
+
 LatentLaw = Literal["uniform", "unit", "normal"]
 """U[-1, 1], U[0, 1] or N(0, 1) in every latent coordinate."""
 
@@ -85,6 +88,44 @@ class Generator(nn.Module, ABC):
         """Whether a row's image depends on the other rows of its batch."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.modules())
 
+    @classmethod
+    def parameter_count(
+        cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
+    ) -> int:
+        """How many weights a generator of this description has, from the numbers alone.
+
+        A node compares it with the weights that a message holds before it builds anything.
+
+        Args:
+            shape: shape of one output.
+            classes: number of labels.
+            options: every keyword argument of the constructor except `generator`.
+
+        Raises:
+            ModelError: a size is not a whole number from 1 to 2³⁰, there are too many layers, or
+                the class does not say how many weights it has.
+        """
+        raise ModelError(
+            f"generator={cls.name} does not say how many weights it has (`parameter_count`), so no "
+            "client builds it: choose another generator or strategy."
+        )
+
     @abstractmethod
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
         """Return images (n, C, H, W) in [0, 1], or points (n, d), for z (n, latent_dim)."""
+
+
+def checked_sizes(name: str, *sizes: object) -> list[int]:
+    """The sizes of a generator's parts, each a whole number from 1 to 2³⁰.
+
+    Raises:
+        ModelError: one is not, or they are more than a generator has layers.
+    """
+    if len(sizes) > _MOST_LAYERS:
+        raise ModelError(
+            f"{name} has at most {_MOST_LAYERS} layers, got {len(sizes)}: leave some out."
+        )
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _LARGEST_SIZE:
+            raise ModelError(f"{name} needs whole sizes from 1 to {_LARGEST_SIZE}, got {size!r}.")
+    return [int(size) for size in sizes]  # type: ignore[call-overload]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from fedsink.errors import ModelError
-from fedsink.models.base import Generator, LatentLaw
+from fedsink.models.base import Generator, LatentLaw, checked_sizes
 from fedsink.models.layers import (
     batch_norm_2d,
     convolution,
@@ -73,6 +77,20 @@ class Dcgan(Generator):
             convolution(width, channels, 3, padding=1),
         )
         initialise(self, generator)
+
+    @classmethod
+    def parameter_count(
+        cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
+    ) -> int:
+        """Kernels and biases of four layers, three BatchNorms, and the label embedding."""
+        latent_dim, label_embedding, width = checked_sizes(
+            cls.name, *(options[key] for key in ("latent_dim", "label_embedding", "width"))
+        )
+        channels, size, _ = shape
+        maps = [latent_dim + label_embedding, 4 * width, 2 * width, width, channels]
+        kernels = [_FIRST_KERNEL.get(size, 0), 4, 4, 3]
+        layers = sum((a * k * k + 1) * b for (a, b), k in zip(pairwise(maps), kernels, strict=True))
+        return layers + 2 * sum(maps[1:4]) + classes * label_embedding
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
         """Return images (n, C, H, W) in [0, 1]."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedsink.data import dct
 from fedsink.errors import ModelError
-from fedsink.models.base import Generator, LatentLaw
+from fedsink.models.base import Generator, LatentLaw, checked_sizes
 from fedsink.models.layers import initialise, linear
 
 
@@ -65,8 +66,9 @@ class DctMlp(Generator):
             )
         if not hidden:
             raise ModelError("dct_mlp needs at least one hidden layer, got hidden=[].")
+        checked_sizes(self.name, *hidden)
         channels, height, width = self.shape
-        band = dct.disc(height, width, min(height, width) / 2 if radius is None else radius)
+        band = dct.disc(height, width, _radius(height, width, radius))
         if not band:
             raise ModelError(f"dct_mlp needs a positive radius, got {radius}.")
         if not 0.0 < output_gain < float("inf"):
@@ -94,6 +96,20 @@ class DctMlp(Generator):
             with torch.no_grad():
                 first.weight.mul_(classes**0.5)
 
+    @classmethod
+    def parameter_count(
+        cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
+    ) -> int:
+        """Weights and biases of every layer; the first has either no bias or one a class."""
+        latent_dim, *hidden = checked_sizes(cls.name, options["latent_dim"], *options["hidden"])
+        channels, height, width = shape
+        band = dct.disc(height, width, _radius(height, width, options["radius"]))
+        widths = [latent_dim + classes, *hidden, channels * len(band)]
+        counts = [(a + 1) * b for a, b in pairwise(widths)]
+        if options["per_class_first_layer"] and hidden:
+            counts[0] = classes * (latent_dim + 1) * hidden[0]
+        return sum(counts)
+
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
         """Return images (n, C, H, W) in [0, 1]."""
         classes = self.one_hot(labels, z)
@@ -105,3 +121,8 @@ class DctMlp(Generator):
         coefficients = self.layers(inputs).unflatten(1, (self.shape[0], -1))
         pixels: Tensor = 0.5 + 0.5 * torch.tanh(self.output_gain * coefficients @ self.basis)
         return pixels.reshape(-1, *self.shape)
+
+
+def _radius(height: int, width: int, radius: float | None) -> float:
+    """The band's cut-off: half the shorter side where none is given."""
+    return min(height, width) / 2 if radius is None else radius

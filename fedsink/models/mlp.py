@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedsink.errors import ModelError
-from fedsink.models.base import Generator, LatentLaw
+from fedsink.models.base import Generator, LatentLaw, checked_sizes
 from fedsink.models.layers import batch_norm_1d, initialise, linear
 
 
@@ -55,6 +56,7 @@ class Mlp(Generator):
             raise ModelError(
                 "mlp output 'linear' is for points; images are in [0, 1] and need 'sigmoid'."
             )
+        checked_sizes(self.name, *hidden)
         self.output = output
         self.conditional = classes > 1 if conditional is None else conditional
         width = latent_dim + (classes if self.conditional else 0)
@@ -68,6 +70,17 @@ class Mlp(Generator):
         layers.append(linear(width, math.prod(self.shape)))
         self.layers = nn.Sequential(*layers)
         initialise(self, generator)
+
+    @classmethod
+    def parameter_count(
+        cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
+    ) -> int:
+        """Weights, biases and BatchNorm's scales and shifts of every layer."""
+        conditional = classes > 1 if options["conditional"] is None else options["conditional"]
+        latent_dim, *hidden = checked_sizes(cls.name, options["latent_dim"], *options["hidden"])
+        widths = [latent_dim + (classes if conditional else 0), *hidden, math.prod(shape)]
+        normalised = 2 * sum(hidden) if options["batch_norm"] else 0
+        return sum((a + 1) * b for a, b in pairwise(widths)) + normalised
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
         """Return images (n, C, H, W) in [0, 1], or points (n, d)."""

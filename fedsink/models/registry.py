@@ -37,18 +37,34 @@ def build(
     Raises:
         ModelError: for an unknown name or option (it lists what exists), or a bad value.
     """
+    chosen = _options(name, options)
+    cls: Any = GENERATORS[name]
+    made: Generator = cls(shape, classes, generator=generator, **chosen)
+    return made
+
+
+def parameter_count(name: str, shape: tuple[int, ...], classes: int, **options: Any) -> int:
+    """How many weights `build` would make of the same arguments; nothing is built.
+
+    Raises:
+        ModelError: for an unknown name or option, or sizes that no generator has.
+    """
+    chosen = _options(name, options)
+    return GENERATORS[name].parameter_count(shape, classes, chosen)
+
+
+def _options(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a generator, those that are not given with the constructor's defaults."""
     if name not in GENERATORS:
         raise ModelError(
             f"generator {name!r} is unknown; choose one of {', '.join(sorted(GENERATORS))}."
         )
-    known = [
-        p.name
+    known = {
+        p.name: p.default
         for p in inspect.signature(GENERATORS[name]).parameters.values()
         if p.kind is p.KEYWORD_ONLY and p.name != "generator"
-    ]
-    unknown = sorted(set(options) - set(known))
+    }
+    unknown = sorted(set(given) - set(known))
     if unknown:
         raise ModelError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known)}.")
-    cls: Any = GENERATORS[name]
-    made: Generator = cls(shape, classes, generator=generator, **options)
-    return made
+    return known | given

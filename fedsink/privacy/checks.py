@@ -14,21 +14,21 @@ _SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-126, 2.0**120  # normal float32 numbers
 
 def positive(name: str, value: float) -> float:
     """`value` as a float; raises PrivacyError unless it is a finite number > 0."""
-    if not _is_number(value) or not math.isfinite(value) or value <= 0:
+    if not is_number(value) or not math.isfinite(value) or value <= 0:
         raise PrivacyError(f"{name} must be a finite number > 0, received {value!r}.")
     return float(value)
 
 
 def probability(name: str, value: float) -> float:
     """`value` as a float; raises PrivacyError unless 0 < value ≤ 1."""
-    if not _is_number(value) or not 0 < value <= 1:
+    if not is_number(value) or not 0 < value <= 1:
         raise PrivacyError(f"{name} must lie in (0, 1], received {value!r}.")
     return float(value)
 
 
 def failure_probability(value: float) -> float:
     """δ as a float; raises PrivacyError unless 0 < δ < 1."""
-    if not _is_number(value) or not 0 < value < 1:
+    if not is_number(value) or not 0 < value < 1:
         raise PrivacyError(f"delta must lie in (0, 1), received {value!r}.")
     return float(value)
 
@@ -66,5 +66,6 @@ def require(module: str) -> Any:
         ) from None
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether `value` is a real number; True and False are none."""
     return isinstance(value, Real) and not isinstance(value, bool)

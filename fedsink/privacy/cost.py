@@ -18,10 +18,11 @@ from typing import Any
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import adjacency as adjacencies
-from fedsink.privacy import checks
+from fedsink.privacy import checks, domain
 from fedsink.privacy.accounting import (
     ACCOUNTANTS,
     check_accountant,
+    pld_epsilon_quick,
     poisson_gaussian_epsilon,
     rdp_epsilon,
 )
@@ -65,7 +66,9 @@ class Cost:
         for name in ("capacity", "nominal_records"):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, checks.count(name, value))
+                object.__setattr__(
+                    self, name, domain.RECORDS.check_count(checks.count(name, value))
+                )
         if self._by_client and isinstance(self.clip, RecordClip) and self.capacity is None:
             raise PrivacyError(
                 "the client adjacency with clip=record needs a capacity: without one a client's "
@@ -134,6 +137,26 @@ class Cost:
         A capacity's overflow keeps the probability it has at the true rate.
         """
         return self._epsilon(1.0, rate, sigma, uses, delta, accountant)
+
+    def rough_epsilon(
+        self, ceiling: float, rate: float, sigma: float, uses: int, delta: float
+    ) -> float | None:
+        """A rough ε where it is far above a ceiling, in milliseconds; None where it may be near.
+
+        It refuses a plan, and proves nothing about one. "Far" is three times the ceiling by Rényi
+        DP, which never reads twice the truth, or 5 % above it on a coarse grid of losses.
+        """
+        delta -= self.overflow(rate, uses)
+        if delta <= 0:
+            return math.inf
+        if self._by_client:
+            exact = poisson_gaussian_epsilon(1.0, self._whole(sigma), uses, delta)
+            return exact if exact > ceiling else None
+        rough = rdp_epsilon(rate, sigma, uses, delta)
+        if rough > 3.0 * ceiling:
+            return rough
+        rough = pld_epsilon_quick(rate, sigma, uses, delta)  # under replace-one ε is no less
+        return rough if rough > 1.05 * ceiling else None
 
     def quick_bound(self, rate: float, sigma: float, uses: int, delta: float) -> float:
         """A bound by Rényi DP for every round's progress; infinite where there is none."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
+from fedsink.privacy import checks, domain
 from fedsink.privacy.accounting import check_accountant
 from fedsink.privacy.adjacency import ADD_REMOVE, describe, unit_of
 from fedsink.privacy.calibration import sigma_for, uses_for
@@ -60,7 +60,8 @@ class PrivacyPlan:
             capacity meets the record clip.
 
     Raises:
-        PrivacyError: If a value is out of range, or the adjacency has no guarantee here.
+        PrivacyError: If a value is out of range or outside the public domain
+            (`fedsink.privacy.domain`), or the adjacency has no guarantee here.
     """
 
     rate: float
@@ -75,9 +76,12 @@ class PrivacyPlan:
 
     def __post_init__(self) -> None:
         cost = self.cost
+        domain.CLIP_BOUND.check(self.clip.bound)
         plain = {
             "rate": checks.probability("rate", self.rate),
-            "noise_multiplier": checks.positive("sigma", self.noise_multiplier),
+            "noise_multiplier": domain.NOISE_MULTIPLIER.check(
+                checks.positive("sigma", self.noise_multiplier)
+            ),
             "rounds": checks.count("rounds", self.rounds),
             "delta": checks.failure_probability(self.delta),
             "capacity": cost.capacity,
@@ -149,6 +153,12 @@ class PrivacyPlan:
         uses = cost.uses(self.rounds)
         cost.check_overflow(self.rate, uses, self.delta)
         return cost.epsilon(self.rate, self.noise_multiplier, uses, self.delta, accountant)
+
+    def rough_epsilon(self, ceiling: float) -> float | None:
+        """A rough ε where it is far above a ceiling, in milliseconds; None where it may be near."""
+        cost = self.cost
+        uses = cost.uses(self.rounds)
+        return cost.rough_epsilon(ceiling, self.rate, self.noise_multiplier, uses, self.delta)
 
     def epsilon_unamplified(self, accountant: str = "pld") -> float:
         """ε of the same uses of the unsampled Gaussian.

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
+from fedsink.privacy import checks, domain
 from fedsink.privacy.clipping import CLIPS, Clip
 from fedsink.privacy.noise import Stream
 from fedsink.privacy.plan import PrivacyPlan
@@ -70,7 +70,9 @@ class UnprotectedPlan:
             )
         for name in ("capacity", "nominal_records"):
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, checks.count(name, value))
+                object.__setattr__(
+                    self, name, domain.RECORDS.check_count(checks.count(name, value))
+                )
 
     @property
     def clip(self) -> Clip:

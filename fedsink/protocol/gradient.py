@@ -15,12 +15,12 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from fedsink.privacy import CentralPlan, PrivacyPlan, checks, plan_from_dict
+from fedsink.privacy import CentralPlan, PrivacyPlan, checks, domain, plan_from_dict
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.records import pack, unpack
 from fedsink.protocol.run import UNNAMED, run_name
 
-MOST_ROUNDS = 10_000_000  # pricing a plan of more would keep a node's accountant for minutes
+MOST_USES = 10_000  # of one message
 
 _T = TypeVar("_T")
 _ARRAYS = ("rows", "row_labels", "potentials", "self_gradient")
@@ -83,29 +83,34 @@ class GradientRequest:
         """
         if self.round < 1 or self.round > self.plan.rounds:
             raise ValueError(f"Round {self.round} is not in the plan's 1..{self.plan.rounds}.")
-        if self.plan.rounds > MOST_ROUNDS:
-            raise ValueError(f"A plan has at most {MOST_ROUNDS} rounds, not {self.plan.rounds}.")
+        domain.ROUNDS.check_count(self.plan.rounds)
         checks.count("share", self.share)
         if isinstance(self.own_plan, PrivacyPlan):
             checks.noise_scale(self.own_plan.noise_std)
-        if self.rows.ndim != 2 or not len(self.rows) or not _is_finite_float32(self.rows):
+        if self.rows.ndim != 2 or not self.rows.numel() or not is_float32(self.rows, domain.ROWS):
             raise ValueError(
-                f"Rows must be a finite n×D float32 matrix, not {tuple(self.rows.shape)} of "
-                f"{self.rows.dtype}."
+                f"Rows must be a finite n×D float32 matrix within ±{domain.ROWS.high:.4g}, not "
+                f"{tuple(self.rows.shape)} of {self.rows.dtype}."
             )
         n, classes = len(self.rows), self.objective.classes
         if self.row_labels.shape != (n,) or self.row_labels.dtype != torch.int64:
             raise ValueError(f"Row labels must be {n} integers.")
         if not bool(((self.row_labels >= 0) & (self.row_labels < classes)).all()):
             raise ValueError(f"Row labels must be below the {classes} classes.")
-        if self.plan.clip.name == "record" and self.potentials.shape != (n,):
-            raise ValueError(f"Per-record clipping needs {n} potentials.")
-        if self.plan.clip.name == "batch" and (
-            self.self_gradient.shape != self.rows.shape
-            or not _is_finite_float32(self.self_gradient)
+        if self.plan.clip.name == "record" and not (
+            self.potentials.shape == (n,) and is_float32(self.potentials, domain.POTENTIALS)
         ):
             raise ValueError(
-                "Per-batch clipping needs a finite float32 self gradient of the rows' shape."
+                f"Per-record clipping needs {n} potentials, float32 and within "
+                f"±{domain.POTENTIALS.high:.4g}."
+            )
+        if self.plan.clip.name == "batch" and not (
+            self.self_gradient.shape == self.rows.shape
+            and is_float32(self.self_gradient, domain.GRADIENTS)
+        ):
+            raise ValueError(
+                "Per-batch clipping needs a finite float32 self gradient of the rows' shape, "
+                f"within ±{domain.GRADIENTS.high:.4g}."
             )
 
 
@@ -171,6 +176,10 @@ def unpack_requests(record: RecordDict) -> list[GradientRequest]:
     """
     fields, arrays = unpack(record)
     try:
+        if len(fields["rounds"]) > MOST_USES:
+            raise ValueError(
+                f"A message asks for at most {MOST_USES} uses, not {len(fields['rounds'])}."
+            )
         rounds = [int(number) for number in fields["rounds"]]
         labels = [None if label is None else int(label) for label in fields["labels"]]
         plan = plan_from_dict(fields["plan"])
@@ -217,5 +226,6 @@ def _only(parts: list[_T]) -> _T:
     return parts[0]
 
 
-def _is_finite_float32(values: Tensor) -> bool:
-    return values.dtype == torch.float32 and bool(values.isfinite().all())
+def is_float32(values: Tensor, within: domain.Interval) -> bool:
+    """Whether these are float32 numbers inside a public interval."""
+    return values.dtype == torch.float32 and within.holds(values)

@@ -6,7 +6,14 @@ import math
 from dataclasses import dataclass
 
 from fedsink.errors import ConfigError
+from fedsink.privacy import domain
 from fedsink.transport import Cost, cost_named, solver_named
+
+_DOMAIN = {
+    "lam": domain.REGULARISATION,
+    "m": domain.COST_WEIGHT,
+    "label_weight": domain.LABEL_WEIGHT,
+}
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,8 @@ class Objective:
             m is not read then).
 
     Raises:
-        ConfigError: a value out of range. Whatever is wrong with a transport problem must show
+        ConfigError, PrivacyError: a value out of range or outside the public domain
+            (`fedsink.privacy.domain`). Whatever is wrong with a transport problem must show
             here: an error that only shows once there are records to solve it for would tell
             that a private batch was not empty.
     """
@@ -37,7 +45,7 @@ class Objective:
     cost: str = "mixed"
 
     def __post_init__(self) -> None:
-        for name in ("lam", "label_weight", "m"):
+        for name in _DOMAIN:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ConfigError(f"objective.{name} must be a number, not {value!r}.")
@@ -57,6 +65,8 @@ class Objective:
             raise ConfigError(f"objective.cost is mixed or l1, not {self.cost!r}.")
         cost_named("mixed", self.m)
         solver_named(self.solver)
+        for name, interval in _DOMAIN.items():
+            interval.check(getattr(self, name))
 
     @property
     def ground_cost(self) -> Cost:

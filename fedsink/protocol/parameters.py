@@ -17,12 +17,14 @@ from torch import Tensor
 
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ModelError
-from fedsink.models import Generator, build
+from fedsink.models import Generator, build, parameter_count
 from fedsink.models.pullback import Pullback, pullback
-from fedsink.protocol.gradient import GradientRequest
+from fedsink.privacy import domain
+from fedsink.protocol.gradient import GradientRequest, is_float32
 from fedsink.protocol.records import pack, unpack
 
 _ARRAYS = ("weights", "latents", "extra_labels", "extra_gradient")
+_DESCRIPTION = {"name", "shape", "classes", "options"}
 
 
 def architecture_of(generator: Generator) -> dict[str, Any]:
@@ -94,33 +96,24 @@ class ParameterRequest:
         Raises:
             ValueError: with what does not fit.
         """
-        asked, generator = self.gradient, self.generator
-        n, parameters = len(asked.rows), sum(p.numel() for p in generator.parameters())
-        if self.weights.shape != (parameters,) or not _is_finite_float32(self.weights):
-            raise ValueError(
-                f"The generator's weights must be {parameters} finite float32 numbers, not "
-                f"{tuple(self.weights.shape)} of {self.weights.dtype}."
-            )
-        if generator.classes != asked.objective.classes:
-            raise ValueError(
-                f"The generator has {generator.classes} classes, the request "
-                f"{asked.objective.classes}."
-            )
+        asked = self.gradient
+        self._check_size()
+        generator, n = self.generator, len(asked.rows)
         view = view_from_dict(asked.view)
-        if (generator.shape, asked.rows.shape[1]) != (view.shape, view.dimension):
+        if asked.rows.shape[1] != view.dimension:
             raise ValueError(
-                f"The generator's records {generator.shape} and rows of {asked.rows.shape[1]} "
-                f"coordinates are not those of the view ({view.shape} and {view.dimension})."
+                f"The rows have {asked.rows.shape[1]} coordinates, the view {view.dimension}."
             )
         extra = len(self.latents) - n if self.latents.ndim == 2 else -1
         if (
             extra < 0
             or self.latents.shape[1] != generator.latent_dim
-            or not _is_finite_float32(self.latents)
+            or not is_float32(self.latents, domain.LATENTS)
         ):
             raise ValueError(
-                f"Latents must be at least {n}×{generator.latent_dim} finite float32 numbers, not "
-                f"{tuple(self.latents.shape)} of {self.latents.dtype}."
+                f"Latents must be at least {n}×{generator.latent_dim} finite float32 numbers "
+                f"within ±{domain.LATENTS.high:.4g}, not {tuple(self.latents.shape)} of "
+                f"{self.latents.dtype}."
             )
         labels = self.extra_labels
         if labels.shape != (extra,) or labels.dtype != torch.int64:
@@ -128,11 +121,40 @@ class ParameterRequest:
         if not bool(((labels >= 0) & (labels < generator.classes)).all()):
             raise ValueError(f"The labels of the other rows must be below {generator.classes}.")
         if self.extra_gradient.shape not in ((0, 0), (extra, view.dimension)) or not (
-            _is_finite_float32(self.extra_gradient)
+            is_float32(self.extra_gradient, domain.GRADIENTS)
         ):
             raise ValueError(
                 f"The gradient of the other rows must be {extra}×{view.dimension} finite float32 "
-                f"numbers or empty, not {tuple(self.extra_gradient.shape)}."
+                f"numbers within ±{domain.GRADIENTS.high:.4g} or empty, not "
+                f"{tuple(self.extra_gradient.shape)}."
+            )
+
+    def _check_size(self) -> None:
+        """Compare what the message declares with what it holds, before anything is built."""
+        request, described = self.gradient, self.architecture
+        if unknown := sorted(set(described) - _DESCRIPTION):
+            raise ValueError(f"The generator's description has an unknown entry {unknown[0]!r}.")
+        try:
+            name, shape = described["name"], tuple(described["shape"])
+            classes, options = described["classes"], described["options"]
+            of_view = tuple(request.view["shape"])
+            fits = shape == of_view
+            size = parameter_count(name, shape, classes, **options) if fits else 0
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"The request's generator cannot be built: {error}.") from error
+        if not fits:
+            raise ValueError(
+                f"The generator's records {shape} are not those of the view, {of_view}."
+            )
+        if self.weights.shape != (size,) or not is_float32(self.weights, domain.WEIGHTS):
+            raise ValueError(
+                f"The generator's weights must be {size} finite float32 numbers within "
+                f"±{domain.WEIGHTS.high:.4g}, not {tuple(self.weights.shape)} of "
+                f"{self.weights.dtype}."
+            )
+        if classes != request.objective.classes:
+            raise ValueError(
+                f"The generator has {classes} classes, the request {request.objective.classes}."
             )
 
     @property
@@ -186,12 +208,5 @@ class ParameterReply:
 @lru_cache(maxsize=2)
 def _built(architecture: str) -> Generator:
     described = json.loads(architecture)
-    name, shape, classes = (described.pop(key) for key in ("name", "shape", "classes"))
-    options = described.pop("options")
-    if described:
-        raise ValueError(f"unknown entry {min(described)!r}")
-    return build(name, tuple(shape), classes, **options).requires_grad_(False)
-
-
-def _is_finite_float32(values: Tensor) -> bool:
-    return values.dtype == torch.float32 and bool(values.isfinite().all())
+    name, shape, classes = (described[key] for key in ("name", "shape", "classes"))
+    return build(name, tuple(shape), classes, **described["options"]).requires_grad_(False)

@@ -12,6 +12,11 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+PROTOCOL_VERSION = 2
+"""What requests and replies mean: it changes when either does."""
+
+_LONGEST_FIELDS = 1 << 20  # characters; a request's fields are some thousand
+
 _ARRAYS = "arrays"
 _FIELDS = "fields"
 
@@ -41,10 +46,14 @@ def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The inverse of `pack`; arrays are read without pickle.
 
     Raises:
-        ValueError: the record lacks a part or is not what `pack` wrote.
+        ValueError: the record lacks a part, is not what `pack` wrote, or its fields are longer
+            than any request's.
     """
     try:
-        fields = json.loads(str(record.config_records[_FIELDS]["json"]))
+        text = str(record.config_records[_FIELDS]["json"])
+        if len(text) > _LONGEST_FIELDS:
+            raise ValueError
+        fields = json.loads(text)
         arrays = {name: _tensor(array) for name, array in record.array_records[_ARRAYS].items()}
     except Exception as error:  # a hostile record makes parsers raise whatever they like
         raise ValueError(f"Malformed message: {type(error).__name__}.") from error
@@ -53,11 +62,17 @@ def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return fields, arrays
 
 
-def digest(record: RecordDict) -> bytes:
+def digest(message_type: str, record: RecordDict) -> bytes:
     """SHA-256 of everything a request says, so that a changed bit makes another request.
 
-    Every part goes in behind its length: no choice of names, types or bytes makes two requests
-    read alike. Otherwise a server could have two of them answered with the same noise.
+    What is asked for goes in first: one content sent as two types of message asks for two
+    functions of the data. Every part goes in behind its length: no choice of names, types or
+    bytes makes two requests read alike. Otherwise a server could have two of them answered with
+    the same noise.
+
+    Args:
+        message_type: what the content is sent as, ``"train.gradient"`` say.
+        record: what `pack` wrote.
     """
     state = hashlib.sha256()
 
@@ -65,6 +80,8 @@ def digest(record: RecordDict) -> bytes:
         state.update(len(part).to_bytes(8, "big"))
         state.update(part)
 
+    update(str(PROTOCOL_VERSION).encode())
+    update(message_type.encode())
     update(str(record.config_records[_FIELDS]["json"]).encode())
     for name, array in sorted(record.array_records[_ARRAYS].items()):
         for text in (name, array.dtype, str(tuple(array.shape)), array.stype):

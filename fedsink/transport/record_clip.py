@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from fedsink.privacy.clipping import shrunk
 from fedsink.transport.semidual import (
     masked_row_weights,
     record_field,
@@ -144,7 +145,7 @@ def single_contribution(
 ) -> Tensor:
     """Return min(1, Δ/‖g_j‖)·g_j of one record, (n, d), whatever the values; zero if undefined.
 
-    `mask` (n,) names the rows the record may choose from.
+    `mask` (n,) names the rows the record may choose from; `clip` is a `reduced` Δ, or infinite.
     """
     difference = x - record
     column = None if mask is None else mask.unsqueeze(-1)
@@ -152,14 +153,7 @@ def single_contribution(
     contribution = w * difference
     if column is not None:  # 0·∞ in a row left out
         contribution = contribution.masked_fill(~column, 0.0)
-    # The largest entry is divided out first, so that squares neither overflow nor vanish.
-    largest = contribution.abs().amax()
-    direction = contribution / largest
-    length = torch.linalg.vector_norm(direction)
-    clipped = torch.where(largest * length <= clip, contribution, direction * (clip / length))
-    # Selects, not branches: control flow must not depend on private values.
-    defined = largest.isfinite() & (largest > 0.0)
-    return torch.where(defined, clipped, torch.zeros_like(contribution))
+    return shrunk(contribution.reshape(1, -1), clip, slack=0.0).reshape(contribution.shape)
 
 
 def _weights(f: Tensor, distances: Tensor, lam: float, mask: Tensor | None) -> Tensor:

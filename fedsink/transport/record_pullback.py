@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fedsink.privacy.clipping import shrunk
 from fedsink.transport.record_clip import check_field, reduced, single_contribution
 
 
@@ -52,9 +53,6 @@ def clipped_pullback(
         # One by one: in a batch a record's place could change the rounding of its gradient.
         for number, record in enumerate(y64):
             rows = None if mask is None else mask[:, number]
-            pulled = pull(single_contribution(x64, record, f64, lam, math.inf, rows)).double()
-            norm = torch.linalg.vector_norm(pulled)
-            # Selects, not branches: control flow must not depend on private values.
-            scale = torch.where(norm > clip, clip / norm, 1.0)
-            total += torch.where(norm.isfinite(), scale * pulled, 0.0)
+            pulled = pull(single_contribution(x64, record, f64, lam, math.inf, rows))
+            total += shrunk(pulled.unsqueeze(0), clip, slack=0.0).squeeze(0)
     return total

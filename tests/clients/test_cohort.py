@@ -41,7 +41,7 @@ def together(
 def one_by_one(
     settings: NodeSettings, requests: Sequence[GradientRequest], clients: Sequence[int]
 ) -> dict[int, Tensor]:
-    message = digest(pack_requests(requests))
+    message = digest("train.gradient", pack_requests(requests))
     return {
         k: torch.stack([r.gradient for r in Node(settings, k).gradients(requests, message)])
         for k in clients

@@ -78,6 +78,14 @@ def test_image_noise_and_label_noise_are_drawn_apart() -> None:
     with_labels, _ = privatize(shard_of(50), plan_of(label_epsilon=1.0, classes=4), keyed(b"k"))
     without, _ = privatize(shard_of(50), plan_of(), keyed(b"k"))
     assert torch.equal(with_labels, without)
+    purposes: list[str] = []
+
+    def stream(purpose: str) -> Stream:
+        purposes.append(purpose)
+        return keyed(b"k")(purpose)
+
+    privatize(shard_of(50), plan_of(label_epsilon=1.0, classes=4), stream)
+    assert sorted(purposes) == ["image", "label", "order"]
 
 
 def test_the_same_stream_gives_the_same_bytes() -> None:

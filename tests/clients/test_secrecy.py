@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsink.clients.gradient import client_gradient
 from fedsink.clients.padded import PaddedBatch, padded_batch_gradient, padded_record_total
 from fedsink.clients.shard import Shard
-from fedsink.privacy import Stream
+from fedsink.privacy import Stream, domain
 from fedsink.protocol import GradientReply, GradientRequest
 from fedsink.transport import AnnealedSolver, Mixed, append_labels, transport_gradient
 
@@ -127,13 +127,13 @@ HOSTILE: list[dict[str, Any]] = [
     {"rows": torch.full((6, 4), 3e38)},
     {"rows": torch.full((6, 4), 1e18)},
     {"rows": 1e6 * torch.randn(6, 4, generator=torch.Generator().manual_seed(0))},
-    {"lam": 1e-300},
+    {"lam": domain.REGULARISATION.low},
     {"lam": 1e-6},
-    {"lam": 1e300},
-    {"m": 1e300},
-    {"label_weight": 1e300},
-    {"label_weight": 1e15},
-    {"bound": 1e-200},
+    {"lam": domain.REGULARISATION.high},
+    {"m": domain.COST_WEIGHT.high},
+    {"label_weight": domain.LABEL_WEIGHT.high},
+    {"label_weight": 1e5},
+    {"bound": domain.CLIP_BOUND.low},
     {"potentials": torch.full((6,), 1e30)},
     {"potentials": torch.tensor([0.0, math.nan, math.inf, -1e38, 1.0, -math.inf])},
 ]
@@ -305,7 +305,7 @@ def test_removing_a_record_moves_the_release_by_at_most_the_sensitivity(
         data.draw(st.sampled_from(["converged", "annealed"])),
         capacity=5,
         rows=matrix(NUMBERS, 3),
-        lam=data.draw(st.sampled_from([1e-300, 1e-40, 1e-6, 0.5, 1e6, 1e300])),
+        lam=data.draw(st.sampled_from([2.0**-40, 1e-9, 1e-6, 0.5, 1e6, 2.0**40])),
         bound=0.5,
     )
     potentials = torch.tensor(data.draw(st.lists(ANY, min_size=3, max_size=3)))

@@ -47,6 +47,8 @@ def test_different_keys_or_contexts_never_collide_also_where_texts_concatenate_a
         Stream(b"k", "ey"),
         Stream(b"key", "ab"),
         Stream(b"key", "a", "b"),
+        Stream(b"key", "asb"),  # with the tags of strings and bytes inside
+        Stream(b"keysab"),
         Stream(b"key", "", "ab"),
         Stream(b"key", b"ab"),
         Stream(b"key", "1"),

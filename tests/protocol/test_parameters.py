@@ -57,7 +57,7 @@ def test_every_part_is_in_the_digest(request_: ParameterRequest) -> None:
         replace(request_, architecture={**request_.architecture, "name": "other"}),
         replace(request_, gradient=replace(request_.gradient, rows=request_.gradient.rows + 1)),
     ]
-    digests = {digest(one.to_record()) for one in (request_, *moved)}
+    digests = {digest("train.parameters", one.to_record()) for one in (request_, *moved)}
     assert len(digests) == 1 + len(moved)
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from fedsink.protocol.records import digest, pack, unpack
 
+TYPE = "train.gradient"
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool]
 
 
@@ -152,18 +153,22 @@ def test_a_fields_digest_is_the_same_on_both_sides_of_the_wire(
     make_request: Callable[..., Any],
 ) -> None:
     record = make_request().to_record()
-    assert digest(over_the_wire(record)) == digest(record) == digest(make_request().to_record())
+    assert (
+        digest(TYPE, over_the_wire(record))
+        == digest(TYPE, record)
+        == digest(TYPE, make_request().to_record())
+    )
 
 
 @given(name=st.sampled_from(["x", "y"]), data=st.data())
 def test_any_changed_bit_of_an_array_makes_another_digest(name: str, data: st.DataObject) -> None:
     """Pitfall 14: a replayed round whose images differ in one bit must not meet the same noise."""
     arrays = {"x": torch.arange(6.0), "y": torch.arange(3)}
-    before = digest(pack({"a": 1}, arrays))
+    before = digest(TYPE, pack({"a": 1}, arrays))
     raw = arrays[name].numpy().view(np.uint8)
     bit = data.draw(st.integers(0, 8 * raw.size - 1))
     raw[bit // 8] ^= 1 << bit % 8
-    assert digest(pack({"a": 1}, arrays)) != before
+    assert digest(TYPE, pack({"a": 1}, arrays)) != before
 
 
 @given(data=st.data())
@@ -174,7 +179,7 @@ def test_any_changed_field_makes_another_digest(data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(text) - 1))
     letter = data.draw(st.characters(codec="ascii").filter(lambda c: c != text[place]))
     changed = text[:place] + letter + text[place + 1 :]
-    assert digest(record_of(changed, {})) != digest(record_of(text, {}))
+    assert digest(TYPE, record_of(changed, {})) != digest(TYPE, record_of(text, {}))
 
 
 def test_digest_tells_types_shapes_and_names_apart() -> None:
@@ -183,7 +188,7 @@ def test_digest_tells_types_shapes_and_names_apart() -> None:
         {"x": x}, {"y": x}, {"x": x.reshape(2, 2)}, {"x": x.double()}, {"x": x, "y": x},
         {"x": torch.zeros(8, dtype=torch.int32)}, {},
     ]  # fmt: skip
-    assert len({digest(pack({}, each)) for each in arrays}) == len(arrays)
+    assert len({digest(TYPE, pack({}, each)) for each in arrays}) == len(arrays)
 
 
 def test_no_choice_of_names_and_types_makes_two_records_read_alike() -> None:
@@ -201,5 +206,7 @@ def test_no_choice_of_names_and_types_makes_two_records_read_alike() -> None:
         ({"a": one}, {"a": stored(ZEROS, dtype="a", data=b"1"), "b": stored(ZEROS, dtype="c")}),
     ]
     for left, right in pairs:
-        assert digest(record_of("{}", left)) != digest(record_of("{}", right))
-    assert digest(record_of("{}|x", {})) != digest(record_of("{}", {"x": stored(ZEROS)}))
+        assert digest(TYPE, record_of("{}", left)) != digest(TYPE, record_of("{}", right))
+    assert digest(TYPE, record_of("{}|x", {})) != digest(
+        TYPE, record_of("{}", {"x": stored(ZEROS)})
+    )

@@ -14,6 +14,7 @@ from fedsink.privacy.ledger.events import event_to_json
 from fedsink.privacy.ledger.places import EVERY_LABEL, Reservation
 
 ONE_PLAN = "one-plan"  # the rule of an account without a ceiling
+_MOST_PRICES = 4096
 _ROUNDING = 1 + 1e-9  # ten plans of δ = 1e-6 fill 1e-5, whatever the last bit of their sum
 
 
@@ -36,6 +37,50 @@ def price(charge: Charge, budget: Budget | None) -> Price:
     if budget.admission == "reserve":
         return Price(charge.epsilon(), None)
     return Price(None, budget.cost(charge.use))
+
+
+def remembered(connection: Connection, charge: Charge) -> Price | None:
+    """The ε that was computed for this plan before, whether it was admitted or not."""
+    row = connection.execute(
+        "SELECT epsilon FROM prices WHERE plan=?", (charge.price_key,)
+    ).fetchone()
+    return None if row is None else Price(row[0], None)
+
+
+def remember(connection: Connection, charge: Charge, priced: Price) -> None:
+    """Keep a plan's ε; of more than some thousand the oldest is forgotten."""
+    if priced.epsilon is None or math.isnan(priced.epsilon):
+        return
+    connection.execute(
+        "INSERT OR REPLACE INTO prices (plan, epsilon) VALUES (?, ?)",
+        (charge.price_key, priced.epsilon),
+    )
+    connection.execute(
+        "DELETE FROM prices WHERE id <= (SELECT MAX(id) FROM prices) - ?", (_MOST_PRICES,)
+    )
+
+
+def check_reach(
+    connection: Connection, lineage: str, charge: Charge, budget: Budget | None
+) -> None:
+    """Refuse a plan whose ε is far above what is left, before it is priced.
+
+    Raises:
+        BudgetError: the account has too little left.
+    """
+    if budget is None or budget.admission != "reserve":
+        return
+    earlier = connection.execute(
+        "SELECT reservations.epsilon, reservations.delta FROM reservations"
+        " JOIN runs ON run = runs.id JOIN accounts ON account = accounts.id"
+        " WHERE lineage=? AND adjacency=?",
+        (lineage, charge.adjacency),
+    ).fetchall()
+    left = budget.epsilon - math.fsum(epsilon for epsilon, _ in earlier)
+    left_delta = budget.delta - math.fsum(delta for _, delta in earlier)
+    rough = charge.rough_epsilon(left)
+    if rough is not None:
+        raise _too_little_left(f"about ε = {rough:.3g}", lineage, charge, left, left_delta)
 
 
 def find(
@@ -216,11 +261,16 @@ def _check_sums(
         math.fsum([charge.delta, *(d for _, d in earlier)]), budget.delta
     )
     if not fits:
-        raise BudgetError(
-            f"The plan costs ε = {epsilon:.4g}, δ = {charge.delta:g} ({charge.adjacency}), and of "
-            f"{lineage}'s budget ε = {max(0.0, left_epsilon):.4g}, δ = {max(0.0, left_delta):.4g} "
-            "are left."
-        )
+        raise _too_little_left(f"ε = {epsilon:.4g}", lineage, charge, left_epsilon, left_delta)
+
+
+def _too_little_left(
+    price: str, lineage: str, charge: Charge, left_epsilon: float, left_delta: float
+) -> BudgetError:
+    return BudgetError(
+        f"The plan costs {price}, δ = {charge.delta:g} ({charge.adjacency}), and of {lineage}'s "
+        f"budget ε = {max(0.0, left_epsilon):.4g}, δ = {max(0.0, left_delta):.4g} are left."
+    )
 
 
 def _rule(budget: Budget | None) -> tuple[str, float | None]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from fedsink import __version__
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Charge:
         delta: δ in [0, 1).
         epsilon: computes ε of the whole plan at δ; may take seconds, so it is asked only where
             the plan is new and a ceiling must be compared.
+        rough_epsilon: a rough ε where it is far above a ceiling, in milliseconds; None where it
+            may be near. A ledger that asks it first refuses what is out of reach unpriced.
     """
 
     adjacency: str
@@ -34,8 +39,15 @@ class Charge:
     uses: int
     delta: float
     epsilon: Callable[[], float]
+    rough_epsilon: Callable[[float], float | None] = lambda ceiling: None
 
     @cached_property
     def plan_json(self) -> str:
         """The plan as canonical text."""
         return json.dumps(self.plan, sort_keys=True, separators=(",", ":"))
+
+    @cached_property
+    def price_key(self) -> bytes:
+        """What ε is a function of, and which version of fedsink computes it, as SHA-256."""
+        text = f"{__version__}|{self.adjacency}|{self.plan_json}"
+        return hashlib.sha256(text.encode()).digest()

@@ -14,7 +14,8 @@ from typing import Any
 from fedsink.errors import LedgerError
 
 _PATIENCE = 60.0  # seconds to wait for another process
-_VERSION = 1
+_VERSION = 2
+_PRICES = "CREATE TABLE prices (id INTEGER PRIMARY KEY, plan BLOB UNIQUE, epsilon REAL NOT NULL)"
 _TABLES = """
 CREATE TABLE accounts (
     id INTEGER PRIMARY KEY, lineage TEXT NOT NULL, adjacency TEXT NOT NULL,
@@ -39,7 +40,7 @@ CREATE TABLE counts (
     reservation INTEGER NOT NULL REFERENCES reservations, label INTEGER NOT NULL,
     uses INTEGER NOT NULL,
     PRIMARY KEY (reservation, label)) WITHOUT ROWID;
-"""
+"""  # and, from version 2 on, _PRICES: ε of plans, which anyone can compute again
 
 
 class Database:
@@ -135,8 +136,13 @@ class Database:
                 if self._version() == 0 and not self.rows("SELECT 1 FROM sqlite_master"):
                     for statement in _TABLES.split(";"):
                         connection.execute(statement)
+                    connection.execute("PRAGMA user_version=1")
+        if writable and self._version() == 1:
+            with self.transaction() as connection:
+                if self._version() == 1:
+                    connection.execute(_PRICES)
                     connection.execute(f"PRAGMA user_version={_VERSION}")
-        if (version := self._version()) != _VERSION:
+        if (version := self._version()) not in ((_VERSION,) if writable else (1, _VERSION)):
             self.connection.close()
             raise LedgerError(
                 f"{self.path} is no ledger of version {_VERSION} (it says {version}): use the "

@@ -58,7 +58,8 @@ class Ledger:
         with self._database.explained() as connection:
             if found := admission.find(connection, *key):
                 return found
-        priced = admission.price(charge, budget)  # takes seconds: before the file is locked
+            admission.check_reach(connection, lineage, charge, budget)
+        priced = self._price(charge, budget)
         with self._database.transaction() as connection:
             return admission.find(connection, *key) or admission.admit(connection, *key, priced)
 
@@ -131,9 +132,26 @@ class Ledger:
                 [(reservation.run, round) for round in rounds],
             )
 
+    def knows(self, digests: Iterable[bytes]) -> bool:
+        """Whether every one of these digests has been claimed."""
+        known = {row[0] for row in self._database.rows("SELECT digest FROM claims")}
+        return known.issuperset(digests)
+
     def close(self) -> None:
         """Close the file."""
         self._database.close()
+
+    def _price(self, charge: Charge, budget: Budget | None) -> admission.Price:
+        """The plan's price; one that takes seconds is kept, so that it is computed once."""
+        if budget is None or budget.admission != "reserve":
+            return admission.price(charge, budget)
+        with self._database.explained() as connection:
+            if kept := admission.remembered(connection, charge):
+                return kept
+        priced = admission.price(charge, budget)  # before the file is locked
+        with self._database.transaction() as connection:
+            admission.remember(connection, charge, priced)
+        return priced
 
     def _claim(self, reservation: Reservation, use: Use) -> Claim:
         if not 1 <= use.round <= reservation.rounds:

@@ -93,5 +93,5 @@ def batch_totals(
     plan = transport.annealed(problem, starts, longest).source_plan
     found = 2.0 * transport.cost_gradient(x, y, plan, objective.m)[..., : own.shape[-1]] + own
     gradients = torch.where(present.any(-1)[:, None, None], found, own)
-    clipped: Tensor = torch.vmap(clip.apply)(gradients)
+    clipped: Tensor = clip.apply_each(gradients)
     return clipped

@@ -130,7 +130,7 @@ class SemiDebiased(SelfTerm):
         gradient = gradient[..., :dimension]
         outside = torch.zeros_like(gradient)
         if extra:
-            outside[:, n:] = torch.vmap(self._clip.apply)(gradient[:, n:])
+            outside[:, n:] = self._clip.apply_each(gradient[:, n:])
         return SelfParts(rows.new_zeros(0), gradient[:, :n], outside)
 
 

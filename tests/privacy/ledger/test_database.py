@@ -45,8 +45,8 @@ def test_a_real_nodes_commits_survive_a_power_cut(path: Path, durable: bool, lev
 def test_an_unknown_version_is_refused(path: Path) -> None:
     Ledger(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version=2")
-    with pytest.raises(LedgerError, match=r"no ledger of version 1 \(it says 2\)"):
+        connection.execute("PRAGMA user_version=3")
+    with pytest.raises(LedgerError, match=r"no ledger of version 2 \(it says 3\)"):
         Ledger(path)
 
 
@@ -55,7 +55,7 @@ def test_somebody_elses_database_is_refused_and_left_as_it_is(path: Path) -> Non
     path.touch(0o600)
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE accounts (money REAL)")
-    with pytest.raises(LedgerError, match=r"no ledger of version 1 \(it says 0\)"):
+    with pytest.raises(LedgerError, match=r"no ledger of version 2 \(it says 0\)"):
         Ledger(path)
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("accounts",)]

@@ -1,0 +1,85 @@
+"""The public numeric domain: the numbers that plans, objectives and requests may hold.
+
+Floats lose their relative precision at their edges: a factor below 2⁻¹²⁶ rounds by up to half of
+itself in float32, and squares vanish or overflow long before that. No honest run comes near, so
+nothing at a node is computed from numbers that do. Everything here is public: it is compared
+before any record is read, and a number outside is refused.
+
+| number | smallest | largest |
+|---|---|---|
+| clip bound Δ | 2⁻⁴⁰ | 2⁴⁰ |
+| noise multiplier σ | 2⁻²⁰ | 2⁴⁰ |
+| regularisation λ | 2⁻⁴⁰ | 2⁴⁰ |
+| cost weight m, label weight α_c | 0 | 2²⁰ |
+| rows X, latents z, generator weights θ | −2²⁰ | 2²⁰ |
+| potentials f, gradients | −2⁴⁰ | 2⁴⁰ |
+| rounds T | 1 | 10⁷ |
+| capacity B, nominal records N | 1 | 2⁴⁰ |
+
+>>> CLIP_BOUND.check(0.5)
+0.5
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy import checks
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The numbers from `low` to `high` that a quantity may have.
+
+    Attributes:
+        name: the quantity and its symbol, as errors name it.
+        low: the smallest number allowed.
+        high: the largest number allowed.
+    """
+
+    name: str
+    low: float
+    high: float
+
+    def check(self, value: float) -> float:
+        """`value` as a float; raises PrivacyError unless it is a number inside the interval."""
+        if not checks.is_number(value) or not self.low <= value <= self.high:
+            raise PrivacyError(
+                f"{self.name} must be a number from {self.low:.4g} to {self.high:.4g}, received "
+                f"{value!r}: choose one that is far from the limits of floats."
+            )
+        return float(value)
+
+    def check_count(self, value: int) -> int:
+        """`value` as an int; raises PrivacyError unless it is a whole number inside."""
+        if checks.count(self.name, value, minimum=int(self.low)) > self.high:
+            raise PrivacyError(f"{self.name} must be at most {self.high:.4g}, received {value!r}.")
+        return int(value)
+
+    def holds(self, values: torch.Tensor) -> bool:
+        """Whether every entry lies inside; never for NaN. It copies nothing."""
+        if values.numel() == 0:
+            return True
+        low, high = torch.aminmax(values)
+        return bool((low >= self.low) & (high <= self.high))
+
+
+def _symmetric(name: str, largest: float) -> Interval:
+    return Interval(name, -largest, largest)
+
+
+CLIP_BOUND = Interval("the clip bound Δ", 2.0**-40, 2.0**40)
+NOISE_MULTIPLIER = Interval("the noise multiplier σ", 2.0**-20, 2.0**40)
+REGULARISATION = Interval("the regularisation λ", 2.0**-40, 2.0**40)
+COST_WEIGHT = Interval("the cost weight m", 0.0, 2.0**20)
+LABEL_WEIGHT = Interval("the label weight", 0.0, 2.0**20)
+ROWS = _symmetric("a row's coordinate", 2.0**20)
+LATENTS = _symmetric("a latent coordinate", 2.0**20)
+WEIGHTS = _symmetric("a generator's weight", 2.0**20)
+POTENTIALS = _symmetric("a potential", 2.0**40)
+GRADIENTS = _symmetric("a gradient's entry", 2.0**40)
+ROUNDS = Interval("rounds", 1, 10_000_000)
+RECORDS = Interval("a number of records", 1, 2.0**40)

@@ -1,0 +1,48 @@
+"""Who is in a batch of fixed capacity: the plan's Poisson sample, and nobody else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedsink.clients.gradient import client_total
+from fedsink.clients.padded import PaddedBatch
+from fedsink.clients.shard import Shard
+from fedsink.privacy import Stream
+from fedsink.protocol import GradientRequest
+
+Make = Callable[..., GradientRequest]
+
+
+@pytest.mark.parametrize("schedule", ["joint", "class"])
+@pytest.mark.parametrize("rate", [0.2, 0.5])
+def test_every_record_of_the_class_is_sampled_with_the_plans_rate(
+    make_request: Make, schedule: str, rate: float
+) -> None:
+    """Pitfall 3; 1.2 times the rate would be noticed with five standard deviations to spare."""
+    label = 1 if schedule == "class" else None
+    request, n = make_request(clip="record", schedule=schedule, rate=rate, label=label), 45_000
+    shard = Shard(torch.zeros(n, 4), torch.arange(n) % 3)
+    candidates = n if label is None else n // 3
+    size = int(PaddedBatch.draw(request, n, shard, Stream(b"k", "sample")).present.sum())
+    error = math.sqrt(rate * (1 - rate) * candidates)
+    assert abs(size - rate * candidates) < 5 * error
+    assert (1 - 1 / 1.2) * rate * candidates > 10 * error
+
+
+def test_the_release_holds_the_sampled_records_and_no_others(make_request: Make) -> None:
+    """Records far along one axis contribute Δ each: the total counts them."""
+    n, rate = 9000, 0.2
+    far = torch.zeros(n, 4)
+    far[:, 0] = 50.0
+    one = {"rows": torch.zeros(1, 4), "row_labels": torch.zeros(1, dtype=torch.int64)}
+    request = make_request(clip="record", rate=rate, **one)
+    plan = replace(request.plan, capacity=n, nominal_records=n)
+    shard = Shard(far, torch.zeros(n, dtype=torch.int64))
+    total = client_total(replace(request, plan=plan), shard, Stream(b"k", "sample"))
+    size = -float(total[0, 0]) / plan.clip.bound
+    assert abs(size - rate * n) < 5 * math.sqrt(rate * (1 - rate) * n)
