@@ -66,7 +66,6 @@ class DctMlp(Generator):
             )
         if not hidden:
             raise ModelError("dct_mlp needs at least one hidden layer, got hidden=[].")
-        checked_sizes(self.name, *hidden)
         channels, height, width = self.shape
         band = dct.disc(height, width, _radius(height, width, radius))
         if not band:

@@ -56,7 +56,6 @@ class Mlp(Generator):
             raise ModelError(
                 "mlp output 'linear' is for points; images are in [0, 1] and need 'sigmoid'."
             )
-        checked_sizes(self.name, *hidden)
         self.output = output
         self.conditional = classes > 1 if conditional is None else conditional
         width = latent_dim + (classes if self.conditional else 0)

@@ -8,7 +8,7 @@ before any record is read, and a number outside is refused.
 | number | smallest | largest |
 |---|---|---|
 | clip bound Δ | 2⁻⁴⁰ | 2⁴⁰ |
-| noise multiplier σ | 2⁻²⁰ | 2⁴⁰ |
+| noise multiplier σ | 2⁻⁴⁰ | 2⁴⁰ |
 | regularisation λ | 2⁻⁴⁰ | 2⁴⁰ |
 | cost weight m, label weight α_c | 0 | 2²⁰ |
 | rows X, latents z, generator weights θ | −2²⁰ | 2²⁰ |
@@ -72,7 +72,7 @@ def _symmetric(name: str, largest: float) -> Interval:
 
 
 CLIP_BOUND = Interval("the clip bound Δ", 2.0**-40, 2.0**40)
-NOISE_MULTIPLIER = Interval("the noise multiplier σ", 2.0**-20, 2.0**40)
+NOISE_MULTIPLIER = Interval("the noise multiplier σ", 2.0**-40, 2.0**40)
 REGULARISATION = Interval("the regularisation λ", 2.0**-40, 2.0**40)
 COST_WEIGHT = Interval("the cost weight m", 0.0, 2.0**20)
 LABEL_WEIGHT = Interval("the label weight", 0.0, 2.0**20)

@@ -70,15 +70,19 @@ def test_rows_that_require_gradients_are_sent_as_values(make_request: Make) -> N
         ({"rows": torch.zeros(4, 2, dtype=torch.float64)}, "Rows must be"),
         ({"rows": torch.full((4, 2), math.nan)}, "Rows must be a finite"),
         ({"rows": torch.full((4, 2), math.inf)}, "Rows must be a finite"),
+        ({"rows": torch.full((4, 2), 2.0**21)}, "Rows must be a finite"),
         ({"row_labels": torch.zeros(3).long()}, "Row labels must be 4 integers"),
         ({"row_labels": torch.zeros(4)}, "Row labels must be 4 integers"),
         ({"row_labels": torch.tensor([0, 1, 2, 3])}, "Row labels must be below the 3 classes"),
         ({"row_labels": torch.tensor([0, 1, 2, -1])}, "Row labels must be below the 3 classes"),
         ({"plan": RECORD}, "Per-record clipping needs 4 potentials"),
         ({"plan": RECORD, "potentials": torch.zeros(3)}, "Per-record clipping needs 4 potentials"),
+        ({"plan": RECORD, "potentials": torch.full((4,), math.nan)}, "needs 4 potentials"),
+        ({"plan": RECORD, "potentials": torch.full((4,), 2.0**41)}, "needs 4 potentials"),
         ({"self_gradient": torch.zeros(3, 2)}, "finite float32 self gradient of the rows' shape"),
         ({"self_gradient": torch.zeros(4, 2).long()}, "finite float32 self gradient"),
         ({"self_gradient": torch.full((4, 2), math.nan)}, "finite float32 self gradient"),
+        ({"self_gradient": torch.full((4, 2), 2.0**41)}, "finite float32 self gradient"),
     ],
 )
 def test_a_request_that_does_not_fit_together_is_refused(
@@ -131,9 +135,9 @@ def test_a_request_says_how_much_of_the_noise_it_asks_for(make_request: Make) ->
 
 
 def test_a_share_that_float32_cannot_hold_is_refused(make_request: Make) -> None:
-    GradientRequest.from_record(make_request(share=10**10).to_record())
+    GradientRequest.from_record(make_request(share=10**20).to_record())
     with pytest.raises(ValueError, match="the noise multiplier σ must be a number from"):
-        GradientRequest.from_record(make_request(share=10**14).to_record())
+        GradientRequest.from_record(make_request(share=10**26).to_record())
 
 
 def test_a_hostile_plan_is_refused_when_the_request_is_read(make_request: Make) -> None:
