@@ -12,20 +12,27 @@ from fedsink.data.labelled import LabelledData, checked
 from fedsink.data.sources import celeba, digits, half_circle, image_folder, mnist
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
+from fedsink.registry import Registry
 
-__all__ = ["SOURCES", "DataSpec", "Split", "load"]
+__all__ = ["SOURCES", "DataSpec", "Reader", "Split", "load"]
 
 Split = Literal["train", "test"]
 
-SOURCES: dict[str, Callable[[DataSpec, Split], tuple[Tensor, Tensor]]] = {
-    "celeba": celeba.read,
-    "digits": digits.read,
-    "fashion_mnist": mnist.read,
-    "half_circle": half_circle.read,
-    "image_folder": image_folder.read,
-    "mnist": mnist.read,
-}
-"""Every source by its configuration name; each returns (values, labels), not yet checked."""
+Reader = Callable[[DataSpec, Split], tuple[Tensor, Tensor]]
+"""Reads one split: (values, labels), not yet checked against the public description."""
+
+SOURCES: Registry[Reader] = Registry(
+    "data.name",
+    {
+        "celeba": celeba.read,
+        "digits": digits.read,
+        "fashion_mnist": mnist.read,
+        "half_circle": half_circle.read,
+        "image_folder": image_folder.read,
+        "mnist": mnist.read,
+    },
+    group="fedsink.data_sources",
+)
 
 
 @lru_cache(maxsize=8)
@@ -39,11 +46,8 @@ def load(spec: DataSpec, split: Split = "train") -> LabelledData:
         ConfigError: for an unknown source or split.
         DataError: for files that are missing or corrupt, or records that contradict `spec`.
     """
-    if spec.name not in SOURCES:
-        raise ConfigError(
-            f"data.name={spec.name!r} is unknown; choose one of {', '.join(sorted(SOURCES))}."
-        )
+    read = SOURCES.find(spec.name)
     if split not in ("train", "test"):
         raise ConfigError(f"split must be 'train' or 'test', got {split!r}.")
-    values, labels = SOURCES[spec.name](spec, split)
+    values, labels = read(spec, split)
     return checked(values, labels, spec)

@@ -1,0 +1,186 @@
+"""Things by their configuration name: fedsink's own, and those of installed packages.
+
+>>> views = Registry("view", {"dct": complex, "pixel": dict})
+>>> views.build("dct", {"imag": 1.0})
+1j
+>>> views.find("pixels")
+Traceback (most recent call last):
+fedsink.errors.ConfigError: view='pixels' is unknown; choose one of dct, pixel. Did you mean pixel?
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar, cast
+
+from fedsink.errors import ConfigError, FedsinkError
+
+T = TypeVar("T")
+
+
+class Registry(MutableMapping[str, T]):
+    """Everything of one kind by its configuration name.
+
+    An installed package adds to a kind with an entry point, which is imported when its name is
+    first asked for. Names of fedsink's own cannot be taken by a package:
+
+        [project.entry-points."fedsink.generators"]
+        unet = "my_package.unet:UNet"
+
+    Args:
+        key: what names one of the kind in a configuration, "view.name".
+        own: fedsink's own.
+        group: the entry points of packages, "fedsink.generators"; None where nobody adds any.
+        error: what is raised for names and options that do not exist.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        own: Mapping[str, T],
+        *,
+        group: str | None = None,
+        error: type[FedsinkError] = ConfigError,
+    ) -> None:
+        self._key = key
+        self._kind = key.partition(".")[0]
+        self._own = dict(own)
+        self._group = group
+        self._error = error
+
+    def find(self, name: object) -> T:
+        """What has this name.
+
+        Raises:
+            FedsinkError: nothing has it, or the package that states it cannot be imported.
+        """
+        if not isinstance(name, str) or name not in self:
+            raise self._error(
+                f"{self._key}={name!r} is unknown; choose one of {', '.join(sorted(self))}."
+                f"{did_you_mean(str(name), self)}"
+            )
+        return self[name]
+
+    def options(
+        self,
+        name: object,
+        chosen: Mapping[str, Any],
+        *,
+        positional: int = 0,
+        keywords: Collection[str] = (),
+    ) -> dict[str, Any]:
+        """What a user chose, completed by the defaults of what has this name.
+
+        Args:
+            name: as in `find`.
+            chosen: values by the name of their option.
+            positional: how many arguments are fedsink's, not the user's, by position.
+            keywords: names of those that are fedsink's by keyword.
+
+        Raises:
+            FedsinkError: as `find`; an option is unknown or missing.
+        """
+        signature = inspect.signature(cast("Callable[..., Any]", self.find(name)))
+        named = [p for p in signature.parameters.values() if p.kind not in _STARRED]
+        known = {p.name: p.default for p in named[positional:] if p.name not in keywords}
+        if unknown := sorted(set(chosen) - set(known)):
+            raise self._error(
+                f"the {self._kind} {name} has no option {unknown[0]!r}; it has "
+                f"{', '.join(known) or 'none'}.{did_you_mean(unknown[0], known)}"
+            )
+        complete = known | dict(chosen)
+        if missing := [o for o, value in complete.items() if value is inspect.Parameter.empty]:
+            raise self._error(f"the {self._kind} {name} lacks an option: {', '.join(missing)}.")
+        return complete
+
+    def build(
+        self, name: object, chosen: Mapping[str, Any], /, *args: object, **keywords: object
+    ) -> Any:
+        """Call what has this name with fedsink's arguments and a user's options.
+
+        Args:
+            name: as in `find`.
+            chosen: a user's options, by keyword.
+            args: fedsink's positional arguments.
+            keywords: fedsink's keyword arguments; a user cannot choose them.
+
+        Raises:
+            FedsinkError: as `options`, or a value is of the wrong type.
+        """
+        options = self.options(name, chosen, positional=len(args), keywords=keywords)
+        target: Any = self.find(name)
+        try:
+            return target(*args, **keywords, **options)
+        except TypeError as error:
+            raise self._error(
+                f"{self._kind}={name} cannot be built with the options {dict(chosen)}: {error}."
+            ) from error
+
+    def from_dict(self, description: Mapping[str, Any]) -> Any:
+        """Build from a name and options in one mapping, as they come from YAML or JSON.
+
+        Raises:
+            FedsinkError: as `build`.
+        """
+        return self.build(
+            description.get("name"), {k: v for k, v in description.items() if k != "name"}
+        )
+
+    def __getitem__(self, name: str) -> T:
+        return self._own[name] if name in self._own else self._load(self._installed[name])
+
+    def __setitem__(self, name: str, value: T) -> None:
+        self._own[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._own[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._installed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._own, **self._installed})
+
+    def __len__(self) -> int:
+        return len({**self._own, **self._installed})
+
+    @cached_property
+    def _installed(self) -> dict[str, list[EntryPoint]]:
+        entries: dict[str, list[EntryPoint]] = {}
+        for entry in entry_points(group=self._group) if self._group else ():
+            entries.setdefault(entry.name, []).append(entry)
+        return entries
+
+    def _load(self, entries: list[EntryPoint]) -> T:
+        entry, *others = entries
+        if others:
+            packages = " and ".join(sorted(_package(e) for e in entries))
+            raise self._error(
+                f"{self._key}={entry.name!r} is stated by several installed packages, {packages}: "
+                "uninstall all except one."
+            )
+        try:
+            loaded: T = entry.load()
+        except Exception as error:
+            raise self._error(
+                f"{self._key}={entry.name!r} cannot be imported from {entry.value}, as the "
+                f"installed package {_package(entry)} states: {type(error).__name__}: {error}."
+            ) from error
+        return loaded
+
+
+def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Ask for the known word that is most like `word`, after a blank; empty where none is."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else entry.value
+
+
+_STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
