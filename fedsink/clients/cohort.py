@@ -17,7 +17,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from fedsink.clients.app import failure_code
-from fedsink.clients.cohort_gradient import cohort_totals
+from fedsink.clients.gradient import client_totals
 from fedsink.clients.node import Node, open_node
 from fedsink.clients.pool import Pool
 from fedsink.clients.releases import Admitted
@@ -157,7 +157,8 @@ def _release(
 ) -> Tensor:
     """One use's noised gradients of all clients of a part of the pool, (k, n, D)."""
     streams = [one.node.streams(request, one.admitted.digests[use]) for one in waiting]
-    totals = cohort_totals(request, pool, part, [stream("sample") for stream in streams])
+    samples = [stream("sample") for stream in streams]
+    totals = client_totals([request] * len(streams), pool, part, samples)
     return request.own_plan.release_each(totals, [stream("noise") for stream in streams])
 
 

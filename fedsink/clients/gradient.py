@@ -1,22 +1,29 @@
-"""Central mode, client side: the clipped and noised gradient of the generated images."""
+"""Central mode, client side: the clipped and noised gradient of the generated images.
+
+What one client computes at a node and what a cohort computes in a simulation is one function of K
+clients; a node is K = 1.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from fedsink.clients.padded import PaddedBatch, padded_batch_gradient, padded_record_total
+from fedsink.clients.pool import Batch, Places, Pool, Sample
 from fedsink.clients.shard import Shard
-from fedsink.privacy import PoissonSampler, RecordClip, Stream
-from fedsink.protocol import GradientRequest
+from fedsink.privacy import RecordClip, Stream
+from fedsink.protocol import GradientRequest, Objective
 from fedsink.transport import (
+    Solver,
     append_labels,
-    clipped_record_field,
+    batch_gradients,
+    clipped_sums,
+    fixed_solver,
     solver_named,
-    transport_gradient,
 )
 
 log = logging.getLogger("fedsink.clients")
@@ -54,21 +61,38 @@ def client_gradient(
     Raises:
         ValueError: the rows do not live in the request's view of this data.
     """
-    return request.own_plan.release(client_total(request, shard, stream("sample")), stream("noise"))
+    total = client_total(request, shard, stream("sample"))
+    return request.own_plan.release(total, stream("noise"))
 
 
 def client_total(request: GradientRequest, shard: Shard, sample: Stream) -> Tensor:
-    """What `client_gradient` releases but for its noise, (n, D).
+    """What `client_gradient` adds its noise to, (n, D); raises like it."""
+    return client_totals([request], Pool([shard]), slice(0, 1), [sample])[0]
+
+
+def client_totals(
+    requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
+) -> Tensor:
+    """What `client_gradient` adds its noise to, for K clients at once.
+
+    Args:
+        requests: what each client is asked, checked; the clients may share one request. All of
+            them have one plan, objective and view, and rows of one shape.
+        pool: the clients' records.
+        part: the clients' places among the pool's.
+        samples: the stream of each client's sample.
+
+    Returns:
+        (K, n, D), float64 for `clip=record`, else float32.
 
     Raises:
         ValueError: the rows do not live in the request's view of this data.
     """
-    coordinates = shard.coordinates(request.view)
-    refuse_other_view(request, coordinates)
-    rows = request.rows.to(coordinates.device)
-    if request.plan.capacity is not None:
-        return _padded_total(request, request.plan.capacity, shard, rows, sample)
-    return _total(request, shard, rows, sample)
+    refuse_other_view(requests[0], pool.coordinates(requests[0].view))
+    clip = requests[0].plan.clip
+    if isinstance(clip, RecordClip):
+        return _record_totals(requests, pool, part, samples)
+    return clip.apply_each(client_batch_gradients(requests, pool, part, samples))
 
 
 def refuse_other_view(request: GradientRequest, coordinates: Tensor) -> None:
@@ -80,73 +104,181 @@ def refuse_other_view(request: GradientRequest, coordinates: Tensor) -> None:
         )
 
 
-def _padded_total(
-    request: GradientRequest, capacity: int, shard: Shard, rows: Tensor, stream: Stream
+def _record_totals(
+    requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
 ) -> Tensor:
-    """What is released but for its noise, of a sample in `capacity` places."""
-    batch = PaddedBatch.draw(request, capacity, shard, stream)
-    clip = request.plan.clip
-    if isinstance(clip, RecordClip):
-        return padded_record_total(request, rows, batch)
-    return clip.apply(padded_batch_gradient(request, rows, batch))
+    """Σ_j clip(g_j, Δ) of each client: every record meets only the rows of its own class."""
+    first = requests[0]
+    device = pool.coordinates(first.view).device
+    rows = _stacked(requests, "rows").to(device)
+    potentials = _stacked(requests, "potentials").to(device)
+    row_labels = _stacked(requests, "row_labels")
+    totals = torch.zeros(rows.shape, dtype=torch.float64, device=device)
+    for of_class, places in _problems(requests, pool, part, samples):
+        own, whose = of_class.to(device), places.clients.to(device).unsqueeze(-1)
+        totals[whose, own] = record_sums(
+            first, rows[whose, own], potentials[whose, own],
+            row_labels[places.clients][:, of_class], pool.batch(first, places),
+            pool.norm_bound(first.view),
+        )  # fmt: skip
+    return totals
 
 
-def _total(request: GradientRequest, shard: Shard, rows: Tensor, stream: Stream) -> Tensor:
-    """What is released but for its noise, of a sample as large as it comes."""
-    records, labels = sampled(request, shard, stream)
-    if isinstance(request.plan.clip, RecordClip):
-        return _record_total(request, rows, records, labels)
-    return request.plan.clip.apply(batch_gradient(request, rows, records, labels))
-
-
-def sampled(request: GradientRequest, shard: Shard, stream: Stream) -> tuple[Tensor, Tensor]:
-    """The Poisson sample of the request's class: coordinates (b, D) and labels (b,)."""
-    coordinates = shard.coordinates(request.view)
-    candidates = shard.members(request.label)
-    batch = candidates[PoissonSampler(request.plan.rate).draw(len(candidates), stream)]
-    labels = shard.labels[batch]
-    if request.objective.classes == 1:  # unconditional: every record is of the one class
-        labels = torch.zeros_like(labels)
-    return coordinates[batch], labels
-
-
-def _record_total(
-    request: GradientRequest, rows: Tensor, records: Tensor, labels: Tensor
+def record_sums(
+    request: GradientRequest,
+    rows: Tensor,
+    potentials: Tensor,
+    row_labels: Tensor,
+    batch: Batch,
+    radius: float,
 ) -> Tensor:
-    """Σ_j clip(g_j, Δ): every record meets only the rows of its own class."""
-    bound, lam = request.plan.clip.bound, request.objective.lam
-    total = torch.zeros(rows.shape, dtype=torch.float64)
-    for label in request.row_labels.unique():
-        mine = request.row_labels == label
-        total[mine] = clipped_record_field(
-            rows[mine], records[labels == label], request.potentials[mine], lam, bound
+    """Σ_j clip(g_j, Δ) of each of K batches, (K, n, D) float64; see `transport.clipped_sums`."""
+    return clipped_sums(
+        rows,
+        batch.records,
+        potentials,
+        request.objective.lam,
+        request.plan.clip.bound,
+        mask=batch.meets(row_labels),
+        radius=radius,
+    )
+
+
+def _problems(
+    requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
+) -> Iterator[tuple[Tensor, Places]]:
+    """Rows, by their numbers, and the places of the records that may meet them.
+
+    With a capacity all rows meet all places, whatever the classes of the records. Without one
+    samples are laid out as they need it, those of each class apart where a request mixes classes.
+    """
+    first = requests[0]
+    everywhere = torch.arange(len(first.rows))
+    if first.plan.capacity is not None:
+        yield everywhere, pool.draw_at_most(requests, part, samples)
+        return
+    sample = pool.draw(requests, part, samples)
+    if first.label is not None or not _alike(requests):
+        for places in sample.in_buckets():
+            yield everywhere, places
+        return
+    labels = pool.labels_for(first).cpu()[sample.chosen]
+    for label in first.row_labels.unique():
+        of_class = torch.nonzero(first.row_labels == label).flatten()
+        for places in sample.of(labels == label).in_buckets():
+            yield of_class, places
+
+
+def client_batch_gradients(
+    requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
+) -> Tensor:
+    """∂_X 2Ŵ_λ(X_k, Y_k) plus the self gradient of each client, before the clip, (K, n, D)."""
+    first = requests[0]
+    device = pool.coordinates(first.view).device
+    gradients = _stacked(requests, "self_gradient").to(device, copy=True)
+    if first.plan.capacity is not None:
+        radius = pool.norm_bound(first.view)
+        places = pool.draw_at_most(requests, part, samples)
+        for request, clients in _by_request(requests):
+            own = Places(clients, places.chosen[clients], places.present[clients])
+            batch = pool.batch(request, own)
+            gradients[clients.to(device)] = gradients_at_fixed_work(request, batch, radius)
+        return gradients
+    sample = pool.draw(requests, part, samples)
+    for request, clients in _by_request(requests):
+        place_of = torch.full((len(requests),), -1).index_put(
+            (clients,), torch.arange(len(clients))
         )
-    return total
+        kept = place_of[sample.owners] >= 0
+        own = Sample(sample.chosen[kept], place_of[sample.owners[kept]], len(clients))
+        for places in own.in_blocks():
+            whose = clients[places.clients].to(device)
+            gradients[whose] = _gradients_as_they_come(request, pool.batch(request, places))
+    return gradients
 
 
-def batch_gradient(
-    request: GradientRequest, rows: Tensor, records: Tensor, labels: Tensor
-) -> Tensor:
-    """∂_X 2Ŵ_λ(X, Y) plus the self gradient, before the clip."""
-    if len(records) == 0:
-        return request.self_gradient
-    objective = request.objective
+def gradients_at_fixed_work(request: GradientRequest, batch: Batch, radius: float) -> Tensor:
+    """The gradients of one request's clients, with the same work whatever their batches."""
     try:
-        if request.label is None and objective.label_weight > 0:
-            rows = append_labels(
-                rows, request.row_labels, objective.classes, objective.label_weight
-            )
-            records = append_labels(records, labels, objective.classes, objective.label_weight)
-        gradient = transport_gradient(
-            rows,
-            records,
-            objective.ground_cost,
-            objective.lam,
-            solver=solver_named(objective.solver),
-        ).gradient
+        solver = fixed_solver(request.objective.solver, **_public_bounds(request, radius))
+        return _gradients(request, batch, solver)
+    except (ValueError, RuntimeError, ArithmeticError):
+        # Bounds beyond the range of floats or of λ: they are public, so every batch meets this.
+        log.warning("a transport problem is out of range; its gradient counts as zero")
+        return _zeros(request, batch)
+
+
+def _gradients_as_they_come(request: GradientRequest, batch: Batch) -> Tensor:
+    """The gradients of one request's clients, none of whose batches is empty."""
+    try:
+        return _gradients(request, batch, solver_named(request.objective.solver))
     except (ValueError, RuntimeError, ArithmeticError):
         # Costs beyond the range of floats or of λ. An error would tell the server that the batch
         # was not empty; the clip makes zero of a gradient that is not finite, and so does this.
-        log.warning("a transport problem could not be solved; its gradient counts as zero")
-        return torch.zeros_like(request.self_gradient)
-    return 2.0 * gradient[:, : request.rows.shape[1]] + request.self_gradient
+        if len(batch.records) == 1:
+            log.warning("a transport problem could not be solved; its gradient counts as zero")
+            return _zeros(request, batch)
+    # It was some client's; the others have their gradients.
+    parts = zip(batch.records, batch.labels, batch.present, strict=True)
+    alone = [Batch(y[has][None], labels[has][None], has[has][None]) for y, labels, has in parts]
+    return torch.cat([_gradients_as_they_come(request, single) for single in alone])
+
+
+def _gradients(request: GradientRequest, batch: Batch, solver: Solver) -> Tensor:
+    objective, y = request.objective, batch.records
+    x, own = request.rows.to(y.device), request.self_gradient.to(y.device)
+    if weight := _label_weight(request):
+        x = append_labels(x, request.row_labels.to(y.device), objective.classes, weight)
+        y = append_labels(y, batch.labels, objective.classes, weight)
+    return batch_gradients(x, y, own, batch.present, objective.ground_cost, objective.lam, solver)
+
+
+def _zeros(request: GradientRequest, batch: Batch) -> Tensor:
+    return batch.records.new_zeros(len(batch.records), *request.self_gradient.shape)
+
+
+def _label_weight(request: GradientRequest) -> float:
+    """α_c where a batch mixes classes and labels enter the cost, else 0."""
+    return request.objective.label_weight if request.label is None else 0.0
+
+
+def _public_bounds(request: GradientRequest, radius: float) -> dict[str, float]:
+    """Bounds on the costs of rows with records in the ball of `radius`, and on any distance."""
+    rows, objective, weight = request.rows, request.objective, _label_weight(request)
+    row_norm = float(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).amax())
+    # One-hot labels α_c·e_k are at most √2·α_c apart.
+    labels = math.sqrt(2.0) * weight
+    distance = math.hypot(row_norm + radius, labels)
+    # ‖v‖₁ ≤ √D‖v‖₂ for the coordinates, and 2α_c for the labels.
+    absolute = math.sqrt(rows.shape[1]) * (row_norm + radius) + 2.0 * weight
+    return {
+        "largest_cost": _largest_cost(objective, distance, absolute),
+        "diameter": math.hypot(2.0 * max(row_norm, radius), labels),
+    }
+
+
+def _largest_cost(objective: Objective, distance: float, absolute: float) -> float:
+    return absolute if objective.cost == "l1" else distance * distance + objective.m * absolute
+
+
+def _stacked(requests: Sequence[GradientRequest], name: str) -> Tensor:
+    """One array of each client's request, (K, ...); one that they share is not copied."""
+    if _alike(requests):
+        values: Tensor = getattr(requests[0], name)
+        return values.expand(len(requests), *values.shape)
+    return torch.stack([getattr(request, name) for request in requests])
+
+
+def _alike(requests: Sequence[GradientRequest]) -> bool:
+    return all(request is requests[0] for request in requests)
+
+
+def _by_request(
+    requests: Sequence[GradientRequest],
+) -> Iterator[tuple[GradientRequest, Tensor]]:
+    """Each different request, and the clients that are asked it."""
+    clients: dict[int, list[int]] = {}
+    for client, request in enumerate(requests):
+        clients.setdefault(id(request), []).append(client)
+    for whose in clients.values():
+        yield requests[whose[0]], torch.tensor(whose)

@@ -7,11 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedsink.clients.gradient import batch_gradient, refuse_other_view, sampled
-from fedsink.clients.padded import PaddedBatch, padded_batch_gradient
+from fedsink.clients.gradient import (
+    client_batch_gradients,
+    refuse_other_view,
+)
+from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
+from fedsink.models.pullback import Pullback
 from fedsink.privacy import RecordClip, Stream
-from fedsink.protocol import GradientRequest
 from fedsink.protocol.parameters import ParameterRequest
 from fedsink.transport.record_pullback import clipped_pullback
 
@@ -52,41 +55,46 @@ def parameter_gradient(
 
 
 def parameter_total(request: ParameterRequest, shard: Shard, sample: Stream) -> Tensor:
-    """What `parameter_gradient` releases but for its noise, (P,).
+    """What `parameter_gradient` adds its noise to, (P,).
 
     Raises:
         ValueError: the rows do not live in the request's view of this data.
     """
-    asked = request.gradient
-    coordinates = shard.coordinates(asked.view)
-    refuse_other_view(asked, coordinates)
-    rows, clip = asked.rows.to(coordinates.device), asked.plan.clip
-    batch = _draw(asked, shard, sample)
-    pull = request.pullback(coordinates.device)
+    inner = request.gradient
+    pool, samples = Pool([shard]), [sample]
+    coordinates = pool.coordinates(inner.view)
+    refuse_other_view(inner, coordinates)
+    device, clip = coordinates.device, inner.plan.clip
+    pull = request.pullback(device)
     if isinstance(clip, RecordClip):
-        return clipped_pullback(
-            rows,
-            batch.records,
-            asked.potentials.to(rows.device),
-            asked.objective.lam,
-            clip.bound,
-            lambda gradient: pull(request.padded(gradient)),
-            batch.meets(asked.row_labels),
-        )
-    if asked.plan.capacity is None:
-        inside = batch_gradient(asked, rows, batch.records, batch.labels)
-    else:
-        inside = padded_batch_gradient(asked, rows, batch)
+        return _record_total(request, pool, samples, pull)
+    inside = client_batch_gradients([inner], pool, slice(0, 1), samples)[0]
     whole = request.padded(inside)
     if request.extra_gradient.numel():
-        whole[len(rows) :] = request.extra_gradient.to(whole)
+        whole[len(inside) :] = request.extra_gradient.to(whole)
     return clip.apply(pull(whole))
 
 
-def _draw(asked: GradientRequest, shard: Shard, sample: Stream) -> PaddedBatch:
-    """The Poisson sample, in the plan's number of places or in as many as it takes."""
-    if asked.plan.capacity is not None:
-        return PaddedBatch.draw(asked, asked.plan.capacity, shard, sample)
-    records, labels = sampled(asked, shard, sample)
-    everywhere = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
-    return PaddedBatch(records, labels, everywhere, shard.norm_bound(asked.view))
+def _record_total(
+    request: ParameterRequest, pool: Pool, samples: list[Stream], pull: Pullback
+) -> Tensor:
+    """Σ_j clip(Jᵀg_j, Δ), (P,) float64."""
+    inner = request.gradient
+    device = pool.coordinates(inner.view).device
+    total = torch.zeros(len(request.weights), dtype=torch.float64, device=device)
+    if inner.plan.capacity is None:  # one by one, so that an empty place would cost as much
+        layouts = pool.draw([inner], slice(0, 1), samples).in_blocks()
+    else:
+        layouts = iter([pool.draw_at_most([inner], slice(0, 1), samples)])
+    for places in layouts:
+        batch = pool.batch(inner, places)
+        total += clipped_pullback(
+            inner.rows.to(device),
+            batch.records[0],
+            inner.potentials.to(device),
+            inner.objective.lam,
+            inner.plan.clip.bound,
+            lambda gradient: pull(request.padded(gradient)),
+            batch.meets(inner.row_labels.unsqueeze(0))[0],
+        )
+    return total

@@ -1,12 +1,12 @@
-"""The records of several virtual clients side by side, so that one index finds those of all."""
+"""The records of one or several clients side by side, and the samples that are drawn from them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,100 +16,211 @@ from fedsink.protocol import GradientRequest
 from fedsink.protocol.exchange import BLOCK
 
 
+@dataclass(frozen=True)
+class Places:
+    """Samples of several clients in B places each, of which each holds a record or is empty.
+
+    Attributes:
+        clients: whose samples they are, (K,), counted within what was drawn.
+        chosen: indices of the records in the pool, (K, B); any in an empty place.
+        present: which places hold a record, (K, B) bool.
+    """
+
+    clients: Tensor
+    chosen: Tensor
+    present: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The records in some places, on the records' device.
+
+    Attributes:
+        records: coordinates, (K, B, D), zero in an empty place.
+        labels: (K, B) int64, zero in an empty place.
+        present: which places hold a record, (K, B) bool.
+    """
+
+    records: Tensor
+    labels: Tensor
+    present: Tensor
+
+    def meets(self, row_labels: Tensor) -> Tensor:
+        """Which records a row may meet, (K, n, B) bool: those that are there and of its class."""
+        same = row_labels.to(self.labels.device).unsqueeze(-1) == self.labels.unsqueeze(-2)
+        return same & self.present.unsqueeze(-2)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Poisson samples of several clients, one behind the other, as large as they come.
+
+    Attributes:
+        chosen: indices of the records in the pool, (M,), client by client.
+        owners: each record's client, (M,), increasing, counted within what was drawn.
+        clients: how many clients there are.
+    """
+
+    chosen: Tensor
+    owners: Tensor
+    clients: int
+
+    def of(self, kept: Tensor) -> Sample:
+        """The part of the sample where `kept` (M,) is true."""
+        return Sample(self.chosen[kept], self.owners[kept], self.clients)
+
+    def in_buckets(self) -> Iterator[Places]:
+        """Rows of few different widths, samples of similar size together; none for empty ones.
+
+        The width depends on a client's own sample alone, and so does what is computed from it: 1,
+        2, 4, …, 64 places, and above that at most an eighth of them empty.
+        """
+        sizes = self._sizes()
+        # frexp gives the e with 2^(e−1) ≤ size − 1 < 2^e.
+        exponents = torch.frexp((sizes - 1).to(torch.float64)).exponent
+        steps = 2 ** torch.where(sizes > 64, exponents - 3, exponents.clamp(min=0)).to(torch.int64)
+        widths = ((sizes + steps - 1) // steps * steps).masked_fill(sizes == 0, 0)
+        for width in widths.unique().tolist():
+            if width:
+                yield self._laid_out(torch.nonzero(widths == width).flatten(), sizes, width)
+
+    def in_blocks(self) -> Iterator[Places]:
+        """Rows as wide as the largest sample of `BLOCK` clients; none for empty samples.
+
+        For what float rounding couples: who is in a block depends on the clients' order alone.
+        """
+        sizes = self._sizes()
+        for block in torch.arange(self.clients).split(BLOCK):
+            clients = block[sizes[block] > 0]
+            if len(clients):
+                yield self._laid_out(clients, sizes, int(sizes[clients].amax()))
+
+    def _sizes(self) -> Tensor:
+        return torch.bincount(self.owners, minlength=self.clients)
+
+    def _laid_out(self, clients: Tensor, sizes: Tensor, width: int) -> Places:
+        starts = (sizes.cumsum(0) - sizes)[clients].unsqueeze(-1)
+        places = torch.arange(width)
+        present = places < sizes[clients].unsqueeze(-1)
+        return Places(clients, self.chosen[torch.where(present, starts + places, 0)], present)
+
+
 class Pool:
-    """Labels and coordinates of some clients' shards, in the shards' order.
+    """Labels and coordinates of some clients' records, in the shards' order.
 
     Coordinates are kept for the last view asked for: one copy, however many clients there are.
 
     Args:
-        shards: at least one, of records of one shape.
+        shards: at least one, of records of one shape on one device.
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = shards
         self.labels = torch.cat([shard.labels for shard in shards])
-        self._owners = np.repeat(np.arange(len(shards)), [len(shard) for shard in shards])
-        self._members: dict[int | None, tuple[Tensor, np.ndarray]] = {}
+        sizes = torch.tensor([len(shard) for shard in shards])
+        # The runs of a client's records: all of them in their order, or those of one class.
+        self._sizes = sizes
+        self._starts = sizes.cumsum(0) - sizes
+        self._by_class: tuple[Tensor, Tensor, Tensor] | None = None
         self._view: tuple[str, Tensor] | None = None
 
     def coordinates(self, view: dict[str, Any]) -> Tensor:
         """Every record in a public linear view, (N, D); raises ValueError like `Shard`'s."""
+        if len(self.shards) == 1:
+            return self.shards[0].coordinates(view)
         key = json.dumps(view, sort_keys=True)
         if self._view is None or self._view[0] != key:
             images = torch.cat([shard.images for shard in self.shards])
             self._view = key, Shard(images, self.labels).coordinates(view)
         return self._view[1]
 
+    def norm_bound(self, view: dict[str, Any]) -> float:
+        """The view's public bound on the norm of a record's coordinates; raises like those."""
+        return self.shards[0].norm_bound(view)
+
     def draw(
-        self, request: GradientRequest, part: slice, samples: Sequence[Stream]
-    ) -> tuple[Tensor, Tensor]:
-        """The Poisson samples of some of the clients, as each client's own path draws it.
+        self, requests: Sequence[GradientRequest], part: slice, samples: Sequence[Stream]
+    ) -> Sample:
+        """The Poisson samples of some clients, each record of the asked class with probability q.
 
         Args:
-            request: names the class and the rate.
+            requests: what each client is asked, of one plan.
             part: the clients' places among the shards.
-            samples: one stream per client of the part.
-
-        Returns:
-            Indices of the sampled records and their clients' places within the part, (M,) each,
-            client by client.
+            samples: one stream per client.
         """
-        members, offsets = self._of_label(request.label)
-        bounds = offsets[part.start : part.stop + 1]
-        sizes = np.diff(bounds)
-        taken = PoissonSampler(request.plan.rate).draw_each(sizes.tolist(), samples)
-        owners = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes))
-        return members[int(bounds[0]) : int(bounds[-1])][taken], owners[taken]
+        members, starts, sizes = self._runs(requests, part)
+        taken = PoissonSampler(requests[0].plan.rate).draw_each(sizes.tolist(), samples)
+        owners = torch.arange(len(sizes)).repeat_interleave(sizes)[taken]
+        ends = (sizes.cumsum(0) - sizes)[owners]
+        within = torch.nonzero(taken).flatten() - ends
+        return Sample(_at(members, starts[owners] + within), owners, len(sizes))
 
-    def _of_label(self, label: int | None) -> tuple[Tensor, np.ndarray]:
-        """Indices of the records of a class, and where each client's begin among them."""
-        if label not in self._members:
-            mine = np.arange(len(self.labels))
-            if label is not None:
-                mine = np.flatnonzero(self.labels.numpy() == label)
-            sizes = np.bincount(self._owners[mine], minlength=len(self.shards))
-            offsets = np.concatenate(([0], np.cumsum(sizes)))
-            self._members[label] = torch.from_numpy(mine), offsets
-        return self._members[label]
+    def draw_at_most(
+        self, requests: Sequence[GradientRequest], part: slice, samples: Sequence[Stream]
+    ) -> Places:
+        """The samples of `draw` in as many places as the plan's capacity B.
+
+        Of a larger sample a uniformly random part stays, whatever the records. No shape depends on
+        a sample.
+        """
+        plan = requests[0].plan
+        if plan.capacity is None:
+            raise ValueError("The plan fixes no capacity.")
+        members, starts, sizes = self._runs(requests, part)
+        sampler = PoissonSampler(plan.rate)
+        drawn = [
+            sampler.draw_at_most(size, plan.capacity, stream)
+            for size, stream in zip(sizes.tolist(), samples, strict=True)
+        ]
+        places, present = (torch.stack(parts) for parts in zip(*drawn, strict=True))
+        # An empty place reads some record too, and drops it.
+        chosen = _at(members, torch.where(present, starts.unsqueeze(-1) + places, 0))
+        return Places(torch.arange(len(sizes)), chosen, present)
+
+    def batch(self, request: GradientRequest, places: Places) -> Batch:
+        """The records in these places, in the request's view."""
+        coordinates = self.coordinates(request.view)
+        chosen, present = (v.to(coordinates.device) for v in (places.chosen, places.present))
+        if len(self.labels) == 0:
+            records = coordinates.new_zeros(*chosen.shape, coordinates.shape[1])
+            return Batch(records, torch.zeros_like(chosen), present)
+        records = torch.where(present.unsqueeze(-1), coordinates[chosen], 0.0)
+        labels = torch.where(present, self.labels_for(request)[chosen], 0)
+        return Batch(records, labels, present)
+
+    def labels_for(self, request: GradientRequest) -> Tensor:
+        """Every record's class, (N,); where the request knows one class, all are of it."""
+        return torch.zeros_like(self.labels) if request.objective.classes == 1 else self.labels
+
+    def _runs(
+        self, requests: Sequence[GradientRequest], part: slice
+    ) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Indices of the pool's records (None: as they are), and each client's run of them."""
+        labels = [request.label for request in requests]
+        if labels[0] is None:
+            return None, self._starts[part], self._sizes[part]
+        members, starts, sizes = self._of_classes()
+        clients = torch.arange(len(self.shards))[part]
+        wanted, last = torch.tensor(labels), starts.shape[1] - 1  # the last class has no records
+        column = torch.where((wanted >= 0) & (wanted < last), wanted, last)
+        return members, starts[clients, column], sizes[clients, column]
+
+    def _of_classes(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Records ordered by client and class, and where each such run begins and its size."""
+        if self._by_class is None:
+            labels = self.labels.cpu()
+            columns = int(labels.amax()) + 2 if len(labels) else 1
+            owners = torch.arange(len(self.shards)).repeat_interleave(self._sizes)
+            keys = owners * columns + labels
+            # Stable: within its class a client's records keep their order.
+            members = keys.argsort(stable=True)
+            sizes = torch.bincount(keys, minlength=len(self.shards) * columns)
+            starts = (sizes.cumsum(0) - sizes).reshape(-1, columns)
+            self._by_class = members, starts, sizes.reshape(-1, columns)
+        return self._by_class
 
 
-def buckets(owners: Tensor, clients: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Samples laid out in rows of 1, 2, 4, 8, … places, those of similar size together.
-
-    The width depends on a client's own sample alone, and so does what is computed from its row.
-
-    Args:
-        owners: each record's client, (M,), increasing.
-        clients: how many clients there are.
-
-    Yields:
-        Clients (k,), indices of their records (k, B), and which places hold one, (k, B) bool.
-        Clients without records are left out.
-    """
-    sizes = torch.bincount(owners, minlength=clients)
-    starts = sizes.cumsum(0) - sizes
-    # frexp gives the e with 2^(e−1) ≤ size − 1 < 2^e.
-    exponents = torch.frexp((sizes - 1).to(torch.float64)).exponent.masked_fill(sizes == 0, -1)
-    for exponent in exponents.unique().tolist():
-        if exponent < 0:
-            continue
-        mine = torch.nonzero(exponents == exponent).flatten()
-        places = torch.arange(1 << exponent)
-        present = places < sizes[mine].unsqueeze(-1)
-        yield mine, torch.where(present, starts[mine].unsqueeze(-1) + places, 0), present
-
-
-def blocks(owners: Tensor, clients: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Samples laid out in rows as wide as the largest of a block of `BLOCK` clients.
-
-    For what float rounding couples: who is in a block depends on the clients' order alone.
-    Arguments and values are those of `buckets`.
-    """
-    sizes = torch.bincount(owners, minlength=clients)
-    starts = sizes.cumsum(0) - sizes
-    for block in torch.arange(clients).split(BLOCK):
-        mine = block[sizes[block] > 0]
-        if len(mine):
-            places = torch.arange(int(sizes[mine].amax()))
-            present = places < sizes[mine].unsqueeze(-1)
-            yield mine, torch.where(present, starts[mine].unsqueeze(-1) + places, 0), present
+def _at(members: Tensor | None, places: Tensor) -> Tensor:
+    if members is None:
+        return places
+    return members[places] if len(members) else torch.zeros_like(places)

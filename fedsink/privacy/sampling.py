@@ -50,6 +50,9 @@ class PoissonSampler:
         Returns:
             (Σ sizes,) bool, one owner's records after the other's.
         """
+        if any(type(stream) is not Stream for stream in streams):  # with draws of their own kind
+            drawn = [s.uniform(size) for s, size in zip(streams, sizes, strict=True)]
+            return torch.cat([torch.empty(0, dtype=torch.float64), *drawn]) < self.rate
         return uniforms(streams, sizes) < self.rate
 
     def draw_at_most(

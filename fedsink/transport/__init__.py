@@ -9,6 +9,8 @@ from __future__ import annotations
 from fedsink.transport.annealed import annealed, bounding_diameter, epsilon_schedule
 from fedsink.transport.annealed_problem import AnnealedProblem
 from fedsink.transport.backends import Backend, backend_named
+from fedsink.transport.batch_gradients import batch_gradients
+from fedsink.transport.clipped_sums import clipped_sums
 from fedsink.transport.costs import (
     L1,
     Cost,
@@ -25,9 +27,7 @@ from fedsink.transport.losses import (
     semi_debiased_gradient,
     transport_gradient,
 )
-from fedsink.transport.oblivious import oblivious_record_field
 from fedsink.transport.record_clip import clipped_record_field
-from fedsink.transport.record_cohort import clipped_record_fields
 from fedsink.transport.semidual import potential, record_field, record_norms, row_weights
 from fedsink.transport.sinkhorn import solve
 from fedsink.transport.solution import Solution
@@ -57,13 +57,13 @@ __all__ = [
     "annealed",
     "append_labels",
     "backend_named",
+    "batch_gradients",
     "bounding_diameter",
     "clipped_record_field",
-    "clipped_record_fields",
+    "clipped_sums",
     "cost_named",
     "epsilon_schedule",
     "fixed_solver",
-    "oblivious_record_field",
     "potential",
     "private_gradient",
     "record_field",

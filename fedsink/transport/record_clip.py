@@ -80,13 +80,15 @@ def reduced(bound: float) -> float:
 def _is_plain(x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float) -> Tensor:
     """Return which records may be summed by matmul, (m,); each other one is taken by itself."""
     reach = y.square().sum(-1) + x.square().sum(-1).amax()
-    return matmul_keeps_the_bound(reach, f, len(y), x.shape[-1], lam, clip)
+    return matmul_keeps_the_bound(reach, f.abs().amax(), len(y), x.shape[-1], lam, clip)
 
 
 def matmul_keeps_the_bound(
-    reach: Tensor, f: Tensor, n_records: int, dimension: int, lam: float, clip: float
+    reach: Tensor, largest_f: Tensor, n_records: int, dimension: int, lam: float, clip: float
 ) -> Tensor:
     """Return for each R² in `reach` whether such records may be summed by matmul.
+
+    `largest_f` is max|f| of each or of all of them.
 
     A matmul may round one record's terms differently when another record comes or goes, and a
     record may change paths then, because the answer depends on the number of records. So both
@@ -103,7 +105,7 @@ def matmul_keeps_the_bound(
     share = _SLACK / 4.0
     summing = 8.0 * _UNIT * (n_records + 2) * n_records * reach.sqrt()
     distance = 8.0 * _UNIT * (dimension + 4) * reach
-    exponent = (distance + 8.0 * _UNIT * f.abs().amax()) / lam
+    exponent = (distance + 8.0 * _UNIT * largest_f) / lam
     if clip < _SMALLEST_PLAIN:
         return torch.zeros_like(reach, dtype=torch.bool)
     # NaN and infinite reach compare false: such records are taken by themselves.
@@ -169,6 +171,11 @@ def check_field(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> No
             "Points (n, d), records (m, d) and a potential (n,) are needed, got shapes "
             f"{tuple(x.shape)}, {tuple(y.shape)} and {tuple(f.shape)}."
         )
+    check_bounds(lam, bound)
+
+
+def check_bounds(lam: float, bound: float) -> None:
+    """Raise ValueError for λ ≤ 0 or Δ ≤ 0."""
     if not (math.isfinite(lam) and lam > 0.0):
         raise ValueError(f"The regularisation λ must be a positive finite number, got {lam}.")
     if not (math.isfinite(bound) and bound > 0.0):

@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedsink.clients.cohort_gradient import cohort_totals
-from fedsink.clients.gradient import client_gradient, client_total
+from fedsink.clients.gradient import client_gradient, client_total, client_totals
 from fedsink.clients.node import Node
 from fedsink.clients.pool import Pool
 from fedsink.clients.settings import NodeSettings
@@ -46,7 +45,7 @@ def test_cohort_and_fixed_capacity_agree_with_it(
     request = make_request(**COST)
     nodes = [Node(settings, client) for client in range(3)]
     samples = [Stream(b"k", "sample", client) for client in range(3)]
-    together = cohort_totals(request, Pool([n.shard for n in nodes]), slice(0, 3), samples)
+    together = client_totals([request] * 3, Pool([n.shard for n in nodes]), slice(0, 3), samples)
     fixed = replace(request, plan=replace(request.plan, capacity=40, nominal_records=61))
     for node, total, sample in zip(nodes, together, samples, strict=True):
         alone = expected(request, node)

@@ -11,10 +11,11 @@ import torch
 from opacus import GradSampleModule
 from torch import Tensor
 
-from fedsink.clients.gradient import batch_gradient
+from fedsink.clients.gradient import client_batch_gradients
 from fedsink.clients.node import Node, open_node
 from fedsink.clients.parameter_gradient import parameter_gradient, parameter_total
 from fedsink.clients.policy import Policy, PolicyRefusedError
+from fedsink.clients.pool import Pool
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.errors import ReleaseRefusedError
@@ -128,7 +129,8 @@ def test_the_batch_gradient_is_clipped_in_the_weights(ask: Make, extra: int) -> 
     for bound, small in ((1e4, False), (0.5, True)):
         request, shard = ask(clip="batch", bound=bound, extra=extra), shard_of()
         asked, generator = request.gradient, generator_of()
-        inside = batch_gradient(asked, asked.rows, shard.images, shard.labels)
+        sample = [Stream(b"k", "sample")]
+        inside = client_batch_gradients([asked], Pool([shard]), slice(0, 1), sample)[0]
         labels = torch.cat([asked.row_labels, request.extra_labels])
         points = generator(request.latents, labels)
         points.backward(torch.cat([inside, request.extra_gradient]))

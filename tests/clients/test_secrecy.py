@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsink.clients.gradient import client_gradient
-from fedsink.clients.padded import PaddedBatch, padded_batch_gradient, padded_record_total
+from fedsink.clients.gradient import client_gradient, gradients_at_fixed_work, record_sums
+from fedsink.clients.pool import Batch, Pool
 from fedsink.clients.shard import Shard
 from fedsink.privacy import Stream, domain
 from fedsink.protocol import GradientReply, GradientRequest
@@ -61,6 +61,12 @@ def shard_of(n: int = RECORDS, size: int = 4, classes: int = 3) -> Shard:
 
 def answer(request: GradientRequest, shard: Shard, size: int) -> Tensor:
     return client_gradient(request, shard, lambda _: Chosen(size))
+
+
+def drawn(request: GradientRequest, shard: Shard, stream: Stream) -> Batch:
+    """A sample in the plan's number of places."""
+    pool = Pool([shard])
+    return pool.batch(request, pool.draw_at_most([request], slice(0, 1), [stream]))
 
 
 @pytest.fixture
@@ -115,11 +121,20 @@ def test_the_operations_on_a_drawn_batch_do_not_depend_on_the_shard(
     ask: Make, operations: Operations, clip: str, schedule: str, solver: str
 ) -> None:
     request = ask(clip, schedule, solver)
-    total = padded_record_total if clip == "record" else padded_batch_gradient
     seen = []
     for shard in (shard_of(0), shard_of(1), shard_of(7), shard_of(RECORDS), shard_of(400)):
-        batch = PaddedBatch.draw(request, CAPACITY, shard, Stream(b"k", "sample"))
-        seen.append(operations(lambda b=batch: total(request, request.rows, b)))
+        batch, radius = (
+            drawn(request, shard, Stream(b"k", "sample")),
+            shard.norm_bound(request.view),
+        )
+
+        def total(batch: Batch = batch, radius: float = radius) -> Tensor:
+            if clip == "batch":
+                return gradients_at_fixed_work(request, batch, radius)
+            x, f, labels = (v[None] for v in (request.rows, request.potentials, request.row_labels))
+            return record_sums(request, x, f, labels, batch, radius)
+
+        seen.append(operations(total))
     assert all(trace == seen[0] for trace in seen)
 
 
@@ -268,9 +283,9 @@ def test_an_overflowing_sample_is_cut_down_to_the_capacity(ask: Make, clip: str)
         request = ask("record", "class", **one)
         kept = -float(answer(request, shard, size)[0, 0])
         assert kept == pytest.approx(min(size, CAPACITY), rel=1e-4)
-    batch = PaddedBatch.draw(ask(clip, "class"), CAPACITY, shard, Chosen(30))
+    batch = drawn(ask(clip, "class"), shard, Chosen(30))
     assert bool(batch.present.all())
-    assert torch.equal(batch.records, far[:CAPACITY])
+    assert torch.equal(batch.records[0], far[:CAPACITY])
 
 
 def test_an_unconditional_request_uses_every_record_as_one_class(ask: Make) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsink.transport import clipped_record_field, oblivious_record_field
+from fedsink.transport import clipped_record_field, clipped_sums
 
+
+def oblivious_record_field(x: Tensor, y: Tensor, f: Tensor, *rest: Any, **options: Any) -> Tensor:
+    """One problem alone."""
+    options["mask"] = options["mask"][None]
+    return clipped_sums(x[None], y[None], f[None], *rest, **options)[0]
+
+
+module = importlib.import_module("fedsink.transport.clipped_sums")  # not the function of its name
 Operations = Callable[[Callable[[], object]], list[tuple[Any, ...]]]
 
 HOSTILE = [
@@ -177,11 +186,117 @@ def test_no_rows_or_no_places_give_zero() -> None:
         ({"bound": math.inf}, "bound Δ must be a positive finite number, got inf"),
         (
             {"mask": torch.ones(9, 3, dtype=torch.bool)},
-            r"mask must be boolean of shape \(9, 14\), got torch.bool of shape \(9, 3\)",
+            r"mask must be boolean of shape \(1, 9, 14\), got torch.bool of shape \(1, 9, 3\)",
         ),
-        ({"mask": torch.ones(9, 14)}, r"got torch.float32 of shape \(9, 14\)"),
+        ({"mask": torch.ones(9, 14)}, r"got torch.float32 of shape \(1, 9, 14\)"),
     ],
 )
 def test_invalid_arguments_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         oblivious_record_field(**{**ordinary(), **change})
+
+
+# Several problems at once
+
+BOUND, LAM, RADIUS = 0.7, 2.0, 20.0
+
+
+def clouds(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+X, F = clouds(6, 4, seed=1), clouds(6, seed=2)
+Y = clouds(5, 7, 4, seed=3)
+PRESENT = torch.rand(5, 7, generator=torch.Generator().manual_seed(4)) < 0.6
+PRESENT[2] = False
+
+
+def together(
+    y: Tensor, present: Tensor | None = None, radius: float = RADIUS, bound: float = BOUND
+) -> Tensor:
+    """The clipped sums of clients that share their rows."""
+    everywhere = torch.ones(y.shape[:2], dtype=torch.bool) if present is None else present
+    mask = everywhere.unsqueeze(-2).expand(-1, len(X), -1)
+    x, f = X.expand(len(y), *X.shape), F.expand(len(y), -1)
+    return clipped_sums(x, y, f, LAM, bound, mask=mask, radius=radius)
+
+
+def test_a_cohort_equals_the_loop_over_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = torch.stack([clipped_record_field(X, y, F, LAM, BOUND) for y in Y])
+    some = torch.stack(
+        [clipped_record_field(X, y[p], F, LAM, BOUND) for y, p in zip(Y, PRESENT, strict=True)]
+    )
+    # Nothing but the matmul may answer here.
+    monkeypatch.delattr(module, "single_contribution")
+    torch.testing.assert_close(together(Y), alone)
+    fields = together(Y, PRESENT)
+    torch.testing.assert_close(fields, some)
+    assert fields[2].abs().max() == 0.0
+
+
+@pytest.mark.parametrize("value", [1e150, math.inf, math.nan])
+def test_a_cohort_with_hostile_records_equals_the_loop(value: float) -> None:
+    y = Y.clone()
+    y[1, 3, 2] = value
+    fields = together(y, radius=math.inf)
+    for k in range(5):
+        torch.testing.assert_close(fields[k], clipped_record_field(X, y[k], F, LAM, BOUND))
+    assert fields.isfinite().all()
+
+
+def test_a_problem_beyond_the_bounds_leaves_the_others_to_the_matmul() -> None:
+    """Its rows are public, so the branch is."""
+    x = X.repeat(5, 1, 1)
+    x[3] *= 1e12
+    mask = PRESENT.unsqueeze(-2).expand(-1, len(X), -1)
+    fields = clipped_sums(x, Y, F.expand(5, -1), LAM, BOUND, mask=mask, radius=RADIUS)
+    usual = together(Y, PRESENT)
+    for k in (0, 1, 2, 4):
+        torch.testing.assert_close(fields[k], usual[k])
+    expected = clipped_record_field(x[3], Y[3][PRESENT[3]], F, LAM, BOUND)
+    torch.testing.assert_close(fields[3], expected)
+
+
+def test_what_stands_in_an_empty_place_does_not_matter() -> None:
+    y = Y.masked_fill(~PRESENT.unsqueeze(-1), math.nan)
+    torch.testing.assert_close(together(y, PRESENT), together(Y, PRESENT), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3, 1e9])
+def test_each_contribution_in_a_cohort_has_norm_at_most_the_bound(scale: float) -> None:
+    radius = max(1.0, scale) * RADIUS
+    fields = together(scale * Y[:, :1], radius=radius)
+    assert float(fields.flatten(1).norm(dim=1).max()) <= BOUND
+    pair = scale * Y[:, :2]
+    both = together(pair, radius=radius)
+    present = torch.tensor([True, False]).expand(5, 2)
+    one = together(pair, present, radius=radius)
+    assert float((both - one).flatten(1).norm(dim=1).max()) <= BOUND
+    assert float((both - one).flatten(1).norm(dim=1).max()) > 1e-4 * scale * BOUND or scale > 1.0
+
+
+def test_no_record_changes_another_clients_field() -> None:
+    before = together(Y)
+    for value in (3.0, 1e9, math.nan):
+        y = Y.clone()
+        y[0, 0] = value
+        after = together(y)
+        moved = (after - before).flatten(1).norm(dim=1)
+        assert float(moved[1:].max()) <= 2.0**-16 * BOUND
+        assert float(moved[0]) <= 2.0 * BOUND
+
+
+def test_empty_cohorts() -> None:
+    assert together(Y[:0]).shape == (0, 6, 4)
+    assert together(Y[:, :0]).abs().sum() == 0.0
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"records \(K, B, d\) and .* are needed, got shapes .*7, 4"
+    ):
+        clipped_sums(X[None], Y[0], F[None], LAM, BOUND, mask=PRESENT, radius=RADIUS)
+    with pytest.raises(ValueError, match=r"boolean of shape \(5, 6, 7\), got torch.bool of shape"):
+        clipped_sums(X.expand(5, 6, 4), Y, F.expand(5, 6), LAM, BOUND, mask=PRESENT, radius=RADIUS)
+    with pytest.raises(ValueError, match=r"clip bound Δ must be a positive finite number, got 0"):
+        together(Y, bound=0.0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedsink.clients.gradient import client_total
-from fedsink.clients.padded import PaddedBatch
+from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.privacy import Stream
 from fedsink.protocol import GradientRequest
@@ -28,7 +28,9 @@ def test_every_record_of_the_class_is_sampled_with_the_plans_rate(
     request, n = make_request(clip="record", schedule=schedule, rate=rate, label=label), 45_000
     shard = Shard(torch.zeros(n, 4), torch.arange(n) % 3)
     candidates = n if label is None else n // 3
-    size = int(PaddedBatch.draw(request, n, shard, Stream(b"k", "sample")).present.sum())
+    plan = replace(request.plan, capacity=n, nominal_records=n)
+    requests, streams = [replace(request, plan=plan)], [Stream(b"k", "sample")]
+    size = int(Pool([shard]).draw_at_most(requests, slice(0, 1), streams).present.sum())
     error = math.sqrt(rate * (1 - rate) * candidates)
     assert abs(size - rate * candidates) < 5 * error
     assert (1 - 1 / 1.2) * rate * candidates > 10 * error
