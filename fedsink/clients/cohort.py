@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from flwr.app import RecordDict
 from torch import Tensor
 
 from fedsink.clients.app import failure_code
@@ -22,9 +21,9 @@ from fedsink.clients.node import Node, open_node
 from fedsink.clients.pool import Pool
 from fedsink.clients.releases import Admitted
 from fedsink.clients.settings import NodeSettings
+from fedsink.errors import ReleaseRefusedError
 from fedsink.protocol import GradientRequest
-from fedsink.protocol.exchange import BLOCK, Answers
-from fedsink.protocol.gradient import unpack_requests
+from fedsink.protocol.exchange import BLOCK, Answers, Content
 from fedsink.protocol.records import digest
 
 log = logging.getLogger("fedsink.clients")
@@ -37,24 +36,37 @@ _BATCH = 1 << 17
 
 
 @dataclass(frozen=True)
-class _Message:
-    """What all clients of a broadcast were asked."""
+class _Admitted:
+    """Clients that were asked the same, and whose charges are committed.
 
-    requests: list[GradientRequest]
+    Attributes:
+        number: which of the contents they were asked.
+        requests: one for each use.
+        digest: of the message; empty where no noise depends on it.
+        nodes: the clients.
+        admissions: what each of them was admitted to.
+    """
+
+    number: int
+    requests: Sequence[GradientRequest]
     digest: bytes
+    nodes: Sequence[Node]
+    admissions: Sequence[Admitted]
 
-    @property
-    def values(self) -> int:
-        """How many numbers one reply holds."""
-        return sum(request.rows.numel() for request in self.requests)
+    def fits(self, other: _Admitted) -> bool:
+        """Whether both may be computed in one batch."""
+        first, second = self.requests[0], other.requests[0]
+        return (
+            len(self.requests) == len(other.requests)
+            and first.rows.shape == second.rows.shape
+            and (first.label is None) == (second.label is None)
+            and (first.plan, first.objective, first.view, first.share)
+            == (second.plan, second.objective, second.view, second.share)
+        )
 
-
-@dataclass(frozen=True)
-class _Waiting:
-    """A client whose charge is committed."""
-
-    node: Node
-    admitted: Admitted
+    def part(self, clients: slice) -> _Admitted:
+        """Some of the clients."""
+        return replace(self, nodes=self.nodes[clients], admissions=self.admissions[clients])
 
 
 class NodeCohort:
@@ -78,96 +90,150 @@ class NodeCohort:
         """Whether messages of this type are answered together."""
         return message_type == _ANSWERED
 
-    def answers(self, content: RecordDict, clients: Sequence[int]) -> Iterator[Answers]:
-        """The clients' gradients, (k, uses, n, D), in batches of consecutive clients.
+    def answers(
+        self, contents: Sequence[Content], clients: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, Answers]]:
+        """The clients' gradients, (k, uses, n, D), each with the number of its content.
+
+        Those to one content come in whole blocks of consecutive clients.
 
         Args:
-            content: a request as the server packed it.
-            clients: increasing numbers.
+            contents: what is asked.
+            clients: for each content the increasing numbers of those who are asked it.
         """
         torch.set_num_threads(self._settings.threads)
-        try:
-            message = _Message(unpack_requests(content), digest(_ANSWERED, content))
-        except Exception as error:
-            yield _failed(dict.fromkeys(clients, failure_code(error, clients[0])))
-            return
-        waiting, failures = self._admit(message, clients)
-        if failures:
-            yield _failed(failures)
-        if not waiting:
-            return
-        try:
-            pool = self._pool([one.node for one in waiting])
-        except Exception as error:
-            log.warning("clients are answered one by one: %s", error)
-            yield _one_by_one(message, waiting)
-            return
-        step = BLOCK * max(1, _BATCH // (BLOCK * message.values))
-        for start in range(0, len(waiting), step):
-            yield self._batch(message, pool, slice(start, start + step), waiting)
+        groups: list[list[_Admitted]] = []
+        for number, (content, whose) in enumerate(zip(contents, clients, strict=True)):
+            admitted, failures = self._admit(number, content, whose)
+            if failures:
+                yield number, _failed(failures)
+            if not admitted.nodes:
+                continue
+            if groups and groups[-1][0].fits(admitted):
+                groups[-1].append(admitted)
+            else:
+                groups.append([admitted])
+        for group in groups:
+            yield from self._answered(group)
 
     def _admit(
-        self, message: _Message, clients: Sequence[int]
-    ) -> tuple[list[_Waiting], dict[int, int]]:
-        waiting: list[_Waiting] = []
+        self, number: int, content: Content, clients: Sequence[int]
+    ) -> tuple[_Admitted, dict[int, int]]:
+        nodes: list[Node] = []
+        admissions: list[Admitted] = []
         failures: dict[int, int] = {}
+        requests: Sequence[GradientRequest] = ()
+        message = b""
+        try:
+            requests = content.requests
+            # Where no key of a client binds its noise to the message, nobody hashes it.
+            if self._settings.seed is None:
+                message = digest(_ANSWERED, content.record)
+        except Exception as error:
+            failures = dict.fromkeys(clients, failure_code(error, clients[0]))
+            return _Admitted(number, (), message, (), ()), failures
+        checked = False
         for client in clients:
             try:
                 node = open_node(self._settings, client)
-                waiting.append(_Waiting(node, node.admit(message.requests, message.digest)))
+                if not checked:
+                    node.check_message(requests)
+                    checked = True
+                admissions.append(node.admit(requests, message, checked=True))
+                nodes.append(node)
             except Exception as error:
                 failures[client] = failure_code(error, client)
-        return waiting, failures
+        return _Admitted(number, requests, message, nodes, admissions), failures
+
+    def _answered(self, group: list[_Admitted]) -> Iterator[tuple[int, Answers]]:
+        """The answers of all clients of contents that fit together."""
+        try:
+            pool = self._pool([node for admitted in group for node in admitted.nodes])
+        except Exception as error:
+            log.warning("clients are answered one by one: %s", error)
+            for admitted in group:
+                yield admitted.number, _one_by_one(admitted)
+            return
+        start = 0
+        for batch in _batches(group):
+            stop = start + sum(len(admitted.nodes) for admitted in batch)
+            yield from self._batch(batch, pool, slice(start, stop))
+            start = stop
 
     def _pool(self, nodes: list[Node]) -> Pool:
         """The records of these clients; a schedule asks the same ones together again and again."""
         key = tuple(node.client for node in nodes)
         if key not in self._pools:
             # A client is in one pool: the others that it was in are of no use any more.
-            mine = set(key)
-            self._pools = {k: pool for k, pool in self._pools.items() if mine.isdisjoint(k)}
+            members = set(key)
+            self._pools = {k: pool for k, pool in self._pools.items() if members.isdisjoint(k)}
             self._pools[key] = Pool([node.shard for node in nodes])
         return self._pools[key]
 
     def _batch(
-        self, message: _Message, pool: Pool, part: slice, everyone: list[_Waiting]
-    ) -> Answers:
-        waiting = everyone[part]
-        if any(one.admitted.stored is not None for one in waiting):
-            return _one_by_one(message, waiting)
+        self, batch: list[_Admitted], pool: Pool, part: slice
+    ) -> Iterator[tuple[int, Answers]]:
         try:
-            uses = [
-                _release(request, use, pool, part, waiting)
-                for use, request in enumerate(message.requests)
-            ]
+            if any(a.stored is not None for admitted in batch for a in admitted.admissions):
+                raise ReleaseRefusedError("a reply is stored")
+            uses = range(len(batch[0].requests))
+            computed = torch.stack([_release(batch, use, pool, part) for use in uses], dim=1)
         except Exception as error:
             # Whose fault it is shows when each is asked alone. Their charges stand.
             log.warning("a batch of clients is answered one by one: %s", error)
-            return _one_by_one(message, waiting)
-        rounds = [str(request.round) for request in message.requests]
-        computed = torch.stack(uses, dim=1)
-        for one, reply in zip(waiting, computed, strict=True):
-            # What is stored now is what was computed now: there was nothing before.
-            one.admitted.release(dict(zip(rounds, reply, strict=True)))
-        return Answers([one.node.client for one in waiting], computed)
+            for admitted in batch:
+                yield admitted.number, _one_by_one(admitted)
+            return
+        start = 0
+        for admitted in batch:
+            replies = computed[start : start + len(admitted.nodes)]
+            start += len(replies)
+            rounds = [str(request.round) for request in admitted.requests]
+            for admission, reply in zip(admitted.admissions, replies, strict=True):
+                # What is stored now is what was computed now: there was nothing before.
+                if admission.keeps:
+                    admission.release(dict(zip(rounds, reply, strict=True)))
+            yield admitted.number, Answers([node.client for node in admitted.nodes], replies)
 
 
-def _release(
-    request: GradientRequest, use: int, pool: Pool, part: slice, waiting: list[_Waiting]
-) -> Tensor:
-    """One use's noised gradients of all clients of a part of the pool, (k, n, D)."""
-    streams = [one.node.streams(request, one.admitted.digests[use]) for one in waiting]
-    samples = [stream("sample") for stream in streams]
-    totals = client_totals([request] * len(streams), pool, part, samples)
-    return request.own_plan.release_each(totals, [stream("noise") for stream in streams])
+def _batches(group: list[_Admitted]) -> Iterator[list[_Admitted]]:
+    """Cut a group into batches of whole blocks that are computed at once."""
+    most = _BATCH // sum(request.rows.numel() for request in group[0].requests)
+    batch: list[_Admitted] = []
+    room = most
+    for admitted in group:
+        start, clients = 0, len(admitted.nodes)
+        while start < clients:
+            taken = max(BLOCK, room // BLOCK * BLOCK) if not batch or room >= BLOCK else 0
+            if taken:
+                batch.append(admitted.part(slice(start, start + taken)))
+                start += taken
+                room -= taken
+            if room < BLOCK:
+                yield batch
+                batch, room = [], most
+    if batch:
+        yield batch
 
 
-def _one_by_one(message: _Message, waiting: Sequence[_Waiting]) -> Answers:
+def _release(batch: list[_Admitted], use: int, pool: Pool, part: slice) -> Tensor:
+    """One use's noised gradients of all clients of a batch, (k, n, D)."""
+    asked = [
+        (admitted.requests[use], node.streams(admitted.requests[use], admission.digests[use]))
+        for admitted in batch
+        for node, admission in zip(admitted.nodes, admitted.admissions, strict=True)
+    ]
+    requests = [request for request, _ in asked]
+    totals = client_totals(requests, pool, part, [stream("sample") for _, stream in asked])
+    return requests[0].own_plan.release_each(totals, [stream("noise") for _, stream in asked])
+
+
+def _one_by_one(admitted: _Admitted) -> Answers:
     replies: dict[int, Tensor] = {}
     failures: dict[int, int] = {}
-    for node in (one.node for one in waiting):
+    for node in admitted.nodes:
         try:
-            answered = node.gradients(message.requests, message.digest)
+            answered = node.gradients(admitted.requests, admitted.digest)
             replies[node.client] = torch.stack([reply.gradient for reply in answered])
         except Exception as error:
             failures[node.client] = failure_code(error, node.client)

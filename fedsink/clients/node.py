@@ -104,13 +104,22 @@ class Node:
             )
         return [GradientReply(replies[str(request.round)]) for request in requests]
 
-    def admit(self, requests: Sequence[GradientRequest], digest: bytes) -> Admitted:
+    def admit(
+        self, requests: Sequence[GradientRequest], digest: bytes, *, checked: bool = False
+    ) -> Admitted:
         """The first half of `gradients`: asks policy and ledger, and charges; raises like it.
 
         The other half is `Admitted.release` of the gradients by round, each computed with the
         `streams` of its request.
+
+        Args:
+            requests: one for each use, in different rounds.
+            digest: SHA-256 of the whole message.
+            checked: a node of the same settings has done `check_message` for these requests.
         """
-        self._check(requests)
+        if not checked:
+            self.check_message(requests)
+        self._check_turn(requests)
         if self._policy is not None:
             self._policy.check_gradient(requests)
         return self._charge(requests, digest)
@@ -124,7 +133,9 @@ class Node:
             )
         # There is nothing to charge for what protects nothing.
         if self._releases is None or isinstance(plan, UnprotectedPlan):
-            admitted = Admitted(use_digests(digest, len(requests)), None, lambda reply: reply)
+            # A seed's noise is keyed by the round alone, whatever the message.
+            seeded, uses = self.settings.seed is not None, len(requests)
+            admitted = Admitted.unrecorded([b""] * uses if seeded else use_digests(digest, uses))
         else:
             places = [(request.round, request.label) for request in requests]
             trusted = self._policy is not None and self._policy.trusts_aggregation
@@ -142,7 +153,8 @@ class Node:
             digest: SHA-256 of the whole message.
         """
         asked = request.gradient
-        self._check([asked])
+        self.check_message([asked])
+        self._check_turn([asked])
         if self._policy is not None:
             self._policy.check_parameters(request)
         request.check()
@@ -202,7 +214,12 @@ class Node:
 
         return stream
 
-    def _check(self, requests: Sequence[GradientRequest]) -> None:
+    def check_message(self, requests: Sequence[GradientRequest]) -> None:
+        """Refuse what no client of these settings answers.
+
+        Raises:
+            ValueError: the requests do not belong together, or are not for the node's data.
+        """
         if not requests:
             raise ValueError("A message must ask for at least one use.")
         first = requests[0]
@@ -225,11 +242,18 @@ class Node:
                 )
             if request.objective.classes != 1:
                 self._check_classes(request.objective.classes)
+
+    def _check_turn(self, requests: Sequence[GradientRequest]) -> None:
+        """Refuse what this client is not asked for by the plan's schedule."""
+        for request in requests:
             scheduled = request.plan.schedule.label(self.client, request.round)
             if request.label != scheduled:
                 raise ReleaseRefusedError(
                     f"Round {request.round} is for class {scheduled} at client {self.client}."
                 )
+        first = requests[0]
+        if first.share == 1:
+            return
         cohort = first.plan.schedule.cohort(self.client, self.settings.clients)
         if first.share > cohort:
             raise ReleaseRefusedError(

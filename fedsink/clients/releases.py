@@ -45,11 +45,18 @@ class Admitted:
         digests: one for each use; its noise is drawn under it.
         stored: the reply that has been computed before, if there is one.
         release: stores the reply computed now and returns what may leave.
+        keeps: whether `release` stores anything.
     """
 
-    digests: list[bytes]
+    digests: Sequence[bytes]
     stored: Mapping[str, Tensor] | None
     release: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+    keeps: bool = True
+
+    @classmethod
+    def unrecorded(cls, digests: Sequence[bytes]) -> Admitted:
+        """What leaves no trace: a simulation's noise that can be drawn again."""
+        return cls(digests, None, lambda reply: reply, keeps=False)
 
 
 class Releases:
@@ -133,7 +140,7 @@ class Releases:
         claims = self._ledger.claim(reservation, fingerprint, uses)
         store = self._store
         if store is None:
-            return Admitted(digests, None, lambda reply: reply)
+            return Admitted.unrecorded(digests)
         released = all(claim.released for claim in claims)
 
         def mark() -> None:

@@ -7,10 +7,10 @@ answer for many clients at once may return a `Reduction` in place of the replies
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, overload, runtime_checkable
+from typing import Any, Protocol, overload, runtime_checkable
 
 from flwr.app import Message, RecordDict
 from torch import Tensor
@@ -23,6 +23,32 @@ is cut at multiples of this alone, however many processes share the work.
 """
 
 
+class Content:
+    """What a message asks for, as requests and as the record that travels.
+
+    Each is made when it is first needed: within one process nothing is packed that nobody sends.
+
+    Args:
+        requests: gives the requests; raises ValueError where the record is malformed.
+        record: gives the record.
+    """
+
+    def __init__(
+        self, requests: Callable[[], Sequence[Any]], record: Callable[[], RecordDict]
+    ) -> None:
+        self._requests, self._record = requests, record
+
+    @cached_property
+    def requests(self) -> Sequence[Any]:
+        """One request for each use of the message."""
+        return self._requests()
+
+    @cached_property
+    def record(self) -> RecordDict:
+        """The message's content as it travels."""
+        return self._record()
+
+
 @dataclass(frozen=True)
 class Broadcast:
     """One content for many clients.
@@ -33,7 +59,7 @@ class Broadcast:
         shape: of the finite values that each reply holds, all uses of the message included.
     """
 
-    content: RecordDict
+    content: Content
     nodes: Mapping[int, int]
     shape: tuple[int, ...]
 
@@ -74,7 +100,7 @@ class Exchange(Sequence[Message]):
         # Kept: Flower's grid gives each message its id in one pass and sends it in another.
         return [
             Message(
-                self.broadcasts[place].content,
+                self.broadcasts[place].content.record,
                 dst_node_id=node,
                 message_type=self.message_type,
                 group_id=self.group_id,

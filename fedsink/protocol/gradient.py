@@ -198,6 +198,11 @@ def unpack_requests(record: RecordDict) -> list[GradientRequest]:
         GradientRequest(number, label, plan, objective, view, x, row_labels, f, inside, run, share)
         for number, label, x, row_labels, f, inside in zip(rounds, labels, *stacked, strict=True)
     ]
+    return checked(requests)
+
+
+def checked(requests: list[GradientRequest]) -> list[GradientRequest]:
+    """The requests, after `GradientRequest.check` of each; raises ValueError like it."""
     for request in requests:
         request.check()
     return requests

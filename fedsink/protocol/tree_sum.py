@@ -57,6 +57,17 @@ class TreeSum:
         # A copy, because sums are made in place.
         self._parts.append((block, values.to(torch.float64, copy=True)))
 
+    def add_block(self, block: int, replies: Tensor) -> None:
+        """Add the float32 replies of a whole block of clients, (k, ...), at once.
+
+        They are added up in float32 first, unless that overflows: a sum of eight loses little more
+        than a bit of a reply, and one addition in float64 takes the place of eight.
+        """
+        total = replies.sum(0)
+        if not bool(total.sum().isfinite()):
+            total = replies.sum(0, dtype=torch.float64)
+        self.add(block, total)
+
     def parts(self) -> list[tuple[int, Tensor]]:
         """The sums of whole subtrees in float64, each under the number of its first block."""
         self._merge(64)

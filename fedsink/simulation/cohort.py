@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from fedsink.clients.app import client_app
 from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.settings import NodeSettings
 from fedsink.protocol.errors import UNUSABLE
-from fedsink.protocol.exchange import BLOCK, Answers
+from fedsink.protocol.exchange import BLOCK, Answers, Content
 from fedsink.protocol.tree_sum import TreeSum
 from fedsink.simulation.grid import client_context, client_of
 from fedsink.simulation.identity import become, set_message_id
@@ -27,8 +27,13 @@ class BatchedApp(Protocol):
         """Whether it answers messages of this type."""
         ...
 
-    def answers(self, content: RecordDict, clients: Sequence[int]) -> Iterator[Answers]:
-        """Every client's answer, in increasing order of the clients."""
+    def answers(
+        self, contents: Sequence[Content], clients: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, Answers]]:
+        """The answers to several contents, each with which of them it is for.
+
+        Those to one content come in increasing order of its clients, in whole blocks of `BLOCK`.
+        """
         ...
 
 
@@ -93,7 +98,7 @@ class Cohort:
             answers.append((place, reply.error if reply.has_error() else reply.content))
         return answers
 
-    def add_up(self, contents: list[RecordDict], parts: Sequence[Part]) -> list[Partial]:
+    def add_up(self, contents: Sequence[Content], parts: Sequence[Part]) -> list[Partial]:
         """Answer broadcasts, and add up the replies to each.
 
         Raises:
@@ -102,24 +107,34 @@ class Cohort:
         batched = self._hosted.batched
         if batched is None:
             raise ValueError("This cohort answers client by client.")
-        return [
-            _add_up(batched.answers(contents[part.place], part.clients), part) for part in parts
-        ]
+        totals = [_Total(part) for part in parts]
+        asked = [contents[part.place] for part in parts]
+        for number, batch in batched.answers(asked, [part.clients for part in parts]):
+            totals[number].add(batch)
+        return [total.partial() for total in totals]
 
 
-def _add_up(answers: Iterable[Answers], part: Part) -> Partial:
-    total = TreeSum(part.lo, part.hi)
-    counted = 0
-    failures: dict[int, int] = {}
-    for batch in answers:
-        failures |= batch.failures
-        failures |= dict.fromkeys(_unusable(batch, part.shape), UNUSABLE)
-        if failures:  # there will be no sum
-            continue
-        for place, reply in enumerate(batch.replies, start=counted):
-            total.add(part.lo + place // BLOCK, reply)
-        counted += len(batch.clients)
-    return Partial(total.parts() if not failures else [], counted, failures)
+class _Total:
+    """Adds up the answers to one part of an exchange."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._sum = TreeSum(part.lo, part.hi)
+        self._counted = 0
+        self._failures: dict[int, int] = {}
+
+    def add(self, batch: Answers) -> None:
+        self._failures |= batch.failures
+        self._failures |= dict.fromkeys(_unusable(batch, self._part.shape), UNUSABLE)
+        if self._failures:  # there will be no sum
+            return
+        for replies in batch.replies.split(BLOCK):
+            self._sum.add_block(self._part.lo + self._counted // BLOCK, replies)
+            self._counted += len(replies)
+
+    def partial(self) -> Partial:
+        sums = [] if self._failures else self._sum.parts()
+        return Partial(sums, self._counted, self._failures)
 
 
 def _unusable(batch: Answers, shape: tuple[int, ...]) -> Sequence[int]:

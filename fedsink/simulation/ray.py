@@ -13,7 +13,8 @@ from flwr.app import Error, Message, RecordDict
 
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ClientError, ConfigError
-from fedsink.protocol.exchange import Exchange
+from fedsink.protocol.exchange import Content, Exchange
+from fedsink.protocol.gradient import unpack_requests
 from fedsink.simulation.cohort import Cohort, Hosted, Job, fedsink_apps
 from fedsink.simulation.grid import SimulationGrid, client_of
 from fedsink.simulation.partial import Part, Partial, parts
@@ -52,8 +53,12 @@ class Actor:
         """Answer broadcasts; what `_partial` reads."""
         return [
             ([(client, values.numpy()) for client, values in p.sums], p.clients, p.failures)
-            for p in self._cohort.add_up(contents, parts)
+            for p in self._cohort.add_up([_received(content) for content in contents], parts)
         ]
+
+
+def _received(record: RecordDict) -> Content:
+    return Content(lambda: unpack_requests(record), lambda: record)
 
 
 class RayGrid(SimulationGrid):
@@ -143,7 +148,7 @@ class RayGrid(SimulationGrid):
             ClientError: actors died again and again, or did not answer in time.
         """
         shares = parts(exchange, len(self._actors))
-        contents = [broadcast.content for broadcast in exchange.broadcasts]
+        contents = [broadcast.content.record for broadcast in exchange.broadcasts]
         partials = []
         for share, answers in zip(shares, self._ask("add_up", contents, shares), strict=True):
             of_cohort = [Partial([], 0, {}) for _ in contents]

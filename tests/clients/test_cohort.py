@@ -20,7 +20,8 @@ from fedsink.data.partition import Dirichlet
 from fedsink.privacy import PrivacyPlan
 from fedsink.protocol import GradientRequest
 from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED
-from fedsink.protocol.gradient import pack_requests
+from fedsink.protocol.exchange import Content
+from fedsink.protocol.gradient import pack_requests, unpack_requests
 from fedsink.protocol.records import digest
 
 Make = Callable[..., GradientRequest]
@@ -32,7 +33,8 @@ def together(
     """Replies and failures of a cohort, by client."""
     replies: dict[int, Tensor] = {}
     failures: dict[int, int] = {}
-    for answers in NodeCohort(settings).answers(pack_requests(requests), clients):
+    content = Content(lambda: list(requests), lambda: pack_requests(requests))
+    for _, answers in NodeCohort(settings).answers([content], [clients]):
         replies |= dict(zip(answers.clients, answers.replies, strict=True))
         failures |= answers.failures
     return replies, failures
@@ -220,7 +222,9 @@ def test_a_malformed_request_fails_at_every_client(many: NodeSettings, make_requ
     request = make_request(clip="record")
     content = pack_requests([request])
     content.config_records["fields"]["json"] = "{}"
-    (answers,) = NodeCohort(many).answers(content, [3, 5])
+    read = Content(lambda: unpack_requests(content), lambda: content)
+    ((number, answers),) = NodeCohort(many).answers([read], [[3, 5]])
+    assert number == 0
     assert answers.failures == {3: MALFORMED, 5: MALFORMED}
     wide = make_request(clip="record", rows=torch.zeros(6, 9))
     assert together(many, [wide], [3, 5])[1] == {3: MALFORMED, 5: MALFORMED}

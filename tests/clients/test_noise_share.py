@@ -21,6 +21,7 @@ from fedsink.clients.settings import NodeSettings
 from fedsink.errors import BudgetError, ReleaseRefusedError
 from fedsink.privacy.ledger.events import event_from_json
 from fedsink.protocol import GradientRequest
+from fedsink.protocol.exchange import Content
 from fedsink.protocol.gradient import pack_requests
 from fedsink.protocol.records import digest
 
@@ -98,8 +99,9 @@ def test_many_clients_at_once_add_the_same_shares(
         plan = replace(request.plan, capacity=capacity, nominal_records=61)
         request = replace(request, plan=plan)
     expected = one_by_one(many, request, list(range(CLIENTS)))
-    found = list(NodeCohort(many).answers(pack_requests([request]), range(CLIENTS)))
-    replies = torch.cat([answers.replies for answers in found]).squeeze(1)
+    content = Content(lambda: [request], lambda: pack_requests([request]))
+    found = list(NodeCohort(many).answers([content], [range(CLIENTS)]))
+    replies = torch.cat([answers.replies for _, answers in found]).squeeze(1)
     torch.testing.assert_close(replies, expected, rtol=0, atol=1e-4)
     whole = one_by_one(many, replace(request, share=1), list(range(CLIENTS)))
     assert not torch.allclose(whole, expected, atol=0.1)

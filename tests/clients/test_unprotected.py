@@ -17,6 +17,7 @@ from fedsink.errors import PrivacyError, ReleaseRefusedError
 from fedsink.privacy import JointSchedule, UnprotectedPlan
 from fedsink.protocol import GradientRequest
 from fedsink.protocol.errors import REFUSED
+from fedsink.protocol.exchange import Content
 from fedsink.protocol.gradient import pack_requests, unpack_requests
 from fedsink.transport import Mixed, transport_gradient
 
@@ -37,7 +38,8 @@ def test_a_message_cannot_switch_clip_and_noise_off(
         with pytest.raises(ReleaseRefusedError, match="cannot switch clip and noise off"):
             node.gradient(request_without_noise, b"d")
         assert "shard" not in vars(node)  # refused before any record was read
-    (answers,) = NodeCohort(settings).answers(pack_requests([request_without_noise]), [0, 1])
+    content = Content(lambda: [request_without_noise], request_without_noise.to_record)
+    ((_, answers),) = NodeCohort(settings).answers([content], [[0, 1]])
     assert answers.failures == {0: REFUSED, 1: REFUSED}
 
 

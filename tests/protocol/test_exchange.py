@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from flwr.app import RecordDict
 
-from fedsink.protocol.exchange import Broadcast, Exchange, Reduction
+from fedsink.protocol.exchange import Broadcast, Content, Exchange, Reduction
 from fedsink.simulation.identity import become
 
 
@@ -14,7 +14,10 @@ def exchange() -> Exchange:
     return Exchange(
         "train.gradient",
         "7",
-        [Broadcast(even, {0: 1000, 2: 1002}, (1,)), Broadcast(odd, {1: 1001}, (1,))],
+        [
+            Broadcast(Content(list, lambda: even), {0: 1000, 2: 1002}, (1,)),
+            Broadcast(Content(list, lambda: odd), {1: 1001}, (1,)),
+        ],
     )
 
 
@@ -23,8 +26,8 @@ def test_it_is_the_messages_in_client_order(exchange: Exchange) -> None:
     assert [m.metadata.dst_node_id for m in messages] == [1000, 1001, 1002]
     assert {m.metadata.message_type for m in messages} == {"train.gradient"}
     assert {m.metadata.group_id for m in messages} == {"7"}
-    assert messages[0].content is messages[2].content is exchange.broadcasts[0].content
-    assert messages[1].content is exchange.broadcasts[1].content
+    assert messages[0].content is messages[2].content is exchange.broadcasts[0].content.record
+    assert messages[1].content is exchange.broadcasts[1].content.record
 
 
 def test_it_is_a_sequence(exchange: Exchange) -> None:

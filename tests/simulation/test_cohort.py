@@ -11,13 +11,13 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedsink.protocol.errors import FAILED, UNUSABLE
-from fedsink.protocol.exchange import Answers
+from fedsink.protocol.exchange import BLOCK, Answers, Content
 from fedsink.simulation.cohort import Cohort, Hosted
 from fedsink.simulation.partial import Part, Partial
 
 
 class _Answering:
-    """Answers with its values, two clients at a time."""
+    """Answers with its values, a block of clients at a time."""
 
     def __init__(self, values: Tensor, failures: dict[int, int] | None = None) -> None:
         self.values = values
@@ -26,15 +26,19 @@ class _Answering:
     def handles(self, message_type: str) -> bool:
         return message_type == "train.gradient"
 
-    def answers(self, content: RecordDict, clients: Sequence[int]) -> Iterator[Answers]:
-        for start in range(0, len(clients), 2):
-            two = clients[start : start + 2]
-            yield Answers(two, self.values[list(two)], self.failures)
+    def answers(
+        self, contents: Sequence[Content], clients: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, Answers]]:
+        for number, whose in enumerate(clients):
+            for start in range(0, len(whose), BLOCK):
+                block = whose[start : start + BLOCK]
+                yield number, Answers(block, self.values[list(block)], self.failures)
 
 
 def _add_up(batched: _Answering, clients: int = 5, shape: tuple[int, ...] = (3,)) -> Partial:
     cohort = Cohort(Hosted(ClientApp(), batched), clients, 1)
-    (partial,) = cohort.add_up([RecordDict()], [Part(0, range(clients), shape)])
+    content = Content(list, RecordDict)
+    (partial,) = cohort.add_up([content], [Part(0, range(clients), shape)])
     return partial
 
 

@@ -18,7 +18,7 @@ from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol import GradientRequest, Objective
-from fedsink.protocol.exchange import Broadcast, Exchange
+from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.simulation.local import LocalGrid
 from fedsink.simulation.simulate import start
 
@@ -66,7 +66,7 @@ def test_ten_thousand_clients_take_part(install_source: Callable[..., None]) -> 
         1, None, plan, Objective(1.0, 1), view, torch.zeros(100, 4),
         torch.zeros(100, dtype=torch.int64), torch.zeros(100), torch.zeros(100, 4),
     )  # fmt: skip
-    broadcast = Broadcast(request.to_record(), grid.roster(), (1, 100, 4))
+    broadcast = Broadcast(Content(lambda: [request], request.to_record), grid.roster(), (1, 100, 4))
     reduced: Any = grid.send_and_receive(Exchange("train.gradient", "1", [broadcast]))
     assert reduced.failures == {}
     assert reduced.sums[0].clients == 10_000

@@ -6,7 +6,7 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from fedsink.protocol.exchange import BLOCK, Broadcast, Exchange
+from fedsink.protocol.exchange import BLOCK, Broadcast, Content, Exchange
 from fedsink.protocol.tree_sum import TreeSum
 from fedsink.simulation.partial import Partial, parts, reduction
 
@@ -17,7 +17,11 @@ def _exchange(clients: int, groups: int) -> Exchange:
         "train.gradient",
         "1",
         [
-            Broadcast(RecordDict(), {k: n for k, n in nodes.items() if k % groups == group}, (2,))
+            Broadcast(
+                Content(list, RecordDict),
+                {k: n for k, n in nodes.items() if k % groups == group},
+                (2,),
+            )
             for group in range(min(groups, clients))
         ],
     )

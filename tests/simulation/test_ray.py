@@ -133,8 +133,8 @@ def _dying(marker: Path, after: int, act: Callable[[], None]) -> Callable[[Any],
             handles = batched.handles
             answered = 0
 
-            def answers(self, content: RecordDict, clients: Any) -> Any:
-                for answers in batched.answers(content, clients):
+            def answers(self, contents: Any, clients: Any) -> Any:
+                for answers in batched.answers(contents, clients):
                     self.answered += 1  # charged and computed, but not on its way
                     if self.answered > after and marker.exists():
                         act()

@@ -15,8 +15,8 @@ from fedsink.data.views import view_from_dict
 from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
-from fedsink.protocol.exchange import BLOCK, Broadcast, Exchange, Reduction, Sum
-from fedsink.protocol.gradient import pack_requests, unpack_replies
+from fedsink.protocol.exchange import BLOCK, Broadcast, Content, Exchange, Reduction, Sum
+from fedsink.protocol.gradient import checked, pack_requests, unpack_replies
 from fedsink.protocol.tree_sum import TreeSum
 from fedsink.strategies.base import RoundStrategy, failure
 from fedsink.strategies.block import Block, Group, Labels
@@ -103,7 +103,8 @@ class DPSinkhorn(RoundStrategy):
         share = self.settings.sharers(next(iter(nodes)))
         requests = [block.request(label, self.settings, share) for block, label in asked]
         shape = (len(requests), *self._blocks[0].shape(labels[0]))
-        return Broadcast(pack_requests(requests), nodes, shape)
+        content = Content(lambda: checked(requests), lambda: pack_requests(requests))
+        return Broadcast(content, nodes, shape)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -218,11 +219,14 @@ class DPSinkhorn(RoundStrategy):
         received = self.replies_by_client(replies, asked, self._blocks[0].asked)
         sums = {}
         for labels, broadcast in self._asked.items():
-            total = TreeSum()
-            for place, client in enumerate(broadcast.nodes):
-                gradients = self._checked(client, received[client], asked, broadcast.shape)
-                total.add(place // BLOCK, gradients)
-            sums[labels] = Sum(total.total(), len(broadcast.nodes))
+            total, clients = TreeSum(), list(broadcast.nodes)
+            for block in range(-(-len(clients) // BLOCK)):
+                gradients = [
+                    self._checked(client, received[client], asked, broadcast.shape)
+                    for client in clients[block * BLOCK : (block + 1) * BLOCK]
+                ]
+                total.add_block(block, torch.stack(gradients))
+            sums[labels] = Sum(total.total(), len(clients))
         return sums
 
     def _added_up(self, reduction: Reduction, asked: str) -> dict[Labels, Sum]:

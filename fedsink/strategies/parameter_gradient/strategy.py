@@ -14,7 +14,7 @@ from fedsink.models import Generator
 from fedsink.models.pullback import flat_weights
 from fedsink.privacy import BatchClip, RecordClip
 from fedsink.privacy.unprotected import UNREACHED
-from fedsink.protocol.exchange import Broadcast, Exchange
+from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.parameters import ParameterReply, ParameterRequest, architecture_of
 from fedsink.strategies.block import Block, Labels
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
@@ -69,7 +69,9 @@ class ParameterGradient(DPSinkhorn):
         ((block,), (label,)) = self._blocks, labels
         request = self._request(block, label, self.settings.sharers(next(iter(nodes))))
         self._requests[labels] = request
-        return Broadcast(request.to_record(), nodes, (len(request.weights),))
+        return Broadcast(
+            Content(lambda: [request], request.to_record), nodes, (len(request.weights),)
+        )
 
     def _request(self, block: Block, label: Label, share: int) -> ParameterRequest:
         mine = block.about(label)
