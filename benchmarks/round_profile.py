@@ -32,21 +32,22 @@ PHASES = {
         "fedsink.strategies.dp_sinkhorn.strategy:DPSinkhorn.aggregate_train"
     ],
     "server: backward, Adam, average": ["fedsink.strategies.trainer:Trainer.step"],
-    "server: ε so far": ["fedsink.strategies.dp_sinkhorn.strategy:DPSinkhorn.epsilon_so_far"],
+    "server: ε so far": ["fedsink.strategies.dp_sinkhorn.strategy:DPSinkhorn.epsilon_bound"],
     "server: metrics and progress": [
         "fedsink.server.folder:RunFolder.log",
         "fedsink.reporting.progress:Progress.update",
     ],
     "clients: unpack requests, check, hash": [
-        "fedsink.clients.cohort:unpack_requests",
+        "fedsink.strategies.dp_sinkhorn.strategy:checked",
         "fedsink.clients.cohort:digest",
     ],
     "clients: admit": ["fedsink.clients.cohort:NodeCohort._admit"],
     "clients: sample records": [
         "fedsink.clients.pool:Pool.draw",
-        "fedsink.clients.cohort_gradient:buckets",
+        "fedsink.clients.pool:Sample.in_buckets",
+        "fedsink.clients.pool:Pool.batch",
     ],
-    "clients: clipped sums": ["fedsink.clients.cohort:cohort_totals"],
+    "clients: clipped sums": ["fedsink.clients.cohort:client_totals"],
     "clients: noise": ["fedsink.privacy.plan:PrivacyPlan.release_each"],
     "clients: the rest of an answer, and adding up": ["fedsink.simulation.cohort:Cohort.add_up"],
 }

@@ -68,6 +68,11 @@ class _Admitted:
         """Some of the clients."""
         return replace(self, nodes=self.nodes[clients], admissions=self.admissions[clients])
 
+    def followed_by(self, other: _Admitted) -> _Admitted:
+        """These clients and those behind them."""
+        nodes = [*self.nodes, *other.nodes]
+        return replace(self, nodes=nodes, admissions=[*self.admissions, *other.admissions])
+
 
 class NodeCohort:
     """Answers for virtual clients whose messages share one content.
@@ -198,22 +203,22 @@ class NodeCohort:
 
 def _batches(group: list[_Admitted]) -> Iterator[list[_Admitted]]:
     """Cut a group into batches of whole blocks that are computed at once."""
-    most = _BATCH // sum(request.rows.numel() for request in group[0].requests)
+    values = sum(request.rows.numel() for request in group[0].requests)
+    most = max(BLOCK, _BATCH // values)
     batch: list[_Admitted] = []
     room = most
     for admitted in group:
-        start, clients = 0, len(admitted.nodes)
-        while start < clients:
-            taken = max(BLOCK, room // BLOCK * BLOCK) if not batch or room >= BLOCK else 0
-            if taken:
-                batch.append(admitted.part(slice(start, start + taken)))
-                start += taken
-                room -= taken
-            if room < BLOCK:
+        for start in range(0, len(admitted.nodes), BLOCK):
+            block = admitted.part(slice(start, start + BLOCK))
+            if len(block.nodes) > room:
                 yield batch
                 batch, room = [], most
-    if batch:
-        yield batch
+            if batch and batch[-1].number == block.number:
+                batch[-1] = batch[-1].followed_by(block)
+            else:
+                batch.append(block)
+            room -= len(block.nodes)
+    yield batch
 
 
 def _release(batch: list[_Admitted], use: int, pool: Pool, part: slice) -> Tensor:

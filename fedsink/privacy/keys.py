@@ -12,6 +12,7 @@ import os
 import stat
 import tempfile
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -66,7 +67,13 @@ class ReproducibleKey:
         differ in their last bits between engines, and noise bound to those bytes would differ
         altogether.
         """
-        return Stream(b"fedsink reproducible", self.seed, purpose, client, round)
+        return _seeded(self.seed, purpose).child(client, round)
+
+
+@lru_cache(maxsize=64)
+def _seeded(seed: int, purpose: str) -> Stream:
+    """What the streams of all clients and rounds have in common; nothing is drawn from it."""
+    return Stream(b"fedsink reproducible", seed, purpose)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ _BLOCK_WORDS = 1 << 17  # hashlib refuses more than 2^29 bytes at once; 1 MiB bl
 
 def _encode(item: str | int | bytes) -> bytes:
     """Type tag, length and content, so that no two contexts have the same encoding."""
+    if type(item) is int:  # first, for speed
+        content = b"%d" % item
+        return b"i" + len(content).to_bytes(8, "big") + content
     if isinstance(item, bytes):
         tag, content = b"b", item
     elif isinstance(item, str):

@@ -12,7 +12,7 @@ import torch
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks, domain
 from fedsink.privacy.accounting import check_accountant
-from fedsink.privacy.adjacency import ADD_REMOVE, describe, unit_of
+from fedsink.privacy.adjacency import ADD_REMOVE, REPLACE_ONE, describe, unit_of
 from fedsink.privacy.calibration import sigma_for, uses_for
 from fedsink.privacy.clipped_gaussian import ClippedGaussian
 from fedsink.privacy.clipping import CLIPS, Clip
@@ -43,7 +43,8 @@ class PrivacyPlan:
         - Under the client adjacency the event is unsampled and counts every round.
         - ε is stated under the plan's adjacency, and no other adjacency costs the same by accident.
         - Where a full batch can change what a record does, its probability is taken out of δ.
-        - epsilon_after bounds ε at every round, and ends at epsilon.
+        - epsilon_after bounds ε at every round, and ends at epsilon; epsilon_bound_after bounds it
+          too, and ends at epsilon.
         - A solved plan costs at most the ε it was solved for.
 
     Args:
@@ -207,6 +208,17 @@ class PrivacyPlan:
         exponent = math.ceil(math.log(uses) / math.log(_CURVE_STEP) - 1e-9)
         grid_point = min(every, max(uses, math.ceil(_CURVE_STEP**exponent)))
         return min(exactly(grid_point), filled)
+
+    def epsilon_bound_after(self, rounds: int, accountant: str = "pld") -> float:
+        """An upper bound on `epsilon_after` that takes no time, for every round's progress.
+
+        Rényi DP where it gives a bound and rounds are left; else `epsilon_after` itself.
+        """
+        cost, left = self.cost, checks.count("rounds", rounds, minimum=0) < self.rounds
+        if left and rounds and self.adjacency != REPLACE_ONE:
+            uses = cost.uses(rounds)
+            return cost.quick_bound(self.rate, self.noise_multiplier, uses, self.delta)
+        return self.epsilon_after(rounds, accountant)
 
     def with_noise(self, variance: float) -> PrivacyPlan:
         """The same plan with noise of `variance` times this one's variance: σ·√variance."""

@@ -97,6 +97,10 @@ class UnprotectedPlan:
         """∞ after any round; 0 before the first."""
         return math.inf if checks.count("rounds", rounds, minimum=0) else 0.0
 
+    def epsilon_bound_after(self, rounds: int, accountant: str = "pld") -> float:
+        """∞ after any round; 0 before the first."""
+        return self.epsilon_after(rounds, accountant)
+
     def with_noise(self, variance: float) -> UnprotectedPlan:
         """The same plan: there is no noise to scale."""
         return self

@@ -114,13 +114,14 @@ def train(
             record: dict[str, Any] = {
                 "round": strategy.round,
                 **dict(metrics or {}),
-                "epsilon": _finite(epsilon := strategy.epsilon_so_far()),
+                "epsilon": _finite(epsilon := strategy.epsilon_bound()),
                 "seconds": round(time.monotonic() - started, 4),
             }
             folder.log(record)
-            shown = "∞" if math.isinf(epsilon) else epsilon
-            progress.update(strategy.round, loss=record["loss"], ε=shown)
             unfinished = strategy.round < strategy.rounds
+            name = "ε ≤" if unfinished and epsilon > 0.0 and not math.isinf(epsilon) else "ε"
+            shown = "∞" if math.isinf(epsilon) else epsilon
+            progress.update(strategy.round, **{"loss": record["loss"], name: shown})
             if unfinished and any(before < round <= strategy.round for round in pictured):
                 snapshot(strategy, folder)
             if stop.requested or time.monotonic() - saved > settings.checkpoint_seconds:

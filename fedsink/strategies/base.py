@@ -125,6 +125,10 @@ class RoundStrategy(Strategy):
     def epsilon_so_far(self) -> float:
         """An upper bound on the ε of everything released until now (information only)."""
 
+    def epsilon_bound(self) -> float:
+        """An upper bound on `epsilon_so_far` that takes no time, for every round."""
+        return self.epsilon_so_far()
+
     @abstractmethod
     def latent_stream(self, purpose: str, number: int) -> Stream:
         """The server's own keyed randomness (not secret)."""

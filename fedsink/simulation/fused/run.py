@@ -66,6 +66,11 @@ class FusedRounds(RoundStrategy):
         settings = self.step.settings
         return settings.plan.epsilon_after(self.round, settings.accountant)
 
+    def epsilon_bound(self) -> float:
+        """The same, or an upper bound on it by Rényi DP while rounds are left."""
+        settings = self.step.settings
+        return settings.plan.epsilon_bound_after(self.round, settings.accountant)
+
     def latent_stream(self, purpose: str, number: int) -> Stream:
         """The server's own keyed randomness (not secret)."""
         return Stream(self._key, purpose, number)

@@ -77,6 +77,10 @@ class DPSinkhorn(RoundStrategy):
         """ε of the rounds run so far, under the run's accountant."""
         return self.settings.plan.epsilon_after(self.round, self.settings.accountant)
 
+    def epsilon_bound(self) -> float:
+        """The same, or an upper bound on it by Rényi DP while rounds are left."""
+        return self.settings.plan.epsilon_bound_after(self.round, self.settings.accountant)
+
     def latent_stream(self, purpose: str, number: int) -> Stream:
         """The server's latents of one round."""
         return Stream(self._key, purpose, number)
