@@ -15,7 +15,7 @@ from fedsink.clients.gradient import client_gradient
 from fedsink.clients.parameter_gradient import parameter_gradient
 from fedsink.clients.policy import Policy
 from fedsink.clients.privatizer import privatize
-from fedsink.clients.releases import Admitted, Releases, refuse_rollback, use_digests
+from fedsink.clients.releases import Admitted, Releases, refuse_rollback, seeded, use_digests
 from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
@@ -134,8 +134,8 @@ class Node:
         # There is nothing to charge for what protects nothing.
         if self._releases is None or isinstance(plan, UnprotectedPlan):
             # A seed's noise is keyed by the round alone, whatever the message.
-            seeded, uses = self.settings.seed is not None, len(requests)
-            admitted = Admitted.unrecorded([b""] * uses if seeded else use_digests(digest, uses))
+            uses, secret = len(requests), self.settings.seed is None
+            admitted = Admitted.unrecorded(use_digests(digest, uses)) if secret else seeded(uses)
         else:
             places = [(request.round, request.label) for request in requests]
             trusted = self._policy is not None and self._policy.trusts_aggregation

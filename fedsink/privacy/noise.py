@@ -15,6 +15,7 @@ import hashlib
 import itertools
 import operator
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -27,22 +28,27 @@ _BLOCK_WORDS = 1 << 17  # hashlib refuses more than 2^29 bytes at once; 1 MiB bl
 
 def _encode(item: str | int | bytes) -> bytes:
     """Type tag, length and content, so that no two contexts have the same encoding."""
-    if type(item) is int:  # first, for speed
-        content = b"%d" % item
-        return b"i" + len(content).to_bytes(8, "big") + content
+    if type(item) is int:  # clients and rounds: the same few of them again and again
+        return _encode_int(item)
     if isinstance(item, bytes):
         tag, content = b"b", item
     elif isinstance(item, str):
         tag, content = b"s", item.encode()
     else:
         try:
-            tag, content = b"i", str(operator.index(item)).encode()
+            return _encode_int(operator.index(item))
         except TypeError:
             raise PrivacyError(
                 f"a stream's context is made of str, int and bytes, not {type(item).__name__}: "
                 "convert the item first."
             ) from None
     return tag + len(content).to_bytes(8, "big") + content
+
+
+@lru_cache(maxsize=1 << 16)
+def _encode_int(item: int) -> bytes:
+    content = str(item).encode()
+    return b"i" + len(content).to_bytes(8, "big") + content
 
 
 class Stream:
@@ -85,7 +91,10 @@ class Stream:
         if not context:
             raise PrivacyError("a child stream needs a context of its own: name what it is for.")
         child = Stream.__new__(Stream)
-        child._prefix = self._prefix + b"".join(_encode(item) for item in context)
+        prefix = self._prefix
+        for item in context:
+            prefix += _encode(item)
+        child._prefix = prefix
         child._calls = itertools.count()
         return child
 
