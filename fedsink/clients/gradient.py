@@ -190,8 +190,8 @@ def client_batch_gradients(
             (clients,), torch.arange(len(clients))
         )
         kept = place_of[sample.owners] >= 0
-        own = Sample(sample.chosen[kept], place_of[sample.owners[kept]], len(clients))
-        for places in own.in_blocks():
+        asked = Sample(sample.chosen[kept], place_of[sample.owners[kept]], len(clients))
+        for places in asked.in_blocks():
             whose = clients[places.clients].to(device)
             gradients[whose] = _gradients_as_they_come(request, pool.batch(request, places))
     return gradients

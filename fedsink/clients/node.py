@@ -197,7 +197,7 @@ class Node:
         return PrivatizeReply(values[chosen].clone(), labels[chosen].clone(), chunks)
 
     def _privatize(self, request: PrivatizeRequest, digest: bytes) -> Mapping[str, Tensor]:
-        def compute(digests: list[bytes]) -> dict[str, Tensor]:
+        def compute(digests: Sequence[bytes]) -> dict[str, Tensor]:
             values, labels = privatize(self.shard, request.plan, self._streams(0, digests[0]))
             return {"values": values, "labels": labels}
 

@@ -106,7 +106,7 @@ class Releases:
         places: Sequence[Place],
         digest: bytes,
         content: Callable[[], bytes],
-        compute: Callable[[list[bytes]], Mapping[str, Tensor]],
+        compute: Callable[[Sequence[bytes]], Mapping[str, Tensor]],
     ) -> Mapping[str, Tensor]:
         """The reply to one message, computed at most once for each state of the data.
 
