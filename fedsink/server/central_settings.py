@@ -7,6 +7,7 @@ import math
 from fedsink.data.spec import DataSpec
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ConfigError
+from fedsink.privacy import ClippedGaussian
 from fedsink.protocol import Objective
 from fedsink.server.central_budget import central_plan
 from fedsink.server.values import (
@@ -39,10 +40,10 @@ def central_settings(config: Config, data: DataSpec, clients: int, run: str) -> 
         raise ConfigError(
             f"mode=central runs strategy={' or '.join(_STRATEGIES)}, not {chosen['name']!r}."
         )
-    if mechanism["name"] != "gaussian":
+    if mechanism["name"] != ClippedGaussian.choice:
         raise ConfigError(
-            f"mode=central noises gradients with mechanism=gaussian, not {mechanism['name']!r}; "
-            f"mechanism={mechanism['name']} belongs to mode=ldp."
+            f"mode=central noises gradients with mechanism={ClippedGaussian.choice}, not "
+            f"{mechanism['name']!r}; mechanism={mechanism['name']} belongs to mode=ldp."
         )
     if config["shuffler"] != "none":
         raise ConfigError(
