@@ -1,77 +1,163 @@
-"""Things by name: those of fedsink, and those that installed packages add by an entry point."""
+"""Things by their configuration name: fedsink's own, and those of installed packages.
+
+>>> views = Registry("view.name", {"dct": complex, "pixel": dict})
+>>> views.build("dct", {"imag": 1.0})
+1j
+>>> views.find("pixels")
+Traceback (most recent call last):
+fedsink.errors.ConfigError: view.name='pixels' is unknown; choose one of dct, pixel. Did you mean ...
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cache
+import difflib
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from fedsink.errors import ConfigError
+from fedsink.errors import ConfigError, FedsinkError
 
 T = TypeVar("T")
 
 
-class Registry(Mapping[str, T]):
-    """Everything of one kind by its name; what a package adds is loaded when it is asked for.
+class Registry(MutableMapping[str, T]):
+    """Everything of one kind by its configuration name.
 
-    A package adds a thing in its pyproject.toml:
+    An installed package adds to a kind with an entry point, which is imported when its name is
+    first asked for. Names of fedsink's own cannot be taken by a package:
 
-    .. code-block:: toml
-
-        [project.entry-points."fedsink.local_mechanisms"]
-        my_mechanism = "my_package.mechanism:MyMechanism"
-
-    Names are read once a process, so that a name in a message costs a look-up and no more.
+        [project.entry-points."fedsink.generators"]
+        unet = "my_package.unet:UNet"
 
     Args:
-        kind: what one of them is called in an error, for example "local mechanism".
-        group: the entry-point group.
-        own: fedsink's own, by name.
-
-    Raises:
-        ConfigError: from every use, where two packages have something of one name; from the
-            look-up, where what was installed cannot be loaded.
+        key: what names one of the kind in a configuration, "view.name".
+        own: fedsink's own.
+        group: the entry points of packages, "fedsink.generators"; None where nobody adds any.
+        error: what is raised for names and options that do not exist.
     """
 
-    def __init__(self, kind: str, group: str, own: Mapping[str, T]) -> None:
-        self._kind = kind
+    def __init__(
+        self,
+        key: str,
+        own: Mapping[str, T],
+        *,
+        group: str | None = None,
+        error: type[FedsinkError] = ConfigError,
+    ) -> None:
+        self._key = key
+        self._kind = key.partition(".")[0]
+        self._own = dict(own)
         self._group = group
-        self._own = own
+        self._error = error
+
+    def find(self, name: object) -> T:
+        """What has this name.
+
+        Raises:
+            FedsinkError: nothing has it, or the package that states it cannot be imported.
+        """
+        if not isinstance(name, str) or name not in self:
+            raise self._error(
+                f"{self._key}={name!r} is unknown; choose one of {', '.join(sorted(self))}."
+                f"{did_you_mean(str(name), self)}"
+            )
+        return self[name]
+
+    def build(
+        self, name: object, options: Mapping[str, Any], /, *args: object, **keywords: object
+    ) -> Any:
+        """Call what has this name with fedsink's arguments and a user's options.
+
+        Args:
+            name: as in `find`.
+            options: what a user chose, by keyword.
+            args: fedsink's positional arguments.
+            keywords: fedsink's keyword arguments; a user cannot choose them.
+
+        Raises:
+            FedsinkError: as `find`; an option is unknown or missing, or its value is mistyped.
+        """
+        target: Any = self.find(name)
+        named = [p for p in inspect.signature(target).parameters.values() if p.kind not in _STARRED]
+        choosable = {p.name: p for p in named[len(args) :] if p.name not in keywords}
+        if unknown := sorted(set(options) - set(choosable)):
+            raise self._error(
+                f"the {self._kind} {name} has no option {unknown[0]!r}; it has "
+                f"{', '.join(choosable) or 'none'}.{did_you_mean(unknown[0], choosable)}"
+            )
+        missing = [n for n, p in choosable.items() if p.default is p.empty and n not in options]
+        if missing:
+            raise self._error(f"the {self._kind} {name} lacks an option: {', '.join(missing)}.")
+        try:
+            return target(*args, **keywords, **options)
+        except TypeError as error:
+            raise self._error(
+                f"{self._kind}={name} cannot be built with the options {dict(options)}: {error}."
+            ) from error
+
+    def from_dict(self, description: Mapping[str, Any]) -> Any:
+        """Build from a name and options in one mapping, as they come from YAML or JSON.
+
+        Raises:
+            FedsinkError: as `build`.
+        """
+        return self.build(
+            description.get("name"), {k: v for k, v in description.items() if k != "name"}
+        )
 
     def __getitem__(self, name: str) -> T:
-        installed = self._installed()
-        if name in self._own:
-            return self._own[name]
-        point = installed[name]
+        return self._own[name] if name in self._own else self._load(self._installed[name])
+
+    def __setitem__(self, name: str, value: T) -> None:
+        self._own[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._own[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._installed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._own, **self._installed})
+
+    def __len__(self) -> int:
+        return len({**self._own, **self._installed})
+
+    @cached_property
+    def _installed(self) -> dict[str, list[EntryPoint]]:
+        entries: dict[str, list[EntryPoint]] = {}
+        for entry in entry_points(group=self._group) if self._group else ():
+            entries.setdefault(entry.name, []).append(entry)
+        return entries
+
+    def _load(self, entries: list[EntryPoint]) -> T:
+        entry, *others = entries
+        if others:
+            packages = " and ".join(sorted(_package(e) for e in entries))
+            raise self._error(
+                f"{self._key}={entry.name!r} is stated by several installed packages, {packages}: "
+                "uninstall all except one."
+            )
         try:
-            loaded: T = point.load()
+            loaded: T = entry.load()
         except Exception as error:
-            raise ConfigError(
-                f"The {self._kind} {name!r} ({point.value}) cannot be loaded: {error}; correct or "
-                "uninstall the package that adds it."
+            raise self._error(
+                f"{self._key}={entry.name!r} cannot be imported from {entry.value}, as the "
+                f"installed package {_package(entry)} states: {type(error).__name__}: {error}."
             ) from error
         return loaded
 
-    def __iter__(self) -> Iterator[str]:
-        return iter([*self._own, *self._installed()])
 
-    def __len__(self) -> int:
-        return len(self._own) + len(self._installed())
-
-    def _installed(self) -> Mapping[str, EntryPoint]:
-        points: dict[str, EntryPoint] = {}
-        for point in _points(self._group):
-            if point.name in self._own or point.name in points:
-                raise ConfigError(
-                    f"There are two of the {self._kind} {point.name!r}, one of them {point.value}: "
-                    "uninstall the package that adds it."
-                )
-            points[point.name] = point
-        return points
+def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Ask for the known word that is most like `word`, after a blank; empty where none is."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return f" Did you mean {near[0]}?" if near else ""
 
 
-@cache
-def _points(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of a group, read once a process."""
-    return tuple(entry_points(group=group))
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else entry.value
+
+
+_STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -104,7 +104,12 @@ def install_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[dict[str, str], str], None]]:
     """Installs a package for one test: its files by path, and its entry_points.txt."""
-    from fedsink import registry
+    from fedsink.data.sources import SOURCES
+    from fedsink.privacy import LOCAL_MECHANISMS
+
+    def forget() -> None:
+        for registry in (SOURCES, LOCAL_MECHANISMS):
+            vars(registry).pop("_installed", None)
 
     before = set(sys.modules)
     site = tmp_path / "site"
@@ -119,10 +124,10 @@ def install_package(
             (site / name).parent.mkdir(parents=True, exist_ok=True)
             (site / name).write_text(text)
         monkeypatch.syspath_prepend(str(site))
-        registry._points.cache_clear()
+        forget()
 
     yield install
-    registry._points.cache_clear()
+    forget()
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(site)):
             del sys.modules[name]

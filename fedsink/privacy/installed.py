@@ -9,9 +9,9 @@ from fedsink.privacy.local import LocalMechanism
 from fedsink.registry import Registry
 
 LOCAL_MECHANISMS: Registry[type[LocalMechanism]] = Registry(
-    "local mechanism",
-    "fedsink.local_mechanisms",
+    "mechanism.name",
     {cls.name: cls for cls in (LaplaceMechanism, GaussianMechanism)},
+    group="fedsink.local_mechanisms",
 )
 """Every local mechanism that can be asked for. At a node the owner's policy names those that may
 run, whether they are built in or installed."""

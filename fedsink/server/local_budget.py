@@ -29,7 +29,8 @@ def local_plan(
 
     `recipe.by_eps` lists, for a few totals, the label's share ε_l, the size k of the map's
     coefficient block, and the finite-batch factor. Between them the values are interpolated
-    linearly (k rounded down), outside they stay; ε_l is at most half of ε. What the configuration
+    linearly (k rounded down), outside they stay; ε_l is at most half of ε, and k at most the
+    shorter side of a picture. What the configuration
     states (`mechanism.label_eps`, `map.block`) wins.
 
     Args:
@@ -64,7 +65,8 @@ def local_plan(
     place = {"size": shape[0]} if len(shape) == 1 else {"shape": list(shape)}
     options = {**place, **chosen_map}
     if "block" in table and options.get("name") == recipe["map"]["name"]:
-        options.setdefault("block", int(np.interp(at, table["eps"], table["block"])))
+        block = int(np.interp(at, table["eps"], table["block"]))
+        options.setdefault("block", min(block, *shape[1:]) if len(shape) == 3 else block)
     f = map_from_dict(options)
     label_eps = mechanism["label_eps"]
     if classes < 2:
