@@ -1,11 +1,11 @@
 """Things by their configuration name: fedsink's own, and those of installed packages.
 
->>> views = Registry("view.name", {"dct": complex, "pixel": dict})
+>>> views = Registry("view", {"dct": complex, "pixel": dict})
 >>> views.build("dct", {"imag": 1.0})
 1j
 >>> views.find("pixels")
 Traceback (most recent call last):
-fedsink.errors.ConfigError: view.name='pixels' is unknown; choose one of dct, pixel. Did you mean ...
+fedsink.errors.ConfigError: view='pixels' is unknown; choose one of dct, pixel. Did you mean pixel?
 """
 
 from __future__ import annotations
