@@ -79,6 +79,7 @@ def test_it_runs_and_its_statement_and_account_know_it(
     assert (privacy["epsilon"], privacy["delta"]) == (pytest.approx(35.0), 0.0)
     assert privacy["training"]["matched_cost"] == {"cost": "l1", "lam": privacy["sigma"]}
 
-    assert account(["mechanism=rounded", "sensitivity=2", "eps=30"]) == 0
+    arguments = ["mechanism=rounded", f"sensitivity={privacy['sensitivity']!r}", "eps=30"]
+    assert account(arguments) == 0
     assert f"{privacy['sigma']:.6g}" in capsys.readouterr().out
     assert line_plan("rounded", 1.0, 0.0).map.norm == local_mechanism("rounded").norm == "l1"
