@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fedsink.errors import ConfigError, FedsinkError
 
@@ -65,36 +65,59 @@ class Registry(MutableMapping[str, T]):
             )
         return self[name]
 
+    def options(
+        self,
+        name: object,
+        chosen: Mapping[str, Any],
+        *,
+        positional: int = 0,
+        keywords: Collection[str] = (),
+    ) -> dict[str, Any]:
+        """What a user chose, completed by the defaults of what has this name.
+
+        Args:
+            name: as in `find`.
+            chosen: values by the name of their option.
+            positional: how many arguments are fedsink's, not the user's, by position.
+            keywords: names of those that are fedsink's by keyword.
+
+        Raises:
+            FedsinkError: as `find`; an option is unknown or missing.
+        """
+        signature = inspect.signature(cast("Callable[..., Any]", self.find(name)))
+        named = [p for p in signature.parameters.values() if p.kind not in _STARRED]
+        known = {p.name: p.default for p in named[positional:] if p.name not in keywords}
+        if unknown := sorted(set(chosen) - set(known)):
+            raise self._error(
+                f"the {self._kind} {name} has no option {unknown[0]!r}; it has "
+                f"{', '.join(known) or 'none'}.{did_you_mean(unknown[0], known)}"
+            )
+        complete = known | dict(chosen)
+        if missing := [o for o, value in complete.items() if value is inspect.Parameter.empty]:
+            raise self._error(f"the {self._kind} {name} lacks an option: {', '.join(missing)}.")
+        return complete
+
     def build(
-        self, name: object, options: Mapping[str, Any], /, *args: object, **keywords: object
+        self, name: object, chosen: Mapping[str, Any], /, *args: object, **keywords: object
     ) -> Any:
         """Call what has this name with fedsink's arguments and a user's options.
 
         Args:
             name: as in `find`.
-            options: what a user chose, by keyword.
+            chosen: a user's options, by keyword.
             args: fedsink's positional arguments.
             keywords: fedsink's keyword arguments; a user cannot choose them.
 
         Raises:
-            FedsinkError: as `find`; an option is unknown or missing, or its value is mistyped.
+            FedsinkError: as `options`, or a value is of the wrong type.
         """
+        options = self.options(name, chosen, positional=len(args), keywords=keywords)
         target: Any = self.find(name)
-        named = [p for p in inspect.signature(target).parameters.values() if p.kind not in _STARRED]
-        choosable = {p.name: p for p in named[len(args) :] if p.name not in keywords}
-        if unknown := sorted(set(options) - set(choosable)):
-            raise self._error(
-                f"the {self._kind} {name} has no option {unknown[0]!r}; it has "
-                f"{', '.join(choosable) or 'none'}.{did_you_mean(unknown[0], choosable)}"
-            )
-        missing = [n for n, p in choosable.items() if p.default is p.empty and n not in options]
-        if missing:
-            raise self._error(f"the {self._kind} {name} lacks an option: {', '.join(missing)}.")
         try:
             return target(*args, **keywords, **options)
         except TypeError as error:
             raise self._error(
-                f"{self._kind}={name} cannot be built with the options {dict(options)}: {error}."
+                f"{self._kind}={name} cannot be built with the options {dict(chosen)}: {error}."
             ) from error
 
     def from_dict(self, description: Mapping[str, Any]) -> Any:
