@@ -61,6 +61,7 @@ lint: install-dev ## ruff: format and rules
 
 types: install-dev ## mypy --strict
 	$(BIN)/mypy
+	MYPYPATH=examples/plugin $(BIN)/mypy -p fedsink_plugin
 
 contracts: install-dev ## the boundaries of the architecture, as import contracts
 	$(BIN)/lint-imports

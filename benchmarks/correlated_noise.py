@@ -29,7 +29,7 @@ from fedsink.data.views import view_from_dict
 from fedsink.models.pullback import flat_weights, pullback
 from fedsink.privacy import Stream
 from fedsink.privacy.calibration import sigma_for
-from fedsink.server.central_settings import central_settings
+from fedsink.strategies import DPSinkhornSettings
 
 VISITS, DELTA = 400, 1e-5  # 4000 rounds of ten classes
 RECIPES = [(10.0, 0.2), (3.0, 0.5), (1.0, 0.5)]  # ε, q
@@ -86,7 +86,9 @@ def alikeness(run: FinishedRun, draws: int = 40) -> float:
         run: its generator, view and rows per class, which have the same latents for all classes.
         draws: of the noise on the rows, to estimate the traces.
     """
-    settings = central_settings(run.config, run.data, int(run.config["clients"]), "benchmark")
+    settings = DPSinkhornSettings.from_config(
+        run.config, run.data, int(run.config["clients"]), "benchmark"
+    )
     generator, view, rows = run.generator.train(), view_from_dict(settings.view), settings.rows
     z = generator.latent(rows, Stream(b"correlated noise", "latents"))
     noise = [Stream(b"correlated noise", "noise", k).normal(rows, view.dimension)

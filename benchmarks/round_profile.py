@@ -26,14 +26,14 @@ from fedsink.simulation import simulate
 from fedsink.strategies import DPSinkhorn
 
 PHASES = {
-    "server: generator, forwards": ["fedsink.strategies.dp_sinkhorn:DPSinkhorn._generate"],
+    "server: generator, forwards": ["fedsink.strategies.dp_sinkhorn.strategy:DPSinkhorn._generate"],
     "server: self term": ["fedsink.strategies.self_term:HistoryField.__call__"],
-    "server: pack requests": ["fedsink.strategies.dp_sinkhorn:pack_requests"],
+    "server: pack requests": ["fedsink.strategies.dp_sinkhorn.strategy:pack_requests"],
     "server: mean of the replies, self term added": [
-        "fedsink.strategies.dp_sinkhorn:DPSinkhorn.aggregate_train"
+        "fedsink.strategies.dp_sinkhorn.strategy:DPSinkhorn.aggregate_train"
     ],
     "server: backward, Adam, average": ["fedsink.strategies.trainer:Trainer.step"],
-    "server: ε so far": ["fedsink.strategies.dp_sinkhorn:DPSinkhorn.epsilon_so_far"],
+    "server: ε so far": ["fedsink.strategies.dp_sinkhorn.strategy:DPSinkhorn.epsilon_so_far"],
     "server: metrics and progress": [
         "fedsink.server.folder:RunFolder.log",
         "fedsink.reporting.progress:Progress.update",

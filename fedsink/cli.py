@@ -69,10 +69,9 @@ def _dispatch(arguments: list[str], debug: bool) -> int:
 
         return complete(arguments)
     if command not in COMMANDS:
-        import difflib
+        from fedsink.registry import did_you_mean
 
-        near = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(command, COMMANDS)
         print(
             f"fedsink: unknown command {command!r}.{hint} There are {', '.join(COMMANDS)}.",
             file=sys.stderr,

@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-import hydra
 from omegaconf import DictConfig
 
 from fedsink.cli import ACTIONS, COMMANDS
+from fedsink.conf.loading import application
 
 
 def complete(arguments: Sequence[str]) -> int:
@@ -29,9 +29,7 @@ def complete(arguments: Sequence[str]) -> int:
         os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]])
     before, sys.argv = sys.argv, ["fedsink", *arguments]
     try:
-        hydra.main(config_path="pkg://fedsink.conf", config_name="config", version_base="1.3")(
-            _never
-        )()
+        application(_never)()
     finally:
         sys.argv = before
     return 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from functools import lru_cache
-from pathlib import Path
 
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+
+from fedsink.conf.loading import choices, composed
+from fedsink.registry import did_you_mean
 
 
 def one_sentence(error: Exception) -> str:
@@ -22,7 +23,9 @@ def one_sentence(error: Exception) -> str:
         return _no_recipe(*match.groups())
     if match := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
         group, choice = match.groups()
-        return f"There is no {group}={choice}: choose one of {', '.join(choices(group))}."
+        return (
+            f"There is no {group}={choice}: choose one of {', '.join(choices(group)) or 'nothing'}."
+        )
     if isinstance(error, MissingMandatoryValue):
         key = error.full_key or str(error.key)
         return f"{key} must be given: add {key}=… to the command."
@@ -42,29 +45,17 @@ def one_sentence(error: Exception) -> str:
 @lru_cache(maxsize=1)
 def known_keys() -> list[str]:
     """Every group and every dotted key of the default configuration and of all group files."""
-    from hydra import compose, initialize_config_module
-
     keys: list[str] = []
-    with initialize_config_module("fedsink.conf", version_base="1.3"):
-        for mode in ("central", "ldp"):
-            config = compose("config", overrides=[f"mode={mode}"])
-            keys += list(_dotted(OmegaConf.to_container(config, resolve=False), ""))
+    for mode in ("central", "ldp"):
+        config = composed([f"mode={mode}"])
+        keys += list(_dotted(OmegaConf.to_container(config, resolve=False), ""))
     return sorted(set(keys))
-
-
-def choices(group: str) -> list[str]:
-    """The files of a configuration group."""
-    import fedsink.conf
-
-    folder = Path(str(fedsink.conf.__file__)).parent / group
-    return sorted(path.stem for path in folder.glob("*.yaml")) or ["nothing"]
 
 
 def _unknown_key(key: str) -> str:
     tail = ".".join(key.split(".")[-2:])  # mechanism.map.block: the group itself exists
     near = [tail] if tail in known_keys() else []
-    near = near or difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    hint = f" Did you mean {near[0]}?" if near else did_you_mean(key, known_keys(), cutoff=0.5)
     return f"Unknown key {key!r}.{hint} fedsink simulate --cfg job lists them all."
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedsink.errors import ConfigError
+from fedsink.registry import did_you_mean
 
 Parser = Callable[[str], Any]
 
@@ -24,9 +24,9 @@ def parse(arguments: Sequence[str], known: Mapping[str, Parser]) -> dict[str, An
         if not equals:
             raise ConfigError(f"{argument!r} is not of the form key=value; keys: {_list(known)}.")
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"Unknown key {key!r}.{hint} Keys: {_list(known)}.")
+            raise ConfigError(
+                f"Unknown key {key!r}.{did_you_mean(key, known)} Keys: {_list(known)}."
+            )
         if key in values:
             raise ConfigError(f"{key} was given twice.")
         try:

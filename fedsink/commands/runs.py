@@ -18,7 +18,7 @@ from fedsink.privacy import Stream
 from fedsink.server.compose import stored_config
 from fedsink.server.folder import RunFolder
 from fedsink.server.observation import observation_of
-from fedsink.server.values import strictly
+from fedsink.values import strictly
 
 
 @dataclass(frozen=True)

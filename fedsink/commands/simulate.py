@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -16,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.commands.hydra_errors import one_sentence
+from fedsink.conf.loading import application
 from fedsink.errors import ConfigError
 
 
@@ -28,9 +28,6 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     arguments = _flags_last(arguments)
     # Hydra would print its own errors over several lines and exit; let them come to us instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    application = hydra.main(
-        config_path="pkg://fedsink.conf", config_name="config", version_base="1.3"
-    )
     failures: list[Exception] = []
     before, sys.argv = sys.argv, ["fedsink simulate", *arguments]
     try:

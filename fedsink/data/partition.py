@@ -7,7 +7,7 @@ private data; they exist because a simulation owns all of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsink.errors import ConfigError, DataError
+from fedsink.registry import Registry
 
 Indices = np.ndarray
 
@@ -138,12 +139,10 @@ class Unequal:
 PartitionSpec = Iid | Dirichlet | ByLabel | Unequal
 """Any of the schemes: frozen, hashable, picklable."""
 
-SCHEMES: dict[str, type[Iid] | type[Dirichlet] | type[ByLabel] | type[Unequal]] = {
-    "iid": Iid,
-    "dirichlet": Dirichlet,
-    "by_label": ByLabel,
-    "unequal": Unequal,
-}
+SCHEMES: Registry[type[PartitionSpec]] = Registry(
+    "partition.name",
+    {"iid": Iid, "dirichlet": Dirichlet, "by_label": ByLabel, "unequal": Unequal},
+)
 
 
 def scheme_from_dict(options: Mapping[str, Any]) -> PartitionSpec:
@@ -152,20 +151,8 @@ def scheme_from_dict(options: Mapping[str, Any]) -> PartitionSpec:
     Raises:
         ConfigError: for an unknown name, an unknown option or a bad value.
     """
-    known = dict(options)
-    name = known.pop("name", None)
-    if name not in SCHEMES:
-        raise ConfigError(
-            f"partition.name={name!r} is unknown; choose one of {', '.join(sorted(SCHEMES))}."
-        )
-    options_of = [field.name for field in fields(SCHEMES[name])]
-    unknown = sorted(set(known) - set(options_of))
-    if unknown:
-        raise ConfigError(
-            f"partition {name} has no option {unknown[0]!r}; it has "
-            f"{', '.join(options_of) or 'none'}."
-        )
-    return SCHEMES[name](**known)
+    scheme: PartitionSpec = SCHEMES.from_dict(options)
+    return scheme
 
 
 def partition(

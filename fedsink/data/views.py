@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedsink.data import dct
 from fedsink.errors import ConfigError
+from fedsink.registry import Registry
 
 # Points have no natural range; this one is public, and far beyond any point set in use.
 POINT_LIMIT = 128.0
@@ -163,7 +164,7 @@ def _frequency_weights(view: DctView) -> Tensor | None:
     return weights / weights.square().mean().sqrt()
 
 
-VIEWS: dict[str, type[PixelView] | type[DctView]] = {"pixel": PixelView, "dct": DctView}
+VIEWS: Registry[type[View]] = Registry("view.name", {cls.name: cls for cls in (PixelView, DctView)})
 
 
 def view_from_dict(options: Mapping[str, Any]) -> View:
@@ -172,19 +173,5 @@ def view_from_dict(options: Mapping[str, Any]) -> View:
     Raises:
         ConfigError: for an unknown name, an unknown or missing option, or a bad value.
     """
-    known = dict(options)
-    name = known.pop("name", None)
-    if name not in VIEWS:
-        raise ConfigError(
-            f"view.name={name!r} is unknown; choose one of {', '.join(sorted(VIEWS))}."
-        )
-    options_of = [field.name for field in fields(VIEWS[name])]
-    unknown = sorted(set(known) - set(options_of))
-    if unknown:
-        raise ConfigError(
-            f"the {name} view has no option {unknown[0]!r}; it has {', '.join(options_of)}."
-        )
-    try:
-        return VIEWS[name](**known)
-    except TypeError as error:
-        raise ConfigError(f"the {name} view lacks an option: {error}.") from error
+    view: View = VIEWS.from_dict(options)
+    return view

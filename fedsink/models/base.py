@@ -25,6 +25,10 @@ LatentLaw = Literal["uniform", "unit", "normal"]
 class Generator(nn.Module, ABC):
     """A map G(z, label) from latent vectors and labels to images in [0, 1], or to points.
 
+    A class that a configuration can name is called with (shape, classes), with the keyword
+    `generator` (random numbers for the initial weights, or None) and with its options as further
+    keywords. An installed package adds one as the entry point `name` of "fedsink.generators".
+
     BatchNorm layers keep no running statistics: training and sampling both normalise by the
     batch at hand, so a picture depends on the rows generated beside it (see `sample`).
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -12,8 +11,14 @@ from fedsink.models.base import Generator
 from fedsink.models.dcgan import Dcgan
 from fedsink.models.dct_mlp import DctMlp
 from fedsink.models.mlp import Mlp
+from fedsink.registry import Registry
 
-GENERATORS: dict[str, type[Generator]] = {cls.name: cls for cls in (Dcgan, DctMlp, Mlp)}
+GENERATORS: Registry[type[Generator]] = Registry(
+    "generator",
+    {cls.name: cls for cls in (Dcgan, DctMlp, Mlp)},
+    group="fedsink.generators",
+    error=ModelError,
+)
 
 
 def build(
@@ -37,9 +42,7 @@ def build(
     Raises:
         ModelError: for an unknown name or option (it lists what exists), or a bad value.
     """
-    chosen = _options(name, options)
-    cls: Any = GENERATORS[name]
-    made: Generator = cls(shape, classes, generator=generator, **chosen)
+    made: Generator = GENERATORS.build(name, options, shape, classes, generator=generator)
     return made
 
 
@@ -49,22 +52,5 @@ def parameter_count(name: str, shape: tuple[int, ...], classes: int, **options: 
     Raises:
         ModelError: for an unknown name or option, or sizes that no generator has.
     """
-    chosen = _options(name, options)
-    return GENERATORS[name].parameter_count(shape, classes, chosen)
-
-
-def _options(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The options of a generator, those that are not given with the constructor's defaults."""
-    if name not in GENERATORS:
-        raise ModelError(
-            f"generator {name!r} is unknown; choose one of {', '.join(sorted(GENERATORS))}."
-        )
-    known = {
-        p.name: p.default
-        for p in inspect.signature(GENERATORS[name]).parameters.values()
-        if p.kind is p.KEYWORD_ONLY and p.name != "generator"
-    }
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise ModelError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known)}.")
-    return known | given
+    complete = GENERATORS.options(name, options, positional=2, keywords=("generator",))
+    return GENERATORS[name].parameter_count(shape, classes, complete)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsink.privacy import LIBRARIES, LOCAL_NOISE, NoiseShare, PrivacyPlan, across_clients
 from fedsink.privacy.keys import EntropyKey, ReproducibleKey, SecretKey
-from fedsink.protocol import LocalPlan
 from fedsink.reporting.noise_share import PERSONS, SEEN_BY, shared_noise
+
+if TYPE_CHECKING:
+    from fedsink.protocol import LocalPlan  # with Flower, which the central half does without
+
+OF_IMAGES = "Poisson-subsampled Gaussian on clipped gradients of the generated images"
 
 _NOISE = {
     ReproducibleKey.kind: (
@@ -50,6 +54,8 @@ def central_statement(
     noise: str,
     accountant: str = "pld",
     share: NoiseShare = LOCAL_NOISE,
+    *,
+    mechanism: str = OF_IMAGES,
 ) -> dict[str, Any]:
     """The content of privacy.json for central mode.
 
@@ -59,6 +65,7 @@ def central_statement(
         noise: the key's kind, or "node" where each node's owner decides.
         accountant: which accountant's ε is the headline.
         share: who adds how much of the noise.
+        mechanism: what is clipped and noised, in words.
     """
     shared = share.gains(plan.schedule, clients)
     guarantee = across_clients([plan] * clients, accountant)
@@ -75,7 +82,7 @@ def central_statement(
         "unit": guarantee.unit,
         "adjacency": guarantee.adjacency_words,
         "adjacency_name": guarantee.adjacency,
-        "mechanism": "Poisson-subsampled Gaussian on clipped gradients of the generated images",
+        "mechanism": mechanism,
         "clip": plan.clip.name,
         "clip_bound": plan.clip.bound,
         "sensitivity": plan.sensitivity,

@@ -20,10 +20,9 @@ def compose_config(overrides: Sequence[str]) -> dict[str, Any]:
     Raises:
         HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
     """
-    from hydra import compose, initialize_config_module
+    from fedsink.conf.loading import composed
 
-    with initialize_config_module("fedsink.conf", version_base="1.3"):
-        config = compose("config", overrides=list(overrides))
+    config = composed(list(overrides))
     resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     return dict(resolved)
 

@@ -7,20 +7,16 @@ before anything is written.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.privacy import ACCOUNTANTS
 from fedsink.privacy.adjacency import ADJACENCIES
-from fedsink.privacy.amplification import shuffling_statement
-from fedsink.server.central_settings import central_settings
-from fedsink.server.local_settings import local_settings
 from fedsink.server.loop import LoopSettings
 from fedsink.server.observation import observation_of
 from fedsink.server.settings import ServerSettings
-from fedsink.server.values import Config, choice, flag, integer, number, strictly
-from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
+from fedsink.strategies.registry import settings_of
+from fedsink.values import Config, choice, flag, integer, strictly
 
 _TOP_LEVEL = {
     "mode", "strategy", "mechanism", "data", "partition", "generator", "engine", "recipe",
@@ -54,22 +50,14 @@ def configure_server(
     observation_of(config).check(data.shape)
     clients = integer(config, "clients", minimum=1)
     conditional = flag(config, "conditional")
-    mode = choice(config, "mode", "central", "ldp")
+    choice(config, "mode", "central", "ldp")
     choice(config, "adjacency", *ADJACENCIES)
     choice(config, "accountant", *ACCOUNTANTS)
     choice(config, "shuffler", "none", "trusted")
-    shuffling: dict[str, Any] | None = None
-    if mode == "central":
-        strategy: DPSinkhornSettings | PrivatizeOnceSettings = central_settings(
-            config, data, clients, run
-        )
-    else:
-        strategy = local_settings(config, data, clients, run)
-        shuffling = _shuffling(config, data, strategy)
     engine = config["engine"]
     return ServerSettings(
         folder=folder,
-        strategy=strategy,
+        strategy=settings_of(config, data, clients, run),
         generator=str(config["generator"]["name"]),
         generator_options={k: v for k, v in config["generator"].items() if k != "name"},
         shape=data.shape,
@@ -79,7 +67,6 @@ def configure_server(
         device=choice(engine, "device", "cpu", "cuda", where="engine."),
         threads=integer(engine, "threads", minimum=1, where="engine."),
         command=command,
-        shuffling=shuffling,
     )
 
 
@@ -93,13 +80,3 @@ def _check_scale(config: Config) -> None:
             "leave it out."
         )
     choice(config, "scale", *scales)
-
-
-def _shuffling(
-    config: Config, data: DataSpec, strategy: PrivatizeOnceSettings
-) -> dict[str, Any] | None:
-    if config["shuffler"] == "none":
-        return None
-    delta = number(config, "shuffler_delta", minimum=0.0)
-    plan = strategy.plan
-    return shuffling_statement(plan.total_epsilon, plan.delta, data.nominal_records, delta)

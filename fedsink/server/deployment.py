@@ -17,9 +17,8 @@ from fedsink.server.configure import configure_server
 from fedsink.server.folder import RunFolder
 from fedsink.server.running import run_server
 from fedsink.server.settings import ServerSettings
-from fedsink.server.statement import statement
-from fedsink.server.values import Config, number
 from fedsink.server.waiting import wait_for_nodes
+from fedsink.values import Config, number
 
 COMMAND = "fedsink deploy"
 _MISSING = "start the others, lower clients=, or raise engine.wait"
@@ -130,6 +129,6 @@ def _prepared(
     run = {"name": new_run_name(), "server_seed": secrets.randbits(62), "key_file": None}
     settings = deployed_settings(config, folder, run)
     folder.create()
-    folder.write(folder.privacy, statement(settings, "node"))
+    folder.write(folder.privacy, settings.strategy.statement("node"))
     store_config(folder, {**config, "run": run})
     return config, settings

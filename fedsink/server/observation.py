@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedsink.models import Observation
 from fedsink.models.deformation import ElasticDeformation
 from fedsink.models.low_pass import LowPassNoise
-from fedsink.server.values import Config, strictly
+from fedsink.values import Config, strictly
 
 _PARTS = {"deformation": ElasticDeformation, "noise": LowPassNoise}
 

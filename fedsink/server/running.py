@@ -10,24 +10,22 @@ from fedsink.models import Generator, build
 from fedsink.server.folder import RunFolder
 from fedsink.server.loop import train
 from fedsink.server.settings import ServerSettings
-from fedsink.strategies import (
-    DPSinkhorn,
-    DPSinkhornSettings,
-    ParameterGradient,
-    ParameterGradientSettings,
-    PrivatizeOnce,
-    RoundStrategy,
-)
+from fedsink.strategies import RoundStrategy
+from fedsink.strategies.registry import strategy_of
 
 
 def run_server(grid: Grid, settings: ServerSettings) -> None:
     """Train one generator into `settings.folder`."""
     torch.set_num_threads(settings.threads)
     strategy = build_strategy(settings)
-    title = "DP-Sinkhorn" if isinstance(strategy, DPSinkhorn) else "Sinkhorn GAN on LDP data"
-    folder = RunFolder(settings.folder)
     train(
-        grid, strategy, folder, settings.loop, settings.identity(), title, command=settings.command
+        grid,
+        strategy,
+        RunFolder(settings.folder),
+        settings.loop,
+        settings.identity(),
+        settings.strategy.title,
+        command=settings.command,
     )
 
 
@@ -37,12 +35,7 @@ def build_strategy(settings: ServerSettings) -> RoundStrategy:
     Raises:
         ModelError: the generator cannot make records of this shape.
     """
-    generator = build_generator(settings)
-    if isinstance(settings.strategy, ParameterGradientSettings):
-        return ParameterGradient(settings.strategy, generator, settings.server_key)
-    if isinstance(settings.strategy, DPSinkhornSettings):
-        return DPSinkhorn(settings.strategy, generator, settings.server_key)
-    return PrivatizeOnce(settings.strategy, generator, settings.server_key)
+    return strategy_of(settings.strategy, build_generator(settings), settings.server_key)
 
 
 def build_generator(settings: ServerSettings) -> Generator:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedsink.server.loop import LoopSettings
-from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
+from fedsink.strategies import StrategySettings
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,10 @@ class ServerSettings:
         device: where the generator lives.
         threads: torch threads of the server.
         command: what goes on with this run if it is stopped.
-        shuffling: what a trusted shuffler would add to a local guarantee, for privacy.json.
     """
 
     folder: Path
-    strategy: DPSinkhornSettings | PrivatizeOnceSettings
+    strategy: StrategySettings
     generator: str
     shape: tuple[int, ...]
     classes: tuple[str, ...]
@@ -40,7 +39,6 @@ class ServerSettings:
     device: str = "cpu"
     threads: int = 1
     command: str = "fedsink simulate"
-    shuffling: dict[str, Any] | None = None
 
     @property
     def server_key(self) -> bytes:
@@ -49,11 +47,9 @@ class ServerSettings:
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must share with a run that goes on from it."""
-        strategy = asdict(self.strategy)
-        strategy["plan"] = self.strategy.plan.to_dict()
         return _plain(
             {
-                "strategy": strategy,
+                "strategy": self.strategy.identity(),
                 "generator": [self.generator, self.generator_options],
                 "shape": self.shape,
                 "classes": self.classes,

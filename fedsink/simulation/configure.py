@@ -18,8 +18,8 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.server.configure import configure_server
 from fedsink.server.settings import ServerSettings
-from fedsink.server.values import Config, choice, integer, strictly
 from fedsink.simulation.identity_of_run import RunIdentity
+from fedsink.values import Config, choice, integer, strictly
 
 _ENGINES = ("ray", "local", "fused", "flower")
 
@@ -102,6 +102,7 @@ def configure(config: Config, folder: Path, run: RunIdentity) -> RunSettings:
         choice(config["engine"], "name", *_ENGINES, where="engine.")
         engine = strictly(EngineSettings, config["engine"], "engine")
         server = configure_server(config, folder, run=run.name, server_seed=run.server_seed)
+        server.strategy.check_engine(engine.name)
         node = _node(config, engine, run)
         if config["eps"] == math.inf:
             if node.policy is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +16,17 @@ from fedsink.data.partition import manifest, partition
 from fedsink.data.sources import load
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.privacy.keys import EntropyKey, ReproducibleKey, SecretKey
-from fedsink.reporting.noise_share import notice
 from fedsink.reporting.stream import ForgivingStream
 from fedsink.server.app import server_app
 from fedsink.server.compose import store_config, stored_config
 from fedsink.server.folder import RunFolder
 from fedsink.server.running import build_generator
-from fedsink.server.statement import statement
 from fedsink.simulation.cohort import fedsink_apps
 from fedsink.simulation.configure import EngineSettings, RunSettings, configure
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.local import LocalGrid
-from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
+from fedsink.strategies import StrategySettings
 
 if TYPE_CHECKING:
     from fedsink.simulation.fused.step import FusedStep
@@ -51,7 +48,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
     identity = RunIdentity.fresh(config["seed"])
     settings = configure(config, folder.path, identity)
     shards, step = _check(settings), _fused_step(settings)
-    stated = statement(settings.server, kind_of_noise(settings.node))
+    stated = settings.server.strategy.statement(kind_of_noise(settings.node))
     _tell(settings.server.strategy, stated)
     identity.create_key()
     try:
@@ -93,11 +90,9 @@ def kind_of_noise(node: NodeSettings) -> str:
     return EntropyKey.kind if node.noise == "secure" else SecretKey.kind
 
 
-def _tell(strategy: DPSinkhornSettings | PrivatizeOnceSettings, stated: dict[str, Any]) -> None:
-    """Say in one line of standard error what a shared noise protects, where noise is shared."""
-    if not isinstance(strategy, DPSinkhornSettings):
-        return
-    if line := notice(stated, strategy.share, strategy.clients):
+def _tell(strategy: StrategySettings, stated: dict[str, Any]) -> None:
+    """Say in one line of standard error what the strategy has to say."""
+    if line := strategy.notice(stated):
         ForgivingStream(sys.stderr).write(f"{line}\n")
 
 
@@ -108,7 +103,7 @@ def _check(settings: RunSettings) -> dict[str, Any]:
     if node.partition is None:
         raise ConfigError("A simulation deals its records out to clients: name a partition.")
     shards = partition(records.labels, node.clients, node.partition, node.partition_seed)
-    _check_sizes(settings.server.strategy, [len(shard) for shard in shards])
+    settings.server.strategy.check_sizes([len(shard) for shard in shards])
     if settings.engine.name != "fused":  # whose step is built whole before anything is written
         build_generator(settings.server)
     return {
@@ -125,21 +120,6 @@ def _fused_step(settings: RunSettings) -> FusedStep | None:
     from fedsink.simulation.fused.run import build_step
 
     return build_step(settings.server, settings.node, draws=engine.draws, together=engine.together)
-
-
-def _check_sizes(
-    strategy: DPSinkhornSettings | PrivatizeOnceSettings, sizes: Sequence[int]
-) -> None:
-    """Refuse a deal under which a client would have to refuse every request."""
-    if not isinstance(strategy, DPSinkhornSettings):
-        return
-    most = strategy.plan.nominal_records
-    if most is not None and max(sizes) > most:
-        raise ConfigError(
-            f"capacity={strategy.plan.capacity} counts on at most {most} records at a client "
-            f"(data.nominal_records/clients), and this partition deals {max(sizes)} to one: choose "
-            "capacity=null, another partition, or a larger data.nominal_records."
-        )
 
 
 def _run(

@@ -10,24 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedsink.strategies.base import RoundStrategy
-    from fedsink.strategies.dp_sinkhorn import DPSinkhorn
-    from fedsink.strategies.dp_sinkhorn_settings import DPSinkhornSettings
-    from fedsink.strategies.parameter_gradient import ParameterGradient
-    from fedsink.strategies.parameter_gradient_settings import ParameterGradientSettings
-    from fedsink.strategies.privatize_once import PrivatizeOnce
-    from fedsink.strategies.privatize_once_settings import PrivatizeOnceSettings
+    from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+    from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
+    from fedsink.strategies.parameter_gradient.settings import ParameterGradientSettings
+    from fedsink.strategies.parameter_gradient.strategy import ParameterGradient
+    from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
+    from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
+    from fedsink.strategies.registry import STRATEGIES
+    from fedsink.strategies.settings import StrategySettings
 
 _MODULES = {
-    "DPSinkhorn": "dp_sinkhorn",
-    "DPSinkhornSettings": "dp_sinkhorn_settings",
-    "ParameterGradient": "parameter_gradient",
-    "ParameterGradientSettings": "parameter_gradient_settings",
-    "PrivatizeOnce": "privatize_once",
-    "PrivatizeOnceSettings": "privatize_once_settings",
+    "STRATEGIES": "registry",
+    "DPSinkhorn": "dp_sinkhorn.strategy",
+    "DPSinkhornSettings": "dp_sinkhorn.settings",
+    "ParameterGradient": "parameter_gradient.strategy",
+    "ParameterGradientSettings": "parameter_gradient.settings",
+    "PrivatizeOnce": "privatize_once.strategy",
+    "PrivatizeOnceSettings": "privatize_once.settings",
     "RoundStrategy": "base",
+    "StrategySettings": "settings",
 }
 
 __all__ = [
+    "STRATEGIES",
     "DPSinkhorn",
     "DPSinkhornSettings",
     "ParameterGradient",
@@ -35,6 +40,7 @@ __all__ = [
     "PrivatizeOnce",
     "PrivatizeOnceSettings",
     "RoundStrategy",
+    "StrategySettings",
 ]
 
 if __name__ != "fedsink.strategies":

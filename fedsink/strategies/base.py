@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -16,6 +16,7 @@ from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.protocol.errors import MEANING
 from fedsink.protocol.exchange import Roster
+from fedsink.strategies.settings import StrategySettings
 
 
 class RoundStrategy(Strategy):
@@ -33,8 +34,12 @@ class RoundStrategy(Strategy):
         rounds_per_message: U, how many of them one exchange of messages holds.
 
     Attributes:
+        Settings: of the method, where the registry finds it; it is then built from
+            (settings, generator, key).
         round: how many of the T rounds are done.
     """
+
+    Settings: ClassVar[type[StrategySettings]]
 
     def __init__(self, rounds: int, clients: int, rounds_per_message: int = 1) -> None:
         self.rounds = rounds

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsink.protocol import GradientRequest
 from fedsink.protocol.exchange import Sum
-from fedsink.strategies.dp_sinkhorn_settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.self_term import Label, SelfPart
 
 Labels = tuple[Label, ...]

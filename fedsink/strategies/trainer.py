@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsink.errors import ConfigError
 from fedsink.models import Ema, Generator
+from fedsink.values import Config, strictly
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,15 @@ class OptimizerSettings:
             raise ConfigError(f"optimizer.warmup must be at least 0, not {self.warmup}.")
         if not 0.0 <= self.ema < 1.0:
             raise ConfigError(f"optimizer.ema must be in [0, 1), not {self.ema}.")
+
+    @classmethod
+    def from_config(cls, strategy: Config) -> OptimizerSettings:
+        """The optimiser that a strategy's options describe.
+
+        Raises:
+            ConfigError: an option is unknown, missing or out of range.
+        """
+        return strictly(cls, strategy["optimizer"], "strategy.optimizer")
 
 
 class Trainer:

@@ -15,7 +15,7 @@ from fedsink.simulation.configure import configure
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.simulate import start
 from fedsink.strategies import PrivatizeOnceSettings
-from fedsink.strategies.privatize_once_settings import LOSSES
+from fedsink.strategies.privatize_once.settings import LOSSES
 
 
 def settings(name: str, folder: Path, *more: str) -> PrivatizeOnceSettings:

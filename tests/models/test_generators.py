@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,3 +200,30 @@ def test_an_unconditional_generator_of_points_ignores_its_only_label() -> None:
     generator = Mlp((2,), 1, latent_dim=2, output="linear")
     assert not generator.conditional
     assert sorted(GENERATORS) == ["dcgan", "dct_mlp", "mlp"]
+
+
+INSTALLED = """
+import sys
+from fedsink.models import build, load, save
+
+generator = build("mine", (1, 4, 4), 2, latent_dim=3)
+save(generator, sys.argv[1])
+print(type(generator).__module__, load(sys.argv[1]).options == generator.options)
+"""
+
+
+def test_an_installed_package_adds_a_generator(tmp_path: Path) -> None:
+    information = tmp_path / "mine-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\n")
+    (information / "entry_points.txt").write_text("[fedsink.generators]\nmine = mine:Mine\n")
+    source = "from fedsink.models import Mlp\n\nclass Mine(Mlp):\n    name = 'mine'\n"
+    (tmp_path / "mine.py").write_text(source)
+    paths = filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])
+    done = subprocess.run(
+        [sys.executable, "-c", INSTALLED, str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "mine True\n", done.stderr

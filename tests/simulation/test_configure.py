@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.privacy import LOCAL_NOISE, NoiseShare, PrivacyPlan, capacity_for
-from fedsink.server.values import strictly
 from fedsink.simulation.configure import EngineSettings, configure
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
+from fedsink.values import strictly
 
 from .conftest import Compose, Configure
 
@@ -206,16 +207,17 @@ def test_a_share_of_the_noise_reaches_the_strategy_and_leaves_the_plan(
 
 
 def test_a_shuffler_is_stated_beside_the_local_guarantee(configured: Configure) -> None:
-    assert configured("mode=ldp").server.shuffling is None
-    shuffling = configured("mode=ldp", "eps=35", "shuffler=trusted").server.shuffling
-    assert shuffling is not None
+    def stated(*overrides: str) -> dict[str, Any]:
+        return configured("mode=ldp", *overrides).server.strategy.statement("node")
+
+    assert "shuffling" not in stated()
+    shuffling = stated("eps=35", "shuffler=trusted")["shuffling"]
     assert shuffling["local_epsilon"] == pytest.approx(35)
     assert (shuffling["epsilon"], shuffling["reports"]) == (
         None,
         1437,
     )  # 35 is far beyond the theorem
-    small = configured("mode=ldp", "eps=1", "shuffler=trusted").server.shuffling
-    assert small is not None
+    small = stated("eps=1", "shuffler=trusted")["shuffling"]
     assert 0 < small["epsilon"] < 1
 
 

@@ -18,7 +18,6 @@ from fedsink.clients.shard import Shard
 from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
 from fedsink.privacy import PrivacyPlan, SecretKey
 from fedsink.server.folder import RunFolder
-from fedsink.server.statement import statement
 from fedsink.simulation.configure import RunSettings
 from fedsink.simulation.identity_of_run import RunIdentity, key_folder
 from fedsink.simulation.simulate import kind_of_noise, resume, start
@@ -144,7 +143,7 @@ def test_partition_json_counts_every_record_once(composed: Compose, tmp_path: Pa
 
 
 def _stated(settings: RunSettings) -> dict[str, Any]:
-    return statement(settings.server, kind_of_noise(settings.node))
+    return settings.server.strategy.statement(kind_of_noise(settings.node))
 
 
 def test_the_central_statement_is_the_accountants(configured: Configure) -> None:

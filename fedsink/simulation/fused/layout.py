@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsink.privacy import RecordClip
-from fedsink.strategies.dp_sinkhorn_settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 
 
 @dataclass(frozen=True)

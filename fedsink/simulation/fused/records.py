@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 from fedsink.clients.shard import Shard
 from fedsink.errors import DataError
 from fedsink.simulation.fused.layout import Layout
-from fedsink.strategies.dp_sinkhorn_settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 
 
 class Records:

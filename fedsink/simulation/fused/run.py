@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -23,7 +23,10 @@ from fedsink.server.running import build_generator
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.fused.step import FusedStep
 from fedsink.simulation.local import LocalGrid
-from fedsink.strategies import DPSinkhornSettings, ParameterGradientSettings, RoundStrategy
+from fedsink.strategies import RoundStrategy
+
+if TYPE_CHECKING:
+    from fedsink.strategies import DPSinkhornSettings
 
 log = logging.getLogger("fedsink.simulation")
 
@@ -111,7 +114,7 @@ def run_fused(
         RunFolder(settings.folder),
         settings.loop,
         settings.identity(),
-        "DP-Sinkhorn, fused",
+        f"{settings.strategy.title}, fused",
         command=settings.command,
     )
     if overflows := int(step.overflows):
@@ -129,7 +132,7 @@ def build_step(
     """The step of a run, with a freshly initialised generator.
 
     Args:
-        settings: the server's.
+        settings: the server's, of a strategy that names this engine.
         node: the clients'; they have a seed.
         draws: as in `FusedStep`.
         together: rounds that are prepared at once.
@@ -137,13 +140,6 @@ def build_step(
     Raises:
         ConfigError: the settings are none that can be fused.
     """
-    if not isinstance(settings.strategy, DPSinkhornSettings):
-        raise ConfigError("engine=fused runs mode=central: choose it, or engine=local.")
-    if isinstance(settings.strategy, ParameterGradientSettings):
-        raise ConfigError(
-            "engine=fused runs strategy=dp_sinkhorn: strategy=parameter_gradient needs "
-            "engine=local, ray or flower."
-        )
     if node.seed is None:
         raise ConfigError(
             "engine=fused plays server and clients in one process, so its noise is not secret: "
@@ -151,7 +147,7 @@ def build_step(
         )
     shards = [open_node(node, client).shard for client in range(node.clients)]
     return FusedStep(
-        settings.strategy,
+        cast("DPSinkhornSettings", settings.strategy),
         build_generator(settings),
         shards,
         seed=node.seed,

@@ -16,7 +16,7 @@ from fedsink.simulation.fused import transport
 from fedsink.simulation.fused.clients import record_totals
 from fedsink.simulation.fused.layout import Layout
 from fedsink.simulation.fused.records import appended
-from fedsink.strategies.dp_sinkhorn_settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.self_term import POTENTIAL_SOLVER
 from fedsink.transport import bounding_diameter
 from fedsink.transport.problem import bounded

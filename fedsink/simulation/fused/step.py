@@ -23,7 +23,7 @@ from fedsink.simulation.fused.records import Records, appended
 from fedsink.simulation.fused.self_part import SelfParts, self_term
 from fedsink.simulation.fused.timetable import Entry, Timetable
 from fedsink.simulation.fused.trainer import StaticTrainer
-from fedsink.strategies.dp_sinkhorn_settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 
 
 class FusedStep:

@@ -13,7 +13,7 @@ from fedsink.models import build
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.objective import Objective
 from fedsink.simulation.fused import FusedStep
-from fedsink.strategies.dp_sinkhorn_settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.self_term import SelfTermSettings
 from fedsink.strategies.trainer import OptimizerSettings
 

@@ -103,7 +103,10 @@ def test_overflows_are_reported_to_whoever_simulates(
     [
         (("seed=null",), "its noise is not secret: give seed="),
         (("capacity=null",), "set capacity=auto"),
-        (("mode=ldp", "capacity=null"), "engine=fused runs mode=central"),
+        (
+            ("mode=ldp", "capacity=null"),
+            "privatize_once needs engine=local, ray or flower",
+        ),
         (("clip=batch",), "choose one of them, or engine=local"),
     ],
 )

@@ -16,7 +16,7 @@ from fedsink.privacy import Stream
 from fedsink.protocol import LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.server import checkpoint
 from fedsink.strategies import PrivatizeOnce
-from fedsink.strategies.strata import LabelStrata
+from fedsink.strategies.privatize_once.strata import LabelStrata
 from fedsink.transport import ConvergedSolver, cost_named, transport_gradient
 
 Local = Callable[..., PrivatizeOnce]

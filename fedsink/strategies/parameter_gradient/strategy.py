@@ -17,8 +17,8 @@ from fedsink.privacy.unprotected import UNREACHED
 from fedsink.protocol.exchange import Broadcast, Exchange
 from fedsink.protocol.parameters import ParameterReply, ParameterRequest, architecture_of
 from fedsink.strategies.block import Block, Labels
-from fedsink.strategies.dp_sinkhorn import DPSinkhorn
-from fedsink.strategies.parameter_gradient_settings import ParameterGradientSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
+from fedsink.strategies.parameter_gradient.settings import ParameterGradientSettings
 from fedsink.strategies.self_term import HistoryField, Label, self_term
 from fedsink.transport.record_pullback import clipped_pullback
 
@@ -43,6 +43,8 @@ class ParameterGradient(DPSinkhorn):
     Raises:
         ModelError: the generator has a state beside its parameters.
     """
+
+    Settings = ParameterGradientSettings
 
     def __init__(
         self, settings: ParameterGradientSettings, generator: Generator, key: bytes

@@ -20,7 +20,7 @@ from fedsink.protocol.gradient import pack_requests, unpack_replies
 from fedsink.protocol.tree_sum import TreeSum
 from fedsink.strategies.base import RoundStrategy, failure
 from fedsink.strategies.block import Block, Group, Labels
-from fedsink.strategies.dp_sinkhorn_settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.self_term import Label, SelfPart, self_term
 from fedsink.strategies.trainer import Trainer
 
@@ -44,6 +44,8 @@ class DPSinkhorn(RoundStrategy):
         generator: trained in place.
         key: keys the server's latents (not secret).
     """
+
+    Settings = DPSinkhornSettings
 
     def __init__(self, settings: DPSinkhornSettings, generator: Generator, key: bytes) -> None:
         super().__init__(settings.plan.rounds, settings.clients, settings.uses_per_message)

@@ -15,7 +15,7 @@ from fedsink.privacy import (
 )
 from fedsink.privacy.capacity import capacity_for
 from fedsink.privacy.clipping import CLIPS
-from fedsink.server.values import Config, choice
+from fedsink.values import Config, choice
 
 
 def central_plan(config: Config, classes: int, nominal_records: int) -> CentralPlan:

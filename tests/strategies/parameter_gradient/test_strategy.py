@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,15 +41,15 @@ def make(make_central: Callable[..., DPSinkhorn], make_generator: Callable[..., 
 
     def strategy(*, batch_norm: bool = False, sigma: float = 1.0, **more: Any) -> ParameterGradient:
         given = make_central(**more).settings
-        fields = {name: getattr(given, name) for name in given.__dataclass_fields__}
-        fields["plan"] = replace(given.plan, noise_multiplier=sigma)
+        values = {field.name: getattr(given, field.name) for field in fields(given)}
+        values["plan"] = replace(given.plan, noise_multiplier=sigma)
         generator = make_generator(given.objective.classes)
         if batch_norm:
             generator = build(
                 "mlp", generator.shape, generator.classes,
                 latent_dim=2, hidden=[8], output="linear",
             )  # fmt: skip
-        return ParameterGradient(ParameterGradientSettings(**fields), generator, b"server")
+        return ParameterGradient(ParameterGradientSettings(**values), generator, b"server")
 
     return strategy
 

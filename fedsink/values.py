@@ -7,8 +7,6 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.privacy import NoiseShare
-from fedsink.strategies.trainer import OptimizerSettings
 
 T = TypeVar("T")
 Config = Mapping[str, Any]
@@ -79,16 +77,3 @@ def flag(values: Config, key: str, *, where: str = "") -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{where}{key} is true or false, not {value!r}.")
     return value
-
-
-def optimizer(strategy: Config) -> OptimizerSettings:
-    """The optimiser that a strategy's options describe."""
-    return strictly(OptimizerSettings, strategy["optimizer"], "strategy.optimizer")
-
-
-def noise_share(config: Config) -> NoiseShare:
-    """Whose noise makes up the plan's; how it is drawn is the clients' half."""
-    noise, known = config["noise"], ("backend", "share", "tolerate_dropouts")
-    if unknown := sorted(set(noise) - set(known)):
-        raise ConfigError(f"Unknown key noise.{unknown[0]}; there are {', '.join(known)}.")
-    return NoiseShare(noise["share"], noise["tolerate_dropouts"])

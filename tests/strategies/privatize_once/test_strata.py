@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedsink.privacy import RandomizedResponse, Stream
-from fedsink.strategies.strata import LabelStrata
+from fedsink.strategies.privatize_once.strata import LabelStrata
 
 
 def randomized(prior: torch.Tensor, n: int, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:

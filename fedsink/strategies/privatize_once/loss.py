@@ -11,7 +11,7 @@ c(x, y) = ‖x − y‖₁, λ = σ (Laplace) or ‖x − y‖₂², λ = 2σ² 
 | debiased | W_{c,λ}(X, Y) − ½W_{c,λ}(X, X) − ½W_{c,λ}(Y, Y) | learnt, at any λ (Feydy 2019, 3) |
 | denoised | W_{c,0}(X, Ỹ), Ỹ the records after wavelet thresholding | what the threshold left |
 
-With labels it is the mean over the strata of `fedsink.strategies.strata`.
+With labels it is the mean over the strata of `fedsink.strategies.privatize_once.strata`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsink.strategies.denoising import denoised_values
-from fedsink.strategies.privatize_once_settings import EXACT, PrivatizeOnceSettings
+from fedsink.strategies.privatize_once.denoising import denoised_values
+from fedsink.strategies.privatize_once.settings import EXACT, PrivatizeOnceSettings
 from fedsink.transport import (
     ConvergedSolver,
     TransportGradient,

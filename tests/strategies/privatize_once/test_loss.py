@@ -14,9 +14,9 @@ from fedsink.data.wavelets import denoised
 from fedsink.errors import ConfigError
 from fedsink.protocol import LocalPlan
 from fedsink.strategies import PrivatizeOnce
-from fedsink.strategies.denoising import denoised_values
-from fedsink.strategies.local_loss import LocalLoss
-from fedsink.strategies.privatize_once_settings import LOSSES
+from fedsink.strategies.privatize_once.denoising import denoised_values
+from fedsink.strategies.privatize_once.loss import LocalLoss
+from fedsink.strategies.privatize_once.settings import LOSSES
 from fedsink.transport import ConvergedSolver, cost_named, transport_gradient
 from fedsink.transport.exact import assignment_gradient
 

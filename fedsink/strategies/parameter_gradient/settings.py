@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedsink.errors import ConfigError
-from fedsink.strategies.dp_sinkhorn_settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 
 
 @dataclass(frozen=True)
 class ParameterGradientSettings(DPSinkhornSettings):
     """A DP-Sinkhorn run whose clip bound Δ and noise are in units of the weights' gradient."""
+
+    name: ClassVar[str] = "parameter_gradient"
+    mechanism: ClassVar[str] = (
+        "Poisson-subsampled Gaussian on clipped gradients of the generator's weights"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

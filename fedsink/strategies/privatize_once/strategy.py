@@ -15,9 +15,9 @@ from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.protocol import PrivatizeReply, PrivatizeRequest
 from fedsink.strategies.base import RoundStrategy
-from fedsink.strategies.local_loss import LocalLoss
-from fedsink.strategies.privatize_once_settings import PrivatizeOnceSettings
-from fedsink.strategies.strata import LabelStrata
+from fedsink.strategies.privatize_once.loss import LocalLoss
+from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
+from fedsink.strategies.privatize_once.strata import LabelStrata
 from fedsink.strategies.trainer import Trainer
 
 
@@ -25,15 +25,17 @@ class PrivatizeOnce(RoundStrategy):
     """Collect the privatized records, then minimise W_{c,λ}(f(G(z)), Y) without debiasing.
 
     With labels it does so among the records of each randomized label, against generated points
-    whose labels follow P(label | ỹ) (`fedsink.strategies.strata`: Theorem 1 for the product
-    mechanism). There is no debiasing term: the entropic bias is what removes the noise.
-    `settings.loss` names the comparisons (`fedsink.strategies.local_loss`).
+    whose labels follow P(label | ỹ) (`fedsink.strategies.privatize_once.strata`: Theorem 1 for
+    the product mechanism). There is no debiasing term: the entropic bias is what removes the noise.
+    `settings.loss` names the comparisons (`fedsink.strategies.privatize_once.loss`).
 
     Args:
         settings: public parameters.
         generator: trained in place.
         key: keys the server's own randomness (not secret).
     """
+
+    Settings = PrivatizeOnceSettings
 
     def __init__(self, settings: PrivatizeOnceSettings, generator: Generator, key: bytes) -> None:
         super().__init__(settings.rounds, settings.clients)

@@ -1,0 +1,1 @@
+"""A strategy and a data source for fedsink."""

@@ -1,0 +1,1 @@
+"""DP-Sinkhorn: clients return clipped and noised gradients of the generated images."""

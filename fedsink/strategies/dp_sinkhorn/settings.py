@@ -1,0 +1,183 @@
+"""Everything about a DP-Sinkhorn run that the server decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+from fedsink.data.spec import DataSpec
+from fedsink.data.views import view_from_dict
+from fedsink.errors import ConfigError
+from fedsink.privacy import (
+    LOCAL_NOISE,
+    CentralPlan,
+    ClippedGaussian,
+    NoiseShare,
+    RecordClip,
+    UnprotectedPlan,
+)
+from fedsink.protocol import Objective
+from fedsink.protocol.run import UNNAMED
+from fedsink.reporting.noise_share import notice
+from fedsink.reporting.statement import OF_IMAGES, central_statement
+from fedsink.reporting.unprotected import unprotected_statement
+from fedsink.strategies.dp_sinkhorn.budget import central_plan
+from fedsink.strategies.self_term import SelfTermSettings
+from fedsink.strategies.settings import NODE_ENGINES, StrategySettings, noise_share
+from fedsink.strategies.trainer import OptimizerSettings
+from fedsink.transport import solver_named
+from fedsink.values import Config, given, integer, number, positive
+
+
+@dataclass(frozen=True)
+class DPSinkhornSettings(StrategySettings):
+    """Everything about a DP-Sinkhorn run; all of it is public.
+
+    Attributes:
+        plan: sampler, clip, noise, rounds and schedule, with their accounting; without clip and
+            noise an `UnprotectedPlan`.
+        objective: the transport problem each client solves against its batch.
+        self_term: the data-independent half of the Sinkhorn divergence.
+        view: coordinates of the gradient, as `View.to_dict()`.
+        rows: n, generated images per class and round.
+        optimizer: the generator's optimiser.
+        clients: K.
+        nominal_records: N/K, a public number that scales gradients; never read from data.
+        uses_per_message: U, rounds of the plan that one exchange of messages holds.
+        accountant: whose ε is reported, one of `fedsink.privacy.ACCOUNTANTS`.
+        run: public name of the run, stated in every request.
+        share: whether each reply holds all of the plan's noise, or the sum of a cohort's does.
+    """
+
+    name: ClassVar[str] = "dp_sinkhorn"
+    mode: ClassVar[str] = "central"
+    title: ClassVar[str] = "DP-Sinkhorn"
+    engines: ClassVar[tuple[str, ...]] = (*NODE_ENGINES, "fused")
+    mechanism: ClassVar[str] = OF_IMAGES
+
+    plan: CentralPlan
+    objective: Objective
+    self_term: SelfTermSettings
+    view: dict[str, Any]
+    rows: int
+    optimizer: OptimizerSettings
+    clients: int
+    nominal_records: float
+    uses_per_message: int = 1
+    accountant: str = "pld"
+    run: str = UNNAMED
+    share: NoiseShare = LOCAL_NOISE
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise ConfigError(f"strategy.rows must be at least 1, not {self.rows}.")
+        if self.uses_per_message < 1:
+            raise ConfigError(
+                f"strategy.uses_per_message must be at least 1, not {self.uses_per_message}."
+            )
+        if isinstance(self.plan.clip, RecordClip) and not self.objective.is_quadratic:
+            raise ConfigError(
+                "clip=record works with the squared Euclidean cost; "
+                f"strategy.cost={self.objective.cost} with strategy.m={self.objective.m:g} "
+                "needs clip=batch."
+            )
+        if isinstance(self.plan, UnprotectedPlan) and self.share != LOCAL_NOISE:
+            raise ConfigError(
+                f"noise.share={self.share.name} has nothing to share where eps=inf adds no noise: "
+                "leave one of them out."
+            )
+        self.share.check(self.plan.schedule, self.clients)
+
+    @classmethod
+    def from_config(cls, config: Config, data: DataSpec, clients: int, run: str) -> Self:
+        """Settings of the central mode.
+
+        Raises:
+            FedsinkError: a value is unknown, out of range, or belongs to the other mode.
+        """
+        chosen, mechanism = config["strategy"], config["mechanism"]
+        if mechanism["name"] != ClippedGaussian.choice:
+            raise ConfigError(
+                f"mode=central noises gradients with mechanism={ClippedGaussian.choice}, not "
+                f"{mechanism['name']!r}; mechanism={mechanism['name']} belongs to mode=ldp."
+            )
+        if config["shuffler"] != "none":
+            raise ConfigError(
+                f"shuffler={config['shuffler']} belongs to mode=ldp: a shuffler amplifies reports "
+                "that are private one by one, and those of mode=central are sums over a batch."
+            )
+        classes = len(data.classes) if config["conditional"] else 1
+        plan = central_plan(config, classes, math.ceil(data.nominal_records / clients))
+        view = {"shape": list(data.shape), **given(config["view"])}
+        view_from_dict(view)  # refuse these now rather than in a client
+        solver_named(str(chosen["solver"]))
+        label_weight = number(chosen, "label_weight", minimum=0.0, where="strategy.")
+        return cls(
+            plan=plan,
+            objective=Objective(
+                lam=positive(chosen, "lam", where="strategy."),
+                classes=classes,
+                m=number(chosen, "m", minimum=0.0, where="strategy."),
+                label_weight=label_weight if classes > 1 else 0.0,
+                solver=str(chosen["solver"]),
+                cost=str(chosen["cost"]),
+            ),
+            self_term=SelfTermSettings(
+                chosen["self_term"],
+                integer(chosen, "history", minimum=1, where="strategy."),
+                number(chosen, "p", minimum=0.0, where="strategy."),
+            ),
+            view=view,
+            rows=integer(chosen, "rows", minimum=1, where="strategy."),
+            optimizer=OptimizerSettings.from_config(chosen),
+            clients=clients,
+            nominal_records=data.nominal_records / clients,
+            uses_per_message=integer(chosen, "uses_per_message", minimum=1, where="strategy."),
+            accountant=str(config["accountant"]),
+            run=run,
+            share=noise_share(config),
+        )
+
+    def statement(self, noise: str) -> dict[str, Any]:
+        """The content of privacy.json, with `mechanism` as what is noised."""
+        if isinstance(self.plan, UnprotectedPlan):
+            return unprotected_statement(self.plan, self.clients)
+        return central_statement(
+            self.plan, self.clients, noise, self.accountant, self.share, mechanism=self.mechanism
+        )
+
+    def notice(self, stated: Mapping[str, Any]) -> str | None:
+        """What a shared noise protects, where noise is shared."""
+        return notice(stated, self.share, self.clients)
+
+    def check_sizes(self, sizes: Sequence[int]) -> None:
+        """Refuse a client with more records than the plan's capacity counts on."""
+        most = self.plan.nominal_records
+        if most is not None and max(sizes) > most:
+            raise ConfigError(
+                f"capacity={self.plan.capacity} counts on at most {most} records at a client "
+                f"(data.nominal_records/clients), and this partition deals {max(sizes)} to one: "
+                "choose capacity=null, another partition, or a larger data.nominal_records."
+            )
+
+    def sharers(self, client: int) -> int:
+        """n, over how many clients the noise of this client's cohort is spread."""
+        return self.share.sharers(self.plan.schedule, client, self.clients)
+
+    def noise_std(self, client: int) -> float:
+        """Standard deviation of the noise in one client's reply, σS/√n."""
+        return self.plan.with_noise(1 / self.sharers(client)).noise_std
+
+    @cached_property
+    def mean_noise_variance(self) -> float:
+        """The noise variance of a reply, (σS)²/n, averaged over the clients."""
+        shares = [1 / self.sharers(client) for client in range(self.clients)]
+        return self.plan.noise_std**2 * (sum(shares) / len(shares))
+
+    @property
+    def nominal_batch(self) -> float:
+        """B = q·N/(K·C): records of one class expected in a client's batch."""
+        return self.plan.rate * self.nominal_records / self.objective.classes

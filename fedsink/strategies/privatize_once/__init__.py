@@ -1,0 +1,1 @@
+"""An entropic Sinkhorn GAN on records that each client privatized once."""

@@ -1,0 +1,128 @@
+"""What a method says of itself before a run, beside its `RoundStrategy`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar, Protocol, Self
+
+from fedsink.data.spec import DataSpec
+from fedsink.errors import ConfigError
+from fedsink.privacy import NoiseShare
+from fedsink.values import Config
+
+NODE_ENGINES = ("local", "ray", "flower")
+"""The engines that carry a strategy's messages to simulated nodes, whatever it asks."""
+
+
+class PublicPlan(Protocol):
+    """What is done to records, in public numbers."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON values."""
+
+
+class StrategySettings(ABC):
+    """Everything public about a run of one method.
+
+    A method is a frozen dataclass derived from this, and a `RoundStrategy` that names it in
+    `Settings` and is built from (settings, generator, key). The registry finds the latter by
+    `name`: in `fedsink.strategies.registry`, or under the entry points "fedsink.strategies" of
+    an installed package. Its options are conf/strategy/NAME.yaml.
+
+    Nothing else asks which method runs: what differs between methods is one of the members here.
+
+    Attributes:
+        name: as in `strategy.name`.
+        mode: the privacy model, "central" or "ldp".
+        title: what the progress display says.
+        engines: the simulation engines that can run it. They are not inherited, since "fused"
+            plays the rounds of `fedsink.strategies.DPSinkhorn` itself, and would do so for a
+            method derived from it; only what plays these rounds unchanged may name it.
+        plan: what is done to records.
+        clients: K.
+    """
+
+    name: ClassVar[str]
+    mode: ClassVar[str]
+    title: ClassVar[str]
+    engines: ClassVar[tuple[str, ...]] = NODE_ENGINES
+
+    plan: PublicPlan
+    clients: int
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "engines" not in vars(cls):
+            cls.engines = NODE_ENGINES
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Config, data: DataSpec, clients: int, run: str) -> Self:
+        """Settings from a resolved configuration, every value of it checked.
+
+        Args:
+            config: plain mappings and values; the method's own options are `config["strategy"]`.
+            data: public description of the records.
+            clients: K.
+            run: public name of the run, to be stated in every request.
+
+        Raises:
+            FedsinkError: a value is unknown, out of range, or belongs to the other mode.
+        """
+
+    @abstractmethod
+    def statement(self, noise: str) -> dict[str, Any]:
+        """The content of privacy.json.
+
+        Args:
+            noise: kind of the clients' noise key, or "node" where each owner decides.
+        """
+
+    def notice(self, stated: Mapping[str, Any]) -> str | None:
+        """A line for whoever starts the run; None where there is nothing to say.
+
+        Args:
+            stated: what `statement` returned.
+        """
+        return None
+
+    def check_sizes(self, sizes: Sequence[int]) -> None:  # noqa: B027 (most accept all)
+        """Refuse a deal under which a client would have to refuse every request.
+
+        Args:
+            sizes: how many records each simulated client holds.
+
+        Raises:
+            ConfigError: one of them holds too many.
+        """
+
+    def check_engine(self, engine: str) -> None:
+        """Refuse an engine that cannot run this method.
+
+        Raises:
+            ConfigError: naming those that can.
+        """
+        if engine not in self.engines:
+            *most, last = self.engines
+            raise ConfigError(
+                f"strategy={self.name} needs engine={', '.join(most)}{' or ' if most else ''}"
+                f"{last}, not engine={engine}."
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must share with a run that continues from it."""
+        return {**asdict(self), "plan": self.plan.to_dict()}  # type: ignore[call-overload]
+
+
+def noise_share(config: Config) -> NoiseShare:
+    """Whose noise makes up the plan's; how it is drawn is the clients' half.
+
+    Raises:
+        FedsinkError: an entry of `noise` is unknown or out of range.
+    """
+    noise, known = config["noise"], ("backend", "share", "tolerate_dropouts")
+    if unknown := sorted(set(noise) - set(known)):
+        raise ConfigError(f"Unknown key noise.{unknown[0]}; there are {', '.join(known)}.")
+    return NoiseShare(noise["share"], noise["tolerate_dropouts"])

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+
+from fedsink.data.spec import DataSpec
+from fedsink.errors import ConfigError
+from fedsink.models import Generator
+from fedsink.server.compose import compose_config
+from fedsink.strategies import (
+    STRATEGIES,
+    DPSinkhorn,
+    DPSinkhornSettings,
+    ParameterGradient,
+    PrivatizeOnce,
+)
+from fedsink.strategies.registry import settings_of, strategy_of
+
+DATA = DataSpec("tiny", (4,), tuple("abc"), 61)
+
+
+@dataclass(frozen=True)
+class OtherSettings(DPSinkhornSettings):
+    name: ClassVar[str] = "other"
+
+
+class Other(DPSinkhorn):
+    Settings = OtherSettings
+
+
+@pytest.fixture
+def install() -> Iterator[Callable[[str], None]]:
+    """Gives `Other` a name for the length of a test."""
+    names = []
+
+    def under(name: str) -> None:
+        STRATEGIES[name] = Other
+        names.append(name)
+
+    yield under
+    for name in names:
+        del STRATEGIES[name]
+
+
+def config(mode: str = "central", **strategy: Any) -> dict[str, Any]:
+    composed = compose_config([f"mode={mode}", "data=half_circle"])
+    return {**composed, "strategy": {**composed["strategy"], **strategy}}
+
+
+def test_every_method_is_found_by_the_name_of_its_settings() -> None:
+    assert dict(STRATEGIES) == {
+        "dp_sinkhorn": DPSinkhorn,
+        "parameter_gradient": ParameterGradient,
+        "privatize_once": PrivatizeOnce,
+    }
+    assert all(STRATEGIES[name].Settings.name == name for name in STRATEGIES)
+
+
+def test_settings_lead_back_to_their_strategy(
+    make_central: Callable[..., DPSinkhorn],
+    make_local: Callable[..., PrivatizeOnce],
+    make_generator: Callable[..., Generator],
+) -> None:
+    for made in (make_central(), make_local()):
+        assert type(strategy_of(made.settings, make_generator(), b"server")) is type(made)
+
+
+def test_an_unknown_method_is_named_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"privatize_once\. Did you mean dp_sinkhorn\?"):
+        settings_of(config(name="dp_sinkhron"), DATA, 2, "run")
+
+
+def test_methods_of_the_other_mode_are_refused_with_those_that_fit(
+    install: Callable[[str], None],
+) -> None:
+    install("other")
+    message = "mode=central runs strategy=dp_sinkhorn or parameter_gradient or other, not 'privatiz"
+    with pytest.raises(ConfigError, match=message):
+        settings_of(config(name="privatize_once"), DATA, 2, "run")
+
+
+def test_an_added_method_needs_nothing_else(
+    install: Callable[[str], None], make_generator: Callable[..., Generator]
+) -> None:
+    install("other")
+    settings = settings_of(config(name="other"), DATA, 2, "run")
+    assert type(settings) is OtherSettings
+    assert type(strategy_of(settings, make_generator(), b"server")) is Other
+
+
+def test_a_method_whose_settings_have_another_name_is_refused(
+    install: Callable[[str], None],
+) -> None:
+    install("another")
+    message = "strategy.name='another' is installed with settings that are named 'other'"
+    with pytest.raises(ConfigError, match=message):
+        settings_of(config(name="another"), DATA, 2, "run")

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import doctest
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import fedsink.registry
+from fedsink.errors import ConfigError, ModelError
+from fedsink.registry import Registry, did_you_mean
+
+
+@dataclass(frozen=True)
+class Square:
+    side: float
+    colour: str = "red"
+
+
+@dataclass(frozen=True)
+class Point:
+    pass
+
+
+def positional(shape: tuple[int, ...], *, generator: object = None, width: int = 1) -> object:
+    return shape, generator, width
+
+
+SHAPES: Registry[type] = Registry("shape.name", {"square": Square, "point": Point})
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Lays out an installed package that states one entry point "octagon" of "fedsink.shapes"."""
+
+    def lay_out(package: str, content: str, name: str = "octagon") -> None:
+        site = tmp_path / package
+        information = site / f"{package}-1.0.dist-info"
+        information.mkdir(parents=True)
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\n")
+        entry = f"[fedsink.shapes]\n{name} = {package}:Octagon\n"
+        (information / "entry_points.txt").write_text(entry)
+        (site / f"{package}.py").write_text(content)
+        monkeypatch.syspath_prepend(str(site))
+
+    return lay_out
+
+
+def shapes() -> Registry[type]:
+    return Registry("shape.name", {"square": Square}, group="fedsink.shapes", error=ModelError)
+
+
+def test_the_example_of_the_module() -> None:
+    assert doctest.testmod(fedsink.registry).attempted > 0
+    assert doctest.testmod(fedsink.registry).failed == 0
+
+
+def test_it_builds_from_a_name_and_options() -> None:
+    assert SHAPES.build("square", {"side": 2.0}) == Square(2.0)
+    assert SHAPES.from_dict({"name": "square", "side": 2.0, "colour": "blue"}) == Square(
+        2.0, "blue"
+    )
+    assert SHAPES.from_dict({"name": "point"}) == Point()
+    assert SHAPES.find("square") is SHAPES["square"] is Square
+    assert sorted(SHAPES) == ["point", "square"]
+    assert len(SHAPES) == 2
+
+
+def test_what_fedsink_gives_is_no_option() -> None:
+    functions = Registry("layer", {"wide": positional})
+    assert functions.build("wide", {"width": 3}, (1,), generator="g") == ((1,), "g", 3)
+    for taken in ("shape", "generator"):
+        with pytest.raises(ConfigError, match=f"no option '{taken}'; it has width"):
+            functions.build("wide", {taken: 1}, (1,), generator="g")
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        (
+            {"name": "sqare"},
+            "shape.name='sqare' is unknown; choose one of point, square. Did you mean square?",
+        ),
+        ({"name": "ellipse"}, "shape.name='ellipse' is unknown; choose one of point, square."),
+        ({}, "shape.name=None is unknown; choose one of point, square."),
+        ({"name": [1]}, "shape.name=[1] is unknown; choose one of point, square."),
+        (
+            {"name": "square", "side": 1, "color": "red"},
+            "the shape square has no option 'color'; it has side, colour. Did you mean colour?",
+        ),
+        ({"name": "point", "side": 1}, "the shape point has no option 'side'; it has none."),
+        ({"name": "square"}, "the shape square lacks an option: side."),
+    ],
+)
+def test_a_wrong_description_is_refused_in_a_sentence(
+    description: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        SHAPES.from_dict(description)
+
+
+def test_a_mistyped_value_is_refused_with_the_options() -> None:
+    lists = Registry("list", {"range": range_of})
+    with pytest.raises(ConfigError, match=r"list=range cannot be built with .*'length': 'x'"):
+        lists.build("range", {"length": "x"})
+
+
+def range_of(length: int) -> range:
+    return range(length)
+
+
+def test_an_installed_package_adds_a_name(install: Install) -> None:
+    install("octagons", "class Octagon:\n    pass\n")
+    registry = shapes()
+    assert sorted(registry) == ["octagon", "square"]
+    assert registry.find("octagon").__module__ == "octagons"
+    assert type(registry.build("octagon", {})) is registry["octagon"]
+    with pytest.raises(ModelError, match=r"octagon, square\. Did you mean octagon"):
+        registry.find("octogon")
+
+
+def test_an_installed_package_is_imported_when_it_is_asked_for(install: Install) -> None:
+    install("broken", "raise RuntimeError('no such machine')\n")
+    registry = shapes()
+    assert "octagon" in registry
+    assert registry.find("square") is Square
+    message = (
+        r"shape.name='octagon' cannot be imported from broken:Octagon, as the installed package "
+        r"broken states: RuntimeError: no such machine\."
+    )
+    with pytest.raises(ModelError, match=message):
+        registry.find("octagon")
+
+
+def test_a_name_of_fedsinks_own_is_not_replaced(install: Install) -> None:
+    install("squares", "class Octagon:\n    pass\n", name="square")
+    assert shapes().find("square") is Square
+
+
+def test_two_packages_with_one_name_are_refused(install: Install) -> None:
+    install("first", "class Octagon:\n    pass\n")
+    install("second", "class Octagon:\n    pass\n")
+    with pytest.raises(ModelError, match="several installed packages, first and second: uninst"):
+        shapes().find("octagon")
+
+
+def test_without_a_group_no_package_adds_anything(install: Install) -> None:
+    install("octagons", "class Octagon:\n    pass\n")
+    assert sorted(SHAPES) == ["point", "square"]
+
+
+def test_a_name_can_be_set_and_forgotten() -> None:
+    registry = shapes()
+    registry["dot"] = Point
+    assert registry.find("dot") is Point
+    del registry["dot"]
+    assert "dot" not in registry
+
+
+def test_did_you_mean() -> None:
+    assert did_you_mean("simulat", ["simulate", "sample"]) == " Did you mean simulate?"
+    assert did_you_mean("x", ["simulate", "sample"]) == ""
+
+
+def test_it_imports_nothing_heavy() -> None:
+    script = "import sys, fedsink.registry\nsys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
