@@ -61,7 +61,6 @@ lint: install-dev ## ruff: format and rules
 
 types: install-dev ## mypy --strict
 	$(BIN)/mypy
-	MYPYPATH=benchmarks $(BIN)/mypy $(addprefix benchmarks/,results.py figures.py correlated_noise.py)
 	MYPYPATH=examples/plugin $(BIN)/mypy -p fedsink_plugin
 
 contracts: install-dev ## the boundaries of the architecture, as import contracts

@@ -12,6 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any, Literal
 
 os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_LOG_LEVEL="ERROR", FLWR_DISABLE_UPDATE_CHECK="1")
 
@@ -60,7 +61,12 @@ def recipe() -> tuple[DPSinkhornSettings, Callable[[], Generator]]:
         {"name": "dct", "shape": list(SHAPE), "radius": 14, "dc": False}, 20,
         OptimizerSettings(1.5e-3), clients, RECORDS / clients,
     )  # fmt: skip
-    options = {"latent_dim": 8, "hidden": [256, 256], "radius": 14, "per_class_first_layer": True}
+    options: dict[str, Any] = {
+        "latent_dim": 8,
+        "hidden": [256, 256],
+        "radius": 14,
+        "per_class_first_layer": True,
+    }
     return settings, lambda: build("dct_mlp", SHAPE, CLASSES, **options)
 
 
@@ -119,7 +125,7 @@ def measure(
     spec = DataSpec("made-up", SHAPE, tuple("0123456789"), RECORDS)
     node = NodeSettings(spec, Iid(), settings.clients, seed=0)
     shards = [open_node(node, client).shard for client in range(settings.clients)]
-    draws = "device" if device == "cuda" else "keyed"
+    draws: Literal["keyed", "device"] = "device" if device == "cuda" else "keyed"
     fused = FusedStep(settings, model().to(device), shards, seed=0, server_key=KEY, draws=draws)
     local, timer = local_step(settings, model().to(device), node), Timer(device)
     steps = 500 if device == "cuda" else 5

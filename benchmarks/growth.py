@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from interleaved import arguments, medians, table
+from interleaved import alike, arguments, medians, table
 
 from fedsink.transport import AnnealedSolver, Mixed, transport_gradient
 
@@ -32,9 +32,7 @@ def main() -> None:
     repeats = arguments(__doc__, 3).repeats
     rows = []
     for name, sizes in SIZES.items():
-        taken = medians(
-            {str(size): lambda i, n=name, s=size: run(**{**BASE, n: s}) for size in sizes}, repeats
-        )
+        taken = medians({str(size): alike(run, **{**BASE, name: size}) for size in sizes}, repeats)
         times = list(taken.values())
         half = len(sizes) // 2
         exponent = np.polyfit(np.log(sizes[half:]), np.log(times[half:]), 1)[0]

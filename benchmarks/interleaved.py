@@ -7,6 +7,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import ParamSpec
+
+P = ParamSpec("P")
 
 
 def arguments(description: str | None, repeats: int) -> argparse.Namespace:
@@ -25,6 +28,11 @@ def milliseconds(run: Callable[[], object]) -> float:
     start = time.process_time()
     run()
     return 1e3 * (time.process_time() - start)
+
+
+def alike(run: Callable[P, object], *args: P.args, **options: P.kwargs) -> Callable[[int], object]:
+    """A run for `medians` whose calls are all alike, whatever their number."""
+    return lambda number: run(*args, **options)
 
 
 def medians(

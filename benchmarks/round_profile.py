@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hydra import compose, initialize_config_module
 from interleaved import table
@@ -115,11 +116,13 @@ def main() -> None:
             rounds, seconds = self.round - _WARM_UP, dict(clock.seconds)
         return begin(self, *args)
 
-    DPSinkhorn.configure_train = counted  # type: ignore[method-assign]
     for phase, places in PHASES.items():
         for place in places:
             clock.watch(phase, place)
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.object(DPSinkhorn, "configure_train", counted),
+    ):
         simulate.start(config, Path(folder) / "run")
     total = sum(seconds.values())
     rows = [

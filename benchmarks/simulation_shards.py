@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,10 +83,10 @@ def medians(clients: int, x: torch.Tensor) -> list[float]:
     """Seconds of a round of bare Ray, and of ours."""
     settings: Any = SimpleNamespace(clients=clients)
     grid = RayGrid(settings, actors=ACTORS, num_cpus=2 * ACTORS, host=host)
-    shard = ray.remote(num_cpus=1)(Shard)
+    shard: Any = ray.remote(num_cpus=1)(Shard)
     bare = [shard.remote(range(place, clients, ACTORS)) for place in range(ACTORS)]
-    runs = [lambda: bare_round(bare, x), lambda: our_round(grid, x)]
-    np.testing.assert_allclose(*[run() for run in runs], rtol=1e-12)
+    runs = [partial(bare_round, bare, x), partial(our_round, grid, x)]
+    np.testing.assert_allclose(bare_round(bare, x), our_round(grid, x), rtol=1e-12)
     seconds: list[list[float]] = [[], []]
     for _ in range(ROUNDS[clients]):
         for run, noted in zip(runs, seconds, strict=True):

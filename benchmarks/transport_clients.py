@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
-from interleaved import arguments, medians, table
+from interleaved import alike, arguments, medians, table
 from published import LAMBDA, gradient, images, loss, two_terms
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -49,8 +49,8 @@ def main() -> None:
         error = float((expected - ours).norm() / expected.norm())
         taken = medians(
             {
-                "loop": lambda i, b=batches: looped(x, b),
-                "batched": lambda i, b=batches: batched(x, b),
+                "loop": alike(looped, x, batches),
+                "batched": alike(batched, x, batches),
             },
             repeats,
         )

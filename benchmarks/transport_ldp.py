@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Callable
 
 import torch
-from interleaved import arguments, medians, milliseconds, table
+from interleaved import alike, arguments, medians, milliseconds, table
 from published import PIXELS, gradient, loss
 from torch import Tensor
 
@@ -60,7 +61,10 @@ def ours(x: Tensor, y: Tensor, cost: Cost, lam: float, tolerance: float = 0.0) -
     return transport_gradient(x, y, cost, lam, solver=solver).gradient
 
 
-CASES = {"L1": (absolute, L1(), 8.0), "L2": (squared, SquaredEuclidean(), 2.0 * 9.17**2)}
+CASES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Cost, float]] = {
+    "L1": (absolute, L1(), 8.0),
+    "L2": (squared, SquaredEuclidean(), 2.0 * 9.17**2),
+}
 
 
 def large(name: str, generator: torch.Generator) -> None:
@@ -88,9 +92,9 @@ def main() -> None:
             x, y = points(n, name, generator)
             taken = medians(
                 {
-                    "GeomLoss": lambda i, a=(x, y, function, lam): reference(*a),
-                    "ours": lambda i, a=(x, y, cost, lam): ours(*a),
-                    "to 1e-3": lambda i, a=(x, y, cost, lam): ours(*a, tolerance=1e-3),
+                    "GeomLoss": alike(reference, x, y, function, lam),
+                    "ours": alike(ours, x, y, cost, lam),
+                    "to 1e-3": alike(ours, x, y, cost, lam, tolerance=1e-3),
                 },
                 repeats,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,40 @@ def install_source(
     close_nodes()
     sources.load.cache_clear()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def install_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[dict[str, str], str], None]]:
+    """Installs a package for one test: its files by path, and its entry_points.txt."""
+    from fedsink.data.sources import SOURCES
+    from fedsink.privacy import LOCAL_MECHANISMS
+
+    def forget() -> None:
+        for registry in (SOURCES, LOCAL_MECHANISMS):
+            vars(registry).pop("_installed", None)
+
+    before = set(sys.modules)
+    site = tmp_path / "site"
+
+    def install(files: dict[str, str], points: str) -> None:
+        info = {"plugin-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: plugin\n"}
+        for name, text in {
+            **info,
+            **files,
+            "plugin-1.0.dist-info/entry_points.txt": points,
+        }.items():
+            (site / name).parent.mkdir(parents=True, exist_ok=True)
+            (site / name).write_text(text)
+        monkeypatch.syspath_prepend(str(site))
+        forget()
+
+    yield install
+    forget()
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(site)):
+            del sys.modules[name]
 
 
 class _Operations(TorchDispatchMode):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from fedsink.data.spec import DataSpec
-from fedsink.errors import ReleaseRefusedError
-from fedsink.privacy import CentralPlan, UnprotectedPlan
+from fedsink.errors import ConfigError, ReleaseRefusedError
+from fedsink.privacy import LOCAL_MECHANISMS, CentralPlan, UnprotectedPlan
 from fedsink.privacy.adjacency import REPLACE_ONE
 from fedsink.privacy.ledger import Budget
 from fedsink.protocol import GradientRequest, PrivatizeRequest
@@ -18,10 +18,23 @@ from fedsink.protocol.parameters import ParameterRequest
 CENTRAL = "clipped-gaussian"
 PARAMETERS = "parameter-gradient"
 LABELS = "randomized-response"
-MECHANISMS = (CENTRAL, PARAMETERS, "laplace", "gaussian", LABELS)
 AGGREGATION = ("refused", "untrusted", "trusted")
 MAXIMUM_ROUNDS = 100_000  # where a policy does not say
 MAXIMUM_PARAMETERS = 10_000_000
+
+
+def mechanisms() -> tuple[str, ...]:
+    """Every name that a policy can allow; an installed mechanism is allowed by its name alone.
+
+    Raises:
+        ConfigError: an installed local mechanism has the name of something else.
+    """
+    if taken := {CENTRAL, PARAMETERS, LABELS} & set(LOCAL_MECHANISMS):
+        raise ConfigError(
+            f"An installed local mechanism is called {taken.pop()!r}, which a policy allows for "
+            "something else: uninstall the package that adds it."
+        )
+    return (CENTRAL, PARAMETERS, *LOCAL_MECHANISMS, LABELS)
 
 
 class PolicyRefusedError(ReleaseRefusedError):
@@ -33,7 +46,7 @@ class Allowed:
     """The `[allow]` table.
 
     Attributes:
-        mechanisms: names out of `MECHANISMS`.
+        mechanisms: names out of `mechanisms()`.
         minimum_noise_multiplier: least σ of a clipped Gaussian, noise std / sensitivity.
         maximum_clip_bound: largest Δ of a clipped Gaussian.
         maximum_images: most rows in one message of the central mode.

@@ -12,10 +12,10 @@ from fedsink.clients.policy import (
     CENTRAL,
     MAXIMUM_PARAMETERS,
     MAXIMUM_ROUNDS,
-    MECHANISMS,
     PARAMETERS,
     Allowed,
     Policy,
+    mechanisms,
 )
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, PrivacyError
@@ -89,19 +89,19 @@ def _budgets(tables: _Table) -> dict[str, Budget]:
 
 
 def _allowed(table: _Table, data: DataSpec, budgets: dict[str, Budget]) -> Allowed:
-    mechanisms = tuple(table.texts("mechanisms"))
-    if unknown := sorted(set(mechanisms) - set(MECHANISMS)):
-        table.fail(f"mechanisms: {unknown[0]!r} is none of {', '.join(MECHANISMS)}.")
+    named = tuple(table.texts("mechanisms"))
+    if unknown := sorted(set(named) - set(mechanisms())):
+        table.fail(f"mechanisms: {unknown[0]!r} is none of {', '.join(mechanisms())}.")
     central = {CENTRAL, PARAMETERS}
-    if set(mechanisms) - central and REPLACE_ONE not in budgets:
+    if set(named) - central and REPLACE_ONE not in budgets:
         table.fail(f"mechanisms of the local mode need a [budget.{REPLACE_ONE}].")
     # Limits of the central mode must be stated where it is allowed, and may be elsewhere.
-    missing: Any = _REQUIRED if central & set(mechanisms) else 0
+    missing: Any = _REQUIRED if central & set(named) else 0
     listed = table.texts("labels", None)
     if unknown := sorted(set(listed or ()) - set(data.classes)):
         table.fail(f"labels: {unknown[0]!r} is not in data.classes.")
     allowed = Allowed(
-        mechanisms=mechanisms,
+        mechanisms=named,
         minimum_noise_multiplier=table.number("minimum_noise_multiplier", missing),
         maximum_clip_bound=table.number("maximum_clip_bound", missing),
         maximum_images=table.whole("maximum_images", missing),

@@ -7,7 +7,12 @@ from typing import Any
 
 from fedsink.commands.keys import real, whole
 from fedsink.errors import ConfigError
-from fedsink.privacy import GaussianMechanism, LaplaceMechanism, RandomizedResponse
+from fedsink.privacy import (
+    LOCAL_MECHANISMS,
+    LocalMechanism,
+    RandomizedResponse,
+    local_mechanism,
+)
 from fedsink.privacy.adjacency import describe
 from fedsink.privacy.amplification import shuffled_epsilon
 
@@ -46,10 +51,9 @@ def local_rows(keys: Mapping[str, Any]) -> list[dict[str, str]]:
     values = {"eps": f"{total:,.6g}", "delta": f"{image.delta:g}"}
     if label is not None:
         values |= {"eps of the image": f"{image.epsilon:,.6g}", "eps of the label": _g(label)}
-    norm = "L1" if isinstance(image, LaplaceMechanism) else "L2"
     values |= {
         "sigma": f"{image.scale:,.6g}",
-        "sensitivity": f"{image.sensitivity:,.6g} ({norm})",
+        "sensitivity": f"{image.sensitivity:,.6g} ({image.norm.upper()})",
         "adjacency": describe(image.adjacency),
     }
     if "shuffle" in keys:
@@ -71,10 +75,11 @@ def _label(keys: Mapping[str, Any]) -> RandomizedResponse | None:
     return RandomizedResponse(keys["classes"], keys["label_eps"]) if "classes" in keys else None
 
 
-def _image(keys: Mapping[str, Any], label_eps: float) -> LaplaceMechanism | GaussianMechanism:
+def _image(keys: Mapping[str, Any], label_eps: float) -> LocalMechanism:
     name = keys["mechanism"]
-    if name not in ("laplace", "gaussian"):
-        raise ConfigError(f"mechanism={name}: choose laplace or gaussian.")
+    if name not in LOCAL_MECHANISMS:
+        raise ConfigError(f"mechanism={name}: choose {' or '.join(LOCAL_MECHANISMS)}.")
+    mechanism = local_mechanism(name)
     if "sensitivity" not in keys:
         raise ConfigError(
             "sensitivity is missing: the diameter of the set of values, 2r for a ball."
@@ -83,24 +88,28 @@ def _image(keys: Mapping[str, Any], label_eps: float) -> LaplaceMechanism | Gaus
         raise ConfigError("Give eps (and get sigma) or sigma (and get eps), one of the two.")
     if "shuffle_delta" in keys and "shuffle" not in keys:
         raise ConfigError("shuffle_delta needs shuffle=N, the number of shuffled reports.")
-    if name == "laplace" and (extra := {"delta", "calibration"} & set(keys)):
-        raise ConfigError(
-            f"mechanism=laplace gives pure ε and has no {sorted(extra)[0]}: leave it out, or "
-            "choose mechanism=gaussian."
-        )
+    for key in sorted({"calibration", "delta"} & set(keys)):
+        if not _has(mechanism, key):
+            pure = "" if mechanism.needs_delta else "gives pure ε and "
+            others = [other for other in LOCAL_MECHANISMS if _has(local_mechanism(other), key)]
+            raise ConfigError(
+                f"mechanism={name} {pure}has no {key}: leave it out, or choose "
+                f"mechanism={' or '.join(others)}."
+            )
     if "calibration" in keys and "sigma" in keys:
         raise ConfigError("calibration finds sigma from eps: leave it out where sigma is given.")
     sensitivity, delta = keys["sensitivity"], keys.get("delta", _DELTA)
     if "sigma" in keys:
-        if name == "laplace":
-            return LaplaceMechanism.from_scale(sensitivity, keys["sigma"])
-        return GaussianMechanism.from_scale(sensitivity, keys["sigma"], delta)
+        return mechanism.from_scale(sensitivity, keys["sigma"], delta)
     eps = keys["eps"] - label_eps
     if label_eps and eps <= 0:
         raise ConfigError(
             f"label_eps={label_eps:g} leaves nothing of eps={keys['eps']:g} for the image: lower "
             "it or raise eps."
         )
-    if name == "laplace":
-        return LaplaceMechanism(sensitivity, eps)
-    return GaussianMechanism(sensitivity, eps, delta, keys.get("calibration", "analytic"))
+    return mechanism.from_epsilon(sensitivity, eps, delta, keys.get("calibration"))
+
+
+def _has(mechanism: type[LocalMechanism], key: str) -> bool:
+    """Whether the mechanism's guarantee or scale depends on this key."""
+    return mechanism.needs_delta if key == "delta" else bool(mechanism.calibrations)

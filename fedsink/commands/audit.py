@@ -11,7 +11,17 @@ from typing import Any
 from fedsink.commands.keys import parse, real, whole
 from fedsink.errors import ConfigError
 from fedsink.evaluation import format_table
-from fedsink.privacy import BatchClip, Clip, JointSchedule, PrivacyPlan, RecordClip, ReproducibleKey
+from fedsink.privacy import (
+    LOCAL_MECHANISMS,
+    BatchClip,
+    Clip,
+    JointSchedule,
+    LaplaceMechanism,
+    PrivacyPlan,
+    RecordClip,
+    ReproducibleKey,
+    local_mechanism,
+)
 from fedsink.privacy.audit import Finding
 from fedsink.reporting.atomic import write_atomic
 from fedsink.simulation.audit import (
@@ -118,10 +128,11 @@ def _central(
 def _local(
     keys: dict[str, Any], key: ReproducibleKey
 ) -> tuple[dict[str, Any], list[Finding], tuple[str, ...]]:
-    mechanism = keys.get("mechanism", "laplace")
-    if mechanism == "laplace" and "delta" in keys:
-        raise ConfigError("delta has no meaning with mechanism=laplace: it is pure ε.")
-    delta = 0.0 if mechanism == "laplace" else keys.get("delta", 1e-5)
+    mechanism = keys.get("mechanism", LaplaceMechanism.name)
+    pure = mechanism in LOCAL_MECHANISMS and not local_mechanism(mechanism).needs_delta
+    if pure and "delta" in keys:
+        raise ConfigError(f"delta has no meaning with mechanism={mechanism}: it is pure ε.")
+    delta = 0.0 if pure else keys.get("delta", 1e-5)
     plan = line_plan(mechanism, keys.get("eps", 1.0), delta)
     trials = keys.get("trials", 10_000)
     found = audit_local(plan, key, trials=trials, confidence=keys["confidence"])

@@ -19,7 +19,7 @@ def one_sentence(error: Exception) -> str:
         return _unknown_key(match.group(1))
     if match := re.search(r"Key '([^']+)' is not in struct", text):
         return _unknown_key(match.group(1))
-    if match := re.search(r"Could not find 'recipe/([^'/]+)/([^'/]+)/([^'/]+)'", text):
+    if match := re.search(r"Could not find 'recipe/default/([^'/]+)/([^'/]+)/([^'/]+)'", text):
         return _no_recipe(*match.groups())
     if match := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
         group, choice = match.groups()
@@ -59,10 +59,9 @@ def _unknown_key(key: str) -> str:
     return f"Unknown key {key!r}.{hint} fedsink simulate --cfg job lists them all."
 
 
-def _no_recipe(mode: str, mechanism: str, data: str) -> str:
-    if data not in (sources := choices("data")):
-        return f"There is no data={data}: choose one of {', '.join(sources)}."
-    fitting = [name for name in choices("mechanism") if data in choices(f"recipe/{mode}/{name}")]
+def _no_recipe(mode: str, mechanism: str, records: str) -> str:
+    folder = f"recipe/default/{mode}"
+    fitting = [name for name in choices("mechanism") if records in choices(f"{folder}/{name}")]
     return f"mode={mode} has no mechanism={mechanism}: choose {' or '.join(fitting)}."
 
 

@@ -7,11 +7,11 @@ be computed on real data and who may see the result. `evaluate` runs a whole sui
 
 from __future__ import annotations
 
-from fedsink.evaluation.fidelity import exact_w2, label_histogram, sliced_w2, subsample
-from fedsink.evaluation.frechet import frechet_distance
-from fedsink.evaluation.inception_score import inception_score
-from fedsink.evaluation.memorisation import memorisation
-from fedsink.evaluation.prdc import prdc
+from fedsink.evaluation.figures.fidelity import exact_w2, label_histogram, sliced_w2, subsample
+from fedsink.evaluation.figures.frechet import frechet_distance
+from fedsink.evaluation.figures.inception_score import inception_score
+from fedsink.evaluation.figures.memorisation import memorisation
+from fedsink.evaluation.figures.prdc import prdc
 from fedsink.evaluation.sets import HeldOut, TrainingSet, fit_classifiers
 from fedsink.evaluation.suites import Evaluation, evaluate
 from fedsink.evaluation.table import format_table

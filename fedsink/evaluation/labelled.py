@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,17 @@ Classifier: TypeAlias = Callable[[Tensor], Tensor]
 
 Report: TypeAlias = Callable[[str], None]
 """Receives one short line of text at a time, for instance after every epoch."""
+
+
+class Trainer(Protocol):
+    """Learns a classifier from labelled images; it is never shown a test set."""
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, *, classes: int, seed: int, report: Report | None
+    ) -> Classifier:
+        """Return the classifier learnt from images (N, C, H, W) and labels (N,)."""
+        ...
+
 
 MINIMUM_IMAGES = 10
 

@@ -14,10 +14,11 @@ from fedsink.evaluation.labelled import (
     Classifier,
     Labelled,
     Report,
+    Trainer,
     check_labelled,
     check_trainable,
 )
-from fedsink.evaluation.utility import Trainer, score
+from fedsink.evaluation.utility import score
 
 Origin = Literal["synthetic", "real training", "class mean"]
 

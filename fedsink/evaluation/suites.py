@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedsink.errors import ConfigError
-from fedsink.evaluation import classic
-from fedsink.evaluation.downstream import accuracy_figures, calibrated, paper_trainers
-from fedsink.evaluation.fidelity import label_histogram
+from fedsink.evaluation.classifiers import classic
+from fedsink.evaluation.figures.downstream import accuracy_figures, calibrated, paper_trainers
+from fedsink.evaluation.figures.fidelity import label_histogram
+from fedsink.evaluation.figures.quality import quality_figures
+from fedsink.evaluation.figures.spread import Figure
 from fedsink.evaluation.labelled import Labelled, Report
-from fedsink.evaluation.quality import quality_figures
 from fedsink.evaluation.sets import HeldOut, TrainingSet
-from fedsink.evaluation.spread import Figure
 from fedsink.evaluation.table import format_table
 from fedsink.evaluation.threads import limit_threads
 

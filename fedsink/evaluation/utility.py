@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
-from torch import Tensor
 
 from fedsink.errors import DataError
-from fedsink.evaluation.cnn import train_cnn
+from fedsink.evaluation.classifiers.cnn import train_cnn
+from fedsink.evaluation.classifiers.logreg import train_logreg
+from fedsink.evaluation.classifiers.mlp import train_mlp
 from fedsink.evaluation.labelled import (
     Classifier,
     Labelled,
     Report,
+    Trainer,
     check_labelled,
     check_trainable,
 )
-from fedsink.evaluation.logreg import train_logreg
-from fedsink.evaluation.mlp import train_mlp
 from fedsink.evaluation.threads import limit_threads
-
-
-class Trainer(Protocol):
-    """Learns a classifier from labelled images; it is never shown a test set."""
-
-    def __call__(
-        self, images: Tensor, labels: Tensor, *, classes: int, seed: int, report: Report | None
-    ) -> Classifier:
-        """Return the classifier learnt from images (N, C, H, W) and labels (N,)."""
-        ...
-
 
 TRAINERS: dict[str, Trainer] = {"logreg": train_logreg, "mlp": train_mlp, "cnn": train_cnn}
 

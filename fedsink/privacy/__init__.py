@@ -17,14 +17,16 @@ from fedsink.privacy.comparison import account_table, solve_account
 from fedsink.privacy.cost import Cost
 from fedsink.privacy.events import epsilon, poisson_gaussian
 from fedsink.privacy.gaussian import GaussianMechanism
+from fedsink.privacy.installed import LOCAL_MECHANISMS, local_mechanism
 from fedsink.privacy.keys import EntropyKey, Key, ReproducibleKey, SecretKey
 from fedsink.privacy.laplace import LaplaceMechanism
+from fedsink.privacy.local import LocalMechanism
 from fedsink.privacy.matched import MatchedCost
 from fedsink.privacy.noise import Stream
 from fedsink.privacy.noise_share import LOCAL_NOISE, NoiseShare
 from fedsink.privacy.parallel import Guarantee, across_clients, one_person_at
 from fedsink.privacy.plan import PrivacyPlan
-from fedsink.privacy.product import ImageMechanism, ProductMechanism
+from fedsink.privacy.product import ProductMechanism
 from fedsink.privacy.randomized_response import RandomizedResponse
 from fedsink.privacy.sampling import ClassSchedule, JointSchedule, PoissonSampler, Schedule
 from fedsink.privacy.secure import SecureStream
@@ -34,6 +36,7 @@ __all__ = [
     "ACCOUNTANTS",
     "ADJACENCIES",
     "LIBRARIES",
+    "LOCAL_MECHANISMS",
     "LOCAL_NOISE",
     "BatchClip",
     "CentralPlan",
@@ -44,10 +47,10 @@ __all__ = [
     "EntropyKey",
     "GaussianMechanism",
     "Guarantee",
-    "ImageMechanism",
     "JointSchedule",
     "Key",
     "LaplaceMechanism",
+    "LocalMechanism",
     "MatchedCost",
     "NoiseShare",
     "PoissonSampler",
@@ -66,6 +69,7 @@ __all__ = [
     "capacity_for",
     "delta_for",
     "epsilon",
+    "local_mechanism",
     "one_person_at",
     "overflow_probability",
     "plan_from_dict",

@@ -47,6 +47,7 @@ class ClippedGaussian:
     noise_multiplier: float
 
     name: ClassVar[str] = "clipped-gaussian"
+    choice: ClassVar[str] = "gaussian"  # its name among the configuration's mechanisms
 
     def __post_init__(self) -> None:
         if not isinstance(self.clip, Clip):

@@ -11,17 +11,15 @@ from scipy.special import log_ndtr
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
+from fedsink.privacy.local import LocalMechanism, Norm, finite, slackened
 from fedsink.privacy.matched import MatchedCost
 from fedsink.privacy.noise import Stream
-from fedsink.privacy.release import finite, slackened
-
-CALIBRATIONS = ("analytic", "equation5")
 
 _BISECTIONS = 200
 
 
 @dataclass(frozen=True)
-class GaussianMechanism:
+class GaussianMechanism(LocalMechanism):
     """Y = x + N(0, σ² I) with the smallest σ that is (ε, δ) local differential privacy.
 
     The *analytic* mechanism (Balle and Wang 2018, Theorem 8): σ is exact where
@@ -56,21 +54,30 @@ class GaussianMechanism:
     scale: float = field(init=False)
 
     name: ClassVar[str] = "gaussian"
-    adjacency: ClassVar[str] = "replace-one"
-    unit: ClassVar[str] = "record"
+    norm: ClassVar[Norm] = "l2"
+    needs_delta: ClassVar[bool] = True
+    gaussian_trade_off: ClassVar[bool] = True
+    calibrations: ClassVar[tuple[str, ...]] = ("analytic", "equation5")
 
     def __post_init__(self) -> None:
         sensitivity = checks.positive("sensitivity", self.sensitivity)
         epsilon = checks.positive("epsilon", self.epsilon)
         delta = checks.failure_probability(self.delta)
-        if self.calibration not in CALIBRATIONS:
+        if self.calibration not in self.calibrations:
             raise PrivacyError(
                 f"calibration {self.calibration!r} is unknown: choose one of "
-                f"{', '.join(CALIBRATIONS)}."
+                f"{', '.join(self.calibrations)}."
             )
         analytic = self.calibration == "analytic"
         multiplier = (_multiplier if analytic else _equation5)(epsilon, delta)
         object.__setattr__(self, "scale", slackened(sensitivity) * multiplier)
+
+    @classmethod
+    def from_epsilon(
+        cls, sensitivity: float, epsilon: float, delta: float, calibration: str | None = None
+    ) -> GaussianMechanism:
+        """The mechanism with this (ε, δ), by default with the analytic scale."""
+        return cls(sensitivity, epsilon, delta, calibration or cls.calibrations[0])
 
     @classmethod
     def from_scale(cls, sensitivity: float, scale: float, delta: float) -> GaussianMechanism:
@@ -83,14 +90,13 @@ class GaussianMechanism:
         return mechanism
 
     def privatize(self, values: torch.Tensor, stream: Stream) -> torch.Tensor:
-        """`values` (N, ...) plus noise, float32 on the same device.
-
-        Release it once: a second draw for the same records composes.
-
-        Raises:
-            PrivacyError: If a value is not finite; map non-finite values to zero first.
-        """
+        """`values` (N, ...) plus noise; see `LocalMechanism.privatize`."""
         return stream.add_gaussian(finite(values), self.scale)
+
+    @property
+    def noise_std(self) -> float:
+        """σ."""
+        return self.scale
 
     @property
     def matched_cost(self) -> MatchedCost:
@@ -106,16 +112,7 @@ class GaussianMechanism:
 
     def describe(self) -> dict[str, Any]:
         """What to print and to write into privacy.json."""
-        return {
-            "mechanism": self.name,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "sensitivity_l2": self.sensitivity,
-            "scale": self.scale,
-            "calibration": self.calibration,
-            "adjacency": self.adjacency,
-            "unit": self.unit,
-        }
+        return {**super().describe(), "calibration": self.calibration}
 
 
 def gaussian_delta(multiplier: float, epsilon: float) -> float:

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import torch
 
 from fedsink.privacy import checks
+from fedsink.privacy.local import LocalMechanism, Norm, finite, slackened
 from fedsink.privacy.matched import MatchedCost
 from fedsink.privacy.noise import Stream
-from fedsink.privacy.release import finite, slackened
 
 
 @dataclass(frozen=True)
-class LaplaceMechanism:
+class LaplaceMechanism(LocalMechanism):
     """Y = x + Laplace(σ)^d with scale σ = Δ₁/ε: pure ε local differential privacy.
 
     Δ₁ is the *diameter* sup‖x − x'‖₁ of the set the values are mapped to, from public bounds: 2r
@@ -37,12 +37,12 @@ class LaplaceMechanism:
 
     sensitivity: float
     epsilon: float
+    delta: float = field(init=False, repr=False, default=0.0)
     scale: float = field(init=False)
 
     name: ClassVar[str] = "laplace"
-    adjacency: ClassVar[str] = "replace-one"
-    unit: ClassVar[str] = "record"
-    delta: ClassVar[float] = 0.0
+    norm: ClassVar[Norm] = "l1"
+    needs_delta: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         sensitivity = checks.positive("sensitivity", self.sensitivity)
@@ -51,7 +51,18 @@ class LaplaceMechanism:
         object.__setattr__(self, "scale", scale)
 
     @classmethod
-    def from_scale(cls, sensitivity: float, scale: float) -> LaplaceMechanism:
+    def from_epsilon(
+        cls,
+        sensitivity: float,
+        epsilon: float,
+        delta: float = 0.0,
+        calibration: str | None = None,
+    ) -> LaplaceMechanism:
+        """The mechanism with this ε; neither δ nor a calibration changes it."""
+        return cls(sensitivity, epsilon)
+
+    @classmethod
+    def from_scale(cls, sensitivity: float, scale: float, delta: float = 0.0) -> LaplaceMechanism:
         """The mechanism with this noise scale σ; its ε is Δ₁/σ, rounded up."""
         scale = checks.positive("scale", scale)
         implied = slackened(checks.positive("sensitivity", sensitivity)) / scale
@@ -60,14 +71,13 @@ class LaplaceMechanism:
         return mechanism
 
     def privatize(self, values: torch.Tensor, stream: Stream) -> torch.Tensor:
-        """`values` (N, ...) plus noise, float32 on the same device.
-
-        Release it once: a second draw for the same records costs ε again.
-
-        Raises:
-            PrivacyError: If a value is not finite; map non-finite values to zero first.
-        """
+        """`values` (N, ...) plus noise; see `LocalMechanism.privatize`."""
         return stream.add_laplace(finite(values), self.scale)
+
+    @property
+    def noise_std(self) -> float:
+        """√2·σ."""
+        return self.scale * math.sqrt(2.0)
 
     @property
     def matched_cost(self) -> MatchedCost:
@@ -80,15 +90,3 @@ class LaplaceMechanism:
         return checks.require("dp_accounting").LaplaceDpEvent(
             self.scale / slackened(self.sensitivity)
         )
-
-    def describe(self) -> dict[str, Any]:
-        """What to print and to write into privacy.json."""
-        return {
-            "mechanism": self.name,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "sensitivity_l1": self.sensitivity,
-            "scale": self.scale,
-            "adjacency": self.adjacency,
-            "unit": self.unit,
-        }

@@ -9,13 +9,10 @@ import torch
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
-from fedsink.privacy.gaussian import GaussianMechanism
-from fedsink.privacy.laplace import LaplaceMechanism
+from fedsink.privacy.local import LocalMechanism
 from fedsink.privacy.matched import MatchedCost
 from fedsink.privacy.noise import Stream
 from fedsink.privacy.randomized_response import RandomizedResponse
-
-ImageMechanism = LaplaceMechanism | GaussianMechanism
 
 
 @dataclass(frozen=True)
@@ -32,11 +29,11 @@ class ProductMechanism:
         - Image noise and label noise are independent.
 
     Args:
-        image: `LaplaceMechanism` or `GaussianMechanism`.
+        image: a `LocalMechanism`.
         label: `RandomizedResponse`.
     """
 
-    image: ImageMechanism
+    image: LocalMechanism
     label: RandomizedResponse
 
     name: ClassVar[str] = "product"

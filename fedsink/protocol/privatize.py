@@ -12,17 +12,15 @@ from torch import Tensor
 from fedsink.data.maps import Map, map_from_dict
 from fedsink.errors import PrivacyError
 from fedsink.privacy import (
-    GaussianMechanism,
-    LaplaceMechanism,
+    LocalMechanism,
     MatchedCost,
     ProductMechanism,
     RandomizedResponse,
     checks,
+    local_mechanism,
 )
 from fedsink.protocol.records import pack, unpack
 from fedsink.protocol.run import UNNAMED, run_name
-
-_NORMS = {"laplace": "l1", "gaussian": "l2"}
 
 
 @dataclass(frozen=True)
@@ -30,13 +28,13 @@ class LocalPlan:
     """What every client does to each of its records, once: Y = f(x) + noise, ỹ = RR(label).
 
     The guarantee is ε_x + ε_l local differential privacy (replace-one, per record) by
-    summation, with δ from the Gaussian mechanism only.
+    summation, with the image mechanism's δ.
 
     Attributes:
-        mechanism: "laplace" or "gaussian".
+        mechanism: name of a local mechanism (`fedsink.privacy.LOCAL_MECHANISMS`).
         map: f, the data-independent map whose image has a public diameter.
         epsilon: ε_x, the image's share.
-        delta: δ of the Gaussian mechanism, 0 for Laplace.
+        delta: δ of a mechanism that needs one, else 0.
         label_epsilon: ε_l, randomized response on the label; None: no label leaves.
         classes: number of public classes.
     """
@@ -49,15 +47,11 @@ class LocalPlan:
     classes: int = 1
 
     def __post_init__(self) -> None:
-        if self.mechanism not in _NORMS:
+        norm = local_mechanism(self.mechanism).norm
+        if self.map.norm != norm:
             raise PrivacyError(
-                f"Local mode has the mechanisms {sorted(_NORMS)}, not {self.mechanism!r}."
-            )
-        if self.map.norm != _NORMS[self.mechanism]:
-            raise PrivacyError(
-                f"The {self.mechanism} mechanism needs a map with an "
-                f"{_NORMS[self.mechanism].upper()} sensitivity, and "
-                f"{type(self.map).__name__} bounds the {self.map.norm.upper()} norm: "
+                f"The {self.mechanism} mechanism needs a map with an {norm.upper()} sensitivity, "
+                f"and {type(self.map).__name__} bounds the {self.map.norm.upper()} norm: "
                 f"choose another mechanism.map."
             )
         # A plan that exists can be carried out: clients claim its place before they do.
@@ -65,11 +59,10 @@ class LocalPlan:
         _ = self.label_mechanism
 
     @cached_property
-    def image_mechanism(self) -> LaplaceMechanism | GaussianMechanism:
+    def image_mechanism(self) -> LocalMechanism:
         """The additive noise on f(x)."""
-        if self.mechanism == "laplace":
-            return LaplaceMechanism(self.map.sensitivity, self.epsilon)
-        return GaussianMechanism(self.map.sensitivity, self.epsilon, self.delta)
+        mechanism = local_mechanism(self.mechanism)
+        return mechanism.from_epsilon(self.map.sensitivity, self.epsilon, self.delta)
 
     @cached_property
     def label_mechanism(self) -> RandomizedResponse | None:

@@ -14,13 +14,17 @@ _POINTS = 1000
 
 
 def snapshot(strategy: RoundStrategy, folder: RunFolder) -> None:
-    """Write samples/round-NNNNNN.png: ten samples per class, the same latents every time."""
+    """Write samples/round-NNNNNN.png: ten samples per class, the same latents every time.
+
+    Of points it shows the first two coordinates; those on a line lie at height 0.
+    """
     generator = strategy.generator
     path = folder.samples / f"round-{strategy.round:06d}.png"
     stream = strategy.latent_stream("picture", 0)
     if len(generator.shape) == 1:
         labels = torch.zeros(_POINTS, dtype=torch.int64)
-        save_points(sample(generator, _POINTS, labels, stream), None, path)
+        points = sample(generator, _POINTS, labels, stream)
+        save_points(torch.nn.functional.pad(points, (0, 1))[:, :2], None, path)
         return
     labels = torch.arange(generator.classes).repeat_interleave(_COLUMNS)
     images = strategy.render(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fedsink.evaluation import network
+from fedsink.evaluation.classifiers import network
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import torch
 
 import fedsink.evaluation
 from fedsink.errors import DataError, ModelError
-from fedsink.evaluation.downstream import paper_trainers
+from fedsink.evaluation.figures.downstream import paper_trainers
 from fedsink.evaluation.sets import HeldOut, TrainingSet, fit_classifiers
 
 from .data import blobs
@@ -44,7 +44,7 @@ def test_labels_of_the_held_out_images_leave_as_an_accuracy_alone():
     package = Path(str(fedsink.evaluation.__file__)).parent
     readers = {
         f"{path.name}:{function.name}"
-        for path in package.glob("*.py")
+        for path in package.rglob("*.py")
         for function in ast.walk(ast.parse(path.read_text()))
         if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)

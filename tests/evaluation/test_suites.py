@@ -7,8 +7,8 @@ import torch
 
 from fedsink.errors import ConfigError, DataError
 from fedsink.evaluation import evaluate
-from fedsink.evaluation.classic import classic_trainers
-from fedsink.evaluation.memorisation import memorisation
+from fedsink.evaluation.classifiers.classic import classic_trainers
+from fedsink.evaluation.figures.memorisation import memorisation
 
 from .data import blobs
 

@@ -1,15 +1,20 @@
-"""Reading records. Only code that runs beside the private data imports this package."""
+"""Reading records. Only code that runs beside the private data imports this package.
+
+A module here with a function `read` is a source, by the module's name; together with
+`conf/data/NAME.yaml` it is a dataset.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Literal
 
 from torch import Tensor
 
 from fedsink.data.labelled import LabelledData, checked
-from fedsink.data.sources import celeba, digits, half_circle, image_folder, mnist
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.registry import Registry
@@ -21,18 +26,15 @@ Split = Literal["train", "test"]
 Reader = Callable[[DataSpec, Split], tuple[Tensor, Tensor]]
 """Reads one split: (values, labels), not yet checked against the public description."""
 
-SOURCES: Registry[Reader] = Registry(
-    "data.name",
-    {
-        "celeba": celeba.read,
-        "digits": digits.read,
-        "fashion_mnist": mnist.read,
-        "half_circle": half_circle.read,
-        "image_folder": image_folder.read,
-        "mnist": mnist.read,
-    },
-    group="fedsink.data_sources",
-)
+
+def own_sources() -> dict[str, Reader]:
+    """The sources of this folder by name."""
+    modules = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
+    return {m.__name__.rpartition(".")[2]: m.read for m in modules if hasattr(m, "read")}
+
+
+SOURCES: Registry[Reader] = Registry("data.name", own_sources(), group="fedsink.data_sources")
+"""Every source by its configuration name: those of this folder, and of installed packages."""
 
 
 @lru_cache(maxsize=8)

@@ -12,9 +12,8 @@ from torch import Tensor
 from fedsink.clients.privatizer import privatize
 from fedsink.clients.shard import Shard
 from fedsink.data.maps import PointBall
-from fedsink.data.maps.base import Norm
 from fedsink.errors import ConfigError
-from fedsink.privacy import Key, Stream
+from fedsink.privacy import LOCAL_MECHANISMS, Key, Stream, local_mechanism
 from fedsink.privacy.audit import (
     Counts,
     Finding,
@@ -26,11 +25,7 @@ from fedsink.privacy.audit.discriminant import Bound, Features
 from fedsink.protocol import LocalPlan
 from fedsink.simulation.audit.canary import points
 
-MECHANISMS = ("laplace", "gaussian")
-
 Privatizer = Callable[[Shard, LocalPlan, Callable[[str], Stream]], tuple[Tensor, Tensor]]
-
-_NORM = {"laplace": "l1", "gaussian": "l2"}
 
 
 def line_plan(mechanism: str, epsilon: float, delta: float) -> LocalPlan:
@@ -40,10 +35,11 @@ def line_plan(mechanism: str, epsilon: float, delta: float) -> LocalPlan:
         ConfigError: If the mechanism is not one of local mode's.
         PrivacyError: If ε or δ is out of range.
     """
-    if mechanism not in MECHANISMS:
-        raise ConfigError(f"mechanism must be laplace or gaussian, received {mechanism!r}.")
-    norm: Norm = "l1" if mechanism == "laplace" else "l2"
-    return LocalPlan(mechanism, PointBall(norm, radius=1.0, size=1), epsilon, delta)
+    if mechanism not in LOCAL_MECHANISMS:
+        known = " or ".join(LOCAL_MECHANISMS)
+        raise ConfigError(f"mechanism must be {known}, received {mechanism!r}.")
+    interval = PointBall(local_mechanism(mechanism).norm, radius=1.0, size=1)
+    return LocalPlan(mechanism, interval, epsilon, delta)
 
 
 def audit_local(
@@ -100,7 +96,7 @@ def audit_local(
         _sum_and_distance(uploads([-1.0, 1.0], 3 * trials)),
     )
     found = [finding(f"{2 * trials} uploads of one record", "threshold", alone, threshold)]
-    if plan.mechanism == "gaussian":
+    if plan.image_mechanism.gaussian_trade_off:
         trade_off = partial(gaussian_epsilon, delta=plan.delta)
         found.append(finding(found[0].audited, "Gaussian trade-off", alone, trade_off))
     found.append(finding(f"{2 * trials} uploads of two records", "threshold", beside, threshold))

@@ -11,7 +11,14 @@ from typing import Any, ClassVar, Self
 from fedsink.data.spec import DataSpec
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ConfigError
-from fedsink.privacy import LOCAL_NOISE, CentralPlan, NoiseShare, RecordClip, UnprotectedPlan
+from fedsink.privacy import (
+    LOCAL_NOISE,
+    CentralPlan,
+    ClippedGaussian,
+    NoiseShare,
+    RecordClip,
+    UnprotectedPlan,
+)
 from fedsink.protocol import Objective
 from fedsink.protocol.run import UNNAMED
 from fedsink.reporting.noise_share import notice
@@ -92,9 +99,9 @@ class DPSinkhornSettings(StrategySettings):
             FedsinkError: a value is unknown, out of range, or belongs to the other mode.
         """
         chosen, mechanism = config["strategy"], config["mechanism"]
-        if mechanism["name"] != "gaussian":
+        if mechanism["name"] != ClippedGaussian.choice:
             raise ConfigError(
-                "mode=central noises gradients with mechanism=gaussian, not "
+                f"mode=central noises gradients with mechanism={ClippedGaussian.choice}, not "
                 f"{mechanism['name']!r}; mechanism={mechanism['name']} belongs to mode=ldp."
             )
         if config["shuffler"] != "none":

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedsink.data.maps import map_from_dict
 from fedsink.errors import ConfigError
-from fedsink.privacy import GaussianMechanism, LaplaceMechanism
+from fedsink.privacy import LOCAL_MECHANISMS, local_mechanism
 from fedsink.protocol import LocalPlan
 
 
@@ -29,7 +29,8 @@ def local_plan(
 
     `recipe.by_eps` lists, for a few totals, the label's share ε_l, the size k of the map's
     coefficient block, and the finite-batch factor. Between them the values are interpolated
-    linearly (k rounded down), outside they stay; ε_l is at most half of ε. What the configuration
+    linearly (k rounded down), outside they stay; ε_l is at most half of ε, and k at most the
+    shorter side of a picture. What the configuration
     states (`mechanism.label_eps`, `map.block`) wins.
 
     Args:
@@ -40,29 +41,32 @@ def local_plan(
         classes: 1 means that no label leaves.
         eps: total ε; None: the recipe's, unless sigma is given.
         sigma: scale of the image noise; ε follows.
-        delta: δ of the Gaussian mechanism.
+        delta: δ of a mechanism that needs one.
 
     Raises:
         PrivacyError, ConfigError: values out of range or contradicting each other.
     """
     name = str(mechanism["name"])
+    chosen = local_mechanism(name)
     if eps is None and sigma is None:
         eps = float(recipe["eps"])
     if eps is not None and (
         isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf
     ):
         raise ConfigError(f"eps must be a positive number, not {eps!r}.")
-    if name == "laplace" and delta:
+    if delta and not chosen.needs_delta:
+        others = [other for other in LOCAL_MECHANISMS if local_mechanism(other).needs_delta]
         raise ConfigError(
-            f"mechanism=laplace gives pure ε and has no δ, but delta={delta!r}: leave delta out, "
-            "or choose mechanism=gaussian."
+            f"mechanism={name} gives pure ε and has no δ, but delta={delta!r}: leave delta out, "
+            f"or choose mechanism={' or '.join(others)}."
         )
     table = recipe["by_eps"]
     at = float(recipe["eps"]) if eps is None else float(eps)
     place = {"size": shape[0]} if len(shape) == 1 else {"shape": list(shape)}
     options = {**place, **chosen_map}
     if "block" in table and options.get("name") == recipe["map"]["name"]:
-        options.setdefault("block", int(np.interp(at, table["eps"], table["block"])))
+        block = int(np.interp(at, table["eps"], table["block"]))
+        options.setdefault("block", min(block, *shape[1:]) if len(shape) == 3 else block)
     f = map_from_dict(options)
     label_eps = mechanism["label_eps"]
     if classes < 2:
@@ -79,7 +83,7 @@ def local_plan(
                 "lower it or raise eps."
             )
     else:
-        image_eps = _epsilon_of(name, f.sensitivity, sigma, delta)
+        image_eps = chosen.from_scale(f.sensitivity, sigma, delta).epsilon
         if eps is not None and not 0.99 * eps <= image_eps + share <= 1.001 * eps:
             raise ConfigError(
                 f"sigma={sigma:g} costs ε = {image_eps:.4g} for the image and the label "
@@ -89,15 +93,9 @@ def local_plan(
         mechanism=name,
         map=f,
         epsilon=image_eps,
-        delta=float(delta) if name == "gaussian" else 0.0,
+        delta=float(delta) if chosen.needs_delta else 0.0,
         label_epsilon=label_eps,
         classes=classes,
     )
     _ = plan.image_mechanism  # refuses an impossible (ε, δ) now
     return plan, factor
-
-
-def _epsilon_of(name: str, sensitivity: float, sigma: float, delta: float) -> float:
-    if name == "laplace":
-        return LaplaceMechanism.from_scale(sensitivity, sigma).epsilon
-    return GaussianMechanism.from_scale(sensitivity, sigma, delta).epsilon

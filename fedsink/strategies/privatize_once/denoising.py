@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor
 
 from fedsink.data import dct, wavelets
@@ -29,8 +27,7 @@ def denoised_values(values: Tensor, plan: LocalPlan) -> Tensor:
     """Return privatized values (N, D) with their wavelet details soft-thresholded.
 
     The coordinates of these maps are pixels, or an orthonormal transform of them, in which the
-    noise has the same standard deviation: σ for Gaussian, √2·σ for Laplace noise of scale σ.
-    Post-processing of what arrived.
+    noise has the same standard deviation. Post-processing of what arrived.
 
     Raises:
         ConfigError: as `check_denoisable`.
@@ -38,8 +35,7 @@ def denoised_values(values: Tensor, plan: LocalPlan) -> Tensor:
     f = plan.map
     check_denoisable(f)
     channels, height, width = f.record_shape
-    scale = plan.image_mechanism.scale
-    std = scale * math.sqrt(2.0) if plan.mechanism == "laplace" else scale
+    std = plan.image_mechanism.noise_std
     planes = values.reshape(len(values), channels, height * width)
     if not (isinstance(f, L1Ball) and f.dct):
         return wavelets.denoised(planes.unflatten(2, (height, width)), std).flatten(1)

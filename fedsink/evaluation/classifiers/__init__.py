@@ -1,0 +1,1 @@
+"""Classifiers that are trained on generated or real images, one kind a module."""

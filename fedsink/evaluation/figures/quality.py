@@ -1,0 +1,167 @@
+"""Figures of the pictures themselves, with real pictures and class means beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedsink.errors import DataError, ModelError
+from fedsink.evaluation.classifiers.class_means import class_mean_set
+from fedsink.evaluation.classifiers.real_classifier import label_consistency, train_real_classifier
+from fedsink.evaluation.figures.columns import Columns, Draw
+from fedsink.evaluation.figures.fidelity import sliced_w2, subsample
+from fedsink.evaluation.figures.frechet import frechet_distance
+from fedsink.evaluation.figures.inception import FEATURES as INCEPTION_FEATURES
+from fedsink.evaluation.figures.inception import inception_features, load_inception
+from fedsink.evaluation.figures.inception_score import inception_score
+from fedsink.evaluation.figures.memorisation import memorisation
+from fedsink.evaluation.figures.prdc import NEIGHBOURS, prdc
+from fedsink.evaluation.figures.spread import Figure, Spread
+from fedsink.evaluation.figures.within_class import variance_ratio
+from fedsink.evaluation.labelled import Report
+from fedsink.evaluation.sets import HeldOut, TrainingSet
+
+AT_MOST = 10_000
+"""Pictures per side, the size of MNIST's test set; distances grow with its square."""
+
+SHARES = ("precision", "recall", "coverage", "label_consistency")
+
+
+def quality_figures(
+    synthetic: Draw,
+    real: TrainingSet,
+    held_out: HeldOut,
+    *,
+    seeds: Sequence[int],
+    size: int,
+    reference: bool = True,
+    conditional: bool = True,
+    report: Report | None = None,
+) -> tuple[dict[str, Figure], dict[str, str]]:
+    """Measure the pictures against the real test images.
+
+    One half of the real training images, drawn by the first seed, trains the classifier whose
+    features and probabilities are used; the other half, which it never saw, is the real column.
+    Both sides of a distance hold equally many images: m = min(size, M, N/2, 10,000).
+
+    Args:
+        synthetic: draws the synthetic images.
+        real: all real training images (N); memorisation compares with all of them.
+        held_out: the real test images (M), the reference.
+        seeds: one per run.
+        size: the most images to use.
+        reference: also measure real images and class means.
+        conditional: whether the synthetic labels mean something.
+        report: receives lines of text.
+
+    Returns:
+        The figures by name, and for each that was left out the reason.
+
+    Raises:
+        DataError: too few images for a neighbourhood.
+    """
+    ours, theirs = _halves(real, seeds[0])
+    size = min(size, len(held_out), len(theirs), AT_MOST)
+    if size <= NEIGHBOURS:
+        raise DataError(
+            f"suite=full needs more than {NEIGHBOURS} images on each side; received {size}: draw "
+            "more, or use a dataset with more test images."
+        )
+    columns = Columns(
+        synthetic,
+        theirs.cut if reference else None,
+        (lambda size, seed: class_mean_set(real, size)) if reference else None,
+    )
+    classifier = train_real_classifier(ours, seed=seeds[0], report=report)
+    target = subsample(held_out.images, size, seed=seeds[0])
+    target_features = classifier.features(target)
+
+    def measure(data: TrainingSet, seed: int) -> dict[str, float]:
+        features = classifier.features(data.images)
+        figures = {
+            "inception_score": inception_score(classifier.probabilities(features)),
+            "classifier_frechet_distance": frechet_distance(features, target_features),
+            **prdc(target_features, features),
+            "sliced_w2": sliced_w2(data.images, target, seed=seed),
+        }
+        if conditional:
+            figures["label_consistency"] = label_consistency(classifier, data)
+            figures["within_class_variance"] = variance_ratio(data, ours)
+        return figures
+
+    figures = columns.measure(measure, seeds=seeds, size=size, shares=SHARES, report=report)
+    if not conditional:
+        left_out = dict.fromkeys(
+            ("label_consistency", "within_class_variance"), "the generator draws no labels"
+        )
+    else:
+        left_out = {}
+    figures |= _memorisation(columns, real.images, held_out.images, seeds, size, report)
+    fid, reason = _fid(columns, target, seeds[:1], size, report)
+    return {**figures, **fid}, {**left_out, **reason}
+
+
+def _halves(data: TrainingSet, seed: int) -> tuple[TrainingSet, TrainingSet]:
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
+    first, second = (
+        TrainingSet(data.images[part], data.labels[part], data.classes, data.origin)
+        for part in order.tensor_split(2)
+    )
+    return first, second
+
+
+def _memorisation(
+    columns: Columns,
+    train: Tensor,
+    held_out: Tensor,
+    seeds: Sequence[int],
+    size: int,
+    report: Report | None,
+) -> dict[str, Figure]:
+    """As `memorisation`; the real column is one half of the held-out images against the other."""
+
+    def named(figures: Mapping[str, float]) -> dict[str, float]:
+        return {f"memorisation/{name}": value for name, value in figures.items()}
+
+    def against_all(data: TrainingSet, seed: int) -> dict[str, float]:
+        return named(memorisation(data.images, train, held_out, seed=seed))
+
+    def against_half(data: TrainingSet, seed: int) -> dict[str, float]:
+        order = torch.randperm(len(held_out), generator=torch.Generator().manual_seed(seed))
+        fresh, rest = order.tensor_split(2)
+        return named(memorisation(held_out[fresh], train, held_out[rest], seed=seed))
+
+    generated = Columns(columns.synthetic, class_means=columns.class_means)
+    figures = generated.measure(against_all, seeds=seeds, size=size, report=report)
+    if columns.real is None:
+        return figures
+    half = (len(held_out) + 1) // 2
+    null = Columns(columns.real).measure(against_half, seeds=seeds, size=half, report=report)
+    return {
+        name: Figure(
+            figure.synthetic, Spread(null[name].synthetic.values, half), figure.class_means
+        )
+        for name, figure in figures.items()
+    }
+
+
+def _fid(
+    columns: Columns, target: Tensor, seeds: Sequence[int], size: int, report: Report | None
+) -> tuple[dict[str, Figure], dict[str, str]]:
+    """FID of one run, or why there is none."""
+    if size <= INCEPTION_FEATURES:
+        return {}, {
+            "fid": f"{size} images do not determine a covariance of {INCEPTION_FEATURES} features"
+        }
+    try:
+        network = load_inception()
+        features = inception_features(network, target)
+    except ModelError as error:
+        return {}, {"fid": str(error)}
+
+    def measure(data: TrainingSet, seed: int) -> dict[str, float]:
+        return {"fid": frechet_distance(inception_features(network, data.images), features)}
+
+    return columns.measure(measure, seeds=seeds, size=size, report=report), {}

@@ -1,0 +1,97 @@
+"""A local mechanism that a package installs: the owner's policy decides whether it may run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedsink.clients.policy import Policy, PolicyRefusedError
+from fedsink.data.maps import PointBall
+from fedsink.errors import ConfigError
+from fedsink.protocol import LocalPlan, PrivatizeRequest
+
+Install = Callable[[dict[str, str], str], None]
+
+PLUGIN = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedsink.privacy import LaplaceMechanism
+
+
+@dataclass(frozen=True)
+class Rounded(LaplaceMechanism):
+    name: ClassVar[str] = "rounded"
+
+    def privatize(self, values, stream):
+        return torch.round(super().privatize(values, stream), decimals=2)
+"""
+POINT = "[fedsink.local_mechanisms]\nrounded = plugin:Rounded\n"
+POLICY = """
+[data]
+lineage = "ward-7-scans"
+name = "tiny"
+shape = [2]
+classes = ["a"]
+nominal_records = 61
+[state]
+folder = "state"
+[noise]
+backend = "fast"
+[budget.replace-one]
+epsilon = 35.0
+delta = 1e-4
+[allow]
+mechanisms = [{}]
+"""
+
+
+def _policy(folder: Path, *mechanisms: str) -> Policy:
+    path = folder / "policy.toml"
+    path.write_text(POLICY.format(", ".join(f'"{name}"' for name in mechanisms)))
+    return Policy.load(path)
+
+
+@pytest.fixture
+def request_for_it(install_package: Install) -> PrivatizeRequest:
+    """A message that asks for the installed mechanism."""
+    install_package({"plugin.py": PLUGIN}, POINT)
+    return PrivatizeRequest(LocalPlan("rounded", PointBall("l1"), 3.0), 0, 5)
+
+
+def test_a_policy_that_does_not_name_it_refuses_it(
+    request_for_it: PrivatizeRequest, tmp_path: Path
+) -> None:
+    policy = _policy(tmp_path, "laplace", "gaussian", "randomized-response")
+    with pytest.raises(
+        PolicyRefusedError, match=r"allow\.mechanisms: the message asks for rounded"
+    ):
+        policy.check_privatize(request_for_it)
+
+
+def test_a_policy_that_names_it_allows_it(request_for_it: PrivatizeRequest, tmp_path: Path) -> None:
+    policy = _policy(tmp_path, "rounded")
+    policy.check_privatize(request_for_it)
+    with pytest.raises(PolicyRefusedError, match="the message asks for laplace"):
+        policy.check_privatize(PrivatizeRequest(LocalPlan("laplace", PointBall("l1"), 3.0), 0, 5))
+
+
+def test_a_policy_cannot_name_what_is_not_installed(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"'rounded' is none of clipped-gaussian, .* laplace, gau"
+    ):
+        _policy(tmp_path, "rounded")
+
+
+def test_no_package_can_take_a_name_that_a_policy_uses_for_something_else(
+    install_package: Install, tmp_path: Path
+) -> None:
+    """An owner who allows the central mode's Gaussian allows nothing else by that."""
+    point = POINT.replace("rounded =", "clipped-gaussian =")
+    install_package({"plugin.py": PLUGIN.replace('"rounded"', '"clipped-gaussian"')}, point)
+    with pytest.raises(ConfigError, match="mechanism is called 'clipped-gaussian', which a policy"):
+        _policy(tmp_path, "laplace")

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedsink.evaluation import memorisation as exported
+from fedsink.evaluation.figures.memorisation import memorisation
+
+from ..data import normal
+
+TRAIN, HELD_OUT = normal(300, 1, 4, 4, seed=1), normal(100, 1, 4, 4, seed=2)
+
+
+def test_a_generator_that_copies_the_training_set_is_detected():
+    found = memorisation(TRAIN[:200], TRAIN, HELD_OUT, seed=0)
+    assert found["excess"] == pytest.approx(1)
+    assert found["z"] > 5
+    near = TRAIN[:200] + 0.01 * normal(200, 1, 4, 4, seed=3)
+    assert memorisation(near, TRAIN, HELD_OUT, seed=0)["z"] > 5
+
+
+def test_the_distances_are_medians_to_equally_many_of_each():
+    found = memorisation(HELD_OUT[:60], TRAIN, HELD_OUT, seed=0)
+    assert found["held_out_distance"] == 0
+    assert found["training_distance"] > 1
+    equal = memorisation(TRAIN[:100], TRAIN[:100], HELD_OUT, seed=0)
+    distances = torch.cdist(TRAIN[:100].flatten(1), HELD_OUT.flatten(1)).min(dim=1).values
+    assert equal["held_out_distance"] == pytest.approx(float(distances.median()))
+    assert equal["training_distance"] == 0
+
+
+def test_a_generator_of_fresh_images_is_not():
+    zs = [
+        memorisation(
+            normal(200, 1, 3, 3, seed=3 * s),
+            normal(300, 1, 3, 3, seed=3 * s + 1),
+            normal(100, 1, 3, 3, seed=3 * s + 2),
+            seed=0,
+        )["z"]
+        for s in range(60)
+    ]
+    mean = sum(zs) / len(zs)
+    spread = math.sqrt(sum((z - mean) ** 2 for z in zs) / (len(zs) - 1))
+    assert max(map(abs, zs)) < 4
+    assert abs(mean) < 4 / math.sqrt(60)
+    assert 0.7 < spread < 1.4, "z must be standard normal without memorisation"
+
+
+def test_one_that_saw_the_held_out_images_is_on_the_other_side():
+    found = memorisation(HELD_OUT, TRAIN, HELD_OUT, seed=0)
+    assert found["excess"] == pytest.approx(-3)  # −N/M: no nearest image is a training image
+    assert found["z"] < -5
+
+
+def test_the_excess_is_the_share_of_copies():
+    train, held_out = normal(3000, 1, 2, 2, seed=1), normal(3000, 1, 2, 2, seed=2)
+    images = torch.cat([train[:600], normal(1400, 1, 2, 2, seed=3)])
+    assert memorisation(images, train, held_out, seed=0)["excess"] == pytest.approx(0.3, abs=0.1)
+
+
+def test_returning_to_few_images_is_no_evidence():
+    """A thousand draws of two pictures are two pieces of evidence, not a thousand."""
+    images = TRAIN.mean(dim=0) + 1e-3 * normal(2, 1, 4, 4, seed=3)
+    found = memorisation(images[torch.arange(1000) % 2], TRAIN, HELD_OUT, seed=0)
+    assert abs(found["z"]) < 3
+
+
+def test_z_is_the_deviation_from_random_exchanges():
+    images, pool = (
+        normal(80, 1, 2, 2, seed=5),
+        torch.cat([TRAIN[:40, :, :2, :2], HELD_OUT[:20, :, :2, :2]]),
+    )
+    generator = torch.Generator().manual_seed(0)
+    shares = []
+    for _ in range(1500):
+        order = torch.randperm(60, generator=generator)
+        found = memorisation(images, pool[order[:40]], pool[order[40:]], seed=0)
+        shares.append((found["excess"], found["z"]))
+    excess = torch.tensor(shares).double()
+    # z is excess over its standard deviation, which no exchange changes.
+    ratio = excess[:, 0] / excess[:, 1]
+    finite = excess[:, 1].abs() > 1e-9
+    assert float(ratio[finite].std()) < 1e-5
+    assert float(excess[:, 0].std()) == pytest.approx(float(ratio[finite][0]), rel=0.1)
+
+
+def test_an_image_in_both_sets_counts_for_neither():
+    found = memorisation(TRAIN[:50], TRAIN[:50], TRAIN[:50], seed=0)
+    assert found["excess"] == pytest.approx(0)
+    assert found["z"] == 0
+
+
+def test_refuses_empty_sets():
+    with pytest.raises(ValueError, match="received 0, 300 and 100"):
+        exported(TRAIN[:0], TRAIN, HELD_OUT, seed=0)
