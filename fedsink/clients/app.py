@@ -17,6 +17,7 @@ from fedsink.protocol import PrivatizeRequest
 from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED
 from fedsink.protocol.gradient import pack_replies, unpack_requests
 from fedsink.protocol.parameters import ParameterRequest
+from fedsink.protocol.privatize import asked_mechanism
 from fedsink.protocol.records import digest, pack
 
 log = logging.getLogger("fedsink.clients")
@@ -115,6 +116,8 @@ def _parameters(node: Node, content: RecordDict, message_type: str) -> RecordDic
 
 
 def _privatize(node: Node, content: RecordDict, message_type: str) -> RecordDict:
+    # Before the plan is read: its mechanism may be an installed package's.
+    node.check_mechanism(asked_mechanism(content))
     request = PrivatizeRequest.from_record(content)
     # The release is a function of the plan alone; which chunk of it is asked for is not.
     plan = digest(message_type, pack({"plan": request.plan.to_dict()}, {}))

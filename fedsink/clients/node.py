@@ -170,6 +170,11 @@ class Node:
         """The randomness of one use, by purpose."""
         return self._streams(request.round, digest)
 
+    def check_mechanism(self, name: str) -> None:
+        """Refuse a local mechanism that the owner's policy does not name, before it is loaded."""
+        if self._policy is not None:
+            self._policy.check_mechanism(name)
+
     def privatized(self, request: PrivatizeRequest, plan_digest: bytes) -> PrivatizeReply:
         """Answer with one chunk of the records privatized under the request's plan.
 

@@ -153,7 +153,7 @@ class Policy:
             self._refuse("allow.maximum_parameters", f"the message holds {weights} weights")
 
     def _check_uses(self, requests: Sequence[GradientRequest], mechanism: str, images: int) -> None:
-        self._check_mechanism(mechanism)
+        self.check_mechanism(mechanism)
         if images > self.allowed.maximum_images:
             self._refuse("allow.maximum_images", f"the message holds {images} images")
         for request in requests:
@@ -173,9 +173,9 @@ class Policy:
             PolicyRefusedError: naming the key that forbids it.
         """
         plan = request.plan
-        self._check_mechanism(plan.mechanism)
+        self.check_mechanism(plan.mechanism)
         if plan.label_mechanism is not None:
-            self._check_mechanism(LABELS)
+            self.check_mechanism(LABELS)
         self._check_budget(REPLACE_ONE, plan.delta)
         self._check_labels(None)
 
@@ -204,7 +204,12 @@ class Policy:
                 "data.nominal_records", f"the plan accounts for {plan.nominal_records} records"
             )
 
-    def _check_mechanism(self, name: str) -> None:
+    def check_mechanism(self, name: str) -> None:
+        """Refuse a mechanism that the file does not name.
+
+        Raises:
+            PolicyRefusedError: naming the key that forbids it.
+        """
         if name not in self.allowed.mechanisms:
             self._refuse("allow.mechanisms", f"the message asks for {name}")
 

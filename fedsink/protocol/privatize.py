@@ -153,6 +153,22 @@ class PrivatizeRequest:
         return request
 
 
+def asked_mechanism(record: RecordDict) -> str:
+    """The name of the image mechanism that a request asks for; nothing of it is looked up.
+
+    Raises:
+        ValueError: the record names none.
+    """
+    fields, _ = unpack(record)
+    try:
+        name = fields["plan"]["mechanism"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"Malformed privatize request: {error}.") from error
+    if not isinstance(name, str):
+        raise ValueError(f"A mechanism is named by a text, not by {type(name).__name__}.")
+    return name
+
+
 @dataclass(frozen=True)
 class PrivatizeReply:
     """One chunk: privatized values (b, D) and labels (b,), and how many chunks there are.
