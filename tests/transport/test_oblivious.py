@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -185,3 +186,33 @@ def test_no_rows_or_no_places_give_zero() -> None:
 def test_invalid_arguments_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         oblivious_record_field(**{**ordinary(), **change})
+
+
+# Over the whole range of floats, in exact arithmetic
+
+WIDE_BOUNDS = st.one_of(
+    st.floats(5e-324, 1e150, allow_subnormal=True),
+    st.sampled_from([5e-324, 1e-310, 2.0**-1000, 1e-200, 1e-140, 2.0**-149, 0.5, 1e6, 1e150]),
+)
+
+
+def squared_distance(one: Tensor, other: Tensor) -> Fraction:
+    """‖a − b‖², exactly."""
+    pairs = zip(one.flatten().tolist(), other.flatten().tolist(), strict=True)
+    return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), Fraction(0))
+
+
+@settings(max_examples=400)
+@given(problem=problems(), bound=WIDE_BOUNDS)
+def test_places_and_sums_keep_the_bound_exactly(problem: dict[str, Any], bound: float) -> None:
+    """One place alone, and one more in any company."""
+    problem = {**problem, "bound": bound}
+    whole = oblivious_record_field(**problem)
+    assert whole.dtype == torch.float64
+    for place in range(len(problem["y"])):
+        mask = torch.zeros_like(problem["mask"])
+        mask[:, place] = problem["mask"][:, place]
+        alone = oblivious_record_field(**{**problem, "mask": mask})
+        assert squared_distance(alone, torch.zeros_like(alone)) <= Fraction(bound) ** 2
+        less = oblivious_record_field(**{**problem, "mask": without(problem["mask"], place)})
+        assert squared_distance(whole, less) <= Fraction(bound) ** 2

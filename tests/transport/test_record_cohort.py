@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsink.transport import clipped_record_field, record_cohort
@@ -89,3 +92,54 @@ def test_what_does_not_fit_is_refused() -> None:
         clipped_record_fields(X, Y, F, LAM, BOUND, present=PRESENT[0])
     with pytest.raises(ValueError, match=r"clip bound Δ must be a positive finite number, got 0"):
         clipped_record_fields(X, Y, F, LAM, 0.0)
+
+
+# Over the whole range of floats, in exact arithmetic
+
+WIDE_BOUNDS = st.one_of(
+    st.floats(5e-324, 1e150, allow_subnormal=True),
+    st.sampled_from([5e-324, 1e-310, 2.0**-1000, 1e-200, 1e-140, 2.0**-149, 0.5, 1e6, 1e150]),
+)
+
+
+def squared_distance(one: Tensor, other: Tensor) -> Fraction:
+    """‖a − b‖², exactly."""
+    pairs = zip(one.flatten().tolist(), other.flatten().tolist(), strict=True)
+    return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), Fraction(0))
+
+
+@st.composite
+def cohorts(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float, Tensor]:
+    """Points, the records of up to three clients, potentials, λ, and who is there."""
+    n, k, m, d = (draw(st.integers(1, most)) for most in (3, 3, 4, 3))
+    entries = st.one_of(
+        st.floats(-30.0, 30.0),
+        st.sampled_from([0.0, 1e8, -1e150, 1.7e308, 5e-324, 1e-150, math.inf, math.nan]),
+    )
+
+    def tensor(*shape: int) -> Tensor:
+        size = math.prod(shape)
+        values = draw(st.lists(entries, min_size=size, max_size=size))
+        return torch.tensor(values, dtype=torch.float64).reshape(shape)
+
+    lam = draw(st.sampled_from([1e-300, 1e-6, 0.5, 1e6, 1e300]))
+    there = draw(st.lists(st.booleans(), min_size=k * m, max_size=k * m))
+    return tensor(n, d), tensor(k, m, d), tensor(n), lam, torch.tensor(there).reshape(k, m)
+
+
+@settings(max_examples=300)
+@given(cohort=cohorts(), bound=WIDE_BOUNDS)
+def test_each_clients_sum_keeps_the_bound_exactly(
+    cohort: tuple[Tensor, Tensor, Tensor, float, Tensor], bound: float
+) -> None:
+    """A record less moves its own client's field by at most Δ."""
+    x, y, f, lam, present = cohort
+    whole = clipped_record_fields(x, y, f, lam, bound, present=present)
+    for place in range(y.shape[1]):
+        alone, less = torch.zeros_like(present), present.clone()
+        alone[:, place], less[:, place] = present[:, place], False
+        one = clipped_record_fields(x, y, f, lam, bound, present=alone)
+        rest = clipped_record_fields(x, y, f, lam, bound, present=less)
+        for k in range(len(y)):
+            assert squared_distance(one[k], torch.zeros_like(one[k])) <= Fraction(bound) ** 2
+            assert squared_distance(whole[k], rest[k]) <= Fraction(bound) ** 2
