@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev simulate deploy-demo test test-all coverage bench results lint types contracts packages check clean
+.PHONY: help install install-dev simulate deploy-demo test test-all mutants coverage bench results lint types contracts packages check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,6 +42,9 @@ test: install-dev ## run the tests
 
 test-all: install-dev ## ... and the slow ones
 	$(BIN)/python -m pytest -q -m 'slow or not slow' $(ARGS)
+
+mutants: install-dev ## plant privacy defects and see that the tests fail
+	$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow' $(ARGS) tests/mutants
 
 coverage: install-dev ## lines and branches of what guards private data: at least 95 %
 	$(BIN)/coverage run -m pytest -q tests/privacy tests/clients tests/test_pitfalls.py

@@ -15,7 +15,7 @@ from torch import Tensor
 PROTOCOL_VERSION = 2
 """What requests and replies mean: it changes when either does."""
 
-_LONGEST_FIELDS = 1 << 20  # characters; a request's fields are some thousand
+_LONGEST_FIELDS = 1 << 18  # characters; a request's fields are some thousand
 
 _ARRAYS = "arrays"
 _FIELDS = "fields"

@@ -12,6 +12,7 @@ from fedsink.clients.charges import central_charge, local_charge
 from fedsink.data.maps import PointBall
 from fedsink.errors import BudgetError
 from fedsink.privacy import BatchClip, ClassSchedule, PrivacyPlan, RecordClip
+from fedsink.privacy.events import poisson_gaussian
 from fedsink.privacy.ledger import Budget, Ledger
 from fedsink.protocol import LocalPlan
 
@@ -22,8 +23,8 @@ FILTER = Budget(8.0, 1e-5, "rdp-filter", 8.0)
 
 def test_a_central_charge_is_what_the_plan_states() -> None:
     charge = central_charge(PLAN)
-    assert charge.event == PLAN.event
-    assert charge.use == PLAN.event.event
+    assert charge.event == poisson_gaussian(0.2, 2.0, 10)
+    assert charge.use == charge.event.event
     assert (charge.rounds, charge.uses, charge.delta) == (30, 10, 1e-5)
     assert (charge.adjacency, charge.epsilon()) == ("add-remove", PLAN.epsilon())
 

@@ -159,6 +159,17 @@ def test_batch_release_without_noise_has_norm_at_most_the_bound_for_any_batch(
     assert float(client_gradient(request, Shard(records, labels), silent).norm()) <= 0.5
 
 
+@pytest.mark.parametrize("n", [0, 1, 40])
+def test_the_bound_holds_whatever_the_self_gradient(
+    make_request: Make, silent: Streams, n: int
+) -> None:
+    """It is public, but whether it meets records is not."""
+    request = make_request(bound=0.5)
+    for scale in (1.0, 100.0, 1e6):
+        request = dataclasses.replace(request, self_gradient=scale * request.self_gradient)
+        assert float(client_gradient(request, shard_of(n), silent).norm()) <= 0.5
+
+
 LAM = st.sampled_from([2.0**-40, 1e-9, 1e-6, 0.5, 1e6, 2.0**40])
 
 

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import signal
+import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -159,6 +160,17 @@ def test_a_request_that_differs_in_one_bit_is_refused(
     answer(Node(secret, 1), replace(request, rows=rows))  # another client has not answered yet
 
 
+def test_records_outside_the_public_range_are_refused_whatever_is_sampled(
+    settings: NodeSettings, make_request: Make, install_source: Callable[..., None]
+) -> None:
+    """An error that came when such a record is sampled would tell that it was."""
+    points = torch.zeros(61, 4)
+    points[:3] = 1e6
+    fresh(install_source, lambda spec, split: (points, torch.arange(61) % 3))
+    with pytest.raises(DataError, match="A private record leaves the public range"):
+        answer(Node(replace(settings, partition=None), 0), make_request(rate=1e-12))
+
+
 def test_a_place_is_claimed_before_its_answer_exists(
     secret: NodeSettings, make_request: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +295,13 @@ def test_a_label_list_that_is_not_the_datas_is_refused_by_every_client(
     for client in range(3):
         with pytest.raises(ValueError, match=f"The request has {classes} classes, the data 3"):
             upload(Node(settings, client), plan=replace(PLAN, classes=classes))
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_a_map_for_other_records_is_refused(settings: NodeSettings, size: int) -> None:
+    """The sensitivity of one for smaller records would be too small for these."""
+    with pytest.raises(ValueError, match=r"map is for records of shape \(., ?\), the data's \(4"):
+        upload(Node(settings, 0), plan=replace(PLAN, map=PointBall("l1", 1.0, size)))
 
 
 def test_the_same_plan_of_another_run_is_refused_without_a_ceiling(secret: NodeSettings) -> None:
@@ -477,10 +496,53 @@ def test_policy_and_budget_refuse_before_any_record_is_read(
     path = policy_file(epsilon=1.0)
     with pytest.raises(PolicyRefusedError, match="maximum_clip_bound"):
         answer(node_of(path), make_request(bound=0.6))
+    unlisted = LocalPlan("gaussian", PointBall("l2", 1.0, 4), 3.0, 1e-9)
+    with pytest.raises(PolicyRefusedError, match="the message asks for gaussian"):
+        upload(node_of(path), plan=unlisted)
     with pytest.raises(BudgetError, match=r"of ward's budget ε = 1, "):
         answer(node_of(path), make_request())
     with pytest.raises(BudgetError, match=r"costs ε = 4, δ = 0 \(replace-one\)"):
         upload(node_of(path))
+
+
+def test_a_real_nodes_ledger_survives_a_power_cut(
+    policy_file: Callable[..., Path], secret: NodeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulation's need not: nobody pulls its plug."""
+    asked = []
+
+    def opened(path: Path, *, durable: bool) -> Ledger:
+        asked.append(durable)
+        return Ledger(path, durable=durable)
+
+    monkeypatch.setattr(node_module, "Ledger", opened)
+    upload(node_of(policy_file()))
+    upload(Node(secret, 0))
+    assert asked == [True, False]
+
+
+@pytest.mark.parametrize("backend", ["fast", "secure"])
+def test_a_ledger_that_was_put_back_answers_nothing(
+    policy_file: Callable[..., Path], make_request: Make, backend: str
+) -> None:
+    """Pitfall 16: empty, or older than the replies beside it, it would spend a budget again."""
+    path = policy_file(backend=backend)
+    ledger = path.parent / "state" / "ledger.sqlite"
+    answer(node_of(path), replace(make_request(), run="one"))
+    close_nodes()
+    with sqlite3.connect(ledger) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert len(connection.execute("SELECT * FROM claims").fetchall()) == 1
+    older = ledger.read_bytes()
+    answer(node_of(path), replace(make_request(), run="two"))
+    close_nodes()
+    for content in (older, b""):
+        for file in ledger.parent.glob("ledger.sqlite*"):
+            file.unlink()
+        ledger.touch(mode=0o600)
+        ledger.write_bytes(content)
+        with pytest.raises(LedgerError, match="does not know every reply"):
+            answer(node_of(path), replace(make_request(), run="three"))
 
 
 def test_budgets_hold_across_runs_restarts_and_contents(
@@ -559,3 +621,28 @@ def test_simulated_clients_under_a_policy_have_a_budget_each(
         answer(Node(settings, client), request)
     with pytest.raises(BudgetError, match="ward/client-1"):
         answer(Node(settings, 1), replace(request, run="another"))
+
+
+@pytest.mark.parametrize("shape", [[1, 9000, 9000], [9000, 9000], [5], [2**40], "4", None, [4, 1]])
+@pytest.mark.parametrize("name", ["pixel", "dct"])
+def test_a_view_of_other_records_is_refused_before_it_is_built(
+    settings: NodeSettings,
+    make_request: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    shape: object,
+) -> None:
+    """To build one takes time and memory in proportion to its shape."""
+
+    def build(view: object) -> None:
+        raise AssertionError("a view was built")
+
+    monkeypatch.setattr(node_module, "view_from_dict", build)
+    monkeypatch.setattr("fedsink.clients.shard.view_from_dict", build)
+    node = Node(settings, 0)
+    request = replace(make_request(), view={"name": name, "shape": shape, "radius": 9.0})
+    with pytest.raises(ValueError, match="view is for records of another shape than the data's"):
+        answer(node, request)
+    assert "shard" not in vars(node)
+    with pytest.raises(AssertionError):
+        answer(node, make_request())

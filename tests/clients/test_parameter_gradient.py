@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Context, Message, RecordDict
 from opacus import GradSampleModule
 from torch import Tensor
 
+from fedsink.clients.app import client_app
 from fedsink.clients.gradient import client_batch_gradients
 from fedsink.clients.node import Node, open_node
 from fedsink.clients.parameter_gradient import parameter_gradient, parameter_total
@@ -24,6 +26,7 @@ from fedsink.models.pullback import flat_weights
 from fedsink.privacy import ReproducibleKey, Stream
 from fedsink.privacy.ledger import Ledger
 from fedsink.protocol import GradientRequest
+from fedsink.protocol.errors import REFUSED
 from fedsink.protocol.parameters import ParameterRequest, architecture_of
 
 from .conftest import CLASSES, RECORDS, SIZE
@@ -265,6 +268,17 @@ def test_a_node_answers_charges_and_answers_the_same_again(ask: Make, secret: No
         node.parameter_gradient(other, b"2" * 32)
 
 
+def test_one_content_sent_as_two_messages_is_answered_once(ask: Make, secret: NodeSettings) -> None:
+    """Two functions of the data under one noise and one charge would show their difference."""
+    content = ask(clip="record", rate=0.5).to_record()
+    context = Context(1, 1001, {"partition-id": 0, "num-partitions": 3}, RecordDict(), {})
+    for kind, refused in (("train.parameters", False), ("train.gradient", True)):
+        message = Message(content, dst_node_id=1001, message_type=kind)
+        reply = client_app(secret)(message, context)
+        assert reply.has_error() == refused
+    assert reply.error.code == REFUSED
+
+
 def test_a_node_refuses_what_its_policy_does_not_name(
     ask: Make, policy_file: Callable[..., Path]
 ) -> None:
@@ -285,6 +299,10 @@ def test_a_node_refuses_what_its_policy_does_not_name(
         policy.check_parameters(ask(clip="record", extra=7))
     with pytest.raises(PolicyRefusedError, match=r"minimum_noise_multiplier"):
         policy.check_parameters(ask(clip="record", sigma=0.1))
+    path.write_text(f"{allowed}maximum_parameters = {P - 1}\n")
+    with pytest.raises(PolicyRefusedError, match=rf"maximum_parameters: .* {P} weights"):
+        Policy.load(path).check_parameters(request)
+    path.write_text(f"{allowed}maximum_parameters = {P}\n")
     node = Node(NodeSettings.from_policy(path), 0)
     assert node.parameter_gradient(request, b"1" * 32).gradient.shape == (P,)
 

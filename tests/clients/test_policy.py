@@ -160,6 +160,12 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
         ({"= 10\n": "= 5\n"}, {}, "allow.maximum_images: the message holds 6 images"),
         ({"multiplier = 0.5": "multiplier = 0.6"}, {}, "minimum_noise_multiplier: σ = 0.5"),
         ({}, {"bound": 1.1}, "allow.maximum_clip_bound: Δ = 1.1"),
+        (
+            {"maximum_rate": "minimum_clip_bound = 1.01\nmaximum_rate"},
+            {},
+            "minimum_clip_bound: Δ = 1",
+        ),
+        ({"maximum_rate": "maximum_rounds = 49\nmaximum_rate"}, {}, "maximum_rounds: T = 50"),
         ({}, {"rate": 0.6}, "allow.maximum_rate: q = 0.6"),
         ({'"clipped-gaussian", ': ""}, {}, "allow.mechanisms: the message asks for clipped-gauss"),
         ({"1e-5": "1e-6"}, {}, "budget.add-remove.delta: the plan has δ = 1e-05"),

@@ -322,8 +322,24 @@ def test_background_sets_the_fraction_of_black() -> None:
         ({"name": "pooled_power", "shape": [1, 4, 4], "block": 5}, "block from 1 to 4, got 5"),
         (
             {"name": "pooled_power", "shape": [1, 4, 4], "block": 2, "power": 0.5},
-            "power ≥ 1, got 0.5",
+            "power from 1 to 1.04858e\\+06, got 0.5",
         ),
+        (
+            {"name": "pooled_power", "shape": [1, 4, 4], "block": 2, "power": 10**300},
+            "power from 1 to",
+        ),
+        ({"name": "pooled_power", "shape": [1, 4, 4], "block": 2.0}, "block from 1 to 4, got 2.0"),
+        ({"name": "dct_direction", "shape": [1, 4, 4], "block": True}, "to 4, got True"),
+        (
+            {"name": "non_negative_direction", "shape": [1, 4, 4], "pool": 2.0, "block": 2},
+            "pool that divides 4×4, got 2.0",
+        ),
+        (
+            {"name": "non_negative_direction", "shape": [1, 4, 4], "pool": 2, "block": 1.0},
+            "after pooling by 2, got 1.0",
+        ),
+        ({"name": "l1_ball", "shape": [1, 4, 4], "radius": True}, "finite radius, got True"),
+        ({"name": "point_ball", "size": 2.0}, "positive size, got 2.0"),
         (
             {"name": "pooled_power", "shape": [1, 4, 4], "block": 2, "black": 0.5, "white": 0.5},
             "black < white, got black=0.5 and white=0.5",

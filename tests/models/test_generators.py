@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import kstest
 
 from fedsink.data.views import DctView
 from fedsink.errors import ModelError
-from fedsink.models import GENERATORS, Dcgan, DctMlp, Generator, Mlp, build
+from fedsink.models import GENERATORS, Dcgan, DctMlp, Generator, Mlp, build, parameter_count
 from fedsink.privacy.noise import Stream
 
 CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
@@ -227,3 +229,96 @@ def test_an_installed_package_adds_a_generator(tmp_path: Path) -> None:
         text=True,
     )
     assert done.stdout == "mine True\n", done.stderr
+
+
+SIZES = st.integers(1, 7)
+HIDDEN = st.lists(SIZES, max_size=3)
+
+
+@st.composite
+def described(draw: st.DrawFn) -> tuple[str, tuple[int, ...], int, dict[str, Any]]:
+    """Name, shape, classes and options of any generator that can be built."""
+    name = draw(st.sampled_from(sorted(GENERATORS)))
+    classes = draw(SIZES)
+    options: dict[str, Any] = {"latent_dim": draw(SIZES)}
+    shape: tuple[int, ...] = (draw(st.integers(1, 3)), draw(SIZES), draw(SIZES))
+    if name == "dcgan":
+        side = draw(st.sampled_from([28, 32]))
+        shape = (shape[0], side, side)
+        options |= {"width": draw(st.integers(1, 3)), "label_embedding": draw(SIZES)}
+    elif name == "dct_mlp":
+        options |= {
+            "hidden": draw(HIDDEN.filter(bool)),
+            "radius": draw(st.sampled_from([None, 1.0, 2.5, 99.0])),
+            "per_class_first_layer": draw(st.booleans()),
+        }
+    else:
+        points = draw(st.booleans())
+        shape = shape[1:2] if points else shape
+        options |= {
+            "hidden": draw(HIDDEN),
+            "batch_norm": draw(st.booleans()),
+            "output": draw(st.sampled_from(["sigmoid", "linear"])) if points else "sigmoid",
+            "conditional": draw(st.sampled_from([None, True, False])),
+        }
+    given_ones = draw(st.sets(st.sampled_from(sorted(options))))
+    return name, shape, classes, {key: options[key] for key in sorted(given_ones)}
+
+
+@settings(max_examples=150)
+@given(described())
+def test_the_weights_are_counted_without_building_anything(
+    description: tuple[str, tuple[int, ...], int, dict[str, Any]],
+) -> None:
+    """Also where an option is left out and its default counts."""
+    name, shape, classes, options = description
+    built = build(name, shape, classes, **options)
+    real = sum(parameter.numel() for parameter in built.parameters())
+    assert parameter_count(name, shape, classes, **options) == real
+    assert parameter_count(name, shape, classes, **built.options) == real
+
+
+def test_every_generator_is_counted() -> None:
+    """So none that is added is left out of the test above."""
+    assert set(GENERATORS) == {"dcgan", "dct_mlp", "mlp"}
+
+
+def test_counting_costs_nothing_however_large_the_generator() -> None:
+    largest = 2**30
+    count = parameter_count("mlp", (largest,), 1, hidden=[largest] * 62, batch_norm=False)
+    assert count == (16 + 1) * largest + 62 * (largest + 1) * largest
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hidden": [1] * 5000}, "mlp has at most 64 layers, got 5001"),
+        ({"hidden": [2**30 + 1]}, "mlp needs whole sizes from 1 to 1073741824, got 1073741825"),
+        ({"hidden": [0]}, "got 0"),
+        ({"hidden": [2.0]}, r"got 2\.0"),
+        ({"hidden": [True]}, "got True"),
+        ({"hidden": ["9"]}, "got '9'"),
+        ({"latent_dim": -1}, "got -1"),
+        ({"nothing": 1}, "mlp has no option 'nothing'"),
+    ],
+)
+def test_sizes_that_no_generator_has_are_refused_unbuilt(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        parameter_count("mlp", (4,), 3, **options)
+
+
+def test_a_generator_that_does_not_count_its_weights_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Silent(Mlp):
+        name = "silent"
+
+        @classmethod
+        def parameter_count(cls, *description: Any) -> int:
+            return super(Mlp, cls).parameter_count(*description)
+
+    monkeypatch.setitem(GENERATORS, "silent", Silent)
+    with pytest.raises(ModelError, match="generator=silent does not say how many weights it has"):
+        parameter_count("silent", (4,), 3)

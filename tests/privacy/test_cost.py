@@ -122,3 +122,49 @@ def test_bad_values_are_refused(options, message):
         Cost(RECORD, SPLIT).epsilon(0.2, 2.0, 30, 0.0)
     with pytest.raises(PrivacyError, match="accountant 'gdp' is unknown"):
         Cost(RECORD, SPLIT).epsilon(0.2, 2.0, 30, 1e-5, "gdp")
+
+
+def test_a_rough_price_is_high_where_a_plan_is_far_too_dear():
+    cost = Cost(RECORD, JOINT)
+    exact = cost.epsilon(0.2, 1.0, 200, 1e-5)
+    for factor in (1.3, 4.0, 100.0):
+        rough = cost.rough_epsilon(exact / factor, 0.2, 1.0, 200, 1e-5)
+        assert rough is not None
+        assert exact / factor < rough < 2 * exact
+    assert cost.rough_epsilon(exact, 0.2, 1.0, 200, 1e-5) is None
+
+
+def test_a_rough_price_is_infinite_where_an_overflow_costs_all_of_delta():
+    cost = Cost(RECORD, SPLIT, capacity=180, nominal_records=600)
+    assert cost.rough_epsilon(1e300, 0.2, 2.0, 400, cost.overflow(0.2, 400)) == math.inf
+
+
+ADJACENT = [
+    ("add-remove", RECORD, JOINT, None),
+    ("add-remove", RECORD, JOINT, 60),
+    ("add-remove", BATCH, JOINT, 60),
+    ("replace-one", RECORD, JOINT, None),
+    ("replace-one", BATCH, SPLIT, None),
+    ("replace-one", RECORD, SPLIT, 60),
+    ("client", BATCH, JOINT, None),
+    ("client", RECORD, SPLIT, 60),
+]
+GRID = [
+    (rate, sigma, uses)
+    for rate in (1.0, 0.2, 0.01)
+    for sigma, uses in ((0.6, 1), (0.6, 20), (1.3, 1), (1.3, 300), (5.0, 2000))
+]
+
+
+@pytest.mark.parametrize(("adjacency", "clip", "schedule", "capacity"), ADJACENT)
+@pytest.mark.parametrize(
+    "grid", [GRID[::6], pytest.param(GRID, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_a_rough_price_never_refuses_a_plan_that_fits(adjacency, clip, schedule, capacity, grid):
+    """Whose exact ε is the ceiling itself, or below it."""
+    cost = Cost(clip, schedule, adjacency, capacity, None if capacity is None else 64)
+    for rate, sigma, uses in grid:
+        exact = cost.epsilon(rate, sigma, uses, 1e-5)
+        if math.isfinite(exact):
+            for ceiling in (exact, 1.01 * exact, 2 * exact):
+                assert cost.rough_epsilon(ceiling, rate, sigma, uses, 1e-5) is None

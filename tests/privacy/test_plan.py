@@ -255,6 +255,21 @@ def test_fewer_than_two_values_are_refused(given):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"clip": BatchClip(2.0**-41)}, "the clip bound Δ must be a number from"),
+        ({"clip": RecordClip(2.0**41)}, "the clip bound Δ must be a number from"),
+        ({"noise_multiplier": 2.0**-41}, "the noise multiplier σ must be a number from"),
+        ({"noise_multiplier": 2.0**41}, "the noise multiplier σ must be a number from"),
+        ({"capacity": 2**41}, "a number of records must be at most"),
+    ],
+)
+def test_no_plan_lives_at_the_edge_of_the_floats(changes, message):
+    with pytest.raises(PrivacyError, match=message):
+        replace(PLAN, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
         ({"eps": 0.0}, "eps must be a finite number > 0, received 0.0"),
         ({"eps": -3}, "eps must be a finite number > 0, received -3"),
         ({"eps": 0.0, "sigma": 1.0}, "eps must be a finite number > 0, received 0.0"),

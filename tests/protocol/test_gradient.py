@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from fedsink.errors import ConfigError
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol import GradientReply, GradientRequest, Objective
 from fedsink.protocol.gradient import (
+    MOST_USES,
     pack_replies,
     pack_requests,
     unpack_replies,
@@ -264,3 +266,26 @@ def test_a_reply_holds_one_array_and_no_field() -> None:
 def test_a_reply_without_a_gradient_is_malformed() -> None:
     with pytest.raises(ValueError, match="it holds no gradient"):
         GradientReply.from_record(pack({}, {"loss": torch.zeros(1)}))
+
+
+@pytest.mark.parametrize("more", [0, 1, 10**5])
+def test_a_message_asks_for_so_many_uses_and_no_more(make_request: Make, more: int) -> None:
+    """Each costs some time before any of them can be refused."""
+    count = MOST_USES + more
+    record = make_request(plan=replace(make_request().plan, rounds=count)).to_record()
+    fields, arrays = unpack(record)
+    fields |= {"rounds": [*range(1, count + 1)], "labels": [None] * count}
+    many = {name: array.expand(MOST_USES, *array.shape[1:]) for name, array in arrays.items()}
+    if more == 0:
+        assert len(unpack_requests(pack(fields, many))) == MOST_USES
+        return
+    with pytest.raises(ValueError, match=r"at most 2000 uses|Malformed message"):
+        unpack_requests(pack(fields, many))
+
+
+def test_more_classes_than_an_integer_can_hold_are_compared_all_the_same(
+    make_request: Make,
+) -> None:
+    objective = replace(make_request().objective, classes=10**30)
+    request = GradientRequest.from_record(make_request(objective=objective).to_record())
+    assert request.objective.classes == 10**30

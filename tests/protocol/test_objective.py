@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from fedsink.errors import ConfigError
+from fedsink.errors import ConfigError, PrivacyError
 from fedsink.protocol import Objective
 from fedsink.transport import append_labels
 
@@ -35,6 +35,16 @@ def test_a_label_mismatch_adds_two_alpha_to_the_absolute_cost() -> None:
     labelled = append_labels(X, labels, 2, 15.0)
     more = cost(labelled, labelled) - cost(X, X)
     torch.testing.assert_close(more, 30.0 * (labels[:, None] != labels[None]).float())
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("lam", (2.0**-41, 2.0**41)), ("m", (2.0**21,)), ("label_weight", (2.0**21,))],
+)
+def test_no_problem_lives_at_the_edge_of_the_floats(name: str, values: tuple[float, ...]) -> None:
+    for value in values:
+        with pytest.raises(PrivacyError, match="far from the limits of floats"):
+            Objective(**{"lam": 1.0, "classes": 3, name: value})
 
 
 def test_an_unknown_cost_is_refused() -> None:

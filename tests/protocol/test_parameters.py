@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, RecordDict
 from fedsink.errors import ModelError
 from fedsink.models import Generator, build
 from fedsink.models.pullback import flat_weights
-from fedsink.protocol import GradientRequest
+from fedsink.protocol import GradientRequest, parameters
 from fedsink.protocol.parameters import ParameterReply, ParameterRequest, architecture_of
 from fedsink.protocol.records import digest, pack, unpack
 
@@ -96,16 +96,22 @@ WRONG: list[tuple[Callable[[ParameterRequest], dict[str, Any]], str]] = [
     (lambda r: {"weights": r.weights[:-1]}, "weights must be .* finite float32"),
     (lambda r: {"weights": r.weights.double()}, "weights must be .*float64"),
     (lambda r: {"weights": r.weights * math.inf}, "weights must be .* finite float32"),
+    (lambda r: {"weights": r.weights + 2.0**21}, "weights must be .* finite float32"),
     (lambda r: {"latents": r.latents[:1]}, "Latents must be at least"),
     (lambda r: {"latents": r.latents[:, :2]}, "Latents must be at least"),
     (lambda r: {"latents": r.latents[0]}, "Latents must be at least"),
     (lambda r: {"latents": r.latents * math.nan}, "Latents must be at least"),
+    (lambda r: {"latents": r.latents + 2.0**21}, "Latents must be at least"),
     (lambda r: {"extra_labels": r.extra_labels[:1]}, "labels of the other rows must be 2 integ"),
     (lambda r: {"extra_labels": r.extra_labels.float()}, "labels of the other rows must be 2 int"),
     (lambda r: {"extra_labels": r.extra_labels - 1}, "labels of the other rows must be below"),
     (lambda r: {"extra_labels": r.extra_labels + 99}, "labels of the other rows must be below"),
     (lambda r: {"extra_gradient": r.extra_gradient[:1]}, "gradient of the other rows must be 2×"),
     (lambda r: {"extra_gradient": r.extra_gradient / 0}, "gradient of the other rows must be 2×"),
+    (
+        lambda r: {"extra_gradient": r.extra_gradient * 2.0**41},
+        "gradient of the other rows must be",
+    ),
 ]
 
 
@@ -116,6 +122,21 @@ def test_parts_that_do_not_fit_are_refused(
     sent = ParameterRequest.from_record(replace(request_, **change(request_)).to_record())
     with pytest.raises(ValueError, match=message):
         sent.check()
+
+
+def test_nothing_is_built_before_its_weights_are_counted(
+    request_: ParameterRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a message of some kilobytes would ask for gigabytes."""
+
+    def build(*arguments: object, **options: object) -> None:
+        raise AssertionError("a generator was built")
+
+    monkeypatch.setattr(parameters, "build", build)
+    with pytest.raises(ValueError, match=r"weights must be .* finite float32"):
+        replace(request_, architecture=changed(request_, hidden=[1_000_000_000])).check()
+    with pytest.raises(AssertionError):
+        replace(request_, architecture=changed(request_, latent_law="normal")).check()
 
 
 def test_a_generator_for_other_records_is_refused(request_: ParameterRequest) -> None:

@@ -95,6 +95,13 @@ def test_a_plan_that_cannot_be_carried_out_cannot_exist(
         LocalPlan.from_dict(plan.to_dict() | changes)
 
 
+@pytest.mark.parametrize("delta", [-1e-5, 1e-9, math.nan, True, "0", None])
+def test_laplace_noise_has_no_delta(delta: Any) -> None:
+    """It is charged: a negative one would pay for what others cost."""
+    with pytest.raises(PrivacyError, match="The laplace mechanism has δ = 0, received"):
+        LocalPlan.from_dict(LAPLACE.to_dict() | {"delta": delta})
+
+
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_a_plan_survives_json(plan: LocalPlan) -> None:
     assert LocalPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan

@@ -182,6 +182,13 @@ def test_any_changed_field_makes_another_digest(data: st.DataObject) -> None:
     assert digest(TYPE, record_of(changed, {})) != digest(TYPE, record_of(text, {}))
 
 
+def test_digest_tells_message_types_apart() -> None:
+    """One content sent as two types of message asks for two functions of the data."""
+    record = pack({"a": 1}, {"x": torch.zeros(4)})
+    types = ("train.gradient", "train.parameters", "train.privatize", "")
+    assert len({digest(message_type, record) for message_type in types}) == len(types)
+
+
 def test_digest_tells_types_shapes_and_names_apart() -> None:
     x = torch.zeros(4, dtype=torch.int64)
     arrays = [

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -300,3 +301,77 @@ def test_what_does_not_fit_is_refused() -> None:
         clipped_sums(X.expand(5, 6, 4), Y, F.expand(5, 6), LAM, BOUND, mask=PRESENT, radius=RADIUS)
     with pytest.raises(ValueError, match=r"clip bound Δ must be a positive finite number, got 0"):
         together(Y, bound=0.0)
+
+
+# Over the whole range of floats, in exact arithmetic
+
+WIDE_BOUNDS = st.one_of(
+    st.floats(5e-324, 1e150, allow_subnormal=True),
+    st.sampled_from([5e-324, 1e-310, 2.0**-1000, 1e-200, 1e-140, 2.0**-149, 0.5, 1e6, 1e150]),
+)
+
+
+def squared_distance(one: Tensor, other: Tensor) -> Fraction:
+    """‖a − b‖², exactly."""
+    pairs = zip(one.flatten().tolist(), other.flatten().tolist(), strict=True)
+    return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), Fraction(0))
+
+
+@settings(max_examples=400)
+@given(problem=problems(), bound=WIDE_BOUNDS)
+def test_places_and_sums_keep_the_bound_exactly(problem: dict[str, Any], bound: float) -> None:
+    """One place alone, and one more in any company."""
+    problem = {**problem, "bound": bound}
+    whole = oblivious_record_field(**problem)
+    assert whole.dtype == torch.float64
+    for place in range(len(problem["y"])):
+        mask = torch.zeros_like(problem["mask"])
+        mask[:, place] = problem["mask"][:, place]
+        alone = oblivious_record_field(**{**problem, "mask": mask})
+        assert squared_distance(alone, torch.zeros_like(alone)) <= Fraction(bound) ** 2
+        less = oblivious_record_field(**{**problem, "mask": without(problem["mask"], place)})
+        assert squared_distance(whole, less) <= Fraction(bound) ** 2
+
+
+@st.composite
+def cohorts(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float, Tensor]:
+    """Points, the records of up to three clients, potentials, λ, and who is there."""
+    n, k, m, d = (draw(st.integers(1, most)) for most in (3, 3, 4, 3))
+    entries = st.one_of(
+        st.floats(-30.0, 30.0),
+        st.sampled_from([0.0, 1e8, -1e150, 1.7e308, 5e-324, 1e-150, math.inf, math.nan]),
+    )
+
+    def tensor(*shape: int) -> Tensor:
+        size = math.prod(shape)
+        values = draw(st.lists(entries, min_size=size, max_size=size))
+        return torch.tensor(values, dtype=torch.float64).reshape(shape)
+
+    lam = draw(st.sampled_from([1e-300, 1e-6, 0.5, 1e6, 1e300]))
+    there = draw(st.lists(st.booleans(), min_size=k * m, max_size=k * m))
+    return tensor(n, d), tensor(k, m, d), tensor(n), lam, torch.tensor(there).reshape(k, m)
+
+
+@settings(max_examples=300)
+@given(
+    cohort=cohorts(), bound=WIDE_BOUNDS, radius=st.sampled_from([1.0, 60.0, 1e9, 1e200, math.inf])
+)
+def test_each_clients_sum_keeps_the_bound_exactly(
+    cohort: tuple[Tensor, Tensor, Tensor, float, Tensor], bound: float, radius: float
+) -> None:
+    """A record less moves its own client's sum by at most Δ."""
+    x, y, f, lam, present = cohort
+
+    def sums(there: Tensor) -> Tensor:
+        mask = there.unsqueeze(-2).expand(-1, len(x), -1)
+        points, potentials = x.expand(len(y), *x.shape), f.expand(len(y), -1)
+        return clipped_sums(points, y, potentials, lam, bound, mask=mask, radius=radius)
+
+    whole = sums(present)
+    for place in range(y.shape[1]):
+        alone, less = torch.zeros_like(present), present.clone()
+        alone[:, place], less[:, place] = present[:, place], False
+        one, rest = sums(alone), sums(less)
+        for k in range(len(y)):
+            assert squared_distance(one[k], torch.zeros_like(one[k])) <= Fraction(bound) ** 2
+            assert squared_distance(whole[k], rest[k]) <= Fraction(bound) ** 2

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -281,3 +282,47 @@ def test_invalid_arguments_are_refused_with_their_value(changes: dict, message: 
     }  # fmt: skip
     with pytest.raises(ValueError, match=message):
         clipped_record_field(**arguments)
+
+
+# Over the whole range of floats, in exact arithmetic
+
+WIDE_BOUNDS = st.one_of(
+    st.floats(5e-324, 1e150, allow_subnormal=True),
+    st.sampled_from([5e-324, 1e-310, 2.0**-1000, 1e-200, 1e-140, 2.0**-149, 0.5, 1e6, 1e150]),
+)
+
+
+def squared_distance(one: Tensor, other: Tensor) -> Fraction:
+    """‖a − b‖², exactly."""
+    pairs = zip(one.flatten().tolist(), other.flatten().tolist(), strict=True)
+    return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), Fraction(0))
+
+
+@settings(max_examples=400)
+@given(problem=problems(), bound=WIDE_BOUNDS)
+def test_contributions_and_sums_keep_the_bound_exactly(
+    problem: tuple[Tensor, Tensor, Tensor, float, float], bound: float
+) -> None:
+    """One record alone, and one more in any company."""
+    x, y, f, lam, _ = problem
+    whole = clipped_record_field(x, y, f, lam, bound)
+    assert whole.dtype == torch.float64
+    for j in range(len(y)):
+        alone = clipped_record_field(x, y[j : j + 1], f, lam, bound)
+        assert squared_distance(alone, torch.zeros_like(alone)) <= Fraction(bound) ** 2
+        without = clipped_record_field(x, torch.cat((y[:j], y[j + 1 :])), f, lam, bound)
+        assert squared_distance(whole, without) <= Fraction(bound) ** 2
+
+
+@given(
+    seed=st.integers(0, 10_000), spread=st.sampled_from([1e-3, 1.0, 1e3]), ratio=st.floats(0.3, 3.0)
+)
+def test_long_sums_near_the_bound_keep_it_exactly(seed: int, spread: float, ratio: float) -> None:
+    """Some records are longer than Δ and some are not, and matmul adds them up."""
+    x, y = cloud(8, 5, seed, spread), cloud(40, 5, seed + 1, spread)
+    f, bound = cloud(8, 1, seed + 2)[:, 0], ratio * spread
+    whole = clipped_record_field(x, y, f, 0.5 * spread**2, bound)
+    for j in (0, 17, 39):
+        others = torch.cat((y[:j], y[j + 1 :]))
+        without = clipped_record_field(x, others, f, 0.5 * spread**2, bound)
+        assert squared_distance(whole, without) <= Fraction(bound) ** 2

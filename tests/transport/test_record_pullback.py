@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsink.transport.record_pullback import clipped_pullback
@@ -101,3 +104,52 @@ def test_shapes_and_bounds_that_make_no_sense_are_refused() -> None:
         clipped_pullback(X, Y, F, 0.7, 0.0, linear())
     with pytest.raises(ValueError, match=r"potential \(n,\)"):
         clipped_pullback(X, Y, F[:-1], 0.7, 1.0, linear())
+
+
+# Over the whole range of floats, in exact arithmetic
+
+WIDE_BOUNDS = st.one_of(
+    st.floats(5e-324, 1e150, allow_subnormal=True),
+    st.sampled_from([5e-324, 1e-310, 2.0**-1000, 1e-200, 1e-140, 2.0**-149, 0.5, 1e6, 1e150]),
+)
+
+
+def squared_distance(one: Tensor, other: Tensor) -> Fraction:
+    """‖a − b‖², exactly."""
+    pairs = zip(one.flatten().tolist(), other.flatten().tolist(), strict=True)
+    return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), Fraction(0))
+
+
+@settings(max_examples=200)
+@given(
+    scale=st.sampled_from([1e-45, 1e-38, 1e-20, 1.0, 1e20, 1e38]),
+    points=st.sampled_from([1e-30, 1.0, 1e15, 1e38]),
+    lam=st.sampled_from([1e-12, 1.0, 1e12]),
+    bound=WIDE_BOUNDS,
+    seed=st.integers(0, 100),
+)
+def test_contributions_and_sums_keep_the_bound_exactly(
+    scale: float, points: float, lam: float, bound: float, seed: int
+) -> None:
+    """Whatever the Jacobian: its products may vanish, be subnormal or overflow."""
+    records, pull = numbers(M, D, seed=seed, scale=points), linear(scale)
+    whole = clipped_pullback(X, records, F, lam, bound, pull)
+    assert whole.dtype == torch.float64
+    for j in range(0, M, 3):
+        alone = clipped_pullback(X, records[j : j + 1], F, lam, bound, pull)
+        assert squared_distance(alone, torch.zeros_like(alone)) <= Fraction(bound) ** 2
+        others = torch.cat((records[:j], records[j + 1 :]))
+        without = clipped_pullback(X, others, F, lam, bound, pull)
+        assert squared_distance(whole, without) <= Fraction(bound) ** 2
+
+
+def test_a_bound_near_each_length_is_kept_exactly() -> None:
+    pull = linear(1e3)
+    for record in numbers(M, D, seed=3):
+        long = clipped_pullback(X, record.unsqueeze(0), F, 1.0, 1e30, pull)
+        length = float(long.norm())
+        for factor in (0.51, 1 - 2.0**-17, 1.0, 1 + 2.0**-52):
+            bound = factor * length
+            one = clipped_pullback(X, record.unsqueeze(0), F, 1.0, bound, pull)
+            kept = squared_distance(one, torch.zeros_like(one))
+            assert (bound * (1 - 2.0**-15)) ** 2 <= kept <= Fraction(bound) ** 2

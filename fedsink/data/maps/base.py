@@ -108,6 +108,11 @@ def image_shape(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
     return shape
 
 
+def is_whole(value: object) -> bool:
+    """Whether an option is a whole number; in JSON it may be anything."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def check_norm(norm: str, name: str) -> None:
     """Refuse anything but "l1" and "l2"."""
     if norm not in ("l1", "l2"):
@@ -116,7 +121,7 @@ def check_norm(norm: str, name: str) -> None:
 
 def check_block(block: int, smallest: int, shape: tuple[int, ...], name: str) -> None:
     """Refuse a block that is smaller than `smallest` or larger than the shorter side."""
-    if not smallest <= block <= min(shape[1:]):
+    if not is_whole(block) or not smallest <= block <= min(shape[1:]):
         raise ConfigError(
             f"the map {name} needs a block from {smallest} to {min(shape[1:])}, got {block}."
         )
@@ -124,5 +129,5 @@ def check_block(block: int, smallest: int, shape: tuple[int, ...], name: str) ->
 
 def check_radius(radius: float, name: str) -> None:
     """Refuse a radius that is not positive and finite."""
-    if not 0 < radius < math.inf:
+    if isinstance(radius, bool) or not 0 < radius < math.inf:
         raise ConfigError(f"the map {name} needs a positive, finite radius, got {radius}.")

@@ -24,6 +24,7 @@ from fedsink.data.maps.base import (
     check_norm,
     direction,
     image_shape,
+    is_whole,
     planes,
     sanitised,
 )
@@ -133,12 +134,13 @@ class NonNegativeDirection(Map):
         """Check the options."""
         object.__setattr__(self, "shape", image_shape(self.shape, self.name))
         _, height, width = self.shape
-        if self.pool < 1 or height % self.pool or width % self.pool:
+        pool = self.pool
+        if not is_whole(pool) or pool < 1 or height % pool or width % pool:
             raise ConfigError(
                 f"the map {self.name} needs a pool that divides {height}×{width}, got {self.pool}."
             )
         largest = min(height, width) // self.pool
-        if not 1 <= self.block <= largest:
+        if not is_whole(self.block) or not 1 <= self.block <= largest:
             raise ConfigError(
                 f"the map {self.name} needs a block from 1 to {largest} after pooling by "
                 f"{self.pool}, got {self.block}."

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsink.data.maps.balls import project_l2
-from fedsink.data.maps.base import SLACK, Map, Norm, check_norm, check_radius
+from fedsink.data.maps.base import SLACK, Map, Norm, check_norm, check_radius, is_whole
 from fedsink.errors import ConfigError
 
 
@@ -41,7 +41,7 @@ class PointBall(Map):
         """Check the options."""
         check_norm(self.norm, self.name)
         check_radius(self.radius, self.name)
-        if self.size < 1:
+        if not is_whole(self.size) or self.size < 1:
             raise ConfigError(f"the map {self.name} needs a positive size, got {self.size}.")
 
     @property

@@ -25,6 +25,7 @@ from fedsink.data.maps.base import (
 )
 from fedsink.errors import ConfigError
 
+_LARGEST_POWER = 2.0**20  # where only the brightest cell is left
 _DARK = 1e-6  # a picture without a brighter cell than this fades to the zero vector
 
 
@@ -50,8 +51,8 @@ class PooledPower(Map):
     Guarantees: see `Map`.
 
     Raises:
-        ConfigError: for a bad shape or norm, a block outside 1 … min(height, width), γ < 1, or
-            not 0 ≤ black < white.
+        ConfigError: for a bad shape or norm, a block outside 1 … min(height, width), γ outside
+            1 … 2²⁰, or not 0 ≤ black < white.
     """
 
     name: ClassVar[str] = "pooled_power"
@@ -67,8 +68,10 @@ class PooledPower(Map):
         object.__setattr__(self, "shape", image_shape(self.shape, self.name))
         check_norm(self.norm, self.name)
         check_block(self.block, 1, self.shape, self.name)
-        if not 1.0 <= self.power < math.inf:
-            raise ConfigError(f"the map {self.name} needs a power ≥ 1, got {self.power}.")
+        if not 1.0 <= self.power <= _LARGEST_POWER:
+            raise ConfigError(
+                f"the map {self.name} needs a power from 1 to {_LARGEST_POWER:g}, got {self.power}."
+            )
         if not 0.0 <= self.black < self.white < math.inf:
             raise ConfigError(
                 f"the map {self.name} needs 0 ≤ black < white, got black={self.black} and "

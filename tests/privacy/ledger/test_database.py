@@ -5,11 +5,12 @@ import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedsink.errors import LedgerError
-from fedsink.privacy.ledger import Budget, Charge, Database, Ledger, Use
+from fedsink.errors import BudgetError, LedgerError
+from fedsink.privacy.ledger import Budget, Charge, Database, Ledger, Use, problems, report
 
 Make = Callable[..., Charge]
 
@@ -101,3 +102,47 @@ def test_a_full_disk_or_a_read_only_file_admits_nothing(
         ledger.claim(held, b"today", uses)
     again = Ledger(path)
     assert again.claim(held, b"today", uses[:1])[0].new  # nothing of it was kept
+
+
+def of_version_1(path: Path, make_charge: Make) -> None:
+    """A ledger as it was before prices were kept."""
+    ledger = Ledger(path, durable=False)
+    ledger.reserve("ward", "r1", make_charge(6.0), Budget(10.0, 1e-5))
+    ledger.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE prices")
+        connection.execute("PRAGMA user_version=1")
+
+
+def test_a_ledger_of_version_1_goes_on_with_its_charges(path: Path, make_charge: Make) -> None:
+    of_version_1(path, make_charge)
+    ledger = Ledger(path, durable=False)
+    assert ledger._database.rows("PRAGMA user_version") == [(2,)]
+    ledger.reserve("ward", "r1", make_charge(6.0), Budget(10.0, 1e-5))  # found, not charged again
+    with pytest.raises(BudgetError, match="ε = 4, "):
+        ledger.reserve("ward", "r2", make_charge(5.0), Budget(10.0, 1e-5))
+    assert ledger._database.rows("SELECT epsilon FROM prices") == [(5.0,)]
+    ledger.close()
+    Ledger(path, durable=False).close()
+
+
+def test_a_ledger_of_version_1_is_read_as_it_is(path: Path, make_charge: Make) -> None:
+    of_version_1(path, make_charge)
+    before = path.read_bytes()
+    database = Database(path, writable=False)
+    [account] = report(database)
+    assert (account.spent_epsilon, problems(database)) == (6.0, [])
+    database.close()
+    assert path.read_bytes() == before
+
+
+def test_two_processes_migrate_a_ledger_once(
+    path: Path, make_charge: Make, in_processes: Callable[..., list[int | None]]
+) -> None:
+    of_version_1(path, make_charge)
+
+    def opened(barrier: Any) -> None:
+        barrier.wait()
+        Ledger(path, durable=False).close()
+
+    assert in_processes(opened, [()] * 4) == [0] * 4

@@ -78,6 +78,16 @@ def test_epsilon_is_computed_for_new_plans_alone(ledger: Ledger, make_charge: Ma
     assert calls == [1]
 
 
+def test_a_price_is_remembered_for_its_own_plan_alone(ledger: Ledger, make_charge: Make) -> None:
+    """What was computed for a cheap plan admits no dear one, under no adjacency."""
+    ledger.reserve("ward", "r1", make_charge(1.0), TEN)
+    with pytest.raises(BudgetError, match=r"costs ε = 9\.5,"):
+        ledger.reserve("ward", "r2", make_charge(9.5), TEN)
+    dearer = replace(make_charge(1.0), adjacency="client", epsilon=lambda: 10.5)
+    with pytest.raises(BudgetError, match=r"costs ε = 10\.5, δ = 1e-06 \(client\)"):
+        ledger.reserve("ward", "r3", dearer, TEN)
+
+
 def test_events_of_different_adjacency_are_never_summed(ledger: Ledger, make_charge: Make) -> None:
     ledger.reserve("ward", "r1", make_charge(10.0), TEN)
     ledger.reserve("ward", "r1", make_charge(10.0, adjacency="client"), TEN)

@@ -1,0 +1,171 @@
+"""A node under attack: its public description, its private records, its state on the disk."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message, RecordDict
+from torch import Tensor
+
+from fedsink.clients.app import client_app
+from fedsink.clients.node import open_node
+from fedsink.clients.settings import NodeSettings
+from fedsink.clients.shard import Shard
+from fedsink.data.spec import DataSpec
+from fedsink.privacy import SecretKey
+from fedsink.privacy.ledger import Database, problems, report
+
+from .honest import CLASSES, NOMINAL, Kind
+
+Place = tuple[str, str, int]
+"""An adjacency, a run and a round."""
+
+
+def many(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """61 records of three classes, stored class by class."""
+    random = torch.Generator().manual_seed(5)
+    labels = torch.arange(61) * CLASSES // 61
+    if len(shape) == 1:
+        return torch.randn(61, *shape, generator=random) / 4 + labels.unsqueeze(1), labels
+    return torch.rand(61, *shape, generator=random) ** 2, labels
+
+
+def few(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Two records of the last class, at opposite ends of what a record may be."""
+    low, high = (-128.0, 128.0) if len(shape) == 1 else (0.0, 1.0)
+    records = torch.stack([torch.full(shape, low), torch.full(shape, high)])
+    return records, torch.full((2,), CLASSES - 1)
+
+
+HOLDINGS: dict[str, Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]] = {
+    "many": many,
+    "few": few,
+}
+
+
+class BesiegedNode:
+    """One node with its state on the disk, and every byte that has left it.
+
+    Args:
+        folder: where its state lies.
+        shape: of a record.
+        holding: a key of `HOLDINGS`.
+        noise: "fast" or "secure" under an owner's policy, or "keyed": a simulation's node with a
+            secret key and a ledger, whose settings hold no policy.
+        epsilon: the policy's ceiling.
+    """
+
+    def __init__(
+        self, folder: Path, shape: tuple[int, ...], holding: str, noise: str, epsilon: float
+    ) -> None:
+        self.folder, self.noise = folder / holding, noise
+        self.spec = DataSpec(f"besieged-{holding}", shape, ("a", "b", "c"), NOMINAL)
+        self._epsilon = epsilon
+        self.begin()
+
+    def begin(self) -> None:
+        """A node that has answered nothing yet."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        if self.noise == "keyed":
+            SecretKey.create(self.folder / "run.key", "ward/1")
+        else:
+            (self.folder / "policy.toml").write_text(self._policy())
+        self.left: dict[Place, bytes] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """The same node in another process, once `close_nodes` has ended this one."""
+        if self.noise == "keyed":
+            files = {"key_file": self.folder / "run.key", "ledger": self.folder / "run.sqlite"}
+            self.settings = NodeSettings(self.spec, None, 3, **files)  # type: ignore[arg-type]
+        else:
+            self.settings = NodeSettings.from_policy(self.folder / "policy.toml", clients=3)
+
+    def ask(self, kind: Kind, content: RecordDict) -> Message:
+        """The reply of the real handlers."""
+        context = Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), {})
+        return client_app(self.settings)(
+            Message(content, dst_node_id=1, message_type=kind), context
+        )
+
+    @property
+    def shard(self) -> Shard:
+        """Its records."""
+        return open_node(self.settings, 0).shard
+
+    @contextmanager
+    def reader(self) -> Iterator[Database | None]:
+        """A second connection to its ledger: it sees what is committed, and nothing else."""
+        assert self.settings.ledger is not None
+        database = None
+        if self.settings.ledger.exists():
+            database = Database(self.settings.ledger, writable=False)
+        try:
+            yield database
+        finally:
+            if database is not None:
+                database.close()
+
+    def claims(self) -> dict[Place, bool]:
+        """Every place that is charged, and whether its reply may have left."""
+        with self.reader() as database:
+            rows = [] if database is None else database.rows(
+                "SELECT adjacency, name, round, released FROM claims JOIN runs ON run = runs.id"
+                " JOIN accounts ON account = accounts.id"
+            )  # fmt: skip
+        return {(adjacency, run, round): bool(out) for adjacency, run, round, out in rows}
+
+    def prices(self) -> int:
+        """How many plans it has priced exactly so far."""
+        with self.reader() as database:
+            return 0 if database is None else database.rows("SELECT COUNT(*) FROM prices")[0][0]
+
+    def check_ledger(self) -> None:
+        """The ledger is sound, and no account is overspent."""
+        with self.reader() as database:
+            if database is None:
+                return
+            assert problems(database) == []
+            for account in report(database):
+                if account.epsilon is None:  # no ceiling: one plan is admitted
+                    assert len(account.runs) <= 1
+                    continue
+                assert account.spent_epsilon is not None
+                assert account.spent_epsilon >= 0.0
+                assert account.spent_epsilon <= account.epsilon * (1 + 1e-9)
+                assert account.spent_delta is not None
+                assert account.spent_delta >= 0.0
+                assert account.spent_delta <= (account.delta or 0.0) * (1 + 1e-9)
+
+    def _policy(self) -> str:
+        return f"""
+            [data]
+            lineage = "ward"
+            name = "{self.spec.name}"
+            shape = {list(self.spec.shape)}
+            classes = ["a", "b", "c"]
+            nominal_records = {NOMINAL}
+            [state]
+            folder = "state"
+            [noise]
+            backend = "{self.noise}"
+            [budget.add-remove]
+            epsilon = {self._epsilon!r}
+            delta = 1e-4
+            [budget.replace-one]
+            epsilon = {self._epsilon!r}
+            delta = 1e-5
+            [allow]
+            mechanisms = [
+                "clipped-gaussian", "parameter-gradient", "laplace", "gaussian",
+                "randomized-response",
+            ]
+            minimum_noise_multiplier = 0.5
+            maximum_clip_bound = 0.5
+            maximum_images = 12
+            """

@@ -1,0 +1,147 @@
+"""The messages that a server of this project sends, of every type, and how to change them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedsink.data.maps import L1Ball, PointBall
+from fedsink.models import build
+from fedsink.models.pullback import flat_weights
+from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
+from fedsink.protocol import GradientRequest, LocalPlan, Objective, PrivatizeRequest
+from fedsink.protocol.gradient import pack_requests
+from fedsink.protocol.parameters import ParameterRequest, architecture_of
+
+IDENTITY, GRADIENT = "query.identity", "train.gradient"
+PARAMETERS, PRIVATIZE = "train.parameters", "train.privatize"
+KINDS = (IDENTITY, GRADIENT, PARAMETERS, PRIVATIZE)
+CLASSES = 3
+NOMINAL = 64  # the public number of records that no node exceeds
+SHAPES: dict[str, tuple[int, ...]] = {"points": (4,), "images": (1, 4, 4)}
+
+Kind = str
+Sent = tuple[Kind, RecordDict]
+
+
+@dataclass(frozen=True)
+class Honest:
+    """Messages that a server of this project would send to nodes with records of one shape."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def dimension(self) -> int:
+        """Coordinates of a row in the pixel view."""
+        return math.prod(self.shape)
+
+    def gradient(
+        self,
+        round: int = 1,
+        *,
+        clip: str = "record",
+        schedule: str = "joint",
+        rows: int = 6,
+        run: str = "run",
+        objective: dict[str, Any] | None = None,
+        **plan: Any,
+    ) -> GradientRequest:
+        """One use; the same arguments give the same request. `plan` replaces fields of the plan."""
+        random = torch.Generator().manual_seed(round)
+        label = round % CLASSES if schedule == "class" else None
+        joint = torch.arange(rows) % CLASSES
+        values: dict[str, Any] = {
+            "rate": 1.0,
+            "noise_multiplier": 1.0,
+            "rounds": 50,
+            "clip": RecordClip(0.5) if clip == "record" else BatchClip(0.5),
+            "schedule": JointSchedule() if label is None else ClassSchedule(CLASSES),
+            "delta": 1e-5,
+        }
+        return GradientRequest(
+            round,
+            label,
+            PrivacyPlan(**values | plan),
+            Objective(**{"lam": 0.5, "classes": CLASSES, **(objective or {})}),
+            {"name": "pixel", "shape": list(self.shape)},
+            torch.randn(rows, self.dimension, generator=random),
+            joint if label is None else torch.full((rows,), label),
+            torch.randn(rows, generator=random) / 10,
+            torch.randn(rows, self.dimension, generator=random) / 10,
+            run,
+        )
+
+    def parameters(
+        self, round: int = 1, *, extra: int = 0, batch_norm: bool = False, **request: Any
+    ) -> ParameterRequest:
+        """One use at a generator's weights; keywords are those of `gradient`."""
+        asked = self.gradient(round, **request)
+        generator = build(
+            "mlp", self.shape, CLASSES, latent_dim=2, hidden=[3], batch_norm=batch_norm,
+            output="linear" if len(self.shape) == 1 else "sigmoid",
+        )  # fmt: skip
+        random = torch.Generator().manual_seed(round)
+        return ParameterRequest(
+            asked,
+            architecture_of(generator),
+            flat_weights(generator).detach(),
+            torch.rand(len(asked.rows) + extra, 2, generator=random),
+            torch.arange(extra) % CLASSES,
+            torch.randn(extra, self.dimension, generator=random),
+        )
+
+    def upload(
+        self, run: str = "run", chunk: int = 0, chunk_size: int = 20, label: float | None = 0.5
+    ) -> PrivatizeRequest:
+        """One chunk; its noise is 80 times as wide as the records are, so a release is noise."""
+        if len(self.shape) == 1:
+            plan = LocalPlan("laplace", PointBall("l1", 1e-3, self.shape[0]), 0.05, 0.0, label, 3)
+        else:
+            plan = LocalPlan("laplace", L1Ball(self.shape, 1e-3), 0.025, 0.0, label, 3)
+        return PrivatizeRequest(plan, chunk, chunk_size, run)
+
+    def messages(self) -> list[Sent]:
+        """At least one message of every type, with and without a capacity."""
+        full = {"capacity": NOMINAL, "nominal_records": NOMINAL}
+        weights = self.parameters(clip="record", extra=2, batch_norm=True)
+        return [
+            (IDENTITY, RecordDict()),
+            (GRADIENT, self.gradient(clip="record").to_record()),
+            (GRADIENT, self.gradient(clip="record", schedule="class", **full).to_record()),
+            (GRADIENT, self.gradient(clip="batch", capacity=20).to_record()),
+            (GRADIENT, pack_requests([self.gradient(t, clip="batch") for t in (1, 2)])),
+            (PARAMETERS, weights.to_record()),
+            (PARAMETERS, self.parameters(clip="batch", extra=2, **full).to_record()),
+            (PRIVATIZE, self.upload().to_record()),
+        ]
+
+
+def fields_of(content: RecordDict) -> dict[str, Any]:
+    """The JSON fields of an honest message."""
+    fields: dict[str, Any] = json.loads(str(content.config_records["fields"]["json"]))
+    return fields
+
+
+def with_fields(content: RecordDict, fields: Any) -> RecordDict:
+    """The same arrays under other fields; a text is taken as it is."""
+    text = fields if isinstance(fields, str) else json.dumps(fields)
+    arrays = ArrayRecord(dict(content.array_records["arrays"]))
+    return RecordDict({"fields": ConfigRecord({"json": text}), "arrays": arrays})
+
+
+def with_arrays(content: RecordDict, **arrays: Array) -> RecordDict:
+    """The same fields with some arrays replaced."""
+    kept = dict(content.array_records["arrays"]) | arrays
+    return RecordDict({"fields": content.config_records["fields"], "arrays": ArrayRecord(kept)})
+
+
+def changed(content: RecordDict, table: str, **entries: Any) -> RecordDict:
+    """The same message with entries of one table of its fields replaced."""
+    fields = fields_of(content)
+    fields[table] |= entries
+    return with_fields(content, fields)

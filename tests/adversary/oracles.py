@@ -1,0 +1,102 @@
+"""What the sieges compare with: exact distances, the laws of noise, what a refusal costs."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+from torch import Tensor
+
+from fedsink.clients.gradient import client_total
+from fedsink.clients.parameter_gradient import parameter_total
+from fedsink.clients.shard import Shard
+from fedsink.privacy import PrivacyPlan, Stream
+from fedsink.protocol import GradientRequest
+from fedsink.protocol.parameters import ParameterRequest
+
+Request = GradientRequest | ParameterRequest
+
+_CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+
+def total_of(request: Request, shard: Shard) -> Tensor:
+    """What is released of a shard's records but for the noise, under coins of the test's own."""
+    coins = Stream(b"test", "sample")
+    if isinstance(request, ParameterRequest):
+        return parameter_total(request, shard, coins)
+    return client_total(request, shard, coins)
+
+
+def of_everybody(request: Request) -> Request:
+    """The same request with a rate at which every record takes part."""
+    if isinstance(request, ParameterRequest):
+        asked = of_everybody(request.gradient)
+        assert isinstance(asked, GradientRequest)
+        return replace(request, gradient=asked)
+    assert isinstance(request.plan, PrivacyPlan)
+    return replace(request, plan=replace(request.plan, rate=1.0))
+
+
+def squared_distance(one: Tensor, other: Tensor) -> Fraction:
+    """‖a − b‖² of two tensors of floats, exactly."""
+    pairs = zip(one.flatten().tolist(), other.flatten().tolist(), strict=True)
+    return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), Fraction(0))
+
+
+def assert_law(drawn: np.ndarray, law: Any) -> None:
+    """Accepts the standard law, and would reject it two thirds or one and a half times as wide."""
+    if drawn.size == 0:
+        return
+    assert stats.kstest(drawn, law.cdf).pvalue > 1e-6
+    assert 1e-6 < _width(drawn, law) < 1 - 1e-6
+    if drawn.size >= 400:
+        assert _width(2 / 3 * drawn, law) < 1e-6
+        assert _width(3 / 2 * drawn, law) > 1 - 1e-6
+
+
+def _width(drawn: np.ndarray, law: Any) -> float:
+    """The quantile of the exact law of Σx² (normal) or 2Σ|x| (Laplace), both χ²."""
+    if law is stats.norm:
+        return float(stats.chi2.cdf((drawn**2).sum(), drawn.size))
+    return float(stats.chi2.cdf(2 * np.abs(drawn).sum(), 2 * drawn.size))
+
+
+@dataclass
+class Cost:
+    """What the dearest refusals took: processor seconds and megabytes."""
+
+    seconds: float = 0.0
+    megabytes: float = 0.0
+
+
+@contextmanager
+def measured() -> Iterator[Cost]:
+    """Processor seconds and the peak of the memory; Linux alone tells the latter."""
+    gc.freeze()  # the collector is to look at what the message made, not at what the tests hold
+    cost, held, start = Cost(), _reset_peak(), time.process_time()
+    yield cost
+    cost.seconds = time.process_time() - start
+    gc.unfreeze()
+    if held is not None:
+        cost.megabytes = _kilobytes("VmHWM") / 1e3 - held
+
+
+def _reset_peak() -> float | None:
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return None
+    return _kilobytes("VmRSS") / 1e3
+
+
+def _kilobytes(name: str) -> int:
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1])

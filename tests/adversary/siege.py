@@ -1,0 +1,299 @@
+"""Two nodes under attack, and what must hold after every message, whatever was sent.
+
+The nodes agree in everything public and in no record. One is nearly empty.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message, RecordDict
+from flwr.common.serde import recorddict_to_proto
+from scipy import stats
+from torch import Tensor
+
+from fedsink.clients import node as node_module
+from fedsink.clients.node import close_nodes
+from fedsink.clients.shard import Shard
+from fedsink.data import sources
+from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
+from fedsink.protocol import GradientRequest, PrivatizeReply, PrivatizeRequest
+from fedsink.protocol.errors import FAILED, MALFORMED, MEANING, REFUSED
+from fedsink.protocol.gradient import unpack_requests
+from fedsink.protocol.parameters import ParameterRequest
+from fedsink.protocol.records import unpack
+
+from .besieged import HOLDINGS, BesiegedNode, Place
+from .honest import GRADIENT, IDENTITY, NOMINAL, PARAMETERS, PRIVATIZE, SHAPES, Kind
+from .oracles import Cost, Request, assert_law, measured, of_everybody, squared_distance, total_of
+
+SECONDS = 0.2
+"""The processor time that a refusal may take.
+
+Not counted are the exact pricing of a plan whose ε lies within 5 % of what is left, which takes
+seconds and is remembered; the import of the accounting libraries, once in a process; and what the
+garbage collector does to objects that were there before the message.
+"""
+MEGABYTES = 50.0
+"""The memory that a refusal may take beyond what the process held before; measured on Linux."""
+
+
+class Siege:
+    """Two nodes that get every message; `send` checks after each what must always hold.
+
+    Args:
+        folder: where the nodes' states lie.
+        patch: installs the nodes' data, and looks on where an answer is computed.
+        noise: as of `BesiegedNode`.
+        records: a key of `SHAPES`.
+        epsilon: the policies' ceiling.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        patch: pytest.MonkeyPatch,
+        noise: str = "fast",
+        records: str = "points",
+        epsilon: float = 1e6,
+    ) -> None:
+        self.shape = SHAPES[records]
+        for holding, read in HOLDINGS.items():
+            patch.setitem(
+                sources.SOURCES,
+                f"besieged-{holding}",
+                lambda spec, split, read=read: read(spec.shape),
+            )
+        sources.load.cache_clear()
+        close_nodes()
+        self.nodes = [BesiegedNode(folder, self.shape, h, noise, epsilon) for h in HOLDINGS]
+        self.sent = self.answered = self.compared = 0
+        self.codes = {REFUSED: 0, MALFORMED: 0, FAILED: 0}
+        self.worst = Cost()
+        self.looked_at = self.nodes[0]
+        self._charged: set[Place] = set()
+        self._noise: dict[str, list[np.ndarray]] = {"normal": [], "laplace": []}
+        _import_accountants()
+        for name in ("client_gradient", "parameter_gradient", "privatize"):
+            patch.setattr(node_module, name, self._watched(getattr(node_module, name)))
+
+    def begin(self) -> None:
+        """Nodes that have answered nothing yet."""
+        close_nodes()
+        for node in self.nodes:
+            node.begin()
+
+    def restart(self) -> None:
+        """The same nodes in other processes."""
+        close_nodes()
+        for node in self.nodes:
+            node.restart()
+
+    def send(self, kind: Kind, content: RecordDict) -> Message:
+        """The first node's reply, after everything was checked at both."""
+        self.sent += 1
+        replies = [self._send(node, kind, content) for node in self.nodes]
+        assert _outcome(replies[0]) == _outcome(replies[1]), "the answer tells the nodes apart"
+        if replies[0].has_error():
+            self.codes[replies[0].error.code] += 1
+        else:
+            self.answered += 1
+        return replies[0]
+
+    def check_noise(self) -> None:
+        """The noise of all replies has the plans' law, and no two replies share it."""
+        heads = [noise[:4] for law in self._noise.values() for noise in law if len(noise) >= 4]
+        if len(heads) > 1:
+            table = torch.from_numpy(np.stack(heads))
+            apart = torch.cdist(table, table, compute_mode="donot_use_mm_for_euclid_dist")
+            assert float(apart.fill_diagonal_(math.inf).amin()) > 1e-4, "two answers share noise"
+        assert_law(np.concatenate([np.empty(0), *self._noise["normal"]]), stats.norm)
+        assert_law(np.concatenate([np.empty(0), *self._noise["laplace"]]), stats.laplace)
+
+    def measured(self) -> tuple[int, int]:
+        """How many numbers of Gaussian and of Laplace noise were measured."""
+        normal, laplace = (sum(x.size for x in self._noise[law]) for law in ("normal", "laplace"))
+        return normal, laplace
+
+    def _send(self, node: BesiegedNode, kind: Kind, content: RecordDict) -> Message:
+        before, priced = node.claims(), node.prices()
+        self._charged = set()
+        self.looked_at = node
+        with measured() as cost:
+            reply = node.ask(kind, content)
+        after = node.claims()
+        assert before.keys() <= after.keys(), "a charge is gone"
+        node.check_ledger()
+        if reply.has_error():
+            assert reply.error.code in MEANING
+            assert not reply.error.reason
+            assert before == after, "a place was charged, and there is no answer"
+            # Not bounded: the exact ε of a plan within 5 % of what is left, which takes seconds.
+            if node.prices() == priced:
+                self.worst.seconds = max(self.worst.seconds, cost.seconds)
+                self.worst.megabytes = max(self.worst.megabytes, cost.megabytes)
+                assert cost.seconds <= SECONDS, f"{kind}: a refusal took {cost.seconds:.2f} s"
+                assert cost.megabytes <= MEGABYTES, f"a refusal took {cost.megabytes:.0f} MB"
+            return reply
+        check = {
+            IDENTITY: self._check_identity,
+            GRADIENT: self._check_gradient,
+            PARAMETERS: self._check_parameters,
+            PRIVATIZE: self._check_upload,
+        }[kind]
+        already = set(node.left)
+        for place in check(node, content, reply.content):
+            assert place in already or place in self._charged, "computed before its charge"
+            assert node.noise == "keyed" or after[place], "it left without a note"
+        assert _bytes(node.ask(kind, content)) == _bytes(reply), "the same request again"
+        return reply
+
+    def _watched(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """The real computation, after a look at what is committed when it starts."""
+
+        def watched(*arguments: Any) -> Any:
+            self._charged |= set(self.looked_at.claims())
+            return compute(*arguments)
+
+        return watched
+
+    def _check_identity(
+        self, node: BesiegedNode, content: RecordDict, reply: RecordDict
+    ) -> list[Place]:
+        assert sorted(reply) == ["identity"]
+        assert dict(reply.config_records["identity"]) == {"client": 0}
+        return []
+
+    def _check_gradient(
+        self, node: BesiegedNode, content: RecordDict, reply: RecordDict
+    ) -> list[Place]:
+        requests = unpack_requests(content)
+        shape = (len(requests), *requests[0].rows.shape)
+        _check_schema(reply, {"gradient": ("float32", shape)}, "{}")
+        released = unpack(reply)[1]["gradient"]
+        return [
+            self._check_use(node, request, request, values)
+            for request, values in zip(requests, released, strict=True)
+        ]
+
+    def _check_parameters(
+        self, node: BesiegedNode, content: RecordDict, reply: RecordDict
+    ) -> list[Place]:
+        request = ParameterRequest.from_record(content)
+        _check_schema(reply, {"gradient": ("float32", (len(request.weights),))}, "{}")
+        values = unpack(reply)[1]["gradient"]
+        return [self._check_use(node, request, request.gradient, values)]
+
+    def _check_use(
+        self, node: BesiegedNode, request: Request, asked: GradientRequest, released: Tensor
+    ) -> Place:
+        assert bool(released.isfinite().all())
+        plan = asked.plan
+        assert isinstance(plan, PrivacyPlan)
+        place = (plan.adjacency, asked.run, asked.round)
+        if place not in node.left:
+            self._check_sensitivity(request, plan)
+            whole = plan.capacity is None or plan.capacity >= len(node.shard)
+            # Else only the node knows who was sampled, or float32 swallows the noise.
+            if plan.rate == 1.0 and whole and plan.noise_multiplier >= 0.1:
+                total = total_of(request, node.shard)
+                noise = (released.double() - total.double()).flatten().numpy()
+                noise /= asked.own_plan.noise_std
+                assert 1e-9 < stats.chi2.cdf((noise**2).sum(), noise.size) < 1 - 1e-9
+                self._noise["normal"].append(noise)
+        self._check_once(node, place, released.numpy().tobytes())
+        return place
+
+    def _check_sensitivity(self, request: Request, plan: PrivacyPlan) -> None:
+        """The totals of neighbouring shards are no further apart than S, in exact arithmetic."""
+        self.compared += 1
+        first, second = (node.shard for node in self.nodes)
+        sensitivity = Fraction(plan.sensitivity)
+        request = of_everybody(request)
+        if not isinstance(plan.clip, RecordClip):
+            shards = [first, second, Shard(first.images[:0], first.labels[:0])]
+            totals = [total_of(request, shard) for shard in shards]
+            pairs = [(totals[0], totals[1]), (totals[0], totals[2]), (totals[1], totals[2])]
+            assert all(squared_distance(*pair) <= sensitivity**2 for pair in pairs)
+            return
+        places = NOMINAL if plan.capacity is None else plan.capacity
+        for shard, other in ((first, second), (second, first)):
+            kept = slice(0, places - 1)
+            without = Shard(shard.images[kept], shard.labels[kept])
+            more = slice(self.compared % len(other), self.compared % len(other) + 1)
+            record = Shard(
+                torch.cat([without.images, other.images[more]]),
+                torch.cat([without.labels, other.labels[more]]),
+            )
+            distance = squared_distance(total_of(request, record), total_of(request, without))
+            assert distance <= sensitivity**2
+
+    def _check_upload(
+        self, node: BesiegedNode, content: RecordDict, reply: RecordDict
+    ) -> list[Place]:
+        request = PrivatizeRequest.from_record(content)
+        upload = PrivatizeReply.from_record(reply)
+        n = len(upload.labels)
+        arrays = {
+            "values": ("float32", (n, request.plan.map.dimension)),
+            "labels": ("int64", (n,)),
+        }
+        _check_schema(reply, arrays, json.dumps({"chunks": upload.chunks}))
+        assert bool(upload.values.isfinite().all())
+        assert bool(((upload.labels >= 0) & (upload.labels < request.plan.classes)).all())
+        place = ("replace-one", request.run, 1)
+        whole = replace(request, chunk=0, chunk_size=1000)
+        released = PrivatizeReply.from_record(node.ask(PRIVATIZE, whole.to_record()).content).values
+        mechanism = request.plan.image_mechanism
+        wide = mechanism.scale > 15 * mechanism.sensitivity  # else the records would be in it
+        if place not in node.left and wide and request.plan.mechanism == "laplace":
+            noise = released.double().flatten().numpy() / mechanism.scale
+            self._noise["laplace"].append(noise)
+        self._check_once(node, place, released.numpy().tobytes())
+        start = request.chunk * request.chunk_size
+        assert torch.equal(released[start : start + request.chunk_size], upload.values)
+        return [place]
+
+    def _check_once(self, node: BesiegedNode, place: Place, content: bytes) -> None:
+        assert node.left.setdefault(place, content) == content, "two answers in one place"
+
+
+def _outcome(reply: Message) -> Any:
+    """What a reply shows of itself but for its values; how many records there are is public."""
+    if reply.has_error():
+        return reply.error.code
+    if "arrays" not in reply.content:
+        return dict(reply.content.config_records["identity"])
+    arrays = reply.content.array_records["arrays"]
+    if "labels" in arrays:  # local mode
+        return {name: (a.dtype, tuple(a.shape[1:])) for name, a in arrays.items()}
+    return {name: (a.dtype, tuple(a.shape)) for name, a in arrays.items()}
+
+
+def _check_schema(
+    reply: RecordDict, arrays: dict[str, tuple[str, tuple[int, ...]]], fields: str
+) -> None:
+    assert sorted(reply) == ["arrays", "fields"]
+    assert dict(reply.config_records["fields"]) == {"json": fields}
+    found = reply.array_records["arrays"]
+    assert {n: (a.dtype, tuple(a.shape)) for n, a in found.items()} == arrays
+
+
+def _bytes(reply: Message) -> bytes:
+    assert not reply.has_error()
+    content: bytes = recorddict_to_proto(reply.content).SerializeToString(deterministic=True)
+    return content
+
+
+def _import_accountants() -> None:
+    """Import what prices plans: a process does so once, at the first of them, for a second."""
+    PrivacyPlan(0.5, 1.0, 2, RecordClip(1.0), JointSchedule(), 1e-5).rough_epsilon(1.0)
