@@ -47,16 +47,19 @@ class LocalPlan:
     classes: int = 1
 
     def __post_init__(self) -> None:
-        norm = local_mechanism(self.mechanism).norm
+        mechanism = local_mechanism(self.mechanism)
+        norm = mechanism.norm
         if self.map.norm != norm:
             raise PrivacyError(
                 f"The {self.mechanism} mechanism needs a map with an {norm.upper()} sensitivity, "
                 f"and {type(self.map).__name__} bounds the {self.map.norm.upper()} norm: "
                 f"choose another mechanism.map."
             )
-        if self.mechanism == "laplace" and not (checks.is_number(self.delta) and self.delta == 0):
+        if not mechanism.needs_delta and not (checks.is_number(self.delta) and self.delta == 0):
             # It is charged: a negative one would pay for others.
-            raise PrivacyError(f"The laplace mechanism has δ = 0, received {self.delta!r}.")
+            raise PrivacyError(
+                f"The {self.mechanism} mechanism has δ = 0, received {self.delta!r}."
+            )
         # A plan that exists can be carried out: clients claim its place before they do.
         checks.noise_scale(self.image_mechanism.scale)
         _ = self.label_mechanism
