@@ -237,6 +237,7 @@ class Node:
                 "and one view."
             )
         self._check_view(first.view)
+        self._check_nominal(first.plan.nominal_records)
         if len({request.round for request in requests}) != len(requests):
             raise ValueError("The uses of one message are in different rounds.")
         for request in requests:
@@ -275,6 +276,12 @@ class Node:
             raise ValueError("The request's view is for records of another shape than the data's.")
         self._dimension = view_from_dict(view).dimension
         self._view = dict(view)
+
+    def _check_nominal(self, records: int | None) -> None:
+        # Before anything is charged: to fail at some sizes of the shard would tell its size.
+        public = self.settings.data.nominal_records
+        if self.settings.partition is None and records is not None and records < public:
+            raise ValueError(f"The plan accounts for {records} records, the data have {public}.")
 
     def _check_classes(self, classes: int) -> None:
         # Before any record is looked at: a shorter list would fail only for clients or batches

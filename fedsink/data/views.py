@@ -118,7 +118,7 @@ class DctView(View):
                 f"the DCT view keeps no coefficient at radius {self.radius} (dc={self.dc}); use "
                 f"a larger radius."
             )
-        if self.frequency_weight is not None and not self.frequency_weight > 0:
+        if self.frequency_weight is not None and not 0 < self.frequency_weight < math.inf:
             raise ConfigError(
                 f"view.frequency_weight must be positive or empty, got {self.frequency_weight}."
             )

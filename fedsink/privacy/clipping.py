@@ -116,7 +116,8 @@ class RecordClip:
         if bool((norms < 0).any()):
             raise PrivacyError("norms must not be negative: pass the contributions' L2 norms.")
         norms = norms.to(torch.float64)
-        factors = torch.clamp(self.bound * (1.0 - _SLACK) / norms, max=1.0)
+        bound = 0.0 if self.bound < _SMALLEST else self.bound * (1.0 - _SLACK)
+        factors = torch.clamp(bound / norms, max=1.0)
         usable = norms.isfinite() & (factors >= torch.finfo(torch.float64).tiny)
         return torch.where(usable, factors, torch.zeros_like(factors))
 

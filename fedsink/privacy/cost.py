@@ -22,7 +22,7 @@ from fedsink.privacy import checks, domain
 from fedsink.privacy.accounting import (
     ACCOUNTANTS,
     check_accountant,
-    pld_epsilon_quick,
+    pld_epsilon_coarse,
     poisson_gaussian_epsilon,
     rdp_epsilon,
 )
@@ -143,8 +143,8 @@ class Cost:
     ) -> float | None:
         """A rough ε where it is far above a ceiling, in milliseconds; None where it may be near.
 
-        It refuses a plan, and proves nothing about one. "Far" is three times the ceiling by Rényi
-        DP, which never reads twice the truth, or 5 % above it on a coarse grid of losses.
+        It refuses a plan, and proves nothing about one. "Far" leaves room for what Rényi DP and a
+        coarse grid of losses read above ε: up to 5ε + 1/(2σ²) + ½, and up to 1.05ε + 0.3.
         """
         delta -= self.overflow(rate, uses)
         if delta <= 0:
@@ -153,10 +153,10 @@ class Cost:
             exact = poisson_gaussian_epsilon(1.0, self._whole(sigma), uses, delta)
             return exact if exact > ceiling else None
         rough = rdp_epsilon(rate, sigma, uses, delta)
-        if rough > 3.0 * ceiling:
+        if rough > 5.0 * ceiling + 0.5 / sigma**2 + 0.5:
             return rough
-        rough = pld_epsilon_quick(rate, sigma, uses, delta)  # under replace-one ε is no less
-        return rough if rough > 1.05 * ceiling else None
+        rough = pld_epsilon_coarse(rate, sigma, uses, delta)  # under replace-one ε is no less
+        return rough if rough > 1.05 * ceiling + 0.3 else None
 
     def quick_bound(self, rate: float, sigma: float, uses: int, delta: float) -> float:
         """A bound by Rényi DP for every round's progress; infinite where there is none."""

@@ -112,7 +112,7 @@ def matmul_keeps_the_bound(
     return (
         (summing <= share * clip)
         & (4.0 * n_records * exponent <= share)
-        & (2.0 * n_records * distance <= share * clip**2)
+        & (2.0 * n_records * distance <= share * clip * clip)
     )
 
 

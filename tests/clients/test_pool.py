@@ -20,17 +20,21 @@ Make = Callable[..., GradientRequest]
 
 @pytest.mark.parametrize("schedule", ["joint", "class"])
 @pytest.mark.parametrize("rate", [0.2, 0.5])
+@pytest.mark.parametrize("fixed", [True, False])
 def test_every_record_of_the_class_is_sampled_with_the_plans_rate(
-    make_request: Make, schedule: str, rate: float
+    make_request: Make, schedule: str, rate: float, fixed: bool
 ) -> None:
     """Pitfall 3; 1.2 times the rate would be noticed with five standard deviations to spare."""
     label = 1 if schedule == "class" else None
     request, n = make_request(clip="record", schedule=schedule, rate=rate, label=label), 45_000
     shard = Shard(torch.zeros(n, 4), torch.arange(n) % 3)
     candidates = n if label is None else n // 3
-    plan = replace(request.plan, capacity=n, nominal_records=n)
-    requests, streams = [replace(request, plan=plan)], [Stream(b"k", "sample")]
-    size = int(Pool([shard]).draw_at_most(requests, slice(0, 1), streams).present.sum())
+    plan = replace(request.plan, capacity=n if fixed else None, nominal_records=n)
+    requests, streams, pool = [replace(request, plan=plan)], [Stream(b"k", "sample")], Pool([shard])
+    if fixed:
+        size = int(pool.draw_at_most(requests, slice(0, 1), streams).present.sum())
+    else:
+        size = len(pool.draw(requests, slice(0, 1), streams).chosen)
     error = math.sqrt(rate * (1 - rate) * candidates)
     assert abs(size - rate * candidates) < 5 * error
     assert (1 - 1 / 1.2) * rate * candidates > 10 * error

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from fedsink import __version__
+from fedsink.errors import PrivacyError
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class Charge:
     delta: float
     epsilon: Callable[[], float]
     rough_epsilon: Callable[[float], float | None] = lambda ceiling: None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.delta < 1.0:
+            raise PrivacyError(f"a charge has δ in [0, 1), received {self.delta!r}.")
 
     @cached_property
     def plan_json(self) -> str:
