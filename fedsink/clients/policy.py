@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from fedsink.clients.toml_table import REQUIRED, Table
 from fedsink.data.spec import DataSpec
-from fedsink.errors import ConfigError, ReleaseRefusedError
+from fedsink.errors import ConfigError, PrivacyError, ReleaseRefusedError
 from fedsink.privacy import LOCAL_MECHANISMS, CentralPlan, UnprotectedPlan
-from fedsink.privacy.adjacency import REPLACE_ONE
+from fedsink.privacy.adjacency import ADD_REMOVE, ADJACENCIES, REPLACE_ONE
 from fedsink.privacy.ledger import Budget
 from fedsink.protocol import GradientRequest, PrivatizeRequest
 from fedsink.protocol.parameters import ParameterRequest
@@ -110,14 +112,30 @@ class Policy:
 
     @classmethod
     def load(cls, path: Path) -> Policy:
-        """Read a policy file.
+        """Read a policy file; relative paths in it start at its folder.
 
         Raises:
             ConfigError: it cannot be read, or a key is unknown, missing or of the wrong type.
         """
-        from fedsink.clients.policy_file import read_policy
-
-        return read_policy(path)
+        path = path.absolute()
+        try:
+            with path.open("rb") as file:
+                whole = Table(tomllib.load(file), path.name, "")
+        except OSError as error:
+            raise ConfigError(f"The policy {path} cannot be read: {error.strerror}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"The policy {path} is no TOML file: {error}.") from None
+        data, state, noise = (whole.table(name) for name in ("data", "state", "noise"))
+        lineage = data.text("lineage")
+        on_change = data.choice("on_change", ("inherit", "refuse"), "inherit")
+        spec = _data_spec(data, path.parent)
+        folder = path.parent / state.text("folder")
+        backend = noise.choice("backend", ("secure", "fast"), REQUIRED)
+        budgets = _budgets(whole.table("budget"))
+        allowed = _allowed(whole.table("allow"), spec, budgets)
+        for table in (data, state, noise, whole):
+            table.finish()
+        return cls(path, lineage, spec, on_change, folder, backend, budgets, allowed)
 
     @property
     def ledger(self) -> Path:
@@ -228,3 +246,68 @@ class Policy:
 
     def _refuse(self, key: str, what: str) -> NoReturn:
         raise PolicyRefusedError(f"The policy {self.path.name} refuses by {key}: {what}.")
+
+
+def _data_spec(data: Table, folder: Path) -> DataSpec:
+    root = data.text("root", None)
+    try:
+        return DataSpec(
+            name=data.text("name"),
+            shape=tuple(data.numbers("shape")),
+            classes=tuple(data.texts("classes")),
+            nominal_records=data.whole("nominal_records"),
+            root=None if root is None else str(folder / Path(root).expanduser()),
+            download=data.flag("download", False),
+        )
+    except ConfigError as error:
+        raise error if data.file in str(error) else ConfigError(f"{data.file}: {error}") from None
+
+
+def _budgets(tables: Table) -> dict[str, Budget]:
+    budgets = {}
+    for name in ADJACENCIES:
+        if (table := tables.optional_table(name)) is None:
+            continue
+        epsilon, delta = table.number("epsilon"), table.number("delta")
+        admission = table.text("admission", "reserve")
+        order = table.number("order", None)
+        try:
+            budgets[name] = Budget(epsilon, delta, admission, order)
+        except PrivacyError as error:
+            table.fail(str(error))
+        if admission == "rdp-filter" and name != ADD_REMOVE:
+            table.fail(f"the filter is known for {ADD_REMOVE} only: use admission = 'reserve'.")
+        table.finish()
+    tables.finish()
+    if not budgets:
+        tables.fail(f"at least one of {', '.join(ADJACENCIES)} is needed.")
+    return budgets
+
+
+def _allowed(table: Table, data: DataSpec, budgets: dict[str, Budget]) -> Allowed:
+    named = tuple(table.texts("mechanisms"))
+    if unknown := sorted(set(named) - set(mechanisms())):
+        table.fail(f"mechanisms: {unknown[0]!r} is none of {', '.join(mechanisms())}.")
+    central = {CENTRAL, PARAMETERS}
+    if set(named) - central and REPLACE_ONE not in budgets:
+        table.fail(f"mechanisms of the local mode need a [budget.{REPLACE_ONE}].")
+    # Limits of the central mode must be stated where it is allowed, and may be elsewhere.
+    missing: Any = REQUIRED if central & set(named) else 0
+    listed = table.texts("labels", None)
+    if unknown := sorted(set(listed or ()) - set(data.classes)):
+        table.fail(f"labels: {unknown[0]!r} is not in data.classes.")
+    allowed = Allowed(
+        mechanisms=named,
+        minimum_noise_multiplier=table.number("minimum_noise_multiplier", missing),
+        maximum_clip_bound=table.number("maximum_clip_bound", missing),
+        maximum_images=table.whole("maximum_images", missing),
+        maximum_rate=table.number("maximum_rate", 1.0),
+        minimum_clip_bound=table.number("minimum_clip_bound", 0.0),
+        maximum_rounds=table.whole("maximum_rounds", MAXIMUM_ROUNDS),
+        maximum_parameters=table.whole("maximum_parameters", MAXIMUM_PARAMETERS),
+        labels=None if listed is None else frozenset(map(data.classes.index, listed)),
+        capacity=table.choice("capacity", ("required", "optional"), "optional") == "required",
+        secure_aggregation=table.choice("secure_aggregation", AGGREGATION, AGGREGATION[0]),
+    )
+    table.finish()
+    return allowed

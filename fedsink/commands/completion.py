@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from fedsink.cli import ACTIONS, COMMANDS
+from fedsink.commands.names import ACTIONS, COMMANDS
 from fedsink.conf.loading import application
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsink.cli import ACTIONS
 from fedsink.commands.keys import parse
+from fedsink.commands.names import ACTIONS
 from fedsink.errors import ConfigError
 from fedsink.evaluation import format_table
 from fedsink.privacy.ledger import AccountReport, Database, export, problems, report

@@ -1,0 +1,16 @@
+"""The sub-commands of `fedsink`, and the second words that some of them have."""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "simulate": "learn a generator from simulated clients (mode=central or mode=ldp)",
+    "deploy": "learn a generator on real nodes, through a Flower SuperLink",
+    "sample": "draw labelled images from a finished run into a .npz file or a folder",
+    "evaluate": "train classifiers on synthetic images and test them on real ones",
+    "ledger": "what a node has charged: ledger show, check or export",
+    "account": "ε, σ, rate or rounds of either mode, by every accountant",
+    "audit": "lower bounds on ε from canaries and repeated runs, beside the claim",
+}
+
+ACTIONS = {"ledger": ("show", "check", "export")}
+"""Second words of the commands that have them."""
