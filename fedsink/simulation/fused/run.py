@@ -15,15 +15,13 @@ from fedsink.clients.app import client_app
 from fedsink.clients.node import open_node
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError
-from fedsink.models import Generator
-from fedsink.privacy import Stream
 from fedsink.server.folder import RunFolder
 from fedsink.server.loop import train
 from fedsink.server.running import build_generator
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.fused.step import FusedStep
 from fedsink.simulation.local import LocalGrid
-from fedsink.strategies import RoundStrategy
+from fedsink.strategies.dp_sinkhorn.strategy import CentralRounds
 
 if TYPE_CHECKING:
     from fedsink.strategies import DPSinkhornSettings
@@ -33,7 +31,7 @@ log = logging.getLogger("fedsink.simulation")
 DrawsName = Literal["keyed", "device"]
 
 
-class FusedRounds(RoundStrategy):
+class FusedRounds(CentralRounds):
     """`FusedStep` as a strategy that asks nobody: a turn of the loop plays several rounds.
 
     Args:
@@ -43,37 +41,8 @@ class FusedRounds(RoundStrategy):
     """
 
     def __init__(self, step: FusedStep, server_key: bytes, together: int) -> None:
-        super().__init__(step.settings.plan.rounds, step.settings.clients, together)
+        super().__init__(step.settings, step.trainer, server_key, together)
         self.step = step
-        self._key = server_key
-
-    @property
-    def generator(self) -> Generator:
-        """The averaged generator."""
-        return self.step.trainer.averaged
-
-    def render(self, images: Tensor) -> Tensor:
-        """Images as they are."""
-        return images
-
-    def label_prior(self) -> Tensor:
-        """Uniform: class frequencies are private."""
-        classes = self.step.settings.objective.classes
-        return torch.full((classes,), 1.0 / classes)
-
-    def epsilon_so_far(self) -> float:
-        """ε of the rounds run so far, under the run's accountant."""
-        settings = self.step.settings
-        return settings.plan.epsilon_after(self.round, settings.accountant)
-
-    def epsilon_bound(self) -> float:
-        """The same, or an upper bound on it by Rényi DP while rounds are left."""
-        settings = self.step.settings
-        return settings.plan.epsilon_bound_after(self.round, settings.accountant)
-
-    def latent_stream(self, purpose: str, number: int) -> Stream:
-        """The server's own keyed randomness (not secret)."""
-        return Stream(self._key, purpose, number)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
