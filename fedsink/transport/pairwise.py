@@ -93,8 +93,8 @@ def sign_field(x: Tensor, y: Tensor, plan: Tensor, *, bounded: bool = False) -> 
     One kernel where points are `bounded`.
     """
     if bounded:
-        batch = plan.shape[:-2]
-        return _backward(x.expand(*batch, *x.shape[-2:]), y.expand(*batch, *y.shape[-2:]), plan)
+        x, y = (points.expand(*plan.shape[:-2], *points.shape[-2:]) for points in (x, y))
+        return _backward(x, y, plan)
     compiled = fused.sign_field(x, y, plan)
     if compiled is not None:
         return compiled

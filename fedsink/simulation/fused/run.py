@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -19,16 +19,12 @@ from fedsink.server.folder import RunFolder
 from fedsink.server.loop import train
 from fedsink.server.running import build_generator
 from fedsink.server.settings import ServerSettings
-from fedsink.simulation.fused.step import FusedStep
+from fedsink.simulation.fused.step import DrawsName, FusedStep
 from fedsink.simulation.local import LocalGrid
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.dp_sinkhorn.strategy import CentralRounds
 
-if TYPE_CHECKING:
-    from fedsink.strategies import DPSinkhornSettings
-
 log = logging.getLogger("fedsink.simulation")
-
-DrawsName = Literal["keyed", "device"]
 
 
 class FusedRounds(CentralRounds):
@@ -121,7 +117,7 @@ def build_step(
         )
     shards = [open_node(node, client).shard for client in range(node.clients)]
     return FusedStep(
-        cast("DPSinkhornSettings", settings.strategy),
+        cast(DPSinkhornSettings, settings.strategy),
         build_generator(settings),
         shards,
         seed=node.seed,

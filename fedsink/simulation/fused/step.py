@@ -29,6 +29,8 @@ from fedsink.transport import (
     summed_at_once,
 )
 
+DrawsName = Literal["keyed", "device"]
+
 
 class FusedStep:
     """DP-Sinkhorn's rounds for all clients of one process, on fixed shapes.
@@ -67,7 +69,7 @@ class FusedStep:
         *,
         seed: int,
         server_key: bytes,
-        draws: Literal["keyed", "device"] = "keyed",
+        draws: DrawsName = "keyed",
         capture: Literal["auto", False] = "auto",
         ahead: int = 32,
     ) -> None:
@@ -87,8 +89,7 @@ class FusedStep:
             settings.self_term, settings.objective, plan.clip, layout,
             torch.zeros(0, self._view.dimension, device=device), widest=self._view.diagonal_bound,
         )  # fmt: skip
-        self._radius = self._view.norm_bound
-        diameter = settings.objective.diameter(self._radius, labels=layout.mixed)
+        diameter = settings.objective.diameter(self._view.norm_bound, labels=layout.mixed)
         self._solver = UnseenAnnealedSolver(diameter, everywhere=True)
         kind = KeyedDraws if draws == "keyed" else DeviceDraws
         self._draws: Draws = kind(settings, self._records, self._rows, ReproducibleKey(seed), ahead)
@@ -184,7 +185,8 @@ class FusedStep:
         batch, lam = self._records.batch(drawn.chosen, drawn.present), objective.lam
         y, present = batch.records, batch.present
         if isinstance(clip, RecordClip):
-            mask, f, radius = batch.meets(row_labels), asked(parts.potentials), self._radius
+            mask, radius = batch.meets(row_labels), self._view.norm_bound
+            f = asked(parts.potentials)
             return clipped_sums(x, y, f, lam, clip.bound, mask=mask, radius=radius, unseen=True)
         x, own = with_labels(x, row_labels, objective, layout), asked(parts.inside)
         cost = objective.bounded_cost
@@ -194,15 +196,13 @@ class FusedStep:
 def _check(settings: DPSinkhornSettings, view: View) -> None:
     """Refuse settings that cannot be fused."""
     objective, clip, capacity = settings.objective, settings.plan.clip, settings.plan.capacity
+    uses = settings.uses_per_message
     record, kind = isinstance(clip, RecordClip), settings.self_term.kind
     published = kind == "semi_debiased" and objective.solver == "annealed"
     if capacity is None:
         why = "computes samples in a fixed number of places: set capacity=auto, or a number."
-    elif settings.uses_per_message != 1:
-        why = (
-            "takes a step in every round: strategy.uses_per_message is 1, not "
-            f"{settings.uses_per_message}."
-        )
+    elif uses != 1:
+        why = f"takes a step in every round: strategy.uses_per_message is 1, not {uses}."
     elif objective.cost != "mixed":
         why = f"has no transport for strategy.cost={objective.cost}: use engine=local."
     elif not (kind == "history" if record else published):
@@ -220,10 +220,7 @@ def _check(settings: DPSinkhornSettings, view: View) -> None:
             "record."
         )
     elif not record and len(view.shape) == 1:
-        why = (
-            "with clip=batch needs images, whose distances are bounded: use engine=local for "
-            "points."
-        )
+        why = "with clip=batch needs images, of bounded distances: use engine=local for points."
     else:
         return
     raise ConfigError(f"engine=fused {why}")

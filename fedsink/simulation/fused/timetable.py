@@ -51,11 +51,10 @@ class Timetable:
 
     def prepare(self, first: int, count: int) -> None:
         """Write the rounds first, …, first + count − 1."""
-        layout, trainer = self._layout, self._trainer
         for place, round in enumerate(range(first, first + count)):
-            kinds, positions = layout.group_labels(round), layout.positions(round)
-            labels = layout.row_labels(kinds), kinds, positions
-            self._table.write(place, *labels, trainer.rate(round), trainer.weight(round))
+            kinds, positions = self._layout.group_labels(round), self._layout.positions(round)
+            numbers = self._trainer.rate(round), self._trainer.weight(round)
+            self._table.write(place, self._layout.row_labels(kinds), kinds, positions, *numbers)
         self._table.send()
 
     def at(self, row: Tensor) -> Entry:
