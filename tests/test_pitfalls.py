@@ -70,6 +70,7 @@ from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.local import LocalGrid
 from fedsink.simulation.simulate import start
 from fedsink.strategies import DPSinkhorn, DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.strategies.self_term import SelfTermSettings, self_term
 from fedsink.strategies.trainer import OptimizerSettings
 
@@ -365,12 +366,18 @@ def test_pitfall_07_gaussian_noise_is_calibrated_where_the_classical_formula_fai
 
 def test_pitfall_08_what_no_private_record_met_gets_no_noise_and_the_rest_gets_all() -> None:
     # Fails if generated rows are noised by the server, or rows that met records are not.
-    term = self_term(SelfTermSettings("semi_debiased", p=0.5), Objective(1.0, 1), BatchClip(0.5))
+    layout = Layout(1, 1, JointSchedule(), True, 12, 0.5)
+    clip, like = BatchClip(0.5), torch.zeros(0, SIZE)
+    term = self_term(
+        SelfTermSettings("semi_debiased", p=0.5), Objective(1.0, 1), clip, layout, like
+    )
     rows = torch.randn(18, SIZE, generator=torch.Generator().manual_seed(4))
-    labels = torch.zeros(1, 12, dtype=torch.int64)
-    one, again = (term(rows.unsqueeze(0), [None], labels)[0] for _ in range(2))
-    assert torch.equal(one.outside, again.outside)
-    assert bool(one.outside[12:].any())  # the six rows that stay with the server
+    kinds = torch.zeros(1, dtype=torch.int64)
+    one, again = (
+        term(rows.unsqueeze(0), kinds, layout.row_labels(kinds)).outside for _ in range(2)
+    )
+    assert torch.equal(one, again)
+    assert bool(one[0, 12:].any())  # the six rows that stay with the server
     request = ask_for(200, clip="batch")
     noise = client_gradient(request, whole_shard(), keyed(8)) - client_gradient(
         request, whole_shard(), silent

@@ -23,8 +23,9 @@ from fedsink.clients.releases import Admitted
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ReleaseRefusedError
 from fedsink.protocol import GradientRequest
-from fedsink.protocol.exchange import BLOCK, Answers, Content
+from fedsink.protocol.exchange import Answers, Content
 from fedsink.protocol.records import digest
+from fedsink.protocol.tree_sum import BLOCK
 
 log = logging.getLogger("fedsink.clients")
 

@@ -162,7 +162,7 @@ def _problems(
         for places in sample.in_buckets():
             yield everywhere, places
         return
-    labels = pool.labels_for(first).cpu()[sample.chosen]
+    labels = pool.labels_for(first.objective).cpu()[sample.chosen]
     for label in first.row_labels.unique():
         of_class = torch.nonzero(first.row_labels == label).flatten()
         for places in sample.of(labels == label).in_buckets():
@@ -246,14 +246,13 @@ def _public_bounds(request: GradientRequest, radius: float) -> dict[str, float]:
     """Bounds on the costs of rows with records in the ball of `radius`, and on any distance."""
     rows, objective, weight = request.rows, request.objective, _label_weight(request)
     row_norm = float(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).amax())
-    # One-hot labels α_c·e_k are at most √2·α_c apart.
-    labels = math.sqrt(2.0) * weight
-    distance = math.hypot(row_norm + radius, labels)
+    mixed = request.label is None
+    distance = objective.diameter((row_norm + radius) / 2.0, labels=mixed)
     # ‖v‖₁ ≤ √D‖v‖₂ for the coordinates, and 2α_c for the labels.
     absolute = math.sqrt(rows.shape[1]) * (row_norm + radius) + 2.0 * weight
     return {
         "largest_cost": _largest_cost(objective, distance, absolute),
-        "diameter": math.hypot(2.0 * max(row_norm, radius), labels),
+        "diameter": objective.diameter(max(row_norm, radius), labels=mixed),
     }
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fedsink.clients.shard import Shard
 from fedsink.privacy import PoissonSampler, Stream
-from fedsink.protocol import GradientRequest
-from fedsink.protocol.exchange import BLOCK
+from fedsink.protocol.tree_sum import BLOCK
+
+if TYPE_CHECKING:
+    from fedsink.protocol import GradientRequest, Objective
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class Pool:
             part: the clients' places among the shards.
             samples: one stream per client.
         """
-        members, starts, sizes = self._runs(requests, part)
+        members, starts, sizes = self.runs([request.label for request in requests], part)
         taken = PoissonSampler(requests[0].plan.rate).draw_each(sizes.tolist(), samples)
         owners = torch.arange(len(sizes)).repeat_interleave(sizes)[taken]
         ends = (sizes.cumsum(0) - sizes)[owners]
@@ -163,13 +165,23 @@ class Pool:
         Of a larger sample a uniformly random part stays, whatever the records. No shape depends on
         a sample.
         """
-        plan = requests[0].plan
+        plan, labels = requests[0].plan, [request.label for request in requests]
         if plan.capacity is None:
             raise ValueError("The plan fixes no capacity.")
-        members, starts, sizes = self._runs(requests, part)
-        sampler = PoissonSampler(plan.rate)
+        return self.draw_places(PoissonSampler(plan.rate), plan.capacity, labels, part, samples)
+
+    def draw_places(
+        self,
+        sampler: PoissonSampler,
+        capacity: int,
+        labels: Sequence[int | None],
+        part: slice,
+        samples: Sequence[Stream],
+    ) -> Places:
+        """The samples of clients that are asked about these classes, in `capacity` places each."""
+        members, starts, sizes = self.runs(labels, part)
         drawn = [
-            sampler.draw_at_most(size, plan.capacity, stream)
+            sampler.draw_at_most(size, capacity, stream)
             for size, stream in zip(sizes.tolist(), samples, strict=True)
         ]
         places, present = (torch.stack(parts) for parts in zip(*drawn, strict=True))
@@ -185,18 +197,22 @@ class Pool:
             records = coordinates.new_zeros(*chosen.shape, coordinates.shape[1])
             return Batch(records, torch.zeros_like(chosen), present)
         records = torch.where(present.unsqueeze(-1), coordinates[chosen], 0.0)
-        labels = torch.where(present, self.labels_for(request)[chosen], 0)
+        labels = torch.where(present, self.labels_for(request.objective)[chosen], 0)
         return Batch(records, labels, present)
 
-    def labels_for(self, request: GradientRequest) -> Tensor:
-        """Every record's class, (N,); where the request knows one class, all are of it."""
-        return torch.zeros_like(self.labels) if request.objective.classes == 1 else self.labels
+    def labels_for(self, objective: Objective) -> Tensor:
+        """Every record's class, (N,); where the objective knows one class, all are of it."""
+        return torch.zeros_like(self.labels) if objective.classes == 1 else self.labels
 
-    def _runs(
-        self, requests: Sequence[GradientRequest], part: slice
+    def runs(
+        self, labels: Sequence[int | None], part: slice
     ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Indices of the pool's records (None: as they are), and each client's run of them."""
-        labels = [request.label for request in requests]
+        """The records that some clients may sample, each about its class; None: all of them.
+
+        Returns:
+            Indices of the pool's records (None: as they are), and each client's run of them:
+            where it begins, (K,), and its size, (K,).
+        """
         if labels[0] is None:
             return None, self._starts[part], self._sizes[part]
         members, starts, sizes = self._of_classes()

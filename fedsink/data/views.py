@@ -44,6 +44,11 @@ class View(ABC):
         It holds for images in [0, 1] and for points whose coordinates are at most `POINT_LIMIT`.
         """
 
+    @property
+    def diagonal_bound(self) -> float:
+        """Public bound on the diagonal of a box, parallel to the axes, around images."""
+        return 2.0 * self.norm_bound * math.sqrt(self.dimension)
+
     @abstractmethod
     def __call__(self, images: Tensor) -> Tensor:
         """Map images (N, C, H, W) in [0, 1], or points (N, d), to (N, D); differentiable."""
@@ -74,6 +79,11 @@ class PixelView(View):
         """√D times the largest absolute value of a coordinate."""
         largest = POINT_LIMIT if len(self.shape) == 1 else 1.0
         return _ROOM * largest * math.sqrt(self.dimension)
+
+    @property
+    def diagonal_bound(self) -> float:
+        """Twice the norm bound: the images fill the box."""
+        return 2.0 * self.norm_bound
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return (N, C·H·W)."""

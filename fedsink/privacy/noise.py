@@ -128,13 +128,11 @@ class Stream:
 
         Every release of Gaussian noise passes through here: a float-safe stream overrides it.
         """
-        noise = self.normal(*values.shape).to(values.device)
-        return (values.to(torch.float64) + std * noise).to(torch.float32)
+        return noised(values, std, self.normal(*values.shape))
 
     def add_laplace(self, values: torch.Tensor, scale: float) -> torch.Tensor:
         """`values` + independent Laplace noise of this scale; otherwise like `add_gaussian`."""
-        noise = self.laplace(*values.shape).to(values.device)
-        return (values.to(torch.float64) + scale * noise).to(torch.float32)
+        return noised(values, scale, self.laplace(*values.shape))
 
     def _words(self, count: int) -> Iterator[np.ndarray]:
         """Yield `count` uniform 64-bit words in blocks; one call takes one counter value."""
@@ -173,8 +171,14 @@ def add_gaussian_each(streams: Sequence[Stream], values: torch.Tensor, std: floa
         rows = [s.add_gaussian(row, std) for s, row in zip(streams, values, strict=True)]
         return torch.stack(rows)
     counts = [values[0].numel()] * len(streams) if len(streams) else []
-    noise = torch.special.ndtri(uniforms(streams, counts)).reshape(values.shape)
-    return (values.to(torch.float64) + std * noise.to(values.device)).to(torch.float32)
+    return noised(values, std, torch.special.ndtri(uniforms(streams, counts)).reshape(values.shape))
+
+
+def noised(
+    values: torch.Tensor, scale: float | torch.Tensor, variates: torch.Tensor
+) -> torch.Tensor:
+    """`values` + scale·variates, added in float64 and cast once, to float32, on their device."""
+    return (values.to(torch.float64) + scale * variates.to(values.device)).to(torch.float32)
 
 
 def _size(shape: tuple[int, ...]) -> int:

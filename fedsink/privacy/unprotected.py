@@ -113,6 +113,12 @@ class UnprotectedPlan:
         """The totals of several clients themselves, as float32."""
         return totals.to(torch.float32)
 
+    def release_drawn(
+        self, totals: torch.Tensor, normals: torch.Tensor, shares: torch.Tensor
+    ) -> torch.Tensor:
+        """The totals of several clients themselves, as float32."""
+        return totals.to(torch.float32)
+
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-able values; `plan_from_dict` gives the same plan back."""
         return {

@@ -15,13 +15,6 @@ from typing import Any, Protocol, overload, runtime_checkable
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-BLOCK = 8
-"""Consecutive clients of a broadcast whose replies are computed together and added in order.
-
-Floats computed or added together may differ in their last bits from those apart. So a broadcast
-is cut at multiples of this alone, however many processes share the work.
-"""
-
 
 class Content:
     """What a message asks for, as requests and as the record that travels.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedsink.errors import ConfigError
 from fedsink.privacy import domain
-from fedsink.transport import Cost, cost_named, solver_named
+from fedsink.transport import Cost, Mixed, cost_named, solver_named
 
 _DOMAIN = {
     "lam": domain.REGULARISATION,
@@ -72,6 +72,16 @@ class Objective:
     def ground_cost(self) -> Cost:
         """c(x, y), with its gradient."""
         return cost_named(self.cost, self.m)
+
+    @property
+    def bounded_cost(self) -> Cost:
+        """c_m for points of which a bound is known, computed without a look at a value."""
+        return Mixed(self.m, bounded=True)
+
+    def diameter(self, radius: float, *, labels: bool) -> float:
+        """The largest distance of two points in a ball of this radius, with labels or without."""
+        # One-hot labels α_c·e_k are at most √2·α_c apart.
+        return math.hypot(2.0 * radius, math.sqrt(2.0) * self.label_weight if labels else 0.0)
 
     @property
     def is_quadratic(self) -> bool:

@@ -23,6 +23,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+BLOCK = 8
+"""Consecutive clients of a broadcast whose replies are computed together and added in order.
+
+Floats computed or added together may differ in their last bits from those apart. So a broadcast
+is cut at multiples of this alone, however many processes share the work.
+"""
+
 
 class TreeSum:
     """Adds tensors of blocks of growing numbers in float64, along the tree of these numbers.

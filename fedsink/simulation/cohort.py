@@ -13,8 +13,8 @@ from fedsink.clients.app import client_app
 from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.settings import NodeSettings
 from fedsink.protocol.errors import UNUSABLE
-from fedsink.protocol.exchange import BLOCK, Answers, Content
-from fedsink.protocol.tree_sum import TreeSum
+from fedsink.protocol.exchange import Answers, Content
+from fedsink.protocol.tree_sum import BLOCK, TreeSum
 from fedsink.simulation.grid import client_context, client_of
 from fedsink.simulation.identity import become, set_message_id
 from fedsink.simulation.partial import Part, Partial

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedsink.protocol.exchange import BLOCK, Exchange, Reduction, Sum
-from fedsink.protocol.tree_sum import TreeSum
+from fedsink.protocol.exchange import Exchange, Reduction, Sum
+from fedsink.protocol.tree_sum import BLOCK, TreeSum
 
 
 @dataclass(frozen=True)

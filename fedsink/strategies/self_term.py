@@ -5,10 +5,11 @@ Nothing here touches private data; all of it may be published.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +17,10 @@ from torch import Tensor
 from fedsink.errors import ConfigError
 from fedsink.privacy import BatchClip, RecordClip
 from fedsink.protocol import Objective
+from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.transport import (
     ConvergedSolver,
+    UnseenAnnealedSolver,
     append_labels,
     potential,
     self_gradient,
@@ -25,8 +28,6 @@ from fedsink.transport import (
     transport_gradient,
 )
 from fedsink.transport.record_clip import reduced, sum_by_matmul
-
-Label = int | None
 
 # Any f keeps the clients' guarantee; a rough one serves the field as well as an exact one.
 POTENTIAL_SOLVER = ConvergedSolver(max_iterations=40, tolerance=1e-2)
@@ -46,6 +47,11 @@ class SelfTermSettings:
     history: int = 3
     p: float = 0.2
 
+    @property
+    def debiased(self) -> float:
+        """Rows that are generated for the self term alone, as a share of the others (n′/n)."""
+        return self.p if self.kind == "semi_debiased" else 0.0
+
     def __post_init__(self) -> None:
         if self.kind not in ("history", "semi_debiased"):
             raise ConfigError(f"strategy.self_term is history or semi_debiased, not {self.kind!r}.")
@@ -55,14 +61,14 @@ class SelfTermSettings:
             raise ConfigError(f"strategy.p must be in [0, 1], not {self.p}.")
 
 
-@dataclass(frozen=True)
-class SelfPart:
-    """What one group of rows contributes.
+class SelfParts(NamedTuple):
+    """What the groups of a round contribute by themselves.
 
     Attributes:
-        potentials: f for the clients' soft c-transform (`clip=record`), (n,).
-        inside: gradient that the clients add inside their clip (`clip=batch`), (n, D).
-        outside: gradient that the server adds after averaging, (n + n', D).
+        potentials: f for the clients' soft c-transform, (G, n); (G, 0) for `clip=batch`.
+        inside: gradient that clients add inside their clip, (G, n, D); (G, 0, 0) for
+            `clip=record`.
+        outside: gradient that the server adds after averaging, (G, n + n′, D).
     """
 
     potentials: Tensor
@@ -71,11 +77,11 @@ class SelfPart:
 
 
 class SelfTerm(ABC):
-    """Computes a `SelfPart` per group of rows and remembers what it needs."""
+    """Computes the self parts of groups of rows, and remembers what it needs.
 
-    def extra_rows(self, n: int) -> int:
-        """n', rows generated for the self term alone."""
-        return 0
+    Shapes are fixed, and history stays in its place, so that rounds can be recorded as a CUDA
+    graph.
+    """
 
     @property
     def memory(self) -> int:
@@ -83,56 +89,68 @@ class SelfTerm(ABC):
         return 0
 
     @abstractmethod
-    def __call__(self, rows: Tensor, labels: Sequence[Label], row_labels: Tensor) -> list[SelfPart]:
+    def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
         """The self parts of G groups of one size, as one batch of problems.
 
         Args:
-            rows: each group's rows, (G, n + n', D).
-            labels: each group's label; None for all of them, or for none.
-            row_labels: labels of the rows that clients see, (G, n).
+            rows: each group's rows, (G, n + n′, D).
+            kinds: which history is each group's, (G,): see `Layout.group_labels`.
+            row_labels: labels of the rows, (G, n + n′).
         """
 
-    def remember(self, rows: Tensor, label: Label) -> None:  # noqa: B027 (most forget)
-        """Take this round's rows into the history."""
+    def remember(self, rows: Tensor, kinds: Tensor) -> None:  # noqa: B027 (one forgets)
+        """Take the groups' rows (G, n, D) into their histories; each kind comes once."""
+
+    def fill(self, made: Callable[[Tensor, int], Tensor]) -> None:  # noqa: B027 (one forgets)
+        """Before the first round: take what an untrained generator makes for the history.
+
+        Args:
+            made: rows (G, n, D) of groups of given kinds (G,), for the number of a batch.
+        """
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors to resume from."""
+        """Tensors to resume from, by names of their own."""
         return {}
 
-    def load_state(self, tensors: dict[str, Tensor]) -> None:  # noqa: B027 (most have none)
-        """Restore what `state` returned."""
+    def load_state(self, tensors: dict[str, Tensor]) -> None:  # noqa: B027 (one has none)
+        """Restore what `state` returned, from among other tensors."""
 
 
 class _Remembering(SelfTerm):
-    """Keeps the last H batches of every group."""
+    """Keeps the last H batches of every kind of group, the oldest first."""
 
-    def __init__(self, settings: SelfTermSettings, objective: Objective) -> None:
-        self.objective = objective
-        self._length = settings.history
-        self._past: dict[Label, deque[Tensor]] = {}
+    def __init__(
+        self, settings: SelfTermSettings, objective: Objective, layout: Layout, like: Tensor
+    ) -> None:
+        self.objective, self._layout = objective, layout
+        sizes = layout.kinds, settings.history, layout.group_rows, like.shape[-1]
+        self._past = like.new_zeros(sizes)
+        kinds = ["all"] if layout.mixed else range(layout.classes)
+        self._names = [f"history.{kind}" for kind in kinds]
 
     @property
     def memory(self) -> int:
-        return self._length
+        return self._past.shape[1]
 
-    def remember(self, rows: Tensor, label: Label) -> None:
-        self._past.setdefault(label, deque(maxlen=self._length)).append(rows)
+    def remember(self, rows: Tensor, kinds: Tensor) -> None:
+        kept = self._past.index_select(0, kinds)[:, 1:]
+        self._past.index_copy_(0, kinds, torch.cat([kept, rows.unsqueeze(1)], dim=1))
 
-    def past(self, labels: Sequence[Label]) -> Tensor:
-        """The remembered rows of these groups, (G, H·n, D)."""
-        return torch.stack([torch.cat(list(self._past[label])) for label in labels])
+    def past(self, kinds: Tensor) -> Tensor:
+        """The remembered rows of groups of these kinds, (G, H·n, D)."""
+        return self._past.index_select(0, kinds).flatten(1, 2)
+
+    def fill(self, made: Callable[[Tensor, int], Tensor]) -> None:
+        kinds = torch.arange(self._layout.kinds, device=self._past.device)
+        for number in range(self.memory):
+            self.remember(made(kinds, number).to(self._past), kinds)
 
     def state(self) -> dict[str, Tensor]:
-        return {
-            f"{'all' if label is None else label}": torch.stack(list(batches))
-            for label, batches in self._past.items()
-        }
+        return dict(zip(self._names, self._past.to("cpu", copy=True), strict=True))
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        self._past = {
-            None if name == "all" else int(name): deque(batches.unbind(), maxlen=self._length)
-            for name, batches in tensors.items()
-        }
+        for past, name in zip(self._past, self._names, strict=True):
+            past.copy_(tensors[name])
 
 
 class HistoryField(_Remembering):
@@ -143,40 +161,43 @@ class HistoryField(_Remembering):
     their mean field where generated and private points have the same distribution.
     """
 
-    def __init__(self, settings: SelfTermSettings, objective: Objective, clip: RecordClip) -> None:
-        super().__init__(settings, objective)
+    def __init__(
+        self,
+        settings: SelfTermSettings,
+        objective: Objective,
+        clip: RecordClip,
+        layout: Layout,
+        like: Tensor,
+        widest: float | None,
+    ) -> None:
+        super().__init__(settings, objective, layout, like)
         self.clip = clip
+        self._unseen = widest is not None
+        self._solver = POTENTIAL_SOLVER if widest is None else POTENTIAL_SOLVER.unseen(widest**2)
 
-    def __call__(self, rows: Tensor, labels: Sequence[Label], row_labels: Tensor) -> list[SelfPart]:
+    def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
         """Potentials against the remembered rows, and the field that they feel themselves."""
-        past, lam = self.past(labels), self.objective.lam
-        potentials = potential(rows, past, lam, solver=POTENTIAL_SOLVER)
+        past, lam = self.past(kinds), self.objective.lam
+        potentials = potential(rows, past, lam, solver=self._solver, bounded=self._unseen)
         # All of it is public: no bound has to hold for one point whatever the others are.
         x, y, f = (values.to(torch.float64) for values in (rows, past, potentials))
         fields = sum_by_matmul(x, y, f, lam, reduced(self.clip.bound))
-        empty = torch.zeros(0, 0)
-        return [
-            SelfPart(f, empty, -field / past.shape[1])
-            for f, field in zip(potentials, fields, strict=True)
-        ]
+        return SelfParts(potentials, rows.new_zeros(len(rows), 0, 0), -fields / past.shape[1])
 
 
 class HistoryTransport(_Remembering):
     """For `clip=batch`: −2 ∂_X Ŵ(X, past X), inside the clip."""
 
-    def __call__(self, rows: Tensor, labels: Sequence[Label], row_labels: Tensor) -> list[SelfPart]:
+    def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
         """The gradient against the remembered rows, to be clipped with the private one."""
-        x, past, objective = rows, self.past(labels), self.objective
-        if _mixes(labels, objective):
-            repeated = row_labels.repeat(1, self._length)
-            x = append_labels(x, row_labels, objective.classes, objective.label_weight)
-            past = append_labels(past, repeated, objective.classes, objective.label_weight)
+        past, objective = self.past(kinds), self.objective
+        x = with_labels(rows, row_labels, objective, self._layout)
+        past = with_labels(past, row_labels.repeat(1, self.memory), objective, self._layout)
         gradient = transport_gradient(
             x, past, objective.ground_cost, objective.lam, solver=solver_named(objective.solver)
         ).gradient
         inside = -2.0 * gradient[..., : rows.shape[-1]]
-        empty = torch.zeros(0)
-        return [SelfPart(empty, part, torch.zeros_like(part)) for part in inside]
+        return SelfParts(rows.new_zeros(len(rows), 0), inside, torch.zeros_like(inside))
 
 
 class SemiDebiased(SelfTerm):
@@ -186,41 +207,56 @@ class SemiDebiased(SelfTerm):
     ever sees a private point through them.
     """
 
-    def __init__(self, settings: SelfTermSettings, objective: Objective, clip: BatchClip) -> None:
-        self.settings = settings
-        self.objective = objective
-        self.clip = clip
+    def __init__(
+        self, objective: Objective, clip: BatchClip, layout: Layout, widest: float | None
+    ) -> None:
+        self.objective, self.clip, self._layout = objective, clip, layout
+        self._cost, self._solver = objective.ground_cost, solver_named(objective.solver)
+        if widest is not None:
+            labels = math.sqrt(layout.classes) * objective.label_weight if layout.mixed else 0.0
+            self._cost = objective.bounded_cost
+            self._solver = UnseenAnnealedSolver(math.hypot(widest, labels))
 
-    def extra_rows(self, n: int) -> int:
-        """n′ = ⌊n·p⌋ (Def. 4.3)."""
-        return int(n * self.settings.p)
-
-    def __call__(self, rows: Tensor, labels: Sequence[Label], row_labels: Tensor) -> list[SelfPart]:
+    def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
         """The gradient against the shifted rows; what falls on the extra rows stays outside."""
-        n, x, objective = row_labels.shape[-1], rows, self.objective
-        if _mixes(labels, objective):
-            every = torch.cat([row_labels, row_labels[:, : rows.shape[1] - n]], dim=1)
-            x = append_labels(x, every, objective.classes, objective.label_weight)
-        gradients = self_gradient(
-            x, n, objective.ground_cost, objective.lam, solver=solver_named(objective.solver)
-        ).gradient[..., : rows.shape[-1]]
-        empty, parts = torch.zeros(0), []
-        for gradient in gradients:
-            outside = torch.zeros_like(gradient)
-            outside[n:] = self.clip.apply(gradient[n:])
-            parts.append(SelfPart(empty, gradient[:n], outside))
-        return parts
+        n, objective = self._layout.group_rows, self.objective
+        x = with_labels(rows, row_labels, objective, self._layout)
+        gradient = self_gradient(x, n, self._cost, objective.lam, solver=self._solver).gradient
+        gradient = gradient[..., : rows.shape[-1]]
+        outside = torch.zeros_like(gradient)
+        if self._layout.extra:
+            outside[:, n:] = self.clip.apply_each(gradient[:, n:])
+        return SelfParts(rows.new_zeros(len(rows), 0), gradient[:, :n], outside)
 
 
-def _mixes(labels: Sequence[Label], objective: Objective) -> bool:
-    """Whether labels enter the cost: groups of one class leave it a constant."""
-    return labels[0] is None and objective.label_weight > 0
+def with_labels(points: Tensor, labels: Tensor, objective: Objective, layout: Layout) -> Tensor:
+    """Points with their labels appended where groups mix classes and labels enter the cost."""
+    if not layout.mixed or objective.label_weight == 0.0:
+        return points
+    weight = objective.label_weight
+    return append_labels(points, labels, objective.classes, weight, check=False)
 
 
 def self_term(
-    settings: SelfTermSettings, objective: Objective, clip: BatchClip | RecordClip
+    settings: SelfTermSettings,
+    objective: Objective,
+    clip: BatchClip | RecordClip,
+    layout: Layout,
+    like: Tensor,
+    *,
+    widest: float | None = None,
 ) -> SelfTerm:
     """The self term that goes with a clip.
+
+    Args:
+        settings: which one.
+        objective: the transport problem.
+        clip: of the clients.
+        layout: of a round.
+        like: a tensor of the rows' type, device and dimension D, (..., D).
+        widest: public bound on the diagonal of a box that holds all rows; given, the host looks at
+            no value, as the recording of a CUDA graph needs, and λ is annealed in any case where
+            the loss is semi-debiased.
 
     Raises:
         ConfigError: `clip=record` with the semi-debiased loss, whose self term couples rows.
@@ -231,7 +267,7 @@ def self_term(
                 "clip=record takes its potentials from generated history: set "
                 "strategy.self_term=history, or clip=batch for the semi-debiased loss."
             )
-        return HistoryField(settings, objective, clip)
+        return HistoryField(settings, objective, clip, layout, like, widest)
     if settings.kind == "semi_debiased":
-        return SemiDebiased(settings, objective, clip)
-    return HistoryTransport(settings, objective)
+        return SemiDebiased(objective, clip, layout, widest)
+    return HistoryTransport(settings, objective, layout, like)

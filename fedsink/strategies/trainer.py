@@ -92,10 +92,14 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         output.backward(gradient.to(output))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.lr * self._factor(number)
+            group["lr"] = self.rate(number)
         self.optimizer.step()
         if self.ema:
             self.ema.update(self.generator)
+
+    def rate(self, number: int) -> float:
+        """The learning rate of step `number` (from 1)."""
+        return self.settings.lr * self._factor(number)
 
     def _factor(self, number: int) -> float:
         warm = min(1.0, number / max(1, self.settings.warmup))

@@ -10,7 +10,7 @@ from fedsink.transport.annealed import annealed, bounding_diameter, epsilon_sche
 from fedsink.transport.annealed_problem import AnnealedProblem
 from fedsink.transport.backends import Backend, backend_named
 from fedsink.transport.batch_gradients import batch_gradients
-from fedsink.transport.clipped_sums import clipped_sums
+from fedsink.transport.clipped_sums import clipped_sums, summed_at_once
 from fedsink.transport.costs import (
     L1,
     Cost,
@@ -36,6 +36,8 @@ from fedsink.transport.solvers import (
     ConvergedSolver,
     FixedSolver,
     Solver,
+    UnseenAnnealedSolver,
+    UnseenConvergedSolver,
     fixed_solver,
     solver_named,
 )
@@ -54,6 +56,8 @@ __all__ = [
     "Solver",
     "SquaredEuclidean",
     "TransportGradient",
+    "UnseenAnnealedSolver",
+    "UnseenConvergedSolver",
     "annealed",
     "append_labels",
     "backend_named",
@@ -73,5 +77,6 @@ __all__ = [
     "semi_debiased_gradient",
     "solve",
     "solver_named",
+    "summed_at_once",
     "transport_gradient",
 ]

@@ -8,11 +8,13 @@ exact one is 0.77–0.90. A factor of 0.99 converges.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fedsink.transport import fused_schedule
+from fedsink.transport.fused_schedule import Potentials
 from fedsink.transport.log_domain import Progress, SoftMinimum
 from fedsink.transport.problem import Problem, prepare
 from fedsink.transport.solution import Solution
@@ -65,10 +67,30 @@ def anneal(problem: Problem, starts: list[float], scaling: float) -> Solution:
     """Return what `annealed` does, for a prepared problem and one first value per problem."""
     schedules = [epsilon_schedule(start, problem.lam, scaling) for start in starts]
     potentials = fused_schedule.run(problem, schedules)
-    f_before, g_before, f, g = _anneal(problem, schedules) if potentials is None else potentials
-    steps = torch.tensor([len(values) for values in schedules], device=f.device)
-    never = torch.zeros_like(steps, dtype=torch.bool)
-    return problem.solution(f, g, steps, never, f_before, g_before)
+    if potentials is None:
+        potentials = _anneal(problem, schedules)
+    steps = torch.tensor([len(values) for values in schedules], device=problem.cost.device)
+    return _solution(problem, potentials, steps)
+
+
+def anneal_unseen(problem: Problem, diameters: Tensor, widest: float) -> Solution:
+    """Return what `annealed` does at scaling ½ without a look at a value from the host.
+
+    Args:
+        problem: from `problem.bounded`.
+        diameters: first value of each problem's schedule, (B,), at most `widest`.
+        widest: public; it decides on the number of steps, through most of which problems with
+            smaller diameters wait.
+    """
+    longest = len(epsilon_schedule(widest, problem.lam, 0.5))
+    first = torch.where(diameters > 0.0, diameters, problem.lam).to(torch.float64)
+    falls = torch.ceil((first.log() - math.log(problem.lam)) / math.log(2.0))
+    waiting = longest - 2.0 - falls.clamp_(0.0, longest - 2.0)
+    step = torch.arange(longest, device=diameters.device).unsqueeze(-1)
+    values = first * torch.exp2(-(step - waiting - 1.0).clamp_(min=0.0))
+    # Made on the device: a recording cannot copy from the host.
+    table = torch.where(step == longest - 1, problem.lam, values).to(problem.cost)
+    return _solution(problem, _follow(problem, table.unbind(), waiting), longest - waiting)
 
 
 def epsilon_schedule(diameter: float, lam: float, scaling: float) -> list[float]:
@@ -141,31 +163,41 @@ def warm_start(problem: Problem, most_iterations: int) -> Progress:
     return progress
 
 
-def _anneal(
-    problem: Problem, schedules: list[list[float]]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _solution(problem: Problem, potentials: Potentials, steps: Tensor) -> Solution:
+    f_before, g_before, f, g = potentials
+    never = torch.zeros_like(steps, dtype=torch.bool)
+    return problem.solution(f, g, steps, never, f_before, g_before)
+
+
+def _anneal(problem: Problem, schedules: list[list[float]]) -> Potentials:
     """Run one schedule per problem; return potentials before and after the last full update."""
-    softmin = SoftMinimum(problem)
-    cost = problem.cost
+    if all(values == schedules[0] for values in schedules):
+        return _follow(problem, schedules[0], None)
     longest = max(len(values) for values in schedules)
     # Shorter schedules wait at their first value until the longest has as many steps left.
     table = torch.tensor(
         [[values[0]] * (longest - len(values)) + values for values in schedules],
-        dtype=cost.dtype,
-        device=cost.device,
+        dtype=problem.cost.dtype,
+        device=problem.cost.device,
     )
-    waiting = torch.tensor([longest - len(values) for values in schedules], device=cost.device)
-    same = all(values == schedules[0] for values in schedules)
+    waits = [longest - len(values) for values in schedules]
+    return _follow(problem, table.unbind(1), torch.tensor(waits, device=table.device))
 
-    def value(step: int) -> float | Tensor:
-        return schedules[0][step] if same else table[:, step]
 
-    f = softmin.rows(torch.zeros_like(problem.log_b), value(0))
-    g = softmin.columns(torch.zeros_like(problem.log_a), value(0))
-    for step in range(longest):
-        f_new, g_new = softmin.rows(g, value(step)), softmin.columns(f, value(step))
+def _follow(
+    problem: Problem, values: Sequence[float | Tensor], waiting: Tensor | None
+) -> Potentials:
+    """Run a schedule of one value per step, or of one for each problem (B,).
+
+    Problem b waits for `waiting[b]` steps; None: all of them start at once.
+    """
+    softmin = SoftMinimum(problem)
+    f = softmin.rows(torch.zeros_like(problem.log_b), values[0])
+    g = softmin.columns(torch.zeros_like(problem.log_a), values[0])
+    for step, value in enumerate(values):
+        f_new, g_new = softmin.rows(g, value), softmin.columns(f, value)
         f_new, g_new = f_new.add_(f).mul_(0.5), g_new.add_(g).mul_(0.5)
-        if not same:
+        if waiting is not None:
             late = (waiting > step).unsqueeze(-1)
             f_new, g_new = torch.where(late, f, f_new), torch.where(late, g, g_new)
         f, g = f_new, g_new

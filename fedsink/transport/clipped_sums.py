@@ -28,6 +28,7 @@ def clipped_sums(
     *,
     mask: Tensor,
     radius: float,
+    unseen: bool = False,
 ) -> Tensor:
     """Return Σ_j min(1, Δ/‖g_kj‖)·g_kj for each of K problems, shape (K, n, d), float64.
 
@@ -57,6 +58,9 @@ def clipped_sums(
         bound: Δ > 0, in units of the points.
         mask: which rows a record may choose, (K, n, B) bool, private.
         radius: public bound on ‖y_kj‖₂ of every honest record.
+        unseen: whether to look at no value from the host, as the recording of a CUDA graph needs.
+            A problem whose places would be taken one by one then gets zero: see
+            `summed_at_once` for whether there can be any.
 
     Raises:
         ValueError: for shapes that disagree, λ ≤ 0 or Δ ≤ 0; never for values of x, y, f or mask.
@@ -64,30 +68,46 @@ def clipped_sums(
     _check_shapes(x, y, f, mask)
     check_bounds(lam, bound)
     with torch.no_grad():
-        x64, y64, f64 = (values.detach().to(torch.float64) for values in (x, y, f))
+        x64, f64 = (values.detach().to(torch.float64) for values in (x, f))
+        y64 = y.detach().to(torch.float64, copy=True)
         if min(*x.shape[:2], y.shape[1]) == 0:
             return torch.zeros_like(x64)
         rows = x64.isfinite().all(-1) & f64.isfinite()
-        inside = y64.square().sum(-1) <= radius * radius  # false for NaN
+        squares = torch.einsum("kbd,kbd->kb", y64, y64)  # without a temporary of y's size
+        inside = squares <= radius * radius  # false for NaN
         x64, f64 = x64.masked_fill(~rows.unsqueeze(-1), 0.0), f64.masked_fill(~rows, 0.0)
-        y64 = y64.masked_fill(~inside.unsqueeze(-1), 0.0)
+        y64.masked_fill_(~inside.unsqueeze(-1), 0.0)
+        squares.masked_fill_(~inside, 0.0)
         mask = mask & rows.unsqueeze(-1) & inside.unsqueeze(-2)
         clip = reduced(bound)
         reach = x64.square().sum(-1).amax(-1) + radius * radius
         plain = matmul_keeps_the_bound(
             reach, f64.abs().amax(-1), y64.shape[1], x64.shape[-1], lam, clip
         )
+        if unseen:
+            sums = sum_by_matmul(x64, y64, f64, lam, clip, mask, squares)
+            return torch.where(plain.reshape(-1, 1, 1), sums, 0.0)
         # A branch on public values: a hostile request is slow for every batch.
         if bool(plain.all()):
-            return sum_by_matmul(x64, y64, f64, lam, clip, mask)
+            return sum_by_matmul(x64, y64, f64, lam, clip, mask, squares)
         return torch.stack(
             [
-                sum_by_matmul(x64[k], y64[k], f64[k], lam, clip, mask[k])
+                sum_by_matmul(x64[k], y64[k], f64[k], lam, clip, mask[k], squares[k])
                 if bool(plain[k])
                 else _one_by_one(x64[k], y64[k], f64[k], lam, clip, mask[k])
                 for k in range(len(x64))
             ]
         )
+
+
+def summed_at_once(places: int, dimension: int, lam: float, bound: float, radius: float) -> bool:
+    """Whether one matmul sums all places for any rows in the ball of `radius`.
+
+    The rows' potentials are centred, as those of `potential` are: at most the largest cost, (2r)².
+    """
+    reach = torch.tensor([2.0 * radius * radius], dtype=torch.float64)
+    plain = matmul_keeps_the_bound(reach, 2.0 * reach, places, dimension, lam, reduced(bound))
+    return bool(plain)
 
 
 def _one_by_one(x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float, mask: Tensor) -> Tensor:

@@ -38,12 +38,18 @@ class SquaredEuclidean:
     """c(x, y) = ‖x − y‖₂², the cost matched to Gaussian noise when λ = 2σ².
 
     GeomLoss' p = 2 cost is half of this one.
+
+    Attributes:
+        bounded: whether points are known to be so short that no cost overflows; then the host
+            looks at no value, as the recording of a CUDA graph needs.
     """
+
+    bounded: bool = False
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Return ‖x_i‖² + ‖y_j‖² − 2⟨x_i, y_j⟩ (one matmul), never negative."""
         _check_points(x, y)
-        return squared_distances(x, y)
+        return squared_distances(x, y, bounded=self.bounded)
 
     def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
         """Return Σ_j P_ij·2(x_i − y_j) = 2(x_i Σ_j P_ij − (P y)_i), one matmul."""
@@ -73,9 +79,14 @@ class Mixed:
     """c_m(x, y) = ‖x − y‖₂² + m‖x − y‖₁, DP-Sinkhorn's cost (Cao et al. 2021, eq. 7).
 
     m = 0 is exactly SquaredEuclidean and takes its matmul path.
+
+    Attributes:
+        m: weight of the L1 part.
+        bounded: as in `SquaredEuclidean`; each part is one kernel then.
     """
 
     m: float = 1.0
+    bounded: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a negative or non-finite m."""
@@ -88,9 +99,9 @@ class Mixed:
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Return ‖x_i − y_j‖₂² + m‖x_i − y_j‖₁."""
         if self.m == 0.0:
-            return SquaredEuclidean()(x, y)
+            return SquaredEuclidean(self.bounded)(x, y)
         _check_points(x, y)
-        return mixed_distances(x, y, self.m)
+        return mixed_distances(x, y, self.m, bounded=self.bounded)
 
     def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
         """Return Σ_j P_ij [2(x_i − y_j) + m sign(x_i − y_j)]."""
@@ -102,7 +113,7 @@ class Mixed:
             if field is not None:
                 return field
         quadratic = SquaredEuclidean().gradient(x, y, plan)
-        return quadratic.add_(sign_field(x, y, plan), alpha=self.m)
+        return quadratic.add_(sign_field(x, y, plan, bounded=self.bounded), alpha=self.m)
 
 
 def cost_named(name: str, m: float = 1.0) -> Cost:
@@ -119,11 +130,15 @@ def cost_named(name: str, m: float = 1.0) -> Cost:
     raise ConfigError(f'Unknown cost "{name}": choose one of l1, squared_l2, mixed.')
 
 
-def append_labels(x: Tensor, labels: Tensor, classes: int, weight: float) -> Tensor:
+def append_labels(
+    x: Tensor, labels: Tensor, classes: int, weight: float, *, check: bool = True
+) -> Tensor:
     """Return [x, α_c·onehot(label)], shape (n, d + classes), for x (n, d) and labels (n,).
 
     With `weight` α_c, a label mismatch adds 2α_c² to ‖x − y‖₂² and 2α_c to ‖x − y‖₁, so
     2α_c² + 2mα_c to c_m (Cao et al. 2021, eq. 8; they use α_c = 15).
+
+    Without `check` no label is looked at from the host.
 
     Raises ValueError if a label is not in 0..classes−1 or the two lengths differ.
     """
@@ -132,7 +147,7 @@ def append_labels(x: Tensor, labels: Tensor, classes: int, weight: float) -> Ten
             f"One label per point is needed: got labels of shape {tuple(labels.shape)} for "
             f"points of shape {tuple(x.shape)}."
         )
-    if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+    if check and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(
             f"Labels must lie in 0..{classes - 1}, got values from {int(labels.min())} to "
             f"{int(labels.max())}: set the number of classes to match."

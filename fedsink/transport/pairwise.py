@@ -18,26 +18,30 @@ _MANY_PAIRS = 1 << 14
 _BACKWARD_TILE = 1 << 26
 
 
-def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+def squared_distances(x: Tensor, y: Tensor, *, bounded: bool = False) -> Tensor:
     """Return ‖x_i − y_j‖₂², shape (..., n, m), clamped at 0; finite for finite points.
 
-    Values above the largest number of the dtype saturate there.
+    Values above the largest number of the dtype saturate there. `bounded` says that there are none:
+    then the host looks at no value.
     """
     x_norms = x.square().sum(-1)
     y_norms = y.square().sum(-1)
     distances = torch.matmul(x, y.transpose(-1, -2)).mul_(-2.0)
     distances.add_(x_norms.unsqueeze(-1)).add_(y_norms.unsqueeze(-2)).clamp_(min=0.0)
-    if not bool(torch.isfinite(x_norms.sum() + y_norms.sum())):
+    if not bounded and not bool(torch.isfinite(x_norms.sum() + y_norms.sum())):
         return _saturate(distances, x, y)
     return distances
 
 
-def absolute_distances(x: Tensor, y: Tensor) -> Tensor:
+def absolute_distances(x: Tensor, y: Tensor, *, bounded: bool = False) -> Tensor:
     """Return ‖x_i − y_j‖₁ = Σ_k |x_ik − y_jk|, shape (..., n, m).
 
     Compiled, one pass. Else, for many pairs a loop over the coordinates, each step on n×m tiles;
-    for few pairs in many dimensions a loop over blocks of rows. torch.cdist is slower than each.
+    for few pairs in many dimensions a loop over blocks of rows. torch.cdist is slower than each,
+    and one kernel where points are `bounded`, as in `squared_distances`.
     """
+    if bounded:
+        return torch.cdist(x, y, p=1.0)
     compiled = fused.absolute_distances(x, y)
     if compiled is not None:
         return compiled
@@ -67,11 +71,14 @@ def absolute_distances(x: Tensor, y: Tensor) -> Tensor:
     return distances
 
 
-def mixed_distances(x: Tensor, y: Tensor, m: float) -> Tensor:
+def mixed_distances(x: Tensor, y: Tensor, m: float, *, bounded: bool = False) -> Tensor:
     """Return ‖x_i − y_j‖₂² + m‖x_i − y_j‖₁, shape (..., n, m), finite for finite points.
 
-    Compiled, both parts in one pass over the differences.
+    Compiled, both parts in one pass over the differences; not where points are `bounded`.
     """
+    if bounded:
+        absolute = absolute_distances(x, y, bounded=True)
+        return squared_distances(x, y, bounded=True).add_(absolute, alpha=m)
     compiled = fused.mixed_distances(x, y, m)
     if compiled is not None:
         return compiled
@@ -80,8 +87,14 @@ def mixed_distances(x: Tensor, y: Tensor, m: float) -> Tensor:
     return total.clamp_(max=torch.finfo(total.dtype).max)
 
 
-def sign_field(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
-    """Return Σ_j P_ij sign(x_i − y_j), shape (..., n, d), with sign(0) = 0."""
+def sign_field(x: Tensor, y: Tensor, plan: Tensor, *, bounded: bool = False) -> Tensor:
+    """Return Σ_j P_ij sign(x_i − y_j), shape (..., n, d), with sign(0) = 0.
+
+    One kernel where points are `bounded`.
+    """
+    if bounded:
+        x, y = (points.expand(*plan.shape[:-2], *points.shape[-2:]) for points in (x, y))
+        return _backward(x, y, plan)
     compiled = fused.sign_field(x, y, plan)
     if compiled is not None:
         return compiled
@@ -93,13 +106,18 @@ def sign_field(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
     x = x.expand(*batch, n, d)
     y = y.expand(*batch, m, d).contiguous()
     plan = plan.expand(*batch, n, m)
-    # The derivative of Σ_ij P_ij ‖x_i − y_j‖₁ at x is what cdist's backward pass computes in one
-    # fused loop; its last argument, the distances, is not read for p = 1.
     for rows in _row_blocks(n, field.numel() // n * m, _BACKWARD_TILE):
-        weights = plan[..., rows, :].contiguous()
-        field[..., rows, :] = torch.ops.aten._cdist_backward(
-            weights, x[..., rows, :].contiguous(), y, 1.0, weights
-        )
+        field[..., rows, :] = _backward(x[..., rows, :], y, plan[..., rows, :])
+    return field
+
+
+def _backward(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
+    """Return the sign field as the derivative of Σ_ij P_ij ‖x_i − y_j‖₁ at x, one fused loop."""
+    weights = plan.contiguous()
+    # The last argument, the distances, is not read for p = 1.
+    field: Tensor = torch.ops.aten._cdist_backward(
+        weights, x.contiguous(), y.contiguous(), 1.0, weights
+    )
     return field
 
 

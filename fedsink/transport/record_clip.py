@@ -117,21 +117,34 @@ def matmul_keeps_the_bound(
 
 
 def sum_by_matmul(
-    x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float, mask: Tensor | None = None
+    x: Tensor,
+    y: Tensor,
+    f: Tensor,
+    lam: float,
+    clip: float,
+    mask: Tensor | None = None,
+    squares: Tensor | None = None,
 ) -> Tensor:
     """Return the clipped sum of records for which `matmul_keeps_the_bound`, (n, d).
 
-    Or (B, n, d) for B problems, with a leading dimension of x, y, f and the mask.
+    Or (B, n, d) for B problems, with a leading dimension of x, y, f and the mask. `squares` are
+    ‖y_j‖², (m,), where they are known.
     """
-    return record_field(x, y, clipped_weights(x, y, f, lam, clip, mask))
+    return record_field(x, y, clipped_weights(x, y, f, lam, clip, mask, squares))
 
 
 def clipped_weights(
-    x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float, mask: Tensor | None = None
+    x: Tensor,
+    y: Tensor,
+    f: Tensor,
+    lam: float,
+    clip: float,
+    mask: Tensor | None = None,
+    squares: Tensor | None = None,
 ) -> Tensor:
     """Return w_ij·min(1, Δ/‖g_j‖), (n, m), of such records; or (B, n, m) of B such problems."""
-    x_norms, y_norms = x.square().sum(-1, keepdim=True), y.square().sum(-1).unsqueeze(-2)
-    reach = x_norms + y_norms
+    squares = y.square().sum(-1) if squares is None else squares
+    reach = x.square().sum(-1, keepdim=True) + squares.unsqueeze(-2)
     product = torch.addmm if x.dim() == 2 else torch.baddbmm
     distances = product(reach, x, y.mT, alpha=-2.0).clamp_(min=0.0)
     w = _weights(f, distances, lam, mask)

@@ -21,17 +21,23 @@ _FLOOR = -300.0  # its square is no underflow either
 
 
 def potential(
-    x: Tensor, history: Tensor, lam: float, *, solver: Solver = _DEFAULT_SOLVER
+    x: Tensor,
+    history: Tensor,
+    lam: float,
+    *,
+    solver: Solver = _DEFAULT_SOLVER,
+    bounded: bool = False,
 ) -> Tensor:
     """Return the dual potential f of Ŵ(X, history), shape (..., n), of mean zero.
 
-    The cost is ‖x − y‖₂². `history` (..., m, d) holds generated points of earlier rounds, so f
-    depends on no private data. A constant added to f changes no w_ij.
+    The cost is ‖x − y‖₂², with `bounded` as it takes it. `history` (..., m, d) holds generated
+    points of earlier rounds, so f depends on no private data. A constant added to f changes no
+    w_ij.
 
     Raises:
         ValueError: if the points disagree in shape or type, or are not finite.
     """
-    solution: Solution = solver(SquaredEuclidean()(x, history), lam, points=(x, history))
+    solution: Solution = solver(SquaredEuclidean(bounded)(x, history), lam, points=(x, history))
     return solution.f - solution.f.mean(-1, keepdim=True)
 
 

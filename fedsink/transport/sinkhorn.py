@@ -8,14 +8,11 @@ from torch import Tensor
 
 from fedsink.transport import exp_domain, log_domain
 from fedsink.transport.annealed import warm_start
-from fedsink.transport.log_domain import Progress
+from fedsink.transport.log_domain import CHECK_EVERY, Progress
 from fedsink.transport.problem import Problem, prepare
 from fedsink.transport.solution import Solution
 
 Domain = Literal["auto", "log", "exp"]
-
-# Iterations between two looks at the marginal error: a look costs about a fifth of one.
-_CHECK_EVERY = 3
 
 
 def solve(
@@ -67,12 +64,12 @@ def solve(
     progress = Progress.begin(problem, _begin_at(start, problem))
     supported = exp_domain.supports(problem)
     if domain == "exp" or (domain == "auto" and supported):
-        progress = exp_domain.iterate(problem, progress, max_iterations, tolerance, _CHECK_EVERY)
+        progress = exp_domain.iterate(problem, progress, max_iterations, tolerance, CHECK_EVERY)
         if progress.finished:
             return _solution(problem, progress)
     elif start is None and not supported:
         progress = warm_start(problem, max_iterations)
-    progress = log_domain.iterate(problem, progress, max_iterations, tolerance, _CHECK_EVERY)
+    progress = log_domain.iterate(problem, progress, max_iterations, tolerance, CHECK_EVERY)
     return _solution(problem, progress)
 
 

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from fedsink.errors import ConfigError
 from fedsink.transport import log_domain
-from fedsink.transport.annealed import anneal, annealed, bounding_diameter, warm_start
+from fedsink.transport.annealed import (
+    anneal,
+    anneal_unseen,
+    annealed,
+    bounding_diameter,
+    warm_start,
+)
 from fedsink.transport.problem import bounded
 from fedsink.transport.sinkhorn import Domain, solve
 from fedsink.transport.solution import Solution
@@ -38,6 +44,10 @@ class ConvergedSolver:
     max_iterations: int = 1000
     tolerance: float = 1e-3
     domain: Domain = "auto"
+
+    def unseen(self, largest_cost: float) -> UnseenConvergedSolver:
+        """The same without a look at a value from the host, for costs up to a public bound."""
+        return UnseenConvergedSolver(largest_cost, self.max_iterations, self.tolerance)
 
     def __call__(
         self,
@@ -123,6 +133,67 @@ class FixedSolver:
         progress = warm_start(problem, self.iterations)
         progress = log_domain.iterate(problem, progress, self.iterations, 0.0, check_every=1)
         return problem.solution(progress.f, progress.g, progress.iterations, progress.converged)
+
+
+@dataclass(frozen=True)
+class UnseenConvergedSolver:
+    """`ConvergedSolver` in the log domain without a look at a value from the host.
+
+    All iterations run; a problem keeps the potentials at which it met the tolerance. It begins at
+    zero also where `solve` would begin at an annealed schedule. For CUDA graphs.
+
+    Attributes:
+        largest_cost: public bound on C.
+        max_iterations, tolerance: of the `ConvergedSolver`.
+    """
+
+    largest_cost: float
+    max_iterations: int = 1000
+    tolerance: float = 1e-3
+
+    def __call__(
+        self,
+        cost_matrix: Tensor,
+        lam: float,
+        *,
+        points: tuple[Tensor, Tensor],
+        log_a: Tensor | None = None,
+        log_b: Tensor | None = None,
+    ) -> Solution:
+        """Return the converged solution; the points are not looked at."""
+        problem = bounded(cost_matrix, lam, log_a, log_b, self.largest_cost)
+        progress = log_domain.iterate_unseen(problem, self.max_iterations, self.tolerance)
+        return problem.solution(progress.f, progress.g, progress.iterations, progress.converged)
+
+
+@dataclass(frozen=True)
+class UnseenAnnealedSolver:
+    """`AnnealedSolver` at scaling ½ without a look at a value from the host. For CUDA graphs.
+
+    Attributes:
+        widest: public bound on the distance of two points.
+        everywhere: begin every schedule there, instead of at each problem's bounding diameter.
+    """
+
+    widest: float
+    everywhere: bool = False
+
+    def __call__(
+        self,
+        cost_matrix: Tensor,
+        lam: float,
+        *,
+        points: tuple[Tensor, Tensor],
+        log_a: Tensor | None = None,
+        log_b: Tensor | None = None,
+    ) -> Solution:
+        """Return the potentials at the end of the schedules."""
+        problem = bounded(cost_matrix, lam, log_a, log_b, self.widest**2)
+        if self.everywhere:
+            diameters = problem.cost.new_full(problem.cost.shape[:1], self.widest)
+        else:
+            diameters = bounding_diameter(*points, log_a, log_b).reshape(-1)
+        return anneal_unseen(problem, diameters, self.widest)
 
 
 # Costs up to here leave float32 room for the sums over all pairs that costs are checked by.

@@ -57,6 +57,15 @@ def test_no_record_of_the_public_range_exceeds_the_norm_bound(view: View) -> Non
         assert float(norms.max()) >= view.norm_bound / 1.01
 
 
+@pytest.mark.parametrize("view", VIEWS)
+def test_no_box_around_images_exceeds_the_diagonal_bound(view: View) -> None:
+    extreme = torch.randint(0, 2, (200, *view.shape), generator=torch.Generator().manual_seed(0))
+    extreme[0], extreme[1] = 0, 1
+    points = len(view.shape) == 1
+    rows = view(POINT_LIMIT * (2.0 * extreme - 1.0) if points else extreme.float()).double()
+    assert float((rows.amax(0) - rows.amin(0)).norm()) <= view.diagonal_bound
+
+
 def test_pixel_view_centres_images_and_leaves_points_alone() -> None:
     assert PixelView((1, 1, 2))(torch.tensor([[[[0.0, 1.0]]]])).tolist() == [[-1.0, 1.0]]
     assert PixelView((2,))(torch.tensor([[3.0, -4.0]])).tolist() == [[3.0, -4.0]]

@@ -47,6 +47,14 @@ def test_no_problem_lives_at_the_edge_of_the_floats(name: str, values: tuple[flo
             Objective(**{"lam": 1.0, "classes": 3, name: value})
 
 
+def test_the_diameter_is_the_largest_distance_in_a_ball() -> None:
+    objective, ends = Objective(1.0, 2), torch.tensor([[-4.0, 0.0], [4.0, 0.0]])
+    assert objective.diameter(4.0, labels=False) == 8.0
+    labelled = append_labels(ends, torch.tensor([0, 1]), 2, objective.label_weight)
+    distance = float((labelled[0] - labelled[1]).norm())
+    assert objective.diameter(4.0, labels=True) == pytest.approx(distance)
+
+
 def test_an_unknown_cost_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cost is mixed or l1, not 'l2'"):
         Objective(1.0, 2, cost="l2")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from fedsink.protocol.exchange import BLOCK, Broadcast, Content, Exchange
-from fedsink.protocol.tree_sum import TreeSum
+from fedsink.protocol.exchange import Broadcast, Content, Exchange
+from fedsink.protocol.tree_sum import BLOCK, TreeSum
 from fedsink.simulation.partial import Partial, parts, reduction
 
 

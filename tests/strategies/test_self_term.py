@@ -9,9 +9,10 @@ from torch import Tensor
 from fedsink.clients.gradient import client_gradient
 from fedsink.clients.shard import Shard
 from fedsink.errors import ConfigError
-from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan, RecordClip, Stream
+from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip, Stream
 from fedsink.protocol import GradientRequest, Objective
-from fedsink.strategies.self_term import Label, SelfPart, SelfTerm, SelfTermSettings, self_term
+from fedsink.strategies.dp_sinkhorn.layout import Layout
+from fedsink.strategies.self_term import SelfParts, SelfTerm, SelfTermSettings, self_term
 from fedsink.transport import ConvergedSolver, Mixed, append_labels, semi_debiased_gradient
 
 PLAIN = Objective(lam=1.0, classes=1, label_weight=0.0)
@@ -22,17 +23,42 @@ def points(seed: int, n: int = 12) -> Tensor:
     return torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
 
 
+def term_of(
+    settings: SelfTermSettings,
+    objective: Objective,
+    clip: BatchClip | RecordClip,
+    *,
+    mixed: bool = False,
+    n: int = 12,
+) -> SelfTerm:
+    """Of groups of n rows that clients see, each of one class or, mixed, of all of them."""
+    schedule = JointSchedule() if mixed else ClassSchedule(3)
+    classes = objective.classes if mixed else 3
+    rows = n // classes if mixed else n
+    layout = Layout(3, classes, schedule, mixed, rows, settings.debiased)
+    return self_term(settings, objective, clip, layout, torch.zeros(0, 3))
+
+
 def history(
-    kind: str, objective: Objective = PLAIN, bound: float = 0.5, length: int = 2
+    kind: str,
+    objective: Objective = PLAIN,
+    bound: float = 0.5,
+    length: int = 2,
+    *,
+    mixed: bool = False,
 ) -> SelfTerm:
     clip = RecordClip(bound) if kind == "record" else BatchClip(bound)
-    return self_term(SelfTermSettings("history", length), objective, clip)
+    return term_of(SelfTermSettings("history", length), objective, clip, mixed=mixed)
 
 
-def alone(term: SelfTerm, rows: Tensor, label: Label, labels: Tensor) -> SelfPart:
-    """The part of a group that is asked for by itself."""
-    (part,) = term(rows.unsqueeze(0), [label], labels.unsqueeze(0))
-    return part
+def remember(term: SelfTerm, rows: Tensor, kind: int) -> None:
+    term.remember(rows.unsqueeze(0), torch.tensor([kind]))
+
+
+def alone(term: SelfTerm, rows: Tensor, kind: int, labels: Tensor) -> SelfParts:
+    """The parts of a group that is asked for by itself."""
+    parts = term(rows.unsqueeze(0), torch.tensor([kind]), labels.unsqueeze(0))
+    return SelfParts(*(part.squeeze(0) for part in parts))
 
 
 class Noiseless(Stream):
@@ -46,10 +72,10 @@ def test_the_history_field_cancels_the_clients_where_the_records_are_the_history
 ) -> None:
     """And only there: a shifted shard leaves the shift."""
     term = history("record", bound=bound)
-    term.remember(points(1), None)
-    term.remember(points(2), None)
+    remember(term, points(1), 0)
+    remember(term, points(2), 0)
     rows, zeros = points(3), torch.zeros(12, dtype=torch.int64)
-    part = alone(term, rows, None, zeros)
+    part = alone(term, rows, 0, zeros)
     plan = PrivacyPlan(1.0, 1.0, 1, RecordClip(bound), JointSchedule(), 1e-5)
     view = {"name": "pixel", "shape": [3]}
     request = GradientRequest(1, None, plan, PLAIN, view, rows, zeros, part.potentials)
@@ -68,53 +94,61 @@ def test_the_history_field_cancels_the_clients_where_the_records_are_the_history
 def test_history_keeps_the_last_batches_of_every_group() -> None:
     term = history("record")
     for seed in (1, 2, 3):
-        term.remember(points(seed), 0)
-    term.remember(points(4), 1)
+        remember(term, points(seed), 0)
+    remember(term, points(4), 1)
     reference = history("record")
-    reference.remember(points(2), 0)
-    reference.remember(points(3), 0)
+    remember(reference, points(2), 0)
+    remember(reference, points(3), 0)
     labels = torch.zeros(12, dtype=torch.int64)
     assert torch.equal(
         alone(term, points(9), 0, labels).outside, alone(reference, points(9), 0, labels).outside
     )
     assert term.memory == 2
-    assert term.extra_rows(12) == 0
 
 
-@pytest.mark.parametrize("groups", [[0, 1, 2], [None, None]], ids=str)
+@pytest.mark.parametrize("groups", [[0, 1, 2], [0, 0]], ids=str)
 @pytest.mark.parametrize("kind", ["record", "batch", "semi_debiased"])
-def test_groups_are_as_if_each_were_asked_for_alone(kind: str, groups: list[Label]) -> None:
+def test_groups_are_as_if_each_were_asked_for_alone(kind: str, groups: list[int]) -> None:
     """With costs of different size, and each against its own past."""
-    term = history(kind, LABELLED)
+    mixed, extra = groups == [0, 0], 3 if kind == "semi_debiased" else 0
+    term = history(kind, LABELLED, mixed=mixed)
     if kind == "semi_debiased":
-        term = self_term(SelfTermSettings(kind, p=0.25), LABELLED, BatchClip(0.5))
+        term = term_of(SelfTermSettings(kind, p=0.25), LABELLED, BatchClip(0.5), mixed=mixed)
     for seed in (1, 2):
         for place, group in enumerate(groups):
-            term.remember(points(seed + 10 * place) * (1 + place), group)
+            remember(term, points(seed + 10 * place) * (1 + place), group)
     rows = torch.stack([points(60 + place, 15) * (1 + place) for place in range(len(groups))])
-    rows = rows[:, : 12 + term.extra_rows(12)]
-    labels = torch.stack([(torch.arange(12) + place) % 2 for place in range(len(groups))])
-    together = term(rows, groups, labels)
-    assert len(together) == len(groups)
+    rows = rows[:, : 12 + extra]
+    labels = torch.stack([(torch.arange(12 + extra) + place) % 2 for place in range(len(groups))])
+    together = term(rows, torch.tensor(groups), labels)
+    assert all(len(part) == len(groups) for part in together)
     for place, group in enumerate(groups):
         expected = alone(term, rows[place], group, labels[place])
         for name in ("potentials", "inside", "outside"):
-            ours, theirs = (getattr(part, name) for part in (together[place], expected))
+            ours, theirs = getattr(together, name)[place], getattr(expected, name)
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("kind", ["record", "batch"])
-def test_the_state_of_a_history_round_trips(kind: str) -> None:
-    term = history(kind, LABELLED, length=3)
-    labels = torch.arange(12) % 2
-    for group in (None, 0, 1):
+def test_the_state_of_a_history_round_trips(kind: str, mixed: bool) -> None:
+    groups, labels = [0] if mixed else [0, 1, 2], torch.arange(12) % 2
+    term = history(kind, LABELLED, length=3, mixed=mixed)
+    for group in groups:
         for seed in range(3):
-            term.remember(points(seed + 10 * (group or 7)), group)
-    read = history(kind, LABELLED, length=3)
-    read.load_state({name: value.clone() for name, value in term.state().items()})
+            remember(term, points(seed + 10 * (group or 7)), group)
+    state = term.state()
+    assert list(state) == [f"history.{name}" for name in (["all"] if mixed else groups)]
+    remember(term, points(98), 0)  # a state does not change after it was taken
+    term = history(kind, LABELLED, length=3, mixed=mixed)
+    for group in groups:
+        for seed in range(3):
+            remember(term, points(seed + 10 * (group or 7)), group)
+    read = history(kind, LABELLED, length=3, mixed=mixed)
+    read.load_state(state)
     for each in (term, read):
-        each.remember(points(99), 0)
-    for group in (None, 0, 1):
+        remember(each, points(99), 0)
+    for group in groups:
         ours, theirs = (alone(each, points(5), group, labels) for each in (term, read))
         assert torch.equal(ours.inside, theirs.inside)
         assert torch.equal(ours.outside, theirs.outside)
@@ -126,12 +160,12 @@ def test_the_batch_history_makes_the_sinkhorn_divergence(
     label: int | None, objective: Objective
 ) -> None:
     """−2 ∂Ŵ(X, past) cancels the clients' 2 ∂Ŵ(X, Y) where their records are the past."""
-    term = history("batch", objective, bound=100.0)
+    term = history("batch", objective, bound=100.0, mixed=label is None)
     labels = torch.arange(12) % objective.classes if label is None else torch.full((12,), label)
     for seed in (1, 2):
-        term.remember(points(seed), label)
+        remember(term, points(seed), label or 0)
     rows = points(3)
-    part = alone(term, rows, label, labels)
+    part = alone(term, rows, label or 0, labels)
     plan = PrivacyPlan(1.0, 1.0, 1, BatchClip(100.0), JointSchedule(), 1e-5)
     request = GradientRequest(
         1, label, plan, objective, {"name": "pixel", "shape": [3]}, rows, labels,
@@ -151,15 +185,21 @@ def test_the_batch_history_makes_the_sinkhorn_divergence(
 @pytest.mark.parametrize("label", [None, 1])
 def test_semi_debiased_is_the_self_half_of_the_papers_loss(p: float, label: int | None) -> None:
     """Def. 4.3; α_c only where a round mixes classes. The extra rows reuse the first labels."""
-    term = self_term(SelfTermSettings("semi_debiased", p=p), LABELLED, BatchClip(1e9))
-    extra = term.extra_rows(10)
+    settings = SelfTermSettings("semi_debiased", p=p)
+    schedule = JointSchedule() if label is None else ClassSchedule(2)
+    rows_per_class = 5 if label is None else 10
+    layout = Layout(2, 2, schedule, label is None, rows_per_class, settings.debiased)
+    term = self_term(settings, LABELLED, BatchClip(1e9), layout, torch.zeros(0, 3))
+    extra = layout.extra
     assert extra == {0.0: 0, 0.2: 2, 1.0: 10}[p]
     rows = points(4, 10 + extra)
-    row_labels = torch.arange(10) % 2 if label is None else torch.full((10,), label)
-    part = alone(term, rows, label, row_labels)
+    (row_labels,) = layout.row_labels(torch.tensor([label or 0]))
+    part = alone(term, rows, label or 0, row_labels)
     x, y = rows, points(5)
     if label is None:
-        x = append_labels(x, torch.cat([row_labels, row_labels[:extra]]), 2, 1.5)
+        own = torch.arange(2).repeat_interleave(5)
+        assert torch.equal(row_labels, torch.cat([own, own[:extra]]))
+        x = append_labels(x, row_labels, 2, 1.5)
         y = append_labels(y, torch.arange(12) % 2, 2, 1.5)
     expected = semi_debiased_gradient(
         x, y, 10, extra, Mixed(0.3), 1.0, solver=ConvergedSolver()
@@ -173,11 +213,11 @@ def test_semi_debiased_is_the_self_half_of_the_papers_loss(p: float, label: int 
 def test_extra_rows_are_clipped_by_themselves() -> None:
     """Pitfall 8: they carry no noise, since no private point met them."""
     terms = [
-        self_term(SelfTermSettings("semi_debiased", p=0.5), PLAIN, BatchClip(bound))
+        term_of(SelfTermSettings("semi_debiased", p=0.5), PLAIN, BatchClip(bound), mixed=True)
         for bound in (1e9, 0.01)
     ]
-    rows, labels = points(4, 18) * 5, torch.zeros(12, dtype=torch.int64)
-    free, clipped = (alone(term, rows, None, labels) for term in terms)
+    rows, labels = points(4, 18) * 5, torch.zeros(18, dtype=torch.int64)
+    free, clipped = (alone(term, rows, 0, labels) for term in terms)
     assert float(free.outside.norm()) > 0.01
     assert float(clipped.outside.norm()) == pytest.approx(0.01, rel=1e-4)
     direction = free.outside / free.outside.norm()
@@ -186,14 +226,14 @@ def test_extra_rows_are_clipped_by_themselves() -> None:
 
 
 def test_semi_debiased_has_no_state() -> None:
-    term = self_term(SelfTermSettings("semi_debiased"), PLAIN, BatchClip(1.0))
-    term.remember(points(1), None)
+    term = term_of(SelfTermSettings("semi_debiased"), PLAIN, BatchClip(1.0))
+    remember(term, points(1), 0)
     assert term.state() == {}
 
 
 def test_record_clip_refuses_the_semi_debiased_loss() -> None:
     with pytest.raises(ConfigError, match=r"set strategy\.self_term=history, or clip=batch"):
-        self_term(SelfTermSettings("semi_debiased"), PLAIN, RecordClip(1.0))
+        term_of(SelfTermSettings("semi_debiased"), PLAIN, RecordClip(1.0))
 
 
 @pytest.mark.parametrize(

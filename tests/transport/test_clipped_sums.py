@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsink.transport import clipped_record_field, clipped_sums
+from fedsink.transport import clipped_record_field, clipped_sums, summed_at_once
 
 
 def oblivious_record_field(x: Tensor, y: Tensor, f: Tensor, *rest: Any, **options: Any) -> Tensor:
@@ -85,6 +85,31 @@ def test_it_is_the_clipped_field_class_by_class(bound: float, radius: float) -> 
         assert len(records) > 1
         expected[mine] = clipped_record_field(p["x"][mine], records, p["f"][mine], 2.0, bound)
     torch.testing.assert_close(oblivious_record_field(**p), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_unseen_it_is_the_same_where_one_matmul_sums_all_places() -> None:
+    p = ordinary()
+    assert summed_at_once(14, 4, p["lam"], p["bound"], p["radius"])
+    expected = oblivious_record_field(**p)
+    assert expected.any()
+    assert torch.equal(oblivious_record_field(**p, unseen=True), expected)
+
+
+def test_unseen_a_problem_whose_rounding_could_exceed_the_bound_gets_zero() -> None:
+    p = {**ordinary(), "lam": 1e-9}
+    assert not summed_at_once(14, 4, p["lam"], p["bound"], p["radius"])
+    assert oblivious_record_field(**p).any()
+    assert not oblivious_record_field(**p, unseen=True).any()
+
+
+@settings(max_examples=100)
+@given(problem=problems())
+def test_unseen_each_place_contributes_at_most_the_bound(problem: dict[str, Any]) -> None:
+    for place in range(problem["mask"].shape[1]):
+        alone = torch.zeros_like(problem["mask"])
+        alone[:, place] = problem["mask"][:, place]
+        field = oblivious_record_field(**{**problem, "mask": alone}, unseen=True)
+        assert float((field / problem["bound"]).norm()) <= 1.0
 
 
 def test_what_stands_in_an_empty_place_leaves_no_trace() -> None:

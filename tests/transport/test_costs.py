@@ -10,6 +10,7 @@ from fedsink.errors import ConfigError
 from fedsink.transport import L1, Cost, Mixed, SquaredEuclidean, append_labels, cost_named, pairwise
 
 COSTS: list[Cost] = [SquaredEuclidean(), L1(), Mixed(0.0), Mixed(0.3), Mixed(3.0)]
+BOUNDED: list[Cost] = [SquaredEuclidean(bounded=True), *(Mixed(m, bounded=True) for m in (0.0, 3))]
 
 
 def definition(cost: Cost, x: Tensor, y: Tensor) -> Tensor:
@@ -37,7 +38,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("cost", COSTS, ids=str)
+@pytest.mark.parametrize("cost", COSTS + BOUNDED, ids=str)
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_cost_equals_its_definition(cost: Cost, shapes: tuple) -> None:
     x, y = points(*shapes[0], seed=1), points(*shapes[1], seed=2)
@@ -46,7 +47,7 @@ def test_cost_equals_its_definition(cost: Cost, shapes: tuple) -> None:
     assert (matrix >= 0).all()
 
 
-@pytest.mark.parametrize("cost", COSTS, ids=str)
+@pytest.mark.parametrize("cost", COSTS + BOUNDED, ids=str)
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_gradient_equals_autograd_of_the_definition(cost: Cost, shapes: tuple) -> None:
     x, y = points(*shapes[0], seed=1), points(*shapes[1], seed=2)

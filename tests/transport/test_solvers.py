@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from fedsink.errors import ConfigError
 from fedsink.transport import (
@@ -17,6 +18,7 @@ from fedsink.transport import (
     FixedSolver,
     Mixed,
     Solver,
+    UnseenAnnealedSolver,
     fixed_solver,
     solver_named,
     transport_gradient,
@@ -120,6 +122,68 @@ def test_what_it_refuses_it_refuses_for_its_public_numbers(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         FixedSolver(largest)(torch.zeros(2, 2), lam, points=(points(2, 1), points(2, 2)))
+
+
+def unequal(batch: int = 3) -> tuple[Tensor, Tensor]:
+    """Problems whose costs, diameters and numbers of iterations differ."""
+    scales = torch.tensor([0.3, 1.0, 3.0])[:batch].reshape(-1, 1, 1)
+    x, y = points(8, 1), points(11, 2)
+    return scales * x, scales * y + 0.2
+
+
+def test_unseen_annealing_follows_each_problems_own_schedule() -> None:
+    x, y = unequal()
+    cost = Mixed(0.5)(x, y)
+    seen = AnnealedSolver()(cost, 0.3, points=(x, y))
+    unseen = UnseenAnnealedSolver(200.0)(cost, 0.3, points=(x, y))
+    assert len(set(unseen.iterations.tolist())) == 3
+    for name in ("f", "g", "f_before", "g_before"):
+        torch.testing.assert_close(
+            getattr(unseen, name), getattr(seen, name), rtol=1e-5, atol=1e-5, msg=name
+        )
+    assert torch.equal(unseen.iterations, seen.iterations.to(unseen.iterations))
+
+
+def test_unseen_annealing_from_a_public_diameter_is_the_fixed_solver() -> None:
+    x, y = unequal()
+    cost = Mixed(0.5)(x, y)
+    log_b = torch.where(torch.arange(11) < 7, -math.log(7.0), -math.inf).expand(3, -1)
+    fixed = FixedSolver(900.0, diameter=30.0)(cost, 0.3, points=(x, y), log_b=log_b)
+    unseen = UnseenAnnealedSolver(30.0, everywhere=True)(cost, 0.3, points=(x, y), log_b=log_b)
+    torch.testing.assert_close(unseen.source_plan, fixed.source_plan, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(unseen.f, fixed.f, rtol=1e-5, atol=1e-5)
+
+
+def test_unseen_convergence_keeps_what_met_the_tolerance() -> None:
+    x, y = unequal()
+    cost = Mixed(0.0)(x, y)
+    solver = ConvergedSolver(max_iterations=40, tolerance=1e-2, domain="log")
+    seen = solver(cost, LAM, points=(x, y))
+    unseen = solver.unseen(400.0)(cost, LAM, points=(x, y))
+    assert len(set(unseen.iterations.tolist())) > 1
+    assert torch.equal(unseen.iterations, seen.iterations)
+    assert torch.equal(unseen.converged, seen.converged)
+    torch.testing.assert_close(unseen.f, seen.f, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(unseen.g, seen.g, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        UnseenAnnealedSolver(200.0),
+        UnseenAnnealedSolver(30.0, everywhere=True),
+        ConvergedSolver(40, 1e-2).unseen(400.0),
+    ],
+    ids=str,
+)
+def test_unseen_solvers_look_at_no_value(solver: Solver) -> None:
+    x, y = unequal()
+    cost = Mixed(0.5, bounded=True)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(x), mode.from_tensor(y)
+        assert transport_gradient(*fake, cost, LAM, solver=solver).gradient.shape == x.shape
+        with pytest.raises(DataDependentOutputException):
+            transport_gradient(*fake, Mixed(0.5), LAM, solver=solver)
 
 
 def test_solvers_by_name() -> None:

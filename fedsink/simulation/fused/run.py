@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -15,25 +15,19 @@ from fedsink.clients.app import client_app
 from fedsink.clients.node import open_node
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError
-from fedsink.models import Generator
-from fedsink.privacy import Stream
 from fedsink.server.folder import RunFolder
 from fedsink.server.loop import train
 from fedsink.server.running import build_generator
 from fedsink.server.settings import ServerSettings
-from fedsink.simulation.fused.step import FusedStep
+from fedsink.simulation.fused.step import DrawsName, FusedStep
 from fedsink.simulation.local import LocalGrid
-from fedsink.strategies import RoundStrategy
-
-if TYPE_CHECKING:
-    from fedsink.strategies import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.strategy import CentralRounds
 
 log = logging.getLogger("fedsink.simulation")
 
-DrawsName = Literal["keyed", "device"]
 
-
-class FusedRounds(RoundStrategy):
+class FusedRounds(CentralRounds):
     """`FusedStep` as a strategy that asks nobody: a turn of the loop plays several rounds.
 
     Args:
@@ -43,37 +37,8 @@ class FusedRounds(RoundStrategy):
     """
 
     def __init__(self, step: FusedStep, server_key: bytes, together: int) -> None:
-        super().__init__(step.settings.plan.rounds, step.settings.clients, together)
+        super().__init__(step.settings, step.trainer, server_key, together)
         self.step = step
-        self._key = server_key
-
-    @property
-    def generator(self) -> Generator:
-        """The averaged generator."""
-        return self.step.trainer.averaged
-
-    def render(self, images: Tensor) -> Tensor:
-        """Images as they are."""
-        return images
-
-    def label_prior(self) -> Tensor:
-        """Uniform: class frequencies are private."""
-        classes = self.step.settings.objective.classes
-        return torch.full((classes,), 1.0 / classes)
-
-    def epsilon_so_far(self) -> float:
-        """ε of the rounds run so far, under the run's accountant."""
-        settings = self.step.settings
-        return settings.plan.epsilon_after(self.round, settings.accountant)
-
-    def epsilon_bound(self) -> float:
-        """The same, or an upper bound on it by Rényi DP while rounds are left."""
-        settings = self.step.settings
-        return settings.plan.epsilon_bound_after(self.round, settings.accountant)
-
-    def latent_stream(self, purpose: str, number: int) -> Stream:
-        """The server's own keyed randomness (not secret)."""
-        return Stream(self._key, purpose, number)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -152,7 +117,7 @@ def build_step(
         )
     shards = [open_node(node, client).shard for client in range(node.clients)]
     return FusedStep(
-        cast("DPSinkhornSettings", settings.strategy),
+        cast(DPSinkhornSettings, settings.strategy),
         build_generator(settings),
         shards,
         seed=node.seed,

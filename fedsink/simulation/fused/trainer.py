@@ -49,10 +49,6 @@ class StaticTrainer(Trainer):
         self._averages = [averaged[key] for key in floating]
         self._values = [present[key] for key in floating]
 
-    def rate(self, number: int) -> float:
-        """The learning rate of step `number` (from 1)."""
-        return self.settings.lr * self._factor(number)
-
     def weight(self, number: int) -> float:
         """How far step `number` moves the average towards the weights."""
         return 0.0 if self.ema is None else 1.0 - self.ema.decay_at(number - 1)

@@ -25,6 +25,7 @@ from fedsink.reporting.noise_share import notice
 from fedsink.reporting.statement import OF_IMAGES, central_statement
 from fedsink.reporting.unprotected import unprotected_statement
 from fedsink.strategies.dp_sinkhorn.budget import central_plan
+from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.strategies.self_term import SelfTermSettings
 from fedsink.strategies.settings import NODE_ENGINES, StrategySettings, noise_share
 from fedsink.strategies.trainer import OptimizerSettings
@@ -176,6 +177,42 @@ class DPSinkhornSettings(StrategySettings):
         """The noise variance of a reply, (σS)²/n, averaged over the clients."""
         shares = [1 / self.sharers(client) for client in range(self.clients)]
         return self.plan.noise_std**2 * (sum(shares) / len(shares))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Which rows a round generates, and who is asked about which of them."""
+        schedule = self.plan.schedule
+        by_class = schedule.classes > 1
+        return Layout(
+            clients=self.clients,
+            classes=self.objective.classes,
+            schedule=schedule,
+            mixed=not (by_class or isinstance(self.plan.clip, RecordClip)),
+            rows_per_class=self.rows,
+            debiased=self.self_term.debiased,
+        )
+
+    @property
+    def gradient_scale(self) -> float:
+        """What the clients' mean is divided by: it is a sum over records with `clip=record`."""
+        return self.nominal_batch if isinstance(self.plan.clip, RecordClip) else 1.0
+
+    def signal_to_noise(self, energy: float, rounds: int = 1) -> dict[str, float]:
+        """‖signal‖/‖noise‖ of the clients' mean gradients, from the release alone.
+
+        Args:
+            energy: their squared norm; each is a mean over those who are asked about one block.
+            rounds: how many of the plan's rounds they are from.
+
+        Returns:
+            {} without noise.
+        """
+        if self.plan.noise_std == 0.0:
+            return {}
+        blocks, rows = self.layout.blocks, self.layout.block_rows
+        entries = rounds * blocks * rows * view_from_dict(self.view).dimension
+        noise = entries * self.mean_noise_variance * blocks / self.clients
+        return {"signal_to_noise": max(0.0, energy / noise - 1.0) ** 0.5}
 
     @property
     def nominal_batch(self) -> float:

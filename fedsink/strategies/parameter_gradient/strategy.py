@@ -17,9 +17,10 @@ from fedsink.privacy.unprotected import UNREACHED
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.parameters import ParameterReply, ParameterRequest, architecture_of
 from fedsink.strategies.block import Block, Labels
+from fedsink.strategies.dp_sinkhorn.layout import Label
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.strategies.parameter_gradient.settings import ParameterGradientSettings
-from fedsink.strategies.self_term import HistoryField, Label, self_term
+from fedsink.strategies.self_term import HistoryField, self_term
 from fedsink.transport.record_pullback import clipped_pullback
 
 
@@ -54,7 +55,9 @@ class ParameterGradient(DPSinkhorn):
         if isinstance(settings.plan.clip, BatchClip):
             # Extra rows are clipped with the others, in the weights; nothing before.
             unclipped = BatchClip(UNREACHED)
-            self.self_term = self_term(settings.self_term, settings.objective, unclipped)
+            self.self_term = self_term(
+                settings.self_term, settings.objective, unclipped, self.layout, self._like
+            )
         self._requests: dict[Labels, ParameterRequest] = {}
 
     def configure_train(
@@ -74,25 +77,24 @@ class ParameterGradient(DPSinkhorn):
         )
 
     def _request(self, block: Block, label: Label, share: int) -> ParameterRequest:
-        mine = block.about(label)
-        generator = self.trainer.generator
-        z, labels, _ = self._latents("train", block.round, [group.label for group in block.groups])
-        places = torch.arange(len(labels))
-        seen = [places[group.rows][: len(group.row_labels)] for group in mine]
-        unseen = [places[group.rows][len(group.row_labels) :] for group in mine]
-        gradients = [group.part.outside[len(group.row_labels) :] for group in mine]
+        layout, generator = self.layout, self.trainer.generator
+        z, labels = self.generated.latents("train", block.round, block.kinds)
+        places = torch.arange(len(labels)).unflatten(0, block.rows.shape[:2])
+        groups, n = layout.groups_of(block.position(label)), layout.group_rows
+        seen, rest = places[groups, :n].flatten(), places[groups, n:].flatten()
+        gradients = block.parts.outside[groups, n:].flatten(0, 1)
         if generator.uses_batch_statistics:  # every row of the batch shapes these
-            others = [group for group in block.groups if group not in mine]
-            unseen += [places[group.rows] for group in others]
-            gradients += [torch.zeros_like(block.coordinates[group.rows]) for group in others]
-        rest = torch.cat(unseen)
+            others = torch.cat([places[: groups.start], places[groups.stop :]]).flatten()
+            rest = torch.cat([rest, others])
+            zeros = gradients.new_zeros(len(others), self.view.dimension)
+            gradients = torch.cat([gradients, zeros])
         return ParameterRequest(
             block.request(label, self.settings, share),
             self._architecture,
             flat_weights(generator).detach().cpu(),
-            z.cpu()[torch.cat([*seen, rest])],
+            z.cpu()[torch.cat([seen, rest])],
             labels[rest],
-            torch.cat(gradients).to(torch.float32),
+            gradients.to(torch.float32),
         )
 
     def aggregate_train(
@@ -115,8 +117,7 @@ class ParameterGradient(DPSinkhorn):
             if per_record:
                 gradient += self._own_field(self._requests[labels], labels, block)
         self.trainer.step(flat_weights(self.trainer.generator), gradient, server_round)
-        for group in block.groups:
-            self.self_term.remember(block.seen(group), group.label)
+        self.self_term.remember(block.seen, block.kinds)
         self.round = block.round
         metrics = {"loss": float(gradient.norm())}
         if noise > 0.0:
@@ -129,8 +130,9 @@ class ParameterGradient(DPSinkhorn):
         """−(1/|S|) Σ_s clip(Jᵀg_s, Δ) over each group's remembered rows s, (P,) float64."""
         if not isinstance(self.self_term, HistoryField):
             raise TypeError("clip=record has a self term of remembered rows.")
-        asked, groups = request.gradient, [group.label for group in block.about(labels[0])]
-        past = self.self_term.past(groups)
+        asked = request.gradient
+        kinds = block.kinds[self.layout.groups_of(block.position(labels[0]))]
+        past = self.self_term.past(kinds)
         pull = request.pullback()
         total = clipped_pullback(
             asked.rows,
@@ -139,7 +141,7 @@ class ParameterGradient(DPSinkhorn):
             asked.objective.lam,
             asked.plan.clip.bound,
             lambda gradient: pull(request.padded(gradient)),
-            asked.row_labels.unsqueeze(-1) == torch.tensor(groups).repeat_interleave(past.shape[1]),
+            asked.row_labels.unsqueeze(-1) == kinds.repeat_interleave(past.shape[1]),
         )
         return -total / past.shape[1]
 

@@ -28,7 +28,7 @@ def drawn(step: FusedStep, rounds: int) -> list[Draw]:
             step._timetable.prepare(number + 1, step._ahead)
             step._draws.prepare(number + 1, step._ahead)
         at = torch.tensor([number % step._ahead])
-        found.append(step._draws.draw(at, step._timetable.at(at).client_labels))
+        found.append(step._draws.draw(at))
     return found
 
 
@@ -120,9 +120,9 @@ def test_releases_carry_the_plans_noise(draws: Any, clip: str) -> None:
 def _released(step: FusedStep, at: int) -> Tensor:
     row = torch.tensor([at])
     now = step._timetable.at(row)
-    draw = step._draws.draw(row, now.client_labels)
-    points = torch.full((step._layout.rows, step._view.dimension), 0.5)
-    parts = step._self_term(points, now.row_labels, now.group_labels)
+    draw = step._draws.draw(row)
+    points = torch.full((*now.row_labels.shape, step._view.dimension), 0.5)
+    parts = step._self_term(points, now.kinds, now.row_labels)
     return step._release(points, parts, now, draw)
 
 

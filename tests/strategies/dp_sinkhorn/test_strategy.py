@@ -485,11 +485,11 @@ def test_shared_noise_adds_up_to_the_plans_in_every_mean(
             assert request.plan == strategy.settings.plan
     sums = strategy._sums(grid.send_and_receive(messages), "test")
     for place, block in enumerate(strategy._blocks):
-        asked = list(block.asked.values())
-        means = block.means(sums, place)
-        for group in block.groups:
-            m = 7 if schedule == "joint" else asked.count(group.label)
-            noise = m * means[group.rows.start].flatten()
+        asked = block.layout.asked(block.round)
+        means = block.means(sums, place).reshape(*block.seen.shape)
+        for kind, mean in zip(block.kinds.tolist(), means, strict=True):
+            m = 7 if schedule == "joint" else asked.count(kind)
+            noise = m * mean.flatten()
             p_values = [
                 float(stats.kstest(noise.numpy(), "norm", args=(0.0, scale * std)).pvalue)
                 for scale in (1.0, 2 / 3, 3 / 2)
@@ -514,7 +514,7 @@ def test_signal_to_noise_counts_the_shared_noise_once(
                 reply.content = GradientReply((noise + factor * std).float()).to_record()
             _, record = strategy.aggregate_train(1, replies)
             assert low <= float((record or {})["signal_to_noise"]) <= high
-            strategy._points, strategy._blocks = strategy._generate([1], list(range(6)))
+            strategy._points, strategy._blocks = strategy._generate([1])
 
 
 def test_signal_to_noise_is_near_zero_for_noise_alone_and_large_for_signal(
@@ -532,7 +532,7 @@ def test_signal_to_noise_is_near_zero_for_noise_alone_and_large_for_signal(
         _, record = strategy.aggregate_train(1, replies)
         assert low <= float((record or {})["signal_to_noise"]) <= high
         # The graph is used up.
-        strategy._points, strategy._blocks = strategy._generate([1], list(range(6)))
+        strategy._points, strategy._blocks = strategy._generate([1])
 
 
 @pytest.mark.parametrize("variant", VARIANTS[:6], ids=str)
