@@ -38,7 +38,7 @@ deploy-demo: install ## a SuperLink and two hospitals on this machine, TLS and a
 	$(BIN)/python deploy/demo.py $(ARGS)
 
 test: install-dev ## run the tests
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 test-all: install-dev ## ... and the slow ones
 	$(BIN)/python -m pytest -q -m 'slow or not slow' $(ARGS)
@@ -47,7 +47,7 @@ mutants: install-dev ## plant privacy defects and see that the tests fail
 	$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow' $(ARGS) tests/mutants
 
 coverage: install-dev ## lines and branches of what guards private data: at least 95 %
-	$(BIN)/coverage run -m pytest -q tests/privacy tests/clients tests/test_pitfalls.py
+	$(BIN)/coverage run -m pytest -q tests/privacy tests/clients tests/adversary tests/test_pitfalls.py
 	$(BIN)/coverage report
 
 bench: install-dev ## every benchmark in benchmarks/: takes long, wants a quiet machine
