@@ -1,11 +1,12 @@
 # fedsink: `make simulate` and `make test` set up everything they need in .venv.
 PYTHON ?= python3
+GPU_PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev simulate deploy-demo test test-all mutants coverage bench results lint types contracts packages check clean
+.PHONY: help install install-dev simulate deploy-demo test test-all test-gpu mutants coverage bench results lint types contracts packages check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,6 +43,10 @@ test: install-dev ## run the tests
 
 test-all: install-dev ## ... and the slow ones
 	$(BIN)/python -m pytest -q -m 'slow or not slow' $(ARGS)
+
+# No install: a machine with a GPU has its own PyTorch. Neither Flower nor Ray nor Hydra is needed.
+test-gpu: ## what needs a GPU, with the Python that has PyTorch for it (GPU_PYTHON=python3)
+	PYTHONPATH=. $(GPU_PYTHON) -m pytest -q -s -rs -m gpu --confcutdir=tests/gpu tests/gpu $(ARGS)
 
 mutants: install-dev ## plant privacy defects and see that the tests fail
 	$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow' $(ARGS) tests/mutants

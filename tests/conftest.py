@@ -6,6 +6,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from hypothesis import settings
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from .stand_in import StandIn, gpu_standing_in
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci")
@@ -160,3 +163,18 @@ def operations() -> Callable[[Callable[[], object]], list[tuple[Any, ...]]]:
         return mode.seen
 
     return of
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], AbstractContextManager[StandIn]]]:
+    """Opens a block in which `cuda` is a device (see `stand_in`); caches are emptied behind it."""
+    from fedsink.data import dct, views
+    from fedsink.protocol import parameters
+
+    def forget() -> None:
+        for cached in (views._weighted_basis, dct.basis, parameters._built):
+            cached.cache_clear()
+
+    forget()
+    yield lambda: gpu_standing_in(monkeypatch)
+    forget()

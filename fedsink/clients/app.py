@@ -42,8 +42,8 @@ def owners_settings(context: Context) -> NodeSettings:
     """A real node's settings: from its owner's policy file, which `--node-config` names.
 
     `node_config` is what the owner started the SuperNode with: `policy` (a path), `partition-id`
-    (this node's number) and `num-partitions` (how many nodes take part). `run_config`, which
-    comes from whoever submitted the run, is not read at all.
+    (this node's number), `num-partitions` (how many nodes take part) and `device` ("cpu" where it
+    is left out). `run_config`, which comes from whoever submitted the run, is not read at all.
 
     Raises:
         ConfigError: the node was started without a policy, or with one that contains a mistake.
@@ -56,7 +56,8 @@ def owners_settings(context: Context) -> NodeSettings:
             "--node-config."
         )
     nodes = _number("num-partitions", context.node_config.get("num-partitions"))
-    return NodeSettings.from_policy(Path(policy), clients=nodes)
+    device = str(context.node_config.get("device", "cpu"))
+    return NodeSettings.from_policy(Path(policy), clients=nodes, device=device)
 
 
 def _answering(settings_of: Callable[[Context], NodeSettings]) -> ClientApp:

@@ -231,7 +231,8 @@ def _release(batch: list[_Admitted], use: int, pool: Pool, part: slice) -> Tenso
     ]
     requests = [request for request, _ in asked]
     totals = client_totals(requests, pool, part, [stream("sample") for _, stream in asked])
-    return requests[0].own_plan.release_each(totals, [stream("noise") for _, stream in asked])
+    noise = [stream("noise") for _, stream in asked]
+    return requests[0].own_plan.release_each(totals, noise).cpu()
 
 
 def _one_by_one(admitted: _Admitted) -> Answers:

@@ -110,9 +110,8 @@ def _record_totals(
     """Σ_j clip(g_j, Δ) of each client: every record meets only the rows of its own class."""
     first = requests[0]
     device = pool.coordinates(first.view).device
-    rows = _stacked(requests, "rows").to(device)
-    potentials = _stacked(requests, "potentials").to(device)
-    row_labels = _stacked(requests, "row_labels")
+    rows, potentials = (_stacked(requests, name, device) for name in ("rows", "potentials"))
+    row_labels = _stacked(requests, "row_labels", torch.device("cpu"))
     totals = torch.zeros(rows.shape, dtype=torch.float64, device=device)
     for of_class, places in _problems(requests, pool, part, samples):
         own, whose = of_class.to(device), places.clients.to(device).unsqueeze(-1)
@@ -162,7 +161,7 @@ def _problems(
         for places in sample.in_buckets():
             yield everywhere, places
         return
-    labels = pool.labels_for(first.objective).cpu()[sample.chosen]
+    labels = pool.classes_of(first.objective, sample)
     for label in first.row_labels.unique():
         of_class = torch.nonzero(first.row_labels == label).flatten()
         for places in sample.of(labels == label).in_buckets():
@@ -175,7 +174,7 @@ def client_batch_gradients(
     """∂_X 2Ŵ_λ(X_k, Y_k) plus the self gradient of each client, before the clip, (K, n, D)."""
     first = requests[0]
     device = pool.coordinates(first.view).device
-    gradients = _stacked(requests, "self_gradient").to(device, copy=True)
+    gradients = _stacked(requests, "self_gradient", device).to(device, copy=True)
     if first.plan.capacity is not None:
         radius = pool.norm_bound(first.view)
         places = pool.draw_at_most(requests, part, samples)
@@ -260,12 +259,12 @@ def _largest_cost(objective: Objective, distance: float, absolute: float) -> flo
     return absolute if objective.cost == "l1" else distance * distance + objective.m * absolute
 
 
-def _stacked(requests: Sequence[GradientRequest], name: str) -> Tensor:
-    """One array of each client's request, (K, ...); one that they share is not copied."""
+def _stacked(requests: Sequence[GradientRequest], name: str, device: torch.device) -> Tensor:
+    """One array of each client's request, (K, ...); one that they share is sent once."""
     if _alike(requests):
-        values: Tensor = getattr(requests[0], name)
+        values: Tensor = getattr(requests[0], name).to(device)
         return values.expand(len(requests), *values.shape)
-    return torch.stack([getattr(request, name) for request in requests])
+    return torch.stack([getattr(request, name) for request in requests]).to(device)
 
 
 def _alike(requests: Sequence[GradientRequest]) -> bool:

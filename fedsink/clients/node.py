@@ -22,6 +22,7 @@ from fedsink.clients.shard import Shard
 from fedsink.data.partition import partition
 from fedsink.data.sources import load
 from fedsink.data.views import view_from_dict
+from fedsink.devices import device_named
 from fedsink.errors import ConfigError, DataError, ReleaseRefusedError
 from fedsink.privacy import Stream, UnprotectedPlan
 from fedsink.privacy.ledger import Ledger
@@ -38,6 +39,7 @@ class Node:
           never.
         - Noise is shared with no more clients than the owner's settings put in one cohort.
         - A seed, key, noise or policy in a message is ignored.
+        - Records stay on the client's device; what leaves is on the CPU.
 
     Args:
         settings: the owner's settings.
@@ -55,13 +57,14 @@ class Node:
         self.client = client
         self._key = settings.key()
         self._policy = _policy(settings)
+        self._device = device_named(settings.device, "A client's device")
         self._privatized: tuple[bytes, Mapping[str, Tensor]] | None = None
         self._view: Mapping[str, Any] | None = None  # the view checked last, and its coordinates
         self._dimension = 0
 
     @cached_property
     def shard(self) -> Shard:
-        """The private records, loaded and checked at the first request that is admitted."""
+        """The private records on the client's device, loaded at the first admitted request."""
         records = load(self.settings.data, "train")
         if self.settings.partition is None:
             mine = torch.arange(len(records))
@@ -74,7 +77,8 @@ class Node:
                 f"This node holds more records than its policy's public nominal_records={public}: "
                 "raise that number."
             )
-        return Shard.checked(*records.take(mine), len(self.settings.data.classes))
+        classes = len(self.settings.data.classes)
+        return Shard.checked(*records.take(mine), classes, self._device)
 
     def gradient(self, request: GradientRequest, digest: bytes) -> GradientReply:
         """Answer a message with one use; see `gradients`."""
@@ -100,7 +104,10 @@ class Node:
         if replies is None:
             uses = zip(requests, admitted.digests, strict=True)
             replies = admitted.release(
-                {str(r.round): client_gradient(r, self.shard, self.streams(r, d)) for r, d in uses}
+                {
+                    str(r.round): client_gradient(r, self.shard, self.streams(r, d)).cpu()
+                    for r, d in uses
+                }
             )
         return [GradientReply(replies[str(request.round)]) for request in requests]
 
@@ -162,7 +169,7 @@ class Node:
         reply = admitted.stored
         if reply is None:
             streams = self.streams(asked, admitted.digests[0])
-            computed = parameter_gradient(request, self.shard, streams)
+            computed = parameter_gradient(request, self.shard, streams).cpu()
             reply = admitted.release({str(asked.round): computed})
         return ParameterReply(reply[str(asked.round)])
 
@@ -204,7 +211,7 @@ class Node:
     def _privatize(self, request: PrivatizeRequest, digest: bytes) -> Mapping[str, Tensor]:
         def compute(digests: Sequence[bytes]) -> dict[str, Tensor]:
             values, labels = privatize(self.shard, request.plan, self._streams(0, digests[0]))
-            return {"values": values, "labels": labels}
+            return {"values": values.cpu(), "labels": labels.cpu()}
 
         if self._releases is None:
             return compute(use_digests(digest, 1))

@@ -119,6 +119,7 @@ class Pool:
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = shards
         self.labels = torch.cat([shard.labels for shard in shards])
+        self._labels_on_cpu = self.labels.cpu()  # samples are drawn there
         sizes = torch.tensor([len(shard) for shard in shards])
         # The runs of a client's records: all of them in their order, or those of one class.
         self._sizes = sizes
@@ -197,12 +198,12 @@ class Pool:
             records = coordinates.new_zeros(*chosen.shape, coordinates.shape[1])
             return Batch(records, torch.zeros_like(chosen), present)
         records = torch.where(present.unsqueeze(-1), coordinates[chosen], 0.0)
-        labels = torch.where(present, self.labels_for(request.objective)[chosen], 0)
+        labels = torch.where(present, classes_under(request.objective, self.labels[chosen]), 0)
         return Batch(records, labels, present)
 
-    def labels_for(self, objective: Objective) -> Tensor:
-        """Every record's class, (N,); where the objective knows one class, all are of it."""
-        return torch.zeros_like(self.labels) if objective.classes == 1 else self.labels
+    def classes_of(self, objective: Objective, sample: Sample) -> Tensor:
+        """The class of each sampled record, (M,) on the CPU."""
+        return classes_under(objective, self._labels_on_cpu[sample.chosen])
 
     def runs(
         self, labels: Sequence[int | None], part: slice
@@ -224,7 +225,7 @@ class Pool:
     def _of_classes(self) -> tuple[Tensor, Tensor, Tensor]:
         """Records ordered by client and class, and where each such run begins and its size."""
         if self._by_class is None:
-            labels = self.labels.cpu()
+            labels = self._labels_on_cpu
             columns = int(labels.amax()) + 2 if len(labels) else 1
             owners = torch.arange(len(self.shards)).repeat_interleave(self._sizes)
             keys = owners * columns + labels
@@ -234,6 +235,11 @@ class Pool:
             starts = (sizes.cumsum(0) - sizes).reshape(-1, columns)
             self._by_class = members, starts, sizes.reshape(-1, columns)
         return self._by_class
+
+
+def classes_under(objective: Objective, labels: Tensor) -> Tensor:
+    """The labels; where the objective knows one class, all records are of it."""
+    return torch.zeros_like(labels) if objective.classes == 1 else labels
 
 
 def _at(members: Tensor | None, places: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ class NodeSettings:
         policy: the owner's policy file; None in a simulation that needs none.
         unprotected: whether plans without clip and noise are answered: in simulations of public
             data alone, and never under a policy.
-        device: "cpu" or "cuda".
+        device: "cpu", "cuda" or "cuda:N": where the records are, and all that is computed from
+            them. Draws are those of the CPU on every device.
         threads: torch threads a client may use.
 
     Raises:
@@ -85,7 +86,7 @@ class NodeSettings:
             clients: how many clients take part; a node's own number is below it.
             partition: how to deal the policy's records out in a simulation.
             partition_seed: public seed of the deal.
-            device: "cpu" or "cuda".
+            device: "cpu", "cuda" or "cuda:N".
             threads: torch threads a client may use.
 
         Raises:

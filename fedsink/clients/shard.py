@@ -31,7 +31,13 @@ class Shard:
         self._members: dict[int | None, Tensor] = {None: torch.arange(len(labels))}
 
     @classmethod
-    def checked(cls, images: Tensor, labels: Tensor, classes: int) -> Shard:
+    def checked(
+        cls,
+        images: Tensor,
+        labels: Tensor,
+        classes: int,
+        device: torch.device | str = "cpu",
+    ) -> Shard:
         """A shard whose records lie where every later step expects them.
 
         What could go wrong with a record goes wrong here and not when it is sampled: an error
@@ -41,6 +47,7 @@ class Shard:
             images: (N, C, H, W), or points (N, d).
             labels: (N,) int64.
             classes: the length of the public label map.
+            device: where the records are kept once they are checked.
 
         Raises:
             DataError: a value is not finite, an image leaves [0, 1], a point's coordinate exceeds
@@ -58,7 +65,7 @@ class Shard:
                 f"A private label lies outside the {classes} public classes: extend data.classes "
                 "or mend the labels."
             )
-        return cls(images, labels)
+        return cls(images.to(device), labels.to(device))
 
     def __len__(self) -> int:
         return len(self.labels)

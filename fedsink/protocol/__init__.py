@@ -1,8 +1,8 @@
 """What crosses the wire: the only vocabulary that clients and server share.
 
 A request states in public terms what is asked; a reply holds privatized values and nothing else.
-Names are loaded when they are first used: the transport problem is described where Flower is not
-installed, its messages only where it is.
+Names are loaded when they are first used, and Flower when a message is packed: requests can be
+made and answered where it is not installed.
 """
 
 from __future__ import annotations

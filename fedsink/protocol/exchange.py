@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
-from flwr.app import Message, RecordDict
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from flwr.app import Message, RecordDict
 
 
 class Content:
@@ -57,7 +59,7 @@ class Broadcast:
     shape: tuple[int, ...]
 
 
-class Exchange(Sequence[Message]):
+class Exchange(Sequence["Message"]):
     """The messages of one round, in client order; made when the first is asked for.
 
     Args:
@@ -90,6 +92,8 @@ class Exchange(Sequence[Message]):
 
     @cached_property
     def _messages(self) -> list[Message]:
+        from flwr.app import Message
+
         # Kept: Flower's grid gives each message its id in one pass and sends it in another.
         return [
             Message(

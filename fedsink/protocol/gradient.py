@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from flwr.app import RecordDict
 from torch import Tensor
 
 from fedsink.privacy import CentralPlan, PrivacyPlan, checks, domain, plan_from_dict
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.records import pack, unpack
 from fedsink.protocol.run import UNNAMED, run_name
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
 
 MOST_USES = 2_000  # of one message; each costs time before any of them can be refused
 

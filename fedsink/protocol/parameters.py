@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from flwr.app import RecordDict
 from torch import Tensor
 
 from fedsink.data.views import view_from_dict
@@ -22,6 +21,9 @@ from fedsink.models.pullback import Pullback, pullback
 from fedsink.privacy import domain
 from fedsink.protocol.gradient import GradientRequest, is_float32
 from fedsink.protocol.records import pack, unpack
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
 
 _ARRAYS = ("weights", "latents", "extra_labels", "extra_gradient")
 _DESCRIPTION = {"name", "shape", "classes", "options"}

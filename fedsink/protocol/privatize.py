@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flwr.app import RecordDict
 from torch import Tensor
 
 from fedsink.data.maps import Map, map_from_dict
@@ -21,6 +20,9 @@ from fedsink.privacy import (
 )
 from fedsink.protocol.records import pack, unpack
 from fedsink.protocol.run import UNNAMED, run_name
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
 
 
 @dataclass(frozen=True)

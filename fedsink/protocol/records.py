@@ -6,11 +6,13 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from flwr.app import Array, RecordDict
 
 PROTOCOL_VERSION = 2
 """What requests and replies mean: it changes when either does."""
@@ -33,6 +35,9 @@ _DTYPES = {
 
 def pack(fields: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> RecordDict:
     """One record: JSON-able `fields` and named `arrays`."""
+    # Here, so that what is computed from a request runs where Flower is not installed.
+    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
     text = json.dumps(fields, sort_keys=True)
     return RecordDict(
         {
@@ -91,6 +96,8 @@ def digest(message_type: str, record: RecordDict) -> bytes:
 
 
 def _array(tensor: Tensor) -> Array:
+    from flwr.app import Array
+
     values = tensor.detach().cpu().contiguous().numpy()
     return Array(str(values.dtype), tuple(values.shape), _RAW, values.tobytes())
 

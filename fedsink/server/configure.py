@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedsink.data.spec import DataSpec
+from fedsink.devices import device_named
 from fedsink.errors import ConfigError
 from fedsink.privacy import ACCOUNTANTS
 from fedsink.privacy.adjacency import ADJACENCIES
@@ -64,10 +65,16 @@ def configure_server(
         classes=data.classes if conditional else ("any",),
         server_seed=server_seed,
         loop=strictly(LoopSettings, {**config["report"], "timeout": engine["timeout"]}, "report"),
-        device=choice(engine, "device", "cpu", "cuda", where="engine."),
+        device=_device(engine),
         threads=integer(engine, "threads", minimum=1, where="engine."),
         command=command,
     )
+
+
+def _device(engine: Config) -> str:
+    name = choice(engine, "device", "cpu", "cuda", where="engine.")
+    device_named(name, "engine.device")
+    return name
 
 
 def _check_scale(config: Config) -> None:

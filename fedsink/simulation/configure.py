@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from fedsink.clients.settings import NodeSettings
 from fedsink.data.partition import scheme_from_dict
 from fedsink.data.spec import DataSpec
+from fedsink.devices import device_named
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.server.configure import configure_server
 from fedsink.server.settings import ServerSettings
@@ -32,7 +31,7 @@ class EngineSettings:
         name: "ray", "local", "fused" or "flower".
         timeout: seconds to wait for a round's replies; None: for ever.
         threads: torch threads of the server and of each client.
-        device: where the generator lives, "cpu" or "cuda".
+        device: where the generator lives, and the clients of `local`: "cpu" or "cuda".
         actors: Ray cohorts; None: one per CPU core.
         num_cpus: CPU cores of the Ray instance (ray) or per client (flower).
         num_gpus: fraction of a GPU per cohort (ray) or client (flower).
@@ -57,7 +56,7 @@ class EngineSettings:
             raise ConfigError(f"engine.together must be at least 1, not {self.together}.")
         if self.threads < 1:
             raise ConfigError(f"engine.threads must be at least 1, not {self.threads}.")
-        choice(vars(self), "device", "cpu", "cuda", where="engine.")
+        device_named(choice(vars(self), "device", "cpu", "cuda", where="engine."), "engine.device")
         if self.actors is not None and self.actors < 1:
             raise ConfigError(f"engine.actors must be null or at least 1, not {self.actors}.")
         # Ray counts whole cores of its own; stock Flower deals out fractions of them to clients.
@@ -69,12 +68,16 @@ class EngineSettings:
             )
         if not self.num_gpus >= 0:
             raise ConfigError(f"engine.num_gpus must be at least 0, not {self.num_gpus}.")
-        for key, wanted in (
-            ("device=cuda", self.device == "cuda"),
-            ("num_gpus", self.num_gpus > 0),
-        ):
-            if wanted and not torch.cuda.is_available():
-                raise ConfigError(f"engine.{key} is set, but torch finds no CUDA device here.")
+        if self.num_gpus > 1 and self.num_gpus % 1:  # which Ray refuses
+            raise ConfigError(f"engine.num_gpus must be whole above 1, not {self.num_gpus}.")
+        device_named(self.client_device, f"engine.num_gpus={self.num_gpus:g}")
+
+    @property
+    def client_device(self) -> str:
+        """Where the clients compute: on the GPU that they hold, or in this process beside it."""
+        if self.num_gpus > 0:
+            return "cuda"
+        return self.device if self.name == "local" else "cpu"
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,6 @@ def _node(config: Config, engine: EngineSettings, run: RunIdentity) -> NodeSetti
     seed = None if config["seed"] is None else integer(config, "seed", minimum=0)
     noise = choice(config["noise"], "backend", "fast", "secure", where="noise.")
     data = strictly(DataSpec, config["data"], "data")
-    device = "cuda" if engine.num_gpus > 0 else "cpu"
     if config["policy"] is None:
         if noise == "secure" and seed is not None:
             raise ConfigError(
@@ -146,7 +148,7 @@ def _node(config: Config, engine: EngineSettings, run: RunIdentity) -> NodeSetti
             noise="secure" if noise == "secure" else "fast",
             key_file=run.key_file,
             ledger=run.ledger,
-            device=device,
+            device=engine.client_device,
             threads=engine.threads,
         )
     if seed is not None:
@@ -159,7 +161,7 @@ def _node(config: Config, engine: EngineSettings, run: RunIdentity) -> NodeSetti
         clients=clients,
         partition=partition,
         partition_seed=seed_of_deal,
-        device=device,
+        device=engine.client_device,
         threads=engine.threads,
     )
     for name in ("shape", "classes"):

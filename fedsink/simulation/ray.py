@@ -72,7 +72,8 @@ class RayGrid(SimulationGrid):
             there are.
         actors: number of cohorts; None means one per CPU core, at most one per client.
         num_cpus: CPU cores of the Ray instance; None means all.
-        num_gpus: fraction of a GPU that each cohort holds.
+        num_gpus: fraction of a GPU that each cohort holds; Ray shows it to the cohort's actor
+            alone (CUDA_VISIBLE_DEVICES), where `settings.device` is "cuda".
         timeout: seconds to wait for a round's replies; None waits for ever.
         debug: print what clients log.
         host: builds a cohort's apps from the settings; picklable.
@@ -103,7 +104,7 @@ class RayGrid(SimulationGrid):
         resources = self._ray.cluster_resources()
         cores = int(resources.get("CPU", 1))
         count = min(settings.clients, actors or cores)
-        if count * num_gpus > resources.get("GPU", 0.0):
+        if num_gpus > 0 and count > _room(resources.get("GPU", 0.0), num_gpus):
             self._ray.shutdown()
             # Ray would wait for ever for a GPU to appear.
             raise ConfigError(
@@ -213,6 +214,13 @@ class RayGrid(SimulationGrid):
         self._revivals -= 1
         log.warning("actor %d died; a new one hosts its clients", place)
         self._actors[place] = self._new()
+
+
+def _room(gpus: float, share: float) -> int:
+    """How many cohorts fit: each holds its share of one GPU, or several whole ones."""
+    if share > 1:
+        return int(gpus / share)
+    return int(gpus) * int(1 / share + 1e-9)
 
 
 def _start(num_cpus: int | None, debug: bool) -> Any:

@@ -49,6 +49,10 @@ def test_a_real_node_is_what_its_owners_policy_says(
     settings = owners_settings(Context(1, 1, config, RecordDict(), hostile))
     assert (settings.seed, settings.partition, settings.policy) == (None, None, policy)
     assert settings.clients == 3
+    assert settings.device == "cpu"
+    config["device"] = "cuda:1"
+    hostile["device"] = "cpu"
+    assert owners_settings(Context(1, 1, config, RecordDict(), hostile)).device == "cuda:1"
 
 
 @pytest.mark.parametrize(
@@ -60,6 +64,7 @@ def test_a_real_node_is_what_its_owners_policy_says(
         ({"num-partitions": None}, "num-partitions must be a whole number, not None"),
         ({"num-partitions": 1}, "There is no client 1"),
         ({"partition-id": None}, "partition-id must be a whole number, not None"),
+        ({"device": "gpu"}, "A client's device asks for 'gpu', but torch finds cpu"),
     ],
     ids=str,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sqlite3
 import time
@@ -10,12 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import ray
 import torch
-from flwr.app import RecordDict
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
 
 from fedsink.clients.app import client_app
@@ -49,8 +51,10 @@ def grids() -> Iterator[dict[str, RayGrid]]:
 
 def _ray_grid(grids: dict[str, RayGrid], node: NodeSettings) -> RayGrid:
     if "ray" not in grids:
-        # More cores than there are, so that several grids can live in one Ray instance.
-        grids["ray"] = RayGrid(node, actors=2, num_cpus=16)
+        # More cores than there are, so that several grids can live in one Ray instance, and a GPU
+        # that Ray counts and hands out like a real one.
+        ray.init(num_cpus=16, num_gpus=1, include_dashboard=False, logging_level=logging.ERROR)
+        grids["ray"] = RayGrid(node, actors=2)
     return grids["ray"]
 
 
@@ -267,6 +271,37 @@ def test_any_number_of_actors_gives_the_same_bits(
             assert torch.equal(found[name], values), (actors, name)
 
 
+def test_four_cohorts_share_a_gpu_and_are_told_so(
+    make_grid: Callable[..., RayGrid], configured: Configure
+) -> None:
+    """Each sees the GPU that Ray gave it, and its clients compute there."""
+
+    def host(settings: NodeSettings) -> Hosted:
+        def answer(message: Message, context: Any) -> Message:
+            import os
+
+            from flwr.app import ConfigRecord, Message, RecordDict
+
+            seen = {
+                "process": os.getpid(),
+                "visible": os.environ.get("CUDA_VISIBLE_DEVICES", "all"),
+                "device": settings.device,
+            }
+            return Message(RecordDict({"seen": ConfigRecord(seen)}), reply_to=message)
+
+        return Hosted(cast(ClientApp, answer))
+
+    node = replace(configured("seed=5", "clients=4").node, device="cuda")
+    grid = make_grid(node, actors=4, num_gpus=0.25, host=host)
+    messages = [
+        grid.create_message(RecordDict(), "train.gradient", 1000 + client, "1")
+        for client in range(4)
+    ]
+    seen = [reply.content.config_records["seen"] for reply in grid.send_and_receive(messages)]
+    assert len({cohort["process"] for cohort in seen}) == 4
+    assert {(cohort["visible"], cohort["device"]) for cohort in seen} == {("0", "cuda")}
+
+
 class _Remote:
     """An actor class whose calls return nothing anybody waits for."""
 
@@ -335,6 +370,18 @@ def test_more_gpu_than_there_is_is_refused_instead_of_waited_for(
         RayGrid(node, num_gpus=0.5)
     assert fake.ended
     RayGrid(node, num_gpus=0.25)
+
+
+def test_a_share_of_a_gpu_is_never_cut_in_two(
+    configured: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times 0.6 is less than two GPUs, but the third cohort would wait for ever."""
+    monkeypatch.setattr(engine, "_start", lambda *a: _FakeRay(4, 2))
+    node = configured("seed=0", "clients=10").node
+    with pytest.raises(ConfigError, match=r"3 cohorts of engine\.num_gpus=0\.6 do not fit on 2"):
+        RayGrid(node, actors=3, num_gpus=0.6)
+    RayGrid(node, actors=2, num_gpus=0.6)
+    RayGrid(node, actors=1, num_gpus=2.0)
 
 
 def test_clients_that_take_too_long_end_the_run(

@@ -40,7 +40,7 @@ class Records:
                 f"{len(shards)} with {sum(len(shard) for shard in shards)} records."
             )
         self.pool = Pool(shards)
-        labels = self.pool.labels_for(settings.objective)
+        labels = classes_under(settings.objective, self.pool.labels)
         coordinates = self.pool.coordinates(settings.view)
         coordinates = with_labels(coordinates, labels, settings.objective, settings.layout)
         members, _, _ = self.pool.runs(settings.layout.asked(1), slice(None))

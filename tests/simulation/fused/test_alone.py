@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 PROBE = """
 import sys
@@ -31,6 +32,28 @@ for _ in range(3):
     step.step()
 print(step.metrics()["loss"] > 0)
 """
+
+
+CLIENTS = """
+import sys
+for missing in ("flwr", "ray", "hydra", "omegaconf"):
+    sys.modules[missing] = None
+import torch
+from tests.gpu.problem import cohort, parameter_case, privatized, requests_of, totals
+cpu = torch.device("cpu")
+print(totals(requests_of(2), cohort(2, cpu)).isfinite().all())
+print(parameter_case("record", cpu).isfinite().all(), privatized(cpu)[0].isfinite().all())
+"""
+
+
+def test_clients_compute_where_flower_ray_and_hydra_are_not_installed() -> None:
+    """What `make test-gpu` rests on."""
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENTS], capture_output=True, text=True, timeout=300, cwd=root
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["tensor(True)"] * 3
 
 
 def test_it_runs_where_flower_ray_and_hydra_are_not_installed() -> None:

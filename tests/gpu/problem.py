@@ -1,0 +1,117 @@
+"""Clients with the shapes of the MNIST recipe, made of random pictures."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsink.clients.gradient import client_totals
+from fedsink.clients.parameter_gradient import parameter_total
+from fedsink.clients.pool import Pool
+from fedsink.clients.privatizer import privatize
+from fedsink.clients.shard import Shard
+from fedsink.data.maps import DctDirection
+from fedsink.data.views import view_from_dict
+from fedsink.models import build
+from fedsink.models.pullback import flat_weights
+from fedsink.privacy import (
+    BatchClip,
+    ClassSchedule,
+    JointSchedule,
+    PrivacyPlan,
+    RecordClip,
+    ReproducibleKey,
+    Stream,
+)
+from fedsink.protocol import GradientRequest, LocalPlan, Objective
+from fedsink.protocol.parameters import ParameterRequest, architecture_of
+
+SHAPE, CLASSES, ROWS, RECORDS, RATE = (1, 28, 28), 10, 50, 60, 0.1
+VIEW = {"name": "dct", "shape": list(SHAPE), "radius": 8.0}
+
+CASES = {
+    "record, class by class": {},
+    "record, capacity": {"capacity": 12},
+    "record, all classes": {"by_class": False},
+    "record, all classes, capacity": {"by_class": False, "capacity": 12},
+    "batch": {"clip": "batch", "by_class": False},
+    "batch, capacity": {"clip": "batch", "by_class": False, "capacity": 12},
+}
+
+
+def cohort(clients: int, device: torch.device) -> Pool:
+    """Clients of 60 records each; every class is at every client."""
+    random = torch.Generator().manual_seed(1)
+    shards = []
+    for _ in range(clients):
+        images = torch.rand(RECORDS, *SHAPE, generator=random)
+        labels = torch.arange(RECORDS) % CLASSES
+        shards.append(Shard.checked(images, labels, CLASSES, device))
+    return Pool(shards)
+
+
+def requests_of(
+    clients: int,
+    *,
+    clip: str = "record",
+    by_class: bool = True,
+    capacity: int | None = None,
+    round: int = 1,
+) -> list[GradientRequest]:
+    """What each client is asked in a round; clients that are asked the same share a request."""
+    schedule = ClassSchedule(CLASSES) if by_class else JointSchedule()
+    plan = PrivacyPlan(
+        RATE, 1.0, 1000, RecordClip(0.5) if clip == "record" else BatchClip(0.5), schedule, 1e-5,
+        capacity=capacity, nominal_records=None if capacity is None else RECORDS,
+    )  # fmt: skip
+    objective = Objective(
+        lam=10.0, classes=CLASSES, m=1.0 if clip == "batch" else 0.0, solver="annealed"
+    )
+    labels = [schedule.label(client, round) for client in range(clients)]
+    asked = {label: _request(label, round, plan, objective) for label in set(labels)}
+    return [asked[label] for label in labels]
+
+
+def _request(
+    label: int | None, round: int, plan: PrivacyPlan, objective: Objective
+) -> GradientRequest:
+    random = torch.Generator().manual_seed(100 * round + (CLASSES if label is None else label))
+    rows = view_from_dict(VIEW)(torch.rand(ROWS, *SHAPE, generator=random))
+    row_labels = torch.arange(ROWS) % CLASSES if label is None else torch.full((ROWS,), label)
+    potentials = torch.randn(ROWS, generator=random)
+    own = 0.01 * torch.randn(rows.shape, generator=random)
+    request = GradientRequest(
+        round, label, plan, objective, VIEW, rows, row_labels, potentials, own
+    )
+    request.check()
+    return request
+
+
+def streams(clients: int, purpose: str, round: int = 1) -> list[Stream]:
+    """One stream for each client."""
+    key = ReproducibleKey(7)
+    return [key.stream(purpose, client=client, round=round) for client in range(clients)]
+
+
+def totals(requests: list[GradientRequest], pool: Pool) -> Tensor:
+    """The clients' clipped sums, on the pool's device."""
+    part = slice(0, len(requests))
+    return client_totals(requests, pool, part, streams(len(requests), "sample", requests[0].round))
+
+
+def parameter_case(clip: str, device: torch.device) -> Tensor:
+    """One client's clipped gradient of a generator's weights."""
+    (request,) = requests_of(1, clip=clip, capacity=12)
+    model = build(
+        "dct_mlp", SHAPE, CLASSES, generator=torch.Generator().manual_seed(2), hidden=[16]
+    )
+    latents = torch.rand(ROWS, model.latent_dim, generator=torch.Generator().manual_seed(3))
+    whole = ParameterRequest(request, architecture_of(model), flat_weights(model).detach(), latents)
+    whole.check()
+    return parameter_total(whole, cohort(1, device).shards[0], Stream(b"k", "sample"))
+
+
+def privatized(device: torch.device) -> tuple[Tensor, Tensor]:
+    """One client's records after the Laplace mechanism and randomized response."""
+    plan = LocalPlan("laplace", DctDirection(SHAPE, 7), 20.0, 0.0, 3.0, CLASSES)
+    return privatize(cohort(1, device).shards[0], plan, lambda purpose: Stream(b"k", purpose))
