@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsink.clients.pool import Batch, Pool
+from fedsink.clients.pool import Batch, Pool, classes_under
 from fedsink.clients.shard import Shard
 from fedsink.errors import DataError
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
