@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +11,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedsink.errors import LedgerError, ReleaseRefusedError
+from fedsink.privacy.files import write_once
 
 _CHECKSUM_BYTES = 32
 
@@ -80,7 +78,7 @@ class ReplyStore:
         path = self._path(digest)
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._write_once(path, hashlib.sha256(payload).digest() + payload)
+            write_once(path, hashlib.sha256(payload).digest() + payload)
         except OSError as error:
             raise LedgerError(
                 f"the reply cannot be stored in {self._folder} ({error.strerror}), and nothing is "
@@ -90,24 +88,6 @@ class ReplyStore:
         if stored is None:
             raise LedgerError(f"the stored reply {path} has vanished.")
         return stored
-
-    def _write_once(self, path: Path, content: bytes) -> None:
-        # mkstemp gives mode 0600; link fails where another process was first.
-        handle, partial = tempfile.mkstemp(prefix=".", dir=self._folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):
-                os.link(partial, path)
-        finally:
-            os.unlink(partial)
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def _path(self, digest: bytes) -> Path:
         return self._folder / f"{digest.hex()}.reply"

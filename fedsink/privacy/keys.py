@@ -10,13 +10,13 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from fedsink.errors import PrivacyError
+from fedsink.privacy.files import write_once
 from fedsink.privacy.noise import Stream
 from fedsink.privacy.secure import SecureStream
 
@@ -129,25 +129,16 @@ class SecretKey:
         path = Path(path)
         key = cls(os.urandom(_SECRET_BYTES), run)
         content = json.dumps({"run": run, "secret": key.secret.hex()}).encode() + b"\n"
-        # mkstemp opens with O_EXCL and mode 0600; link fails where the name is taken.
         try:
-            handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+            new = write_once(path, content)
         except OSError as error:
             raise PrivacyError(
                 f"the key file {path} cannot be written ({error.strerror}): choose another folder."
             ) from None
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(partial, path)
-        except FileExistsError:
+        if not new:
             raise PrivacyError(
                 f"the key file {path} exists already: load it, or choose another path."
-            ) from None
-        finally:
-            os.unlink(partial)
+            )
         return key
 
     @classmethod

@@ -32,7 +32,7 @@ class AtStep:
     A step is a line of fedsink that is reached for the first time, or an instruction of SQLite.
 
     Args:
-        step: from 1.
+        step: from 1; one beyond the last is the last (SQLite takes some more or less of them).
         fault: what happens there.
     """
 
@@ -56,6 +56,11 @@ class AtStep:
             return claims
 
         Ledger.claim = claim_and_count  # type: ignore[method-assign]
+
+    def before_the_reply_leaves(self) -> None:
+        """The last step."""
+        if self.taken < self._step:
+            self._fault()
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
         place = (frame.f_code.co_filename, frame.f_lineno)

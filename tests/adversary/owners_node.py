@@ -261,6 +261,8 @@ def _answers(
     if stop:
         close_nodes()
         gc.collect()  # the ledger's connection, too
+    if isinstance(fault, AtStep):
+        fault.before_the_reply_leaves()
     return answers
 
 

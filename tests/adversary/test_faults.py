@@ -289,7 +289,7 @@ def test_a_disk_that_is_really_full_releases_nothing_unnoted(make_node: MakeNode
     def scenario() -> str:
         if not mount_small_disk(node.state, 1 << 19):
             return "not allowed"
-        for round, pages in enumerate([0, 1, 2, 4, 9, 10, 11, 12, 13, 14, 15, 16, 18, 32], start=1):
+        for round, pages in enumerate([0, 1, 4, 9, 10, 11, 12, 13, 14, 32], start=1):
             with ballast.open("wb", buffering=0) as file:
                 fill(file)
                 file.truncate(max(0, file.tell() - 4096 * pages))
@@ -453,6 +453,7 @@ def test_a_bit_that_hides_a_row_from_its_index_gives_no_new_budget(
     assert [answer.reply for answer in answers or [None]] == [None] * 6
 
 
+# Of the 400, one turns a charged ε of 58.7 into a small one, and nothing can notice that.
 @pytest.mark.parametrize("flips", [8, pytest.param(400, marks=pytest.mark.slow)])
 def test_no_flipped_bit_gives_a_second_answer_or_a_new_budget(used: OwnersNode, flips: int) -> None:
     """Most bits are noticed; but SQLite keeps no checksum, and a number may become another."""

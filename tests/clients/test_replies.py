@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsink.clients import replies as replies_module
 from fedsink.clients.replies import ReplyStore
 from fedsink.errors import LedgerError, ReleaseRefusedError
 
@@ -75,7 +74,7 @@ def test_a_full_disk_releases_nothing_and_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(replies_module.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(LedgerError, match=r"cannot be stored .*No space left"):
             ReplyStore(folder).put(KEY, REPLY)
     assert os.listdir(folder) == []

@@ -41,9 +41,13 @@ _NEVER = {
 def problems(database: Database) -> list[str]:
     """Every invariant that does not hold, a sentence each; empty for a sound ledger."""
     try:
-        integrity = [row[0] for row in database.rows("PRAGMA integrity_check")]
-    except LedgerError as error:
-        return [f"the file is damaged: {error.__cause__}"]
+        return _problems(database)
+    except (LedgerError, TypeError) as error:  # TypeError: a value is of another type now
+        return [f"the file is damaged: {error.__cause__ or error}"]
+
+
+def _problems(database: Database) -> list[str]:
+    integrity = [row[0] for row in database.rows("PRAGMA integrity_check")]
     if integrity != ["ok"]:
         return [f"the file is damaged: {line}" for line in integrity]
     found = [

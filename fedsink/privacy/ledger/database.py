@@ -100,7 +100,7 @@ class Database:
         """The connection, with SQLite's errors turned into sentences about the ledger."""
         try:
             yield self.connection
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise LedgerError(self._unusable(error)) from error
 
     def close(self) -> None:

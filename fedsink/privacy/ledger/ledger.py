@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedsink.errors import ReleaseRefusedError
+from fedsink.errors import LedgerError, ReleaseRefusedError
 from fedsink.privacy.ledger import admission
 from fedsink.privacy.ledger.budget import Budget
 from fedsink.privacy.ledger.charge import Charge
+from fedsink.privacy.ledger.check import problems
 from fedsink.privacy.ledger.database import Database
 from fedsink.privacy.ledger.places import EVERY_LABEL, Claim, Reservation, Use
 
@@ -39,6 +40,12 @@ class Ledger:
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         self._database = Database(path, durable=durable)
+        if damage := problems(self._database):
+            self._database.close()
+            raise LedgerError(
+                f"the ledger {path} is damaged ({damage[0]}), and nothing is released without it: "
+                "restore it from a backup."
+            )
 
     def reserve(self, lineage: str, run: str, charge: Charge, budget: Budget | None) -> Reservation:
         """Admit a plan, or find that it was admitted before.

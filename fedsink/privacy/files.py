@@ -1,0 +1,49 @@
+"""New files that appear whole, belong to their owner alone, and replace nothing."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import IO
+
+
+def write_once(path: Path, content: bytes) -> bool:
+    """Write a new file of mode 0600 to the disk; False, and nothing is changed, where there is one.
+
+    Guarantees:
+        - The file has all of its content or does not exist, however the process ends.
+        - Where the system knows files without a name (Linux), a killed process leaves none behind.
+
+    Raises:
+        OSError: it cannot be written; nothing is left.
+    """
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        file, name = _new_file(path.parent)
+        with file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            try:
+                # Told a folder, os.link follows the link that leads to a file without a name.
+                os.link(name, path, src_dir_fd=folder)
+                new = True
+            except FileExistsError:
+                new = False
+        os.fsync(folder)  # also for who was first: its name must last, too
+    finally:
+        os.close(folder)
+    return new
+
+
+def _new_file(folder: Path) -> tuple[IO[bytes], str]:
+    """A file that is gone when it is closed, and a name to link it by until then."""
+    if hasattr(os, "O_TMPFILE"):
+        try:
+            handle = os.open(folder, os.O_WRONLY | os.O_TMPFILE, 0o600)
+            return os.fdopen(handle, "wb"), f"/proc/self/fd/{handle}"
+        except OSError:  # not on this file system, or nothing at all is: then the next line says so
+            pass
+    named = tempfile.NamedTemporaryFile(prefix=".", dir=folder)  # noqa: SIM115
+    return named, named.name
