@@ -212,12 +212,14 @@ class PrivacyPlan:
     def epsilon_bound_after(self, rounds: int, accountant: str = "pld") -> float:
         """An upper bound on `epsilon_after` that takes no time, for every round's progress.
 
-        Rényi DP where it gives a bound and rounds are left; else `epsilon_after` itself.
+        Rényi DP where it gives a bound and rounds are left, at most the ε of the whole run; else
+        `epsilon_after` itself.
         """
         cost, left = self.cost, checks.count("rounds", rounds, minimum=0) < self.rounds
         if left and rounds and self.adjacency != REPLACE_ONE:
             uses = cost.uses(rounds)
-            return cost.quick_bound(self.rate, self.noise_multiplier, uses, self.delta)
+            quick = cost.quick_bound(self.rate, self.noise_multiplier, uses, self.delta)
+            return min(quick, self.epsilon(accountant))
         return self.epsilon_after(rounds, accountant)
 
     def with_noise(self, variance: float) -> PrivacyPlan:

@@ -454,8 +454,6 @@ def test_a_bit_that_hides_a_row_from_its_index_gives_no_new_budget(
 
 
 UNSEALED = "stored numbers have no checksum: one flip in 400 makes a charged ε a small one"
-    "stored numbers have no checksum: one of the 400 turns a charged ε of 58.7 into a small one"
-)
 
 
 @pytest.mark.parametrize(

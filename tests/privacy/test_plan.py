@@ -71,6 +71,16 @@ def test_epsilon_after_bounds_epsilon_at_every_round_and_ends_at_epsilon(account
         assert true <= bounds[rounds] <= 1.3 * true
 
 
+@pytest.mark.parametrize("plan", [PLAN, BATCH, CLIENT, FIXED])
+def test_epsilon_bound_after_bounds_epsilon_grows_and_ends_at_epsilon(plan):
+    bounds = [plan.epsilon_bound_after(rounds) for rounds in range(plan.rounds + 1)]
+    assert bounds[0] == 0
+    assert bounds[-1] == plan.epsilon()
+    assert bounds == sorted(bounds)
+    for rounds in (1, 17, 120, plan.rounds - 1):
+        assert bounds[rounds] >= replace(plan, rounds=rounds).epsilon()
+
+
 def test_epsilon_after_refuses_rounds_outside_the_plan():
     with pytest.raises(PrivacyError, match="covers 3000 rounds, received rounds=3001"):
         PLAN.epsilon_after(3001)
