@@ -70,12 +70,7 @@ def check_reach(
     """
     if budget is None or budget.admission != "reserve":
         return
-    earlier = connection.execute(
-        "SELECT reservations.epsilon, reservations.delta FROM reservations"
-        " JOIN runs ON run = runs.id JOIN accounts ON account = accounts.id"
-        " WHERE lineage=? AND adjacency=?",
-        (lineage, charge.adjacency),
-    ).fetchall()
+    earlier = _charged(connection, lineage, charge.adjacency)
     left = budget.epsilon - math.fsum(epsilon for epsilon, _ in earlier)
     left_delta = budget.delta - math.fsum(delta for _, delta in earlier)
     rough = charge.rough_epsilon(left)
@@ -139,11 +134,7 @@ def admit(
         " DO UPDATE SET epsilon=excluded.epsilon, delta=excluded.delta RETURNING id",
         (lineage, charge.adjacency, *_rule(budget), epsilon, delta),
     ).fetchone()
-    earlier = connection.execute(
-        "SELECT reservations.epsilon, reservations.delta FROM reservations"
-        " JOIN runs ON run = runs.id WHERE account=?",
-        (account,),
-    ).fetchall()
+    earlier = _charged(connection, lineage, charge.adjacency)
     if budget is None and earlier:
         raise BudgetError(f"{lineage} has answered a run, and its ledger admits one plan alone.")
     if budget is not None and priced.epsilon is not None:
@@ -262,6 +253,16 @@ def _check_sums(
     )
     if not fits:
         raise _too_little_left(f"ε = {epsilon:.4g}", lineage, charge, left_epsilon, left_delta)
+
+
+def _charged(connection: Connection, lineage: str, adjacency: str) -> list[tuple[float, float]]:
+    """(ε, δ) of every plan that the account has admitted."""
+    return connection.execute(
+        "SELECT reservations.epsilon, reservations.delta FROM reservations"
+        " JOIN runs ON run = runs.id JOIN accounts ON account = accounts.id"
+        " WHERE lineage=? AND adjacency=?",
+        (lineage, adjacency),
+    ).fetchall()
 
 
 def _too_little_left(
