@@ -15,7 +15,7 @@ import time
 import torch
 
 from fedsink.privacy import Stream
-from fedsink.privacy.secure import SecureStream
+from fedsink.privacy.randomness.secure import SecureStream
 
 RELEASES = {
     "reply, 60 × 784": (60, 784),

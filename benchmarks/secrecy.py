@@ -21,7 +21,7 @@ from fedsink.clients.gradient import client_gradient
 from fedsink.clients.shard import Shard
 from fedsink.data.views import DctView, PixelView, View
 from fedsink.privacy import BatchClip, ClassSchedule, Clip, PrivacyPlan, RecordClip, Stream
-from fedsink.privacy.capacity import capacity_for
+from fedsink.privacy.accounting.capacity import capacity_for
 from fedsink.privacy.sampling import JointSchedule, Schedule
 from fedsink.protocol import GradientRequest, Objective
 

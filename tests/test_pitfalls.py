@@ -50,9 +50,9 @@ from fedsink.privacy import (
     SecretKey,
     Stream,
 )
-from fedsink.privacy.gaussian import gaussian_delta
 from fedsink.privacy.ledger.database import Database
 from fedsink.privacy.ledger.report import AccountReport, report
+from fedsink.privacy.mechanisms.gaussian import gaussian_delta
 from fedsink.protocol import (
     GradientReply,
     GradientRequest,

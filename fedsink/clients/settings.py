@@ -12,7 +12,7 @@ from fedsink.data.partition import PartitionSpec
 from fedsink.data.spec import DataSpec
 from fedsink.errors import PrivacyError
 from fedsink.privacy import ReproducibleKey, SecretKey
-from fedsink.privacy.keys import EntropyKey
+from fedsink.privacy.randomness.keys import EntropyKey
 
 Noise = Literal["fast", "secure"]
 

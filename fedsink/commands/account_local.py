@@ -13,8 +13,8 @@ from fedsink.privacy import (
     RandomizedResponse,
     local_mechanism,
 )
+from fedsink.privacy.accounting.amplification import shuffled_epsilon
 from fedsink.privacy.adjacency import describe
-from fedsink.privacy.amplification import shuffled_epsilon
 
 HELP = """Local mode: the scale of a mechanism for a total ε, or the ε of a scale. The sensitivity
 is the diameter of the set of values: L1 for laplace, L2 for gaussian; 2r for a ball.

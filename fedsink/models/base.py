@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from fedsink.errors import ModelError
 
 if TYPE_CHECKING:
-    from fedsink.privacy.noise import Stream
+    from fedsink.privacy.randomness.noise import Stream
 
 _LARGEST_SIZE = 1 << 30
 _MOST_LAYERS = 64

@@ -12,7 +12,7 @@ from torch.nn import functional
 from fedsink.models.ranges import check_law
 
 if TYPE_CHECKING:
-    from fedsink.privacy.noise import Stream
+    from fedsink.privacy.randomness.noise import Stream
 
 _PART = 2000
 

@@ -13,7 +13,7 @@ from fedsink.data import dct
 from fedsink.models.ranges import check_law
 
 if TYPE_CHECKING:
-    from fedsink.privacy.noise import Stream
+    from fedsink.privacy.randomness.noise import Stream
 
 _PART = 5000
 

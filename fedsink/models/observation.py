@@ -13,7 +13,7 @@ from fedsink.models.deformation import ElasticDeformation
 from fedsink.models.low_pass import LowPassNoise
 
 if TYPE_CHECKING:
-    from fedsink.privacy.noise import Stream
+    from fedsink.privacy.randomness.noise import Stream
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fedsink.errors import ModelError
 from fedsink.models.base import Generator
 
 if TYPE_CHECKING:
-    from fedsink.privacy.noise import Stream
+    from fedsink.privacy.randomness.noise import Stream
 
 
 @torch.no_grad()

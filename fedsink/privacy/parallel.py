@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
+from fedsink.privacy.accounting.events import epsilon
 from fedsink.privacy.adjacency import REPLACE_ONE, common_adjacency, describe, unit_of
-from fedsink.privacy.events import epsilon
 from fedsink.privacy.plan import PrivacyPlan
 
 

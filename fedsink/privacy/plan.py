@@ -11,13 +11,13 @@ import torch
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks, domain
-from fedsink.privacy.accounting import check_accountant
+from fedsink.privacy.accounting.accountants import check_accountant
+from fedsink.privacy.accounting.calibration import sigma_for, uses_for
+from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.adjacency import ADD_REMOVE, REPLACE_ONE, describe, unit_of
-from fedsink.privacy.calibration import sigma_for, uses_for
-from fedsink.privacy.clipped_gaussian import ClippedGaussian
-from fedsink.privacy.clipping import CLIPS, Clip
-from fedsink.privacy.cost import Cost
-from fedsink.privacy.noise import Stream
+from fedsink.privacy.mechanisms.clipped_gaussian import ClippedGaussian
+from fedsink.privacy.mechanisms.clipping import CLIPS, Clip
+from fedsink.privacy.randomness.noise import Stream
 from fedsink.privacy.sampling import ClassSchedule, JointSchedule, PoissonSampler, Schedule
 
 _CONSISTENT = 1.001  # a stated ε may be exceeded by the rounding of a stated σ
@@ -55,7 +55,8 @@ class PrivacyPlan:
         schedule: `JointSchedule` or `ClassSchedule`.
         delta: δ in (0, 1).
         adjacency: ``"add-remove"`` (zero-out or add-remove of one labelled record at one client),
-            ``"replace-one"`` or ``"client"`` (all records of a client); see `fedsink.privacy.cost`.
+            ``"replace-one"`` or ``"client"`` (all records of a client); see
+            `fedsink.privacy.accounting.cost`.
         capacity: B ≥ 1: at most B sampled records take part; None: all of them.
         nominal_records: N ≥ 1, public: no client takes part with more records. Needed where a
             capacity meets the record clip.

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from fedsink.privacy import checks
-from fedsink.privacy.noise import Stream, uniforms
+from fedsink.privacy.randomness.noise import Stream, uniforms
 
 
 @dataclass(frozen=True)

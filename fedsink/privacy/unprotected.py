@@ -16,9 +16,9 @@ import torch
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks, domain
-from fedsink.privacy.clipping import CLIPS, Clip
-from fedsink.privacy.noise import Stream
+from fedsink.privacy.mechanisms.clipping import CLIPS, Clip
 from fedsink.privacy.plan import PrivacyPlan
+from fedsink.privacy.randomness.noise import Stream
 from fedsink.privacy.sampling import ClassSchedule, JointSchedule, PoissonSampler, Schedule
 
 # No gradient at images is nearly as long, so that the factors of such a clip are exactly 1.

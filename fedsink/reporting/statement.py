@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedsink.privacy import LIBRARIES, LOCAL_NOISE, NoiseShare, PrivacyPlan, across_clients
-from fedsink.privacy.keys import EntropyKey, ReproducibleKey, SecretKey
+from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
 from fedsink.reporting.noise_share import PERSONS, SEEN_BY, shared_noise
 
 if TYPE_CHECKING:
@@ -165,8 +165,8 @@ def local_statement(
         clients: K.
         noise: the key's kind, or "node" where each node's owner decides.
         training: the cost and λ the server trained with.
-        shuffling: the entry of `fedsink.privacy.amplification.shuffling_statement`, printed
-            beside the local ε and never instead of it; None where nobody shuffles.
+        shuffling: the entry of `fedsink.privacy.shuffling_statement`, printed beside the local ε
+            and never instead of it; None where nobody shuffles.
     """
     image, label = plan.image_mechanism, plan.label_mechanism
     return {

@@ -15,7 +15,7 @@ from fedsink.clients.settings import NodeSettings
 from fedsink.data.partition import manifest, partition
 from fedsink.data.sources import load
 from fedsink.errors import CheckpointError, ConfigError
-from fedsink.privacy.keys import EntropyKey, ReproducibleKey, SecretKey
+from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
 from fedsink.reporting.stream import ForgivingStream
 from fedsink.server.app import server_app
 from fedsink.server.compose import store_config, stored_config

@@ -6,9 +6,6 @@ budgets or networks.
 
 from __future__ import annotations
 
-from fedsink.transport.annealed import annealed, bounding_diameter, epsilon_schedule
-from fedsink.transport.annealed_problem import AnnealedProblem
-from fedsink.transport.backends import Backend, backend_named
 from fedsink.transport.batch_gradients import batch_gradients
 from fedsink.transport.clipped_sums import clipped_sums, summed_at_once
 from fedsink.transport.costs import (
@@ -29,9 +26,12 @@ from fedsink.transport.losses import (
 )
 from fedsink.transport.record_clip import clipped_record_field
 from fedsink.transport.semidual import potential, record_field, record_norms, row_weights
-from fedsink.transport.sinkhorn import solve
 from fedsink.transport.solution import Solution
-from fedsink.transport.solvers import (
+from fedsink.transport.solvers.annealed import annealed, bounding_diameter, epsilon_schedule
+from fedsink.transport.solvers.annealed_problem import AnnealedProblem
+from fedsink.transport.solvers.backends import Backend, backend_named
+from fedsink.transport.solvers.sinkhorn import solve
+from fedsink.transport.solvers.solver import (
     AnnealedSolver,
     ConvergedSolver,
     FixedSolver,

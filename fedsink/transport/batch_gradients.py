@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsink.transport.costs import Cost
 from fedsink.transport.losses import transport_gradient
-from fedsink.transport.solvers import Solver
+from fedsink.transport.solvers.solver import Solver
 
 
 def batch_gradients(

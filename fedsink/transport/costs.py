@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from fedsink.errors import ConfigError
-from fedsink.transport.pairwise import (
+from fedsink.transport.kernels.pairwise import (
     absolute_distances,
     mixed_distances,
     sign_field,
     squared_distances,
 )
-from fedsink.transport.sparse import sparse_field
+from fedsink.transport.kernels.sparse import sparse_field
 
 
 class Cost(Protocol):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsink.transport.costs import Cost
 from fedsink.transport.solution import Solution
-from fedsink.transport.solvers import ConvergedSolver, Solver
+from fedsink.transport.solvers.solver import ConvergedSolver, Solver
 
 _DEFAULT_SOLVER = ConvergedSolver()
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedsink.privacy.clipping import shrunk
+from fedsink.privacy.mechanisms.clipping import shrunk
 from fedsink.transport.semidual import (
     masked_row_weights,
     record_field,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedsink.privacy.clipping import shrunk
+from fedsink.privacy.mechanisms.clipping import shrunk
 from fedsink.transport.record_clip import check_field, reduced, single_contribution
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsink.transport.costs import SquaredEuclidean
 from fedsink.transport.solution import Solution
-from fedsink.transport.solvers import ConvergedSolver, Solver
+from fedsink.transport.solvers.solver import ConvergedSolver, Solver
 
 _DEFAULT_SOLVER = ConvergedSolver()
 _FLOOR = -300.0  # its square is no underflow either

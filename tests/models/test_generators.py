@@ -15,7 +15,7 @@ from scipy.stats import kstest
 from fedsink.data.views import DctView
 from fedsink.errors import ModelError
 from fedsink.models import GENERATORS, Dcgan, DctMlp, Generator, Mlp, build, parameter_count
-from fedsink.privacy.noise import Stream
+from fedsink.privacy.randomness.noise import Stream
 
 CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("dct_mlp", (1, 8, 8), {}),

@@ -11,7 +11,7 @@ import torch
 import fedsink
 from fedsink.errors import ModelError
 from fedsink.models import Generator, build, load, sample, save
-from fedsink.privacy.noise import Stream
+from fedsink.privacy.randomness.noise import Stream
 
 CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("dct_mlp", (1, 8, 8), {"hidden": (16, 8), "radius": 3.0, "per_class_first_layer": True}),

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedsink.errors import ModelError
 from fedsink.models import Generator, build, sample
 from fedsink.models.layers import batch_norm_1d
-from fedsink.privacy.noise import Stream
+from fedsink.privacy.randomness.noise import Stream
 
 
 def stream() -> Stream:

@@ -16,8 +16,12 @@ from fedsink.privacy import (
     PrivacyPlan,
     Stream,
 )
-from fedsink.privacy.accounting import pld_epsilon_on_grid, rdp_classic_epsilon, rdp_epsilon
-from fedsink.privacy.amplification import largest_local_epsilon, shuffled_epsilon
+from fedsink.privacy.accounting.accountants import (
+    pld_epsilon_on_grid,
+    rdp_classic_epsilon,
+    rdp_epsilon,
+)
+from fedsink.privacy.accounting.amplification import largest_local_epsilon, shuffled_epsilon
 
 
 def test_correction_1_the_noise_is_two_delta_sigma_and_the_theorems_reading_costs_sixty():

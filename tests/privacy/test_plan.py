@@ -24,7 +24,7 @@ from fedsink.privacy import (
     epsilon,
     overflow_probability,
 )
-from fedsink.privacy.accounting import pld_epsilon, rdp_epsilon
+from fedsink.privacy.accounting.accountants import pld_epsilon, rdp_epsilon
 
 PLAN = PrivacyPlan(0.2, 2.0, 3000, RecordClip(8.0), ClassSchedule(10), 1e-5)
 BATCH = PrivacyPlan(0.07, 0.9, 200, BatchClip(1.5), JointSchedule(), 1e-5)

@@ -26,7 +26,7 @@ from fedsink.privacy import (
     RandomizedResponse,
     Stream,
 )
-from fedsink.privacy.secure import SecureStream
+from fedsink.privacy.randomness.secure import SecureStream
 
 DRAWS = 250_000  # so many that one half of the expected exceedances of 4σ is rejected
 SCALE = 0.37

@@ -63,7 +63,7 @@ def _kill_at(monkeypatch: pytest.MonkeyPatch, round: int) -> None:
 
 def _same_identity(monkeypatch: pytest.MonkeyPatch, secret: bytes) -> None:
     """Two runs with the same secret key, which the operating system would never give."""
-    monkeypatch.setattr("fedsink.privacy.keys.os.urandom", lambda n: secret[:n])
+    monkeypatch.setattr("fedsink.privacy.randomness.keys.os.urandom", lambda n: secret[:n])
     monkeypatch.setattr(
         RunIdentity,
         "fresh",
@@ -418,8 +418,8 @@ def test_nothing_of_a_run_stays_in_memory_for_the_next_one(
         def refuse(*arguments: Any) -> None:
             raise RuntimeError("no noise")
 
-        monkeypatch.setattr("fedsink.privacy.noise.Stream.add_gaussian", refuse)
-        monkeypatch.setattr("fedsink.privacy.clipped_gaussian.add_gaussian_each", refuse)
+        monkeypatch.setattr("fedsink.privacy.randomness.noise.Stream.add_gaussian", refuse)
+        monkeypatch.setattr("fedsink.privacy.mechanisms.clipped_gaussian.add_gaussian_each", refuse)
         with pytest.raises(ClientError) as caught:
             start(composed("seed=0"), tmp_path / "run")
         kept.append(caught)  # as a sweep keeps its failures, with their frames

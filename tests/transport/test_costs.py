@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsink.errors import ConfigError
-from fedsink.transport import L1, Cost, Mixed, SquaredEuclidean, append_labels, cost_named, pairwise
+from fedsink.transport import L1, Cost, Mixed, SquaredEuclidean, append_labels, cost_named
+from fedsink.transport.kernels import pairwise
 
 COSTS: list[Cost] = [SquaredEuclidean(), L1(), Mixed(0.0), Mixed(0.3), Mixed(3.0)]
 BOUNDED: list[Cost] = [SquaredEuclidean(bounded=True), *(Mixed(m, bounded=True) for m in (0.0, 3))]

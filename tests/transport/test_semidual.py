@@ -15,7 +15,7 @@ from fedsink.transport import (
     transport_gradient,
 )
 from fedsink.transport.semidual import masked_row_weights
-from fedsink.transport.solvers import ConvergedSolver
+from fedsink.transport.solvers.solver import ConvergedSolver
 
 
 def cloud(n: int, d: int = 4, seed: int = 0) -> Tensor:

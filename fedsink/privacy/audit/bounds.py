@@ -14,7 +14,7 @@ from scipy.special import betaincinv, ndtri
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
-from fedsink.privacy.gaussian import gaussian_delta
+from fedsink.privacy.mechanisms.gaussian import gaussian_delta
 
 
 @dataclass(frozen=True)

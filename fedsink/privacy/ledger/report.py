@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
+from fedsink.privacy.accounting.events import epsilon as epsilon_of
 from fedsink.privacy.adjacency import ADD_REMOVE
-from fedsink.privacy.events import epsilon as epsilon_of
 from fedsink.privacy.ledger.admission import largest, spent_rho
 from fedsink.privacy.ledger.budget import Budget
 from fedsink.privacy.ledger.database import Database

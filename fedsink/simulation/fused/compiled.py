@@ -18,9 +18,9 @@ R = TypeVar("R")
 class Compiled(Generic[P, R]):
     """Calls a function, compiled as one graph for the shapes of its first call.
 
-    `FEDSINK_COMPILE` in the environment decides as for `fedsink.transport.compiled`, but for
-    "auto" (the default): on a GPU it compiles at once, as launching is most of a small kernel's
-    time, on a CPU never. Where compiling fails, the function itself goes on.
+    `FEDSINK_COMPILE` in the environment decides as for `fedsink.transport.kernels.compiled`. Only
+    "auto" (the default) differs: on a GPU it compiles at once, as launching is most of a small
+    kernel's time, on a CPU never. Where compiling fails, the function itself goes on.
 
     Args:
         function: free of side effects and of looks at values.

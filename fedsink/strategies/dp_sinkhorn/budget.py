@@ -13,8 +13,8 @@ from fedsink.privacy import (
     PrivacyPlan,
     UnprotectedPlan,
 )
-from fedsink.privacy.capacity import capacity_for
-from fedsink.privacy.clipping import CLIPS
+from fedsink.privacy.accounting.capacity import capacity_for
+from fedsink.privacy.mechanisms.clipping import CLIPS
 from fedsink.values import Config, choice
 
 

@@ -29,7 +29,7 @@ from fedsink.transport import (
     cost_named,
     transport_gradient,
 )
-from fedsink.transport.exact import assignment_gradient
+from fedsink.transport.solvers.exact import assignment_gradient
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.privacy import LOCAL_NOISE
-from fedsink.privacy.amplification import shuffling_statement
+from fedsink.privacy.accounting.amplification import shuffling_statement
 from fedsink.protocol import LocalPlan
 from fedsink.protocol.run import UNNAMED
 from fedsink.reporting.statement import local_statement

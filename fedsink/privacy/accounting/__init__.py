@@ -1,0 +1,1 @@
+"""Accounting: ε of events, composed and amplified, and the noise that a target ε needs."""

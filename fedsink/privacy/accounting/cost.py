@@ -1,0 +1,205 @@
+"""What a plan's parameters cost under its adjacency: the step from (q, σ, T) to ε.
+
+| adjacency | clip | what one unit sees |
+|---|---|---|
+| add-remove | either | Poisson-subsampled Gaussian (q, σ), the schedule's uses |
+| replace-one | either | the dominating pairs of `replacement`; accountant pld only |
+| client | batch | T Gaussians of multiplier σ: any two clipped gradients are within 2Δ |
+| client | record, capacity B | T Gaussians of multiplier σ/B: at most B contributions of norm Δ |
+
+A client as a unit is not sampled, and a class schedule reaches it in every round.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy import adjacency as adjacencies
+from fedsink.privacy import checks, domain
+from fedsink.privacy.accounting.accountants import (
+    ACCOUNTANTS,
+    check_accountant,
+    pld_epsilon_coarse,
+    poisson_gaussian_epsilon,
+    rdp_epsilon,
+)
+from fedsink.privacy.accounting.capacity import overflow_probability
+from fedsink.privacy.accounting.events import poisson_gaussian
+from fedsink.privacy.accounting.replacement import replacement_epsilon
+from fedsink.privacy.mechanisms.clipping import Clip, RecordClip
+from fedsink.privacy.sampling import JointSchedule, Schedule
+
+
+@dataclass(frozen=True)
+class Cost:
+    """ε as a function of (rate, σ, uses, δ) for one adjacency, clip, schedule and capacity.
+
+    Args:
+        clip: `BatchClip` or `RecordClip`.
+        schedule: `JointSchedule` or `ClassSchedule`.
+        adjacency: ``"add-remove"``, ``"replace-one"`` or ``"client"``.
+        capacity: B ≥ 1, at most so many sampled records take part; None: all of them.
+        nominal_records: N ≥ 1, public; no client takes part with more records. Needed where a
+            capacity meets the record clip.
+
+    Raises:
+        PrivacyError: If a value is out of range, or the adjacency has no guarantee here.
+    """
+
+    clip: Clip
+    schedule: Schedule
+    adjacency: str = adjacencies.ADD_REMOVE
+    capacity: int | None = None
+    nominal_records: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.clip, Clip):
+            raise PrivacyError(f"clip must be a BatchClip or a RecordClip, received {self.clip!r}.")
+        if not isinstance(self.schedule, Schedule):
+            raise PrivacyError(
+                f"schedule must be a JointSchedule or a ClassSchedule, received {self.schedule!r}."
+            )
+        adjacencies.check_adjacency(self.adjacency)
+        for name in ("capacity", "nominal_records"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(
+                    self, name, domain.RECORDS.check_count(checks.count(name, value))
+                )
+        if self._by_client and isinstance(self.clip, RecordClip) and self.capacity is None:
+            raise PrivacyError(
+                "the client adjacency with clip=record needs a capacity: without one a client's "
+                "sum is unbounded. Give a capacity or use clip=batch."
+            )
+        if self._overflows and self.nominal_records is None:
+            raise PrivacyError(
+                "a capacity with clip=record needs nominal_records, the public number of records "
+                "that no client exceeds: the chance of an overflow is part of δ."
+            )
+
+    @property
+    def accountants(self) -> tuple[str, ...]:
+        """The accountants that give a bound under this adjacency."""
+        return ("pld",) if self.adjacency == adjacencies.REPLACE_ONE else ACCOUNTANTS
+
+    def uses(self, rounds: int) -> int:
+        """How many of the first T rounds can touch one unit."""
+        return (JointSchedule() if self._by_client else self.schedule).uses(rounds)
+
+    def rounds_within(self, uses: int) -> int:
+        """The largest number of rounds that touch a unit at most `uses` times."""
+        return (JointSchedule() if self._by_client else self.schedule).rounds_within(uses)
+
+    def event(self, rate: float, sigma: float, uses: int) -> Any:
+        """All uses of one unit as a `dp_accounting.DpEvent`, to be read under the adjacency."""
+        if not self._by_client:
+            return poisson_gaussian(rate, sigma, uses)
+        events = checks.require("dp_accounting")
+        return events.SelfComposedDpEvent(events.GaussianDpEvent(self._whole(sigma)), uses)
+
+    def overflow(self, rate: float, uses: int) -> float:
+        """The part of δ that a full batch costs (see `fedsink.privacy.accounting.capacity`)."""
+        if not self._overflows or self.capacity is None or self.nominal_records is None:
+            return 0.0
+        visits = uses
+        if self.adjacency == adjacencies.REPLACE_ONE and self.schedule.classes > 1:
+            visits = 2 * uses  # the rounds of both labels
+        return overflow_probability(rate, self.capacity, self.nominal_records, visits)
+
+    def check_overflow(self, rate: float, uses: int, delta: float) -> None:
+        """Refuse a capacity so small that its overflow alone costs δ, with a PrivacyError."""
+        overflow = self.overflow(rate, uses)
+        if overflow >= delta:
+            raise PrivacyError(
+                f"a capacity of {self.capacity} overflows with a probability of up to "
+                f"{overflow:.2g}, which exceeds delta={delta:g}: raise the capacity "
+                "(capacity_for finds the smallest)."
+            )
+
+    def epsilon(
+        self, rate: float, sigma: float, uses: int, delta: float, accountant: str = "pld"
+    ) -> float:
+        """ε(δ) of `uses` uses; infinite where an overflow alone costs δ.
+
+        Raises:
+            PrivacyError: If a value is out of range, or the accountant has no bound here.
+        """
+        return self._epsilon(rate, rate, sigma, uses, delta, accountant)
+
+    def epsilon_unamplified(
+        self, rate: float, sigma: float, uses: int, delta: float, accountant: str = "pld"
+    ) -> float:
+        """The same uses if everybody could see who was sampled: no amplification.
+
+        A capacity's overflow keeps the probability it has at the true rate.
+        """
+        return self._epsilon(1.0, rate, sigma, uses, delta, accountant)
+
+    def rough_epsilon(
+        self, ceiling: float, rate: float, sigma: float, uses: int, delta: float
+    ) -> float | None:
+        """A rough ε where it is far above a ceiling, in milliseconds; None where it may be near.
+
+        It refuses a plan, and proves nothing about one. "Far" leaves room for what Rényi DP and a
+        coarse grid of losses read above ε: up to 5ε + 1/(2σ²) + ½, and up to 1.05ε + 0.3.
+        """
+        delta -= self.overflow(rate, uses)
+        if delta <= 0:
+            return math.inf
+        if self._by_client:
+            exact = poisson_gaussian_epsilon(1.0, self._whole(sigma), uses, delta)
+            return exact if exact > ceiling else None
+        rough = rdp_epsilon(rate, sigma, uses, delta)
+        if rough > 5.0 * ceiling + 0.5 / sigma**2 + 0.5:
+            return rough
+        rough = pld_epsilon_coarse(rate, sigma, uses, delta)  # under replace-one ε is no less
+        return rough if rough > 1.05 * ceiling + 0.3 else None
+
+    def quick_bound(self, rate: float, sigma: float, uses: int, delta: float) -> float:
+        """A bound by Rényi DP for every round's progress; infinite where there is none."""
+        if self.adjacency == adjacencies.REPLACE_ONE:
+            return math.inf
+        delta -= self.overflow(rate, uses)
+        if delta <= 0:
+            return math.inf
+        if self._by_client:
+            rate, sigma = 1.0, self._whole(sigma)
+        return rdp_epsilon(rate, sigma, uses, delta)
+
+    def _epsilon(
+        self, seen: float, rate: float, sigma: float, uses: int, delta: float, accountant: str
+    ) -> float:
+        if check_accountant(accountant) not in self.accountants:
+            raise PrivacyError(
+                f"the {accountant} accountant has no bound under replace-one: Rényi accountants "
+                "know no dominating pair for it, and PRV accounts for the remove direction alone. "
+                "Use accountant='pld'."
+            )
+        delta = checks.failure_probability(delta) - self.overflow(rate, uses)
+        if delta <= 0:
+            return math.inf
+        if self.adjacency == adjacencies.REPLACE_ONE:
+            return replacement_epsilon(seen, sigma, uses, delta, self.clip, self.schedule)
+        if self._by_client:
+            seen, sigma = 1.0, self._whole(sigma)
+        return poisson_gaussian_epsilon(seen, sigma, uses, delta, accountant)
+
+    @property
+    def _by_client(self) -> bool:
+        return self.adjacency == adjacencies.CLIENT
+
+    @property
+    def _overflows(self) -> bool:
+        return (
+            self.capacity is not None and isinstance(self.clip, RecordClip) and not self._by_client
+        )
+
+    def _whole(self, sigma: float) -> float:
+        """The noise multiplier against everything a client contributes to one round."""
+        checks.positive("sigma", sigma)
+        if isinstance(self.clip, RecordClip) and self.capacity is not None:
+            return sigma / self.capacity
+        return sigma

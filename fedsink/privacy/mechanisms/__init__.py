@@ -1,0 +1,1 @@
+"""Mechanisms: clips with their sensitivity, and what privatizes a record at its owner."""

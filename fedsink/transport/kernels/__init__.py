@@ -1,0 +1,1 @@
+"""Kernels: pairwise distances and fields, in blocks, compiled where that is faster."""

@@ -1,0 +1,1 @@
+"""Solvers: potentials of an entropic transport problem, native, by GeomLoss and by KeOps."""

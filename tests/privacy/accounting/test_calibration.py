@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy import rate_for, sigma_for, uses_for
+from fedsink.privacy.accounting.accountants import (
+    pld_epsilon,
+    poisson_gaussian_epsilon,
+    rdp_epsilon,
+)
+from fedsink.privacy.mechanisms.gaussian import GaussianMechanism
+
+SETTINGS = [
+    pytest.param(10.0, 0.2, 300, "pld", id="record-clip"),
+    pytest.param(1.0, 0.05, 50, "pld", id="small-epsilon"),
+    pytest.param(40.0, 1.0, 3, "pld", id="large-epsilon"),
+    pytest.param(10.0, 0.2, 300, "rdp", id="rdp"),
+    pytest.param(5.0, 0.1, 20, "prv", id="prv"),
+]
+
+
+@pytest.mark.parametrize(("eps", "rate", "uses", "accountant"), SETTINGS)
+def test_sigma_costs_at_most_the_target_and_is_tight(eps, rate, uses, accountant):
+    sigma = sigma_for(eps, rate=rate, uses=uses, delta=1e-5, accountant=accountant)
+    assert poisson_gaussian_epsilon(rate, sigma, uses, 1e-5, accountant) <= eps
+    assert poisson_gaussian_epsilon(rate, sigma * 0.999, uses, 1e-5, accountant) > eps
+
+
+@pytest.mark.parametrize(("eps", "rate", "uses", "accountant"), SETTINGS)
+def test_rate_costs_at_most_the_target_and_is_tight(eps, rate, uses, accountant):
+    found = rate_for(eps, sigma=2.0, uses=uses, delta=1e-5, accountant=accountant)
+    assert 0 < found <= 1
+    assert poisson_gaussian_epsilon(found, 2.0, uses, 1e-5, accountant) <= eps
+    if found < 1:
+        assert poisson_gaussian_epsilon(found * 1.001, 2.0, uses, 1e-5, accountant) > eps
+
+
+@pytest.mark.parametrize(("eps", "rate", "uses", "accountant"), SETTINGS)
+def test_uses_cost_at_most_the_target_and_are_tight(eps, rate, uses, accountant):
+    most = uses_for(eps, rate=rate, sigma=2.0, delta=1e-5, accountant=accountant)
+    more = max(most + 1, math.ceil(most * 1.001))
+    assert isinstance(most, int)
+    assert poisson_gaussian_epsilon(rate, 2.0, most, 1e-5, accountant) <= eps
+    assert poisson_gaussian_epsilon(rate, 2.0, more, 1e-5, accountant) > eps
+
+
+def test_published_rounds_and_noise():
+    most = uses_for(10, rate=1 / 1200, sigma=1.1, delta=1e-5)
+    assert most == pytest.approx(4_467_993, rel=1e-3)
+    assert pld_epsilon(1 / 1200, 1.1, most, 1e-5) <= 10
+    sigma = sigma_for(10, rate=1 / 1200, uses=3_986_344, delta=1e-5, accountant="rdp")
+    assert sigma == pytest.approx(1.1, rel=1e-3)
+    assert rdp_epsilon(1 / 1200, sigma, 3_986_344, 1e-5) <= 10
+
+
+@pytest.mark.parametrize("eps", [0.05, 1.0, 30.0])
+def test_one_use_without_sampling_is_the_analytic_gaussian(eps):
+    sigma = sigma_for(eps, rate=1.0, uses=1, delta=1e-5)
+    assert sigma == pytest.approx(GaussianMechanism(1.0, eps, 1e-5).scale, rel=2e-3)
+
+
+def test_a_rate_that_need_not_be_bounded_is_one():
+    assert rate_for(10, sigma=5.0, uses=2, delta=1e-5) == 1.0
+
+
+def test_a_target_below_one_use_is_refused():
+    with pytest.raises(PrivacyError, match=r"one use at rate=1 and sigma=1 costs ε = 4\.\d+, more"):
+        uses_for(0.5, rate=1.0, sigma=1.0, delta=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eps": 0}, "eps must be a finite number > 0, received 0"),
+        ({"eps": -1.0}, "eps must be a finite number > 0, received -1.0"),
+        ({"eps": math.inf}, "eps must be a finite number > 0, received inf"),
+        ({"delta": 0}, r"delta must lie in \(0, 1\), received 0"),
+        ({"rate": 1.3}, r"rate must lie in \(0, 1\], received 1.3"),
+        ({"uses": 0}, "uses must be an integer ≥ 1, received 0"),
+        ({"accountant": "moments"}, "accountant 'moments' is unknown"),
+    ],
+)
+def test_bad_targets_are_refused(changes, message):
+    arguments = {"eps": 1.0, "rate": 0.1, "uses": 10, "delta": 1e-5} | changes
+    with pytest.raises(PrivacyError, match=message):
+        sigma_for(**arguments)

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import pytest
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy import (
+    ACCOUNTANTS,
+    BatchClip,
+    ClassSchedule,
+    Cost,
+    JointSchedule,
+    RecordClip,
+    overflow_probability,
+    poisson_gaussian,
+)
+from fedsink.privacy.accounting.accountants import pld_epsilon, rdp_epsilon
+from fedsink.privacy.accounting.replacement import replacement_epsilon
+from fedsink.privacy.mechanisms.gaussian import gaussian_epsilon
+
+RECORD, BATCH = RecordClip(1.0), BatchClip(1.0)
+JOINT, SPLIT = JointSchedule(), ClassSchedule(10)
+
+
+def test_add_remove_is_the_poisson_subsampled_gaussian():
+    cost = Cost(RECORD, SPLIT)
+    assert cost.uses(95) == 10
+    assert cost.event(0.2, 2.0, 30) == poisson_gaussian(0.2, 2.0, 30)
+    assert cost.epsilon(0.2, 2.0, 30, 1e-5) == pld_epsilon(0.2, 2.0, 30, 1e-5)
+    assert cost.epsilon(0.2, 2.0, 30, 1e-5, "rdp") == rdp_epsilon(0.2, 2.0, 30, 1e-5)
+    assert cost.accountants == ACCOUNTANTS
+
+
+def test_replace_one_has_its_own_pairs_and_pld_alone():
+    cost = Cost(BATCH, SPLIT, "replace-one")
+    assert cost.accountants == ("pld",)
+    assert cost.epsilon(0.2, 2.0, 30, 1e-5) == replacement_epsilon(0.2, 2.0, 30, 1e-5, BATCH, SPLIT)
+    assert cost.quick_bound(0.2, 2.0, 30, 1e-5) == math.inf
+    for accountant in ("prv", "rdp", "rdp-opacus", "rdp-classic"):
+        with pytest.raises(PrivacyError, match=f"{accountant} accountant has no bound under repl"):
+            cost.epsilon(0.2, 2.0, 30, 1e-5, accountant)
+    with pytest.raises(PrivacyError, match="PRV accounts for the remove direction alone"):
+        cost.epsilon_unamplified(0.2, 2.0, 30, 1e-5, "prv")
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_a_client_is_not_sampled_and_seen_in_every_round(accountant):
+    cost = Cost(BATCH, SPLIT, "client")
+    assert cost.uses(95) == 95
+    assert cost.rounds_within(95) == 95
+    assert cost.event(0.2, 2.0, 95) == dp_accounting.SelfComposedDpEvent(
+        dp_accounting.GaussianDpEvent(2.0), 95
+    )
+    found = cost.epsilon(0.001, 2.0, 95, 1e-5, accountant)
+    exact = gaussian_epsilon(2.0 / math.sqrt(95), 1e-5)
+    assert exact <= found <= 1.2 * exact
+    assert found == cost.epsilon_unamplified(0.5, 2.0, 95, 1e-5, accountant)
+
+
+def test_a_client_of_capacity_b_moves_the_sum_by_b_contributions():
+    cost = Cost(RECORD, SPLIT, "client", capacity=50)
+    assert cost.overflow(0.2, 95) == 0
+    assert cost.epsilon(0.2, 200.0, 95, 1e-5) == gaussian_epsilon(4.0 / math.sqrt(95), 1e-5)
+    assert cost.event(0.2, 200.0, 95).event.noise_multiplier == 4.0
+    with pytest.raises(PrivacyError, match="client adjacency with clip=record needs a capacity"):
+        Cost(RECORD, SPLIT, "client")
+
+
+def test_a_capacity_costs_nothing_with_the_batch_clip():
+    """Two clipped gradients are within 2Δ whichever records were kept."""
+    for adjacency in ("add-remove", "replace-one"):
+        plain = Cost(BATCH, SPLIT, adjacency)
+        fixed = Cost(BATCH, SPLIT, adjacency, capacity=1)
+        assert fixed.overflow(0.2, 30) == 0
+        assert fixed.epsilon(0.2, 2.0, 30, 1e-5) == plain.epsilon(0.2, 2.0, 30, 1e-5)
+
+
+def test_an_overflow_is_taken_out_of_delta_with_the_record_clip():
+    cost = Cost(RECORD, SPLIT, capacity=180, nominal_records=600)
+    overflow = overflow_probability(0.2, 180, 600, 400)
+    assert cost.overflow(0.2, 400) == overflow > 1e-6
+    assert cost.epsilon(0.2, 2.0, 400, 1e-5) == pld_epsilon(0.2, 2.0, 400, 1e-5 - overflow)
+    assert cost.epsilon(0.2, 2.0, 400, overflow) == math.inf
+    assert cost.quick_bound(0.2, 2.0, 400, overflow) == math.inf
+    cost.check_overflow(0.2, 400, 1e-5)
+    with pytest.raises(PrivacyError, match=r"a capacity of 180 overflows .* delta=1e-06: raise"):
+        cost.check_overflow(0.2, 400, 1e-6)
+    with pytest.raises(PrivacyError, match="a capacity with clip=record needs nominal_records"):
+        Cost(RECORD, SPLIT, capacity=170)
+
+
+def test_a_change_of_label_meets_full_batches_in_both_labels_rounds():
+    options = {"capacity": 180, "nominal_records": 600}
+    one = Cost(RECORD, SPLIT, **options).overflow(0.2, 400)
+    assert Cost(RECORD, SPLIT, "replace-one", **options).overflow(0.2, 400) == 2 * one
+    assert Cost(RECORD, JOINT, "replace-one", **options).overflow(0.2, 400) == one
+
+
+def test_unamplified_keeps_the_overflow_of_the_true_rate():
+    cost = Cost(RECORD, SPLIT, capacity=180, nominal_records=600)
+    left = 1e-5 - cost.overflow(0.2, 400)
+    found = cost.epsilon_unamplified(0.2, 2.291, 400, 1e-5)
+    assert found == gaussian_epsilon(2.291 / 20, left)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip": 0.5}, "clip must be a BatchClip or a RecordClip, received 0.5"),
+        ({"schedule": 10}, "schedule must be a JointSchedule or a ClassSchedule, received 10"),
+        ({"adjacency": "swap"}, "adjacency 'swap' is unknown"),
+        ({"capacity": 0}, "capacity must be an integer ≥ 1, received 0"),
+        ({"nominal_records": 1.5}, "nominal_records must be an integer ≥ 1, received 1.5"),
+    ],
+)
+def test_bad_values_are_refused(options, message):
+    with pytest.raises(PrivacyError, match=message):
+        Cost(**({"clip": RECORD, "schedule": SPLIT} | options))
+    with pytest.raises(PrivacyError, match=r"delta must lie in \(0, 1\), received 0"):
+        Cost(RECORD, SPLIT).epsilon(0.2, 2.0, 30, 0.0)
+    with pytest.raises(PrivacyError, match="accountant 'gdp' is unknown"):
+        Cost(RECORD, SPLIT).epsilon(0.2, 2.0, 30, 1e-5, "gdp")
+
+
+def test_a_rough_price_is_high_where_a_plan_is_far_too_dear():
+    cost = Cost(RECORD, JOINT)
+    exact = cost.epsilon(0.2, 1.0, 200, 1e-5)
+    for factor in (1.3, 4.0, 100.0):
+        rough = cost.rough_epsilon(exact / factor, 0.2, 1.0, 200, 1e-5)
+        assert rough is not None
+        assert exact / factor < rough < 2 * exact
+    assert cost.rough_epsilon(exact, 0.2, 1.0, 200, 1e-5) is None
+
+
+def test_a_rough_price_is_infinite_where_an_overflow_costs_all_of_delta():
+    cost = Cost(RECORD, SPLIT, capacity=180, nominal_records=600)
+    assert cost.rough_epsilon(1e300, 0.2, 2.0, 400, cost.overflow(0.2, 400)) == math.inf
+
+
+ADJACENT = [
+    ("add-remove", RECORD, JOINT, None),
+    ("add-remove", RECORD, JOINT, 60),
+    ("add-remove", BATCH, JOINT, 60),
+    ("replace-one", RECORD, JOINT, None),
+    ("replace-one", BATCH, SPLIT, None),
+    ("replace-one", RECORD, SPLIT, 60),
+    ("client", BATCH, JOINT, None),
+    ("client", RECORD, SPLIT, 60),
+]
+GRID = [
+    (rate, sigma, uses)
+    for rate in (1.0, 0.2, 0.01)
+    for sigma, uses in ((0.6, 1), (0.6, 20), (1.3, 1), (1.3, 300), (5.0, 2000))
+]
+
+
+@pytest.mark.parametrize(("adjacency", "clip", "schedule", "capacity"), ADJACENT)
+@pytest.mark.parametrize(
+    "grid", [GRID[::6], pytest.param(GRID, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_a_rough_price_never_refuses_a_plan_that_fits(adjacency, clip, schedule, capacity, grid):
+    """Whose exact ε is the ceiling itself, or below it."""
+    cost = Cost(clip, schedule, adjacency, capacity, None if capacity is None else 64)
+    for rate, sigma, uses in grid:
+        exact = cost.epsilon(rate, sigma, uses, 1e-5)
+        if math.isfinite(exact):
+            for ceiling in (exact, 1.01 * exact, 2 * exact):
+                assert cost.rough_epsilon(ceiling, rate, sigma, uses, 1e-5) is None

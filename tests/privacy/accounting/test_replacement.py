@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, RecordClip
+from fedsink.privacy.accounting.accountants import pld_epsilon
+from fedsink.privacy.accounting.replacement import _epsilon, _pmf, replacement_epsilon
+from fedsink.privacy.mechanisms.gaussian import gaussian_epsilon
+
+RECORD, BATCH = RecordClip(1.0), BatchClip(1.0)
+JOINT, SPLIT = JointSchedule(), ClassSchedule(10)
+F2 = (0.2, 2.291, 400, 1e-5)
+BATCH_RECIPE = (0.025, 0.848, 1600, 1e-5)
+
+
+def test_the_reference_numbers_of_the_record_recipe():
+    assert pld_epsilon(*F2) == pytest.approx(9.17, abs=0.005)
+    assert replacement_epsilon(*F2, RECORD, SPLIT) == pytest.approx(20.0, abs=0.01)
+    assert _epsilon("two-labels", *F2) == pytest.approx(13.4, abs=0.01)
+
+
+def test_the_reference_numbers_of_the_batch_recipe():
+    assert pld_epsilon(*BATCH_RECIPE) == pytest.approx(9.09, abs=0.005)
+    assert replacement_epsilon(*BATCH_RECIPE, BATCH, SPLIT) == pytest.approx(12.17, abs=0.005)
+    assert replacement_epsilon(*BATCH_RECIPE, BATCH, JOINT) == pytest.approx(11.28, abs=0.005)
+
+
+def test_gs_wgans_one_of_a_thousand_shards():
+    """347: the pair of sampling without replacement, at the multiplier of a whole batch."""
+    found = replacement_epsilon(1 / 1000, 1.07 / math.sqrt(32), 20_000, 1e-5, BATCH, JOINT)
+    assert found == pytest.approx(347, abs=0.5)
+
+
+@pytest.mark.parametrize("clip", [RECORD, BATCH])
+@pytest.mark.parametrize("schedule", [JOINT, SPLIT])
+def test_replacing_a_record_costs_more_than_adding_one(clip, schedule):
+    assert replacement_epsilon(0.1, 1.5, 50, 1e-5, clip, schedule) > pld_epsilon(0.1, 1.5, 50, 1e-5)
+
+
+def test_a_change_of_label_is_part_of_the_content_in_a_joint_schedule():
+    split = replacement_epsilon(*BATCH_RECIPE, BATCH, SPLIT)
+    assert split == _epsilon("two-labels", *BATCH_RECIPE)
+    assert split > replacement_epsilon(*BATCH_RECIPE, BATCH, JOINT)
+    one_class = replacement_epsilon(*BATCH_RECIPE, BATCH, ClassSchedule(1))
+    assert one_class == replacement_epsilon(*BATCH_RECIPE, BATCH, JOINT)
+
+
+# Every loss distribution bounds the hockey stick of the mechanism it stands for, integrated here.
+
+_X = np.linspace(-40, 40, 400_001)
+
+
+def _hockey_stick(p: np.ndarray, q: np.ndarray, eps: float) -> float:
+    return float(np.trapezoid(np.maximum(0, p - math.exp(eps) * q), _X))
+
+
+def _mixture(rate: float, mean: float, sigma: float) -> np.ndarray:
+    return (1 - rate) * stats.norm.pdf(_X, 0, sigma) + rate * stats.norm.pdf(_X, mean, sigma)
+
+
+@pytest.mark.parametrize("eps", [-1.0, -0.1, 0.0, 0.1, 1.0, 2.0])
+@pytest.mark.parametrize(("rate", "sigma"), [(0.2, 1.0), (0.5, 0.7)])
+def test_one_use_with_record_clip_is_bounded_for_any_two_contributions(rate, sigma, eps):
+    pmf = _pmf(("REPLACE",), rate, sigma, 1e-3)
+    bound = pmf.get_delta_for_epsilon(eps)
+    for first, second in ((1, -1), (-1, 1), (1, 0), (0, -1), (1, 0.5)):
+        true = _hockey_stick(_mixture(rate, first, sigma), _mixture(rate, second, sigma), eps)
+        assert true <= bound + 1e-9
+    opposite = _hockey_stick(_mixture(rate, 1, sigma), _mixture(rate, -1, sigma), eps)
+    assert bound == pytest.approx(opposite, abs=1e-4)  # and no larger than it needs to be
+
+
+@pytest.mark.parametrize("eps", [-1.0, -0.1, 0.0, 0.1, 1.0, 2.0])
+@pytest.mark.parametrize(("rate", "sigma"), [(0.2, 1.0), (0.5, 0.7)])
+def test_one_use_with_batch_clip_is_bounded_for_any_three_gradients(rate, sigma, eps):
+    bound = _pmf(("REMOVE", "ADD"), rate, sigma, 1e-3).get_delta_for_epsilon(eps)
+    for first, second in ((1, 0), (0, 1), (1, 0.5), (-0.5, 0.5), (0.5, -0.5), (1, 1)):
+        assert abs(first - second) <= 1  # in units of 2Δ, as are both from 0
+        true = _hockey_stick(_mixture(rate, first, sigma), _mixture(rate, second, sigma), eps)
+        assert true <= bound + 1e-9
+
+
+def test_without_sampling_the_figures_are_exact():
+    sigma, uses, delta = 3.0, 25, 1e-5
+    opposite = replacement_epsilon(1.0, sigma, uses, delta, RECORD, JOINT)
+    assert opposite == gaussian_epsilon(sigma / (2 * 5), delta)
+    assert replacement_epsilon(1.0, sigma, uses, delta, RECORD, SPLIT) == opposite
+    assert replacement_epsilon(1.0, sigma, uses, delta, BATCH, JOINT) == gaussian_epsilon(
+        sigma / 5, delta
+    )
+    assert replacement_epsilon(1.0, sigma, uses, delta, BATCH, SPLIT) == gaussian_epsilon(
+        sigma / math.sqrt(50), delta
+    )
+
+
+def test_sampling_nearly_everything_comes_close_to_the_exact_figure():
+    sampled = replacement_epsilon(0.9999999, 3.0, 25, 1e-5, RECORD, JOINT)
+    exact = replacement_epsilon(1.0, 3.0, 25, 1e-5, RECORD, JOINT)
+    assert sampled == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_millions_of_uses_are_cross_checked():
+    found = replacement_epsilon(1 / 1200, 1.1, 3_400_000, 1e-5, BATCH, JOINT)
+    assert found == pytest.approx(11.49, abs=0.02)
+
+
+def test_absurdly_little_noise_is_refused():
+    with pytest.raises(PrivacyError, match=r"sigma=0\.001 is too small for a guarantee"):
+        replacement_epsilon(0.5, 1e-3, 1000, 1e-5, RECORD, JOINT)

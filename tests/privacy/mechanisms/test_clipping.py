@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy import BatchClip, RecordClip, Stream
+from fedsink.privacy.mechanisms.clipping import shrunk
+
+BOUNDS = st.floats(1e-3, 1e3)
+SCALES = st.floats(1e-6, 1e6)
+
+
+def gradient(seed: int, scale: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (scale * Stream(b"key", seed).normal(7, 3, 5)).to(dtype)
+
+
+@given(BOUNDS, SCALES, st.integers(0, 50), st.sampled_from([torch.float32, torch.float64]))
+def test_the_clipped_gradient_has_norm_at_most_the_bound(bound, scale, seed, dtype):
+    clipped = BatchClip(bound).apply(gradient(seed, scale, dtype))
+    assert float(clipped.double().norm()) <= bound
+    assert clipped.dtype == dtype
+    assert clipped.shape == (7, 3, 5)
+
+
+@given(BOUNDS, SCALES, st.integers(0, 50))
+def test_any_two_clipped_gradients_differ_by_at_most_the_sensitivity(bound, scale, seed):
+    clip = BatchClip(bound)
+    one, other = clip.apply(gradient(seed, scale)), clip.apply(gradient(seed + 1, 1e6))
+    assert float((one.double() - other.double()).norm()) <= clip.sensitivity
+
+
+def test_the_batch_sensitivity_is_twice_the_bound_and_is_reached():
+    clip = BatchClip(0.5)
+    far = gradient(0, 1e3)
+    distance = float((clip.apply(far).double() - clip.apply(-far).double()).norm())
+    assert clip.sensitivity == 1.0
+    assert distance == pytest.approx(clip.sensitivity, rel=1e-5)
+
+
+def test_a_gradient_within_the_bound_is_unchanged_and_directions_are_kept():
+    small = gradient(0, 1e-3)
+    assert torch.equal(BatchClip(10.0).apply(small), small)
+    large = gradient(0, 1e3)
+    clipped = BatchClip(10.0).apply(large)
+    torch.testing.assert_close(clipped / clipped.norm(), large / large.norm())
+
+
+def test_an_all_zero_gradient_stays_zero():
+    assert torch.equal(BatchClip(1.0).apply(torch.zeros(3, 2)), torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_gradient_with_a_non_finite_entry_becomes_zero(bad):
+    values = gradient(0, 1.0)
+    values[2, 1, 0] = bad
+    assert torch.equal(BatchClip(1.0).apply(values), torch.zeros(7, 3, 5))
+
+
+def test_an_empty_gradient_stays_empty():
+    assert BatchClip(1.0).apply(torch.zeros(0, 4)).shape == (0, 4)
+
+
+def test_float32_norms_beyond_its_range_are_still_clipped():
+    clipped = BatchClip(1.0).apply(torch.full((100, 100), 1e38))
+    assert float(clipped.double().norm()) == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**123, 3e-39])
+@pytest.mark.parametrize("ratio", [0.51, 0.6, 0.75, 0.99, 1.51, 3.3])
+def test_the_bound_is_kept_where_float32_loses_its_precision(scale, ratio):
+    """A factor Δ/‖G‖ below 2⁻¹²⁶ rounds up by as much as two, and so does a tiny result."""
+    for values in (torch.full((4,), scale), scale * Stream(b"key").normal(300)):
+        values = values.to(torch.float32)
+        norm = float(values.double().norm())
+        for bound in (norm * ratio * 2.0**-149, 2 * ratio * 2.0**-149):
+            clipped = BatchClip(bound).apply(values).tolist()
+            assert sum(Fraction(value) ** 2 for value in clipped) <= Fraction(bound) ** 2
+
+
+def test_narrow_types_are_refused():
+    with pytest.raises(PrivacyError, match=r"float32 or float64, received torch\.float16"):
+        BatchClip(1.0).apply(torch.zeros(2, dtype=torch.float16))
+
+
+@given(BOUNDS, SCALES)
+def test_every_scaled_contribution_has_norm_at_most_the_bound(bound, scale):
+    contributions = (scale * Stream(b"key").normal(20, 6)).to(torch.float32)
+    clip = RecordClip(bound)
+    factors = clip.scales(contributions.double().norm(dim=1))
+    scaled = (contributions * factors[:, None].float()).double()
+    assert float(scaled.norm(dim=1).max()) <= clip.sensitivity
+
+
+def test_the_record_sensitivity_is_the_bound_and_is_reached_by_the_sum():
+    clip = RecordClip(2.0)
+    contributions = 100 * Stream(b"key").normal(5, 6)
+    scaled = contributions * clip.scales(contributions.norm(dim=1))[:, None]
+    without = scaled[1:].sum(0)
+    distance = float((scaled.sum(0) - without).norm())
+    assert clip.sensitivity == 2.0
+    assert distance == pytest.approx(clip.sensitivity, rel=1e-5)
+
+
+def test_a_record_of_zero_norm_keeps_factor_one_and_of_non_finite_norm_gets_zero():
+    factors = RecordClip(1.0).scales(torch.tensor([0.0, 0.5, math.inf, math.nan]))
+    assert factors.tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert factors.dtype == torch.float64
+
+
+def test_negative_norms_are_refused():
+    with pytest.raises(PrivacyError, match="norms must not be negative"):
+        RecordClip(1.0).scales(torch.tensor([-1.0]))
+
+
+@pytest.mark.parametrize("clip", [BatchClip, RecordClip])
+@pytest.mark.parametrize("bound", [0, -1.0, math.inf, math.nan, "1", None, True])
+def test_a_bad_bound_is_refused(clip, bound):
+    with pytest.raises(PrivacyError, match=r"bound must be a finite number > 0, received"):
+        clip(bound)
+
+
+def test_names():
+    assert (BatchClip(1).name, RecordClip(1).name) == ("batch", "record")
+
+
+# Sensitivity over the whole range of floats, against exact fractions
+
+TYPES = st.sampled_from([torch.float32, torch.float64])
+EDGES = [0.0, 5e-324, 1e-310, 2.0**-1022, 2.0**-149, 0.75 * 2.0**-126, 2.0**-126, 1e-30, 1.0, 1e18,
+         2.0**127, 3.4028234663852886e38]  # fmt: skip
+ENTRIES = st.one_of(
+    st.sampled_from([sign * edge for edge in EDGES for sign in (1, -1)]),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
+)
+ANY_ENTRIES = st.one_of(ENTRIES, ENTRIES, ENTRIES, st.sampled_from([math.nan, math.inf, -math.inf]))
+ALL_BOUNDS = st.one_of(
+    st.floats(5e-324, 1e308, allow_subnormal=True),
+    st.sampled_from([5e-324, 1.5e-323, 1e-310, 2.0**-1000, 2.0**-149, 2.0**-126, 1.0, 1e38, 1e308]),
+)
+
+
+def square(values: torch.Tensor) -> Fraction:
+    """‖v‖², exactly."""
+    return sum((Fraction(value) ** 2 for value in values.flatten().tolist()), Fraction(0))
+
+
+@st.composite
+def vectors(draw: st.DrawFn, entries: st.SearchStrategy[float] = ANY_ENTRIES) -> torch.Tensor:
+    """Up to three vectors, (K, N), of either type."""
+    rows, columns = draw(st.integers(1, 3)), draw(st.integers(1, 6))
+    size = rows * columns
+    values = draw(st.lists(entries, min_size=size, max_size=size))
+    return torch.tensor(values, dtype=torch.float64).reshape(rows, columns).to(draw(TYPES))
+
+
+@st.composite
+def near(draw: st.DrawFn) -> tuple[torch.Tensor, float]:
+    """Vectors and a bound close to the length of the first of them, or far below it."""
+    values = draw(vectors(ENTRIES))
+    longest = float(values[0].abs().double().amax())
+    factor = draw(st.sampled_from([0.51, 0.99, 1.0 - 2.0**-21, 1.0, 1.0 + 2.0**-52, 1.51]))
+    scale = draw(st.sampled_from([1.0, 1.0, 2.0**-24, 2.0**-126, 2.0**-149, 2.0**-300]))
+    bound = longest * factor * scale
+    return values, bound if 0.0 < bound < math.inf else draw(ALL_BOUNDS)
+
+
+PROBLEMS = st.one_of(st.tuples(vectors(), ALL_BOUNDS), near())
+
+
+@settings(max_examples=600)
+@given(problem=PROBLEMS)
+def test_the_batch_clip_keeps_its_sensitivity_over_the_whole_range_of_floats(problem):
+    values, bound = problem
+    clip = BatchClip(bound)
+    clipped = clip.apply_each(values)
+    assert clipped.dtype == values.dtype
+    assert bool(clipped.isfinite().all())
+    for gradient, alone in zip(clipped, values, strict=True):
+        assert square(gradient) <= Fraction(bound) ** 2
+        assert torch.equal(gradient, clip.apply(alone))
+    for one in clipped:
+        for other in (-clipped[0], clipped[-1]):
+            apart = [Fraction(a) - Fraction(b)
+                     for a, b in zip(one.tolist(), other.tolist(), strict=True)]  # fmt: skip
+            assert sum(x * x for x in apart) <= (2 * Fraction(bound)) ** 2
+
+
+@settings(max_examples=400)
+@given(problem=PROBLEMS, slack=st.sampled_from([2.0**-20, 2.0**-16, 0.5]))
+def test_shrunk_vectors_keep_the_bound_their_direction_and_what_is_short(problem, slack):
+    values, bound = problem
+    results = shrunk(values, bound, slack=slack)
+    assert results.dtype == torch.float64
+    for vector, result in zip(values.double(), results, strict=True):
+        assert square(result) <= Fraction(bound) ** 2
+        if bound < 2.0**-1000 or not bool(vector.isfinite().all()):
+            assert not bool(result.any())
+            continue
+        length = square(vector)
+        if length <= (Fraction(bound) * Fraction(1 - 2 * slack)) ** 2:
+            assert torch.equal(result, vector)
+        elif bound > 1e-300 and length >= Fraction(bound) ** 2:
+            # No longer than it may be, and hardly shorter: it costs no accuracy.
+            assert square(result) >= (Fraction(bound) * Fraction((1 - slack) * (1 - 2.0**-40))) ** 2
+            assert bool((result * vector.sign() >= 0).all())
+
+
+@settings(max_examples=400)
+@given(
+    norms=st.lists(st.one_of(ENTRIES.map(abs), st.sampled_from([math.inf, math.nan])), min_size=1),
+    bound=st.floats(2.0**-1000, 1e308),
+    dtype=TYPES,
+)
+def test_scaled_contributions_keep_the_bound_over_the_whole_range_of_floats(norms, bound, dtype):
+    """A factor times the exact norm, for any bound that leaves room for its rounding."""
+    values = torch.tensor(norms, dtype=torch.float64).to(dtype)
+    factors = RecordClip(bound).scales(values)
+    assert factors.dtype == torch.float64
+    for norm, factor in zip(values.double().tolist(), factors.tolist(), strict=True):
+        assert 0.0 <= factor <= 1.0
+        if math.isfinite(norm):
+            assert Fraction(factor) * Fraction(norm) <= Fraction(bound)
+            assert factor == 1.0 or norm > bound * (1 - 2.0**-19)
+        else:
+            assert factor == 0.0
