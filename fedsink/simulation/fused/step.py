@@ -36,8 +36,8 @@ class FusedStep:
     """DP-Sinkhorn's rounds for all clients of one process, on fixed shapes.
 
     Every sample has the plan's capacity of places: what a larger one costs is in the plan's δ
-    (`clip=record`) or nothing (`clip=batch`), see `fedsink.privacy.capacity_for`. On a GPU a round is
-    one CUDA graph.
+    (`clip=record`) or nothing (`clip=batch`), see `fedsink.privacy.capacity_for`. On a GPU a round
+    is one CUDA graph.
 
     Args:
         settings: of the run; the plan has a capacity, and one use per message.
