@@ -16,6 +16,7 @@ from torch import Tensor
 from fedsink.clients.pool import Batch, Places, Pool, Sample
 from fedsink.clients.shard import Shard
 from fedsink.privacy import RecordClip, Stream
+from fedsink.privacy.mechanisms.clipping import sampled_clip
 from fedsink.protocol import GradientRequest, Objective
 from fedsink.transport import (
     Solver,
@@ -89,7 +90,7 @@ def client_totals(
         ValueError: the rows do not live in the request's view of this data.
     """
     refuse_other_view(requests[0], pool.coordinates(requests[0].view))
-    clip = requests[0].plan.clip
+    clip = sampled_clip(requests[0].plan.clip)
     if isinstance(clip, RecordClip):
         return _record_totals(requests, pool, part, samples)
     return clip.apply_each(client_batch_gradients(requests, pool, part, samples))

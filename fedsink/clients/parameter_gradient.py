@@ -15,6 +15,7 @@ from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.models.pullback import Pullback
 from fedsink.privacy import RecordClip, Stream
+from fedsink.privacy.mechanisms.clipping import sampled_clip
 from fedsink.protocol.parameters import ParameterRequest
 from fedsink.transport.record_pullback import clipped_pullback
 
@@ -64,7 +65,7 @@ def parameter_total(request: ParameterRequest, shard: Shard, sample: Stream) -> 
     pool, samples = Pool([shard]), [sample]
     coordinates = pool.coordinates(inner.view)
     refuse_other_view(inner, coordinates)
-    device, clip = coordinates.device, inner.plan.clip
+    device, clip = coordinates.device, sampled_clip(inner.plan.clip)
     pull = request.pullback(device)
     if isinstance(clip, RecordClip):
         return _record_total(request, pool, samples, pull)
