@@ -23,8 +23,9 @@ class Parts:
     """The records of K clients, each dealt to M critics by public slot number.
 
     A record belongs to the critic whose number is the record's slot modulo M, whatever other
-    records there are: one that comes or goes moves no other. Where all records of a user have one
-    slot, one critic holds them all.
+    records there are: one that comes or goes moves no other. A slot is part of a record's public
+    identity, like its line in the owner's file, and stays empty where the record is not there.
+    Where all records of a user have one slot, one critic holds them all.
 
     Attributes:
         critics: M.
@@ -220,7 +221,15 @@ def critic_totals(
 
     Returns:
         (K, n, D) float64, without noise, and each client's next state.
+
+    Raises:
+        ValueError: the states have been trained in different numbers of rounds.
     """
+    rounds = {state.rounds for state in states}
+    if len(rounds) > 1:
+        raise ValueError(
+            f"Clients of one batch have equally many rounds behind them, not {rounds}."
+        )
     pools = {id(s.fakes): s.fakes for s in states}  # clients of a cohort share one
     pools = {
         key: pool.appended(message.fakes, message.fake_labels, training.history)
@@ -233,7 +242,7 @@ def critic_totals(
         torch.cat([state.adam.steps for state in states]),
     )
     shown = [pools[id(state.fakes)] for state in states]
-    _train(critic, training, message.rate, parts, shown, states[0].rounds, weights, adam, coins)
+    _train(critic, training, message.rate, parts, shown, rounds.pop(), weights, adam, coins)
     gradients = _gradients(critic, weights, message, parts)
     totals = clip.total(gradients.unflatten(0, (len(states), parts.critics)))
     size = parts.critics

@@ -239,7 +239,7 @@ def schedule_from_dict(values: Mapping[str, Any]) -> Schedule:
         PrivacyError: If a value is out of range.
         KeyError, TypeError: If an entry is missing or unknown.
     """
-    options = dict(values)
+    options = {**values}
     kind = SCHEDULES[options.pop("name")]
     if kind is not ClassSchedule:
         options.pop("classes")

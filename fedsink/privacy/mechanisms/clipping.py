@@ -213,7 +213,7 @@ def clip_from_dict(values: Mapping[str, Any]) -> Clip:
         PrivacyError: If a value is out of range.
         KeyError, TypeError: If an entry is missing or unknown.
     """
-    options = dict(values)
+    options = {**values}
     return CLIPS[options.pop("name")](**options)
 
 
