@@ -41,9 +41,9 @@ def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor, Tensor]:
     and "Aa" the letter in either form. Records of characters that no class names are left out.
 
     A record with a value above 1 is in grey levels of 0 to 255; others are multiplied by 255. This
-    is decided record by record, so that no record changes how another one is read. Reading takes
-    minutes for all 3,500 writers, so its result is kept in the cache folder under the names, sizes
-    and times of the files.
+    is decided record by record, so that no record changes how another one is read. All of LEAF's
+    JSON takes minutes, so what is read is kept in the cache folder, readable by the user alone,
+    under the names, sizes and times of the files.
 
     Raises:
         ConfigError: without data.root, for a class that is none, or for letters out of digits.
