@@ -324,6 +324,11 @@ def test_the_same_coins_give_the_same_bits_and_other_coins_do_not():
     assert not torch.equal(other, totals([shard()])[0])
 
 
+def test_clients_of_one_batch_keep_one_copy_of_the_fakes():
+    _, states = totals([shard(), shard(9, 1), shard(0)], rounds=3)
+    assert len({id(state.fakes) for state in states}) == 1
+
+
 def test_given_states_are_not_changed():
     _, states = totals([shard(), shard(9, 1)], rounds=2)
     before = [{k: v.clone() for k, v in s.to_tensors().items()} for s in states]
