@@ -74,6 +74,8 @@ from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.strategies.self_term import SelfTermSettings, self_term
 from fedsink.strategies.trainer import OptimizerSettings
 
+from .asking import gradient
+
 SIZE, CLASSES, RECORDS = 4, 3, 60
 SPEC = DataSpec("tiny", (SIZE,), tuple("abc"), RECORDS)
 LOCAL = LocalPlan("laplace", PointBall("l1", 1.0, SIZE), 3.0, 0.0, 1.0, CLASSES)
@@ -189,7 +191,7 @@ def whole_shard() -> Shard:
 
 
 def answer(node: Node, request: GradientRequest) -> Tensor:
-    return node.gradient(request, digest("train.gradient", request.to_record())).gradient
+    return gradient(node, request, digest("train.gradient", request.to_record()))
 
 
 def upload(settings: NodeSettings, plan: LocalPlan = LOCAL, chunk: int = 0) -> Message:
@@ -413,7 +415,7 @@ def test_pitfall_10_a_real_device_adds_no_floating_point_noise(
     assert bool(answer(node, ask_for(12)).any())
     assert not upload(owned(backend="secure")).has_error()
     with pytest.raises(AssertionError):
-        Node(NodeSettings(SPEC, None, 1, seed=1), 0).gradient(ask_for(), b"")
+        gradient(Node(NodeSettings(SPEC, None, 1, seed=1), 0), ask_for(), b"")
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from pathlib import Path
 import dp_accounting
 import pytest
 
-from fedsink.clients.charges import central_charge, local_charge
+from fedsink.clients.central import central_charge
+from fedsink.clients.privatizer import local_charge
 from fedsink.data.maps import PointBall
 from fedsink.errors import BudgetError
 from fedsink.privacy import BatchClip, ClassSchedule, PrivacyPlan, RecordClip
