@@ -26,7 +26,8 @@ from omegaconf import OmegaConf
 from scipy import stats
 from torch import Tensor
 
-from fedsink.clients import node as node_module
+from fedsink.clients import gradient as gradient_module
+from fedsink.clients import privatizer as privatizer_module
 from fedsink.clients.app import client_app
 from fedsink.clients.gradient import client_gradient
 from fedsink.clients.node import Node, close_nodes
@@ -455,8 +456,8 @@ def test_pitfall_12_the_charge_is_on_the_disk_before_there_is_anything_to_releas
         seen.append([(a.spent_epsilon, a.runs[0].claimed) for a in accounts(settings)])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(node_module, "client_gradient", crash)
-    monkeypatch.setattr(node_module, "privatize", crash)
+    monkeypatch.setattr(gradient_module, "client_gradient", crash)
+    monkeypatch.setattr(privatizer_module, "privatize", crash)
     ask: dict[str, Callable[[], object]] = {
         "central": lambda: answer(Node(settings, 0), ask_for()),
         "ldp": lambda: upload(settings),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from fedsink.clients.privatizer import PrivatizedAnswer
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError
 from fedsink.protocol import LocalPlan, PrivatizeRequest
+from fedsink.protocol.records import pack
 
 Install = Callable[[dict[str, str], str], None]
 
@@ -73,6 +75,19 @@ def test_a_policy_that_does_not_name_it_refuses_it(
         PolicyRefusedError, match=r"allow\.mechanisms: the message asks for rounded"
     ):
         PrivatizedAnswer([request_for_it]).check_policy(policy)
+
+
+def test_a_mechanism_that_the_policy_does_not_name_is_never_imported(
+    install_package: Install, tmp_path: Path
+) -> None:
+    install_package({"plugin.py": PLUGIN}, POINT)
+    known = LocalPlan("laplace", PointBall("l1"), 3.0).to_dict()
+    asked = {"run": "run", "plan": known | {"mechanism": "rounded"}, "chunk": 0, "chunk_size": 5}
+    with pytest.raises(PolicyRefusedError, match="the message asks for rounded"):
+        PrivatizedAnswer.read(pack(asked, {}), _policy(tmp_path, "laplace"))
+    assert "plugin" not in sys.modules
+    PrivatizedAnswer.read(pack(asked, {}), _policy(tmp_path, "rounded"))
+    assert "plugin" in sys.modules
 
 
 def test_a_policy_that_names_it_allows_it(request_for_it: PrivatizeRequest, tmp_path: Path) -> None:
