@@ -124,7 +124,7 @@ class Answer(ABC):
     def check_policy(self, policy: Policy) -> None:
         """Raise PolicyRefusedError for what the owner does not allow."""
 
-    def check_turn(self, client: int, clients: int) -> None:  # noqa: B027: most have no turns
+    def check_turn(self, client: int, clients: int) -> None:  # noqa: B027
         """Raise ReleaseRefusedError for what this client is not asked for."""
 
     @abstractmethod
