@@ -50,9 +50,9 @@ from fedsink.privacy import (
     SecretKey,
     Stream,
 )
+from fedsink.privacy.accounting.analytic import gaussian_delta
 from fedsink.privacy.ledger.database import Database
 from fedsink.privacy.ledger.report import AccountReport, report
-from fedsink.privacy.mechanisms.gaussian import gaussian_delta
 from fedsink.protocol import (
     GradientReply,
     GradientRequest,
@@ -63,7 +63,6 @@ from fedsink.protocol import (
 )
 from fedsink.protocol.errors import MALFORMED
 from fedsink.protocol.records import digest
-from fedsink.reporting.statement import central_statement
 from fedsink.simulation.configure import configure
 from fedsink.simulation.identity import become
 from fedsink.simulation.identity_of_run import RunIdentity
@@ -71,6 +70,7 @@ from fedsink.simulation.local import LocalGrid
 from fedsink.simulation.simulate import start
 from fedsink.strategies import DPSinkhorn, DPSinkhornSettings
 from fedsink.strategies.dp_sinkhorn.layout import Layout
+from fedsink.strategies.dp_sinkhorn.statement import central_statement
 from fedsink.strategies.self_term import SelfTermSettings, self_term
 from fedsink.strategies.trainer import OptimizerSettings
 

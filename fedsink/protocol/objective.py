@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from fedsink.errors import ConfigError
 from fedsink.privacy import domain
-from fedsink.transport import Cost, Mixed, cost_named, solver_named
+from fedsink.transport.costs import Cost, Mixed, cost_named
+from fedsink.transport.solvers.solver import solver_named
 
 _DOMAIN = {
     "lam": domain.REGULARISATION,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from flwr.serverapp import Grid
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
 
 from fedsink.errors import FedsinkError, ModelError
 from fedsink.models import Generator, build
@@ -12,6 +13,17 @@ from fedsink.server.loop import train
 from fedsink.server.settings import ServerSettings
 from fedsink.strategies import RoundStrategy
 from fedsink.strategies.registry import strategy_of
+
+
+def server_app(settings: ServerSettings) -> ServerApp:
+    """A `ServerApp` that trains one generator into `settings.folder`, under any engine."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        run_server(grid, settings)
+
+    return app
 
 
 def run_server(grid: Grid, settings: ServerSettings) -> None:

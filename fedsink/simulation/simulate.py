@@ -17,10 +17,9 @@ from fedsink.data.sources import load
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
 from fedsink.reporting.stream import ForgivingStream
-from fedsink.server.app import server_app
 from fedsink.server.compose import store_config, stored_config
 from fedsink.server.folder import RunFolder
-from fedsink.server.running import build_generator
+from fedsink.server.running import build_generator, server_app
 from fedsink.simulation.cohort import fedsink_apps
 from fedsink.simulation.configure import EngineSettings, RunSettings, configure
 from fedsink.simulation.grid import SimulationGrid, client_context

@@ -12,7 +12,7 @@ from fedsink.clients.charges import central_charge, local_charge
 from fedsink.data.maps import PointBall
 from fedsink.errors import BudgetError
 from fedsink.privacy import BatchClip, ClassSchedule, PrivacyPlan, RecordClip
-from fedsink.privacy.accounting.events import poisson_gaussian
+from fedsink.privacy.accounting.accountants import poisson_gaussian
 from fedsink.privacy.ledger import Budget, Ledger
 from fedsink.protocol import LocalPlan
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -11,7 +11,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedsink.clients.app import client_app
 from fedsink.clients.node import open_node
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError
@@ -20,7 +19,7 @@ from fedsink.server.loop import train
 from fedsink.server.running import build_generator
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.fused.step import DrawsName, FusedStep
-from fedsink.simulation.local import LocalGrid
+from fedsink.simulation.grid import SimulationGrid
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.dp_sinkhorn.strategy import CentralRounds
 
@@ -65,6 +64,14 @@ class FusedRounds(CentralRounds):
         self.step.load_state(tensors, values, int(values["played"]))
 
 
+class _NobodyGrid(SimulationGrid):
+    """A grid on which no message is sent."""
+
+    def execute(self, messages: Sequence[Message]) -> list[Message]:
+        """Nobody answers."""
+        return []
+
+
 def run_fused(
     settings: ServerSettings, node: NodeSettings, step: FusedStep, *, together: int
 ) -> None:
@@ -79,7 +86,7 @@ def run_fused(
     torch.set_num_threads(settings.threads)
     strategy = FusedRounds(step, settings.server_key, together)
     train(
-        LocalGrid(client_app(node), node.clients),
+        _NobodyGrid(node.clients),
         strategy,
         RunFolder(settings.folder),
         settings.loop,

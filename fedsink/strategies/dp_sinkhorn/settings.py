@@ -21,11 +21,10 @@ from fedsink.privacy import (
 )
 from fedsink.protocol import Objective
 from fedsink.protocol.run import UNNAMED
-from fedsink.reporting.noise_share import notice
-from fedsink.reporting.statement import OF_IMAGES, central_statement
-from fedsink.reporting.unprotected import unprotected_statement
 from fedsink.strategies.dp_sinkhorn.budget import central_plan
 from fedsink.strategies.dp_sinkhorn.layout import Layout
+from fedsink.strategies.dp_sinkhorn.statement import OF_IMAGES, central_statement, notice
+from fedsink.strategies.dp_sinkhorn.unprotected import unprotected_statement
 from fedsink.strategies.self_term import SelfTermSettings
 from fedsink.strategies.settings import NODE_ENGINES, StrategySettings, noise_share
 from fedsink.strategies.trainer import OptimizerSettings

@@ -12,9 +12,9 @@ from fedsink.privacy import LOCAL_NOISE
 from fedsink.privacy.accounting.amplification import shuffling_statement
 from fedsink.protocol import LocalPlan
 from fedsink.protocol.run import UNNAMED
-from fedsink.reporting.statement import local_statement
 from fedsink.strategies.privatize_once.budget import local_plan
 from fedsink.strategies.privatize_once.denoising import check_denoisable
+from fedsink.strategies.privatize_once.statement import local_statement
 from fedsink.strategies.settings import StrategySettings, noise_share
 from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.transport import cost_named
