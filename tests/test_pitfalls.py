@@ -63,11 +63,10 @@ from fedsink.protocol import (
 )
 from fedsink.protocol.errors import MALFORMED
 from fedsink.protocol.records import digest
-from fedsink.simulation.configure import configure
 from fedsink.simulation.identity import become
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.local import LocalGrid
-from fedsink.simulation.simulate import start
+from fedsink.simulation.simulate import configure, start
 from fedsink.strategies import DPSinkhorn, DPSinkhornSettings
 from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.strategies.dp_sinkhorn.statement import central_statement

@@ -28,7 +28,7 @@ def server_app(settings: ServerSettings) -> ServerApp:
 
 def run_server(grid: Grid, settings: ServerSettings) -> None:
     """Train one generator into `settings.folder`."""
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.engine.threads)
     strategy = build_strategy(settings)
     train(
         grid,
@@ -37,6 +37,7 @@ def run_server(grid: Grid, settings: ServerSettings) -> None:
         settings.loop,
         settings.identity(),
         settings.strategy.title,
+        timeout=settings.engine.timeout,
         command=settings.command,
     )
 
@@ -72,4 +73,4 @@ def build_generator(settings: ServerSettings) -> Generator:
             f"generator={settings.generator} cannot be built with the options "
             f"{settings.generator_options}: {error}."
         ) from error
-    return generator.to(settings.device)
+    return generator.to(settings.engine.device)

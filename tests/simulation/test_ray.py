@@ -28,10 +28,10 @@ from fedsink.privacy import SecretKey
 from fedsink.server.running import server_app
 from fedsink.simulation import ray as engine
 from fedsink.simulation.cohort import Hosted, fedsink_apps
-from fedsink.simulation.configure import RunSettings
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.local import LocalGrid
 from fedsink.simulation.ray import RayGrid
+from fedsink.simulation.settings import RunSettings
 
 from .conftest import Configure
 

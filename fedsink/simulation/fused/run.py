@@ -14,9 +14,9 @@ from torch import Tensor
 from fedsink.clients.node import open_node
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError
+from fedsink.models import Generator
 from fedsink.server.folder import RunFolder
 from fedsink.server.loop import train
-from fedsink.server.running import build_generator
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.fused.step import DrawsName, FusedStep
 from fedsink.simulation.grid import SimulationGrid
@@ -83,7 +83,7 @@ def run_fused(
         step: from `build_step` of the same settings.
         together: rounds that are logged at once, those that the step prepares at once.
     """
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.engine.threads)
     strategy = FusedRounds(step, settings.server_key, together)
     train(
         _NobodyGrid(node.clients),
@@ -104,13 +104,19 @@ def run_fused(
 
 
 def build_step(
-    settings: ServerSettings, node: NodeSettings, *, draws: DrawsName, together: int
+    settings: ServerSettings,
+    node: NodeSettings,
+    generator: Generator,
+    *,
+    draws: DrawsName,
+    together: int,
 ) -> FusedStep:
-    """The step of a run, with a freshly initialised generator.
+    """The step of a run.
 
     Args:
         settings: the server's, of a strategy that names this engine.
         node: the clients'; they have a seed.
+        generator: freshly initialised; trained in place.
         draws: as in `FusedStep`.
         together: rounds that are prepared at once.
 
@@ -125,7 +131,7 @@ def build_step(
     shards = [open_node(node, client).shard for client in range(node.clients)]
     return FusedStep(
         cast(DPSinkhornSettings, settings.strategy),
-        build_generator(settings),
+        generator,
         shards,
         seed=node.seed,
         server_key=settings.server_key,
