@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from fedsink.data.corruption import Corruption
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.models.observation import Observation
 from fedsink.privacy.noise_share import NoiseShare
-from fedsink.values import Config, choice, flag, integer, strictly
+from fedsink.values import Config, Options, choice, flag, integer, strictly
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Configuration:
         resume: read from the command line, before there is a configuration.
         scale, scales: of an experiment, and what they mean.
         run: name and seed that a run was stored under.
+        corruption: what `data.corrupt` says of some simulated clients, or None.
 
     Raises:
         FedsinkError: a value is out of range.
@@ -66,7 +68,7 @@ class Configuration:
     mode: str
     data: DataSpec
     noise: NoiseSettings
-    strategy: Config
+    strategy: Options
     mechanism: Config
     partition: Config
     generator: Config
@@ -95,6 +97,7 @@ class Configuration:
     scale: str | None = None
     scales: Config | None = None
     run: Config | None = None
+    corruption: Corruption | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         values = vars(self)
@@ -122,11 +125,15 @@ class Configuration:
                 names the key.
         """
         parts: dict[str, Any] = {
-            "data": lambda group: strictly(DataSpec, group, "data"),
+            "data": DataSpec.from_config,
             "noise": lambda group: strictly(NoiseSettings, group, "noise"),
             "observation": Observation.from_dict,
+            "strategy": lambda group: Options("strategy", group),
         }
-        return strictly(cls, {k: parts[k](v) if k in parts else v for k, v in values.items()})
+        made = strictly(cls, {k: parts[k](v) if k in parts else v for k, v in values.items()})
+        corruption = Corruption.from_config(values["data"].get("corrupt"))
+        object.__setattr__(made, "corruption", corruption)
+        return made
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, Self, cast
@@ -107,6 +107,7 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
             key_file=run.key_file,
             ledger=run.ledger,
             unprotected=unprotected,
+            corruption=config.corruption,
             device=engine.client_device,
             threads=engine.threads,
         )
@@ -119,6 +120,11 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
         raise ConfigError(
             "eps=inf protects nothing, and a policy always refuses it: leave out "
             f"policy={config.policy} or eps=inf."
+        )
+    if config.data.clients_file is not None:
+        raise ConfigError(
+            f"The policy {config.policy} says which records a node holds: leave out "
+            f"data.clients_file={config.data.clients_file}."
         )
     node = NodeSettings.from_policy(
         Path(config.policy),
@@ -140,4 +146,4 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
             f"noise=secure was asked for, but the policy {config.policy} says "
             f"noise.backend={node.noise!r}: the policy decides; leave out noise=."
         )
-    return node
+    return node if config.corruption is None else replace(node, corruption=config.corruption)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from fedsink.configuration import Configuration
@@ -14,7 +13,6 @@ from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.strategies.parameter_gradient.strategy import ParameterGradient
 from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
 from fedsink.strategies.settings import StrategySettings
-from fedsink.values import Options
 
 STRATEGIES: Registry[type[RoundStrategy]] = Registry(
     "strategy.name",
@@ -33,7 +31,7 @@ def settings_of(config: Configuration, run: str) -> StrategySettings:
     Raises:
         FedsinkError: the method is unknown or belongs to the other mode, or a value is wrong.
     """
-    mode, name = config.mode, config.strategy.get("name")
+    mode, name = config.mode, config.strategy["name"]
     settings = STRATEGIES.find(name).Settings
     if settings.name != name:
         raise ConfigError(
@@ -43,9 +41,8 @@ def settings_of(config: Configuration, run: str) -> StrategySettings:
     if settings.mode != mode:
         fitting = [other for other in STRATEGIES if STRATEGIES[other].Settings.mode == mode]
         raise ConfigError(f"mode={mode} runs strategy={' or '.join(fitting)}, not {name!r}.")
-    options = Options("strategy", config.strategy)
     try:
-        made = settings.from_config(replace(config, strategy=options), run)
+        made = settings.from_config(config, run)
     except FedsinkError:
         raise
     except (KeyError, TypeError, ValueError) as error:
@@ -53,7 +50,7 @@ def settings_of(config: Configuration, run: str) -> StrategySettings:
             f"A value that strategy={name} needs is missing or of the wrong type: {error}; "
             "fedsink simulate --cfg job shows them all."
         ) from error
-    if unread := sorted(options.unread - {"name"}):
+    if unread := sorted(config.strategy.unread):
         raise ConfigError(f"Unknown key strategy.{unread[0]}: strategy={name} has no such option.")
     return made
 
