@@ -10,7 +10,7 @@ from fedsink.evaluation import evaluate
 from fedsink.evaluation.classifiers.classic import classic_trainers
 from fedsink.evaluation.figures.memorisation import memorisation
 
-from .data import blobs
+from ..support.clouds import blobs
 
 pytestmark = pytest.mark.usefixtures("few_epochs")
 

@@ -11,7 +11,7 @@ import torch
 from fedsink.evaluation.classifiers import classic
 from fedsink.evaluation.classifiers.classic import classic_trainers
 
-from ..data import blobs
+from ...support.clouds import blobs
 
 NAMES = [
     "random_forest",

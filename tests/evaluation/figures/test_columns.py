@@ -3,7 +3,7 @@ from __future__ import annotations
 from fedsink.evaluation.figures.columns import Columns
 from fedsink.evaluation.sets import TrainingSet
 
-from ..data import blobs
+from ...support.clouds import blobs
 
 
 def test_every_column_is_drawn_for_every_seed_and_names_its_size():

@@ -8,7 +8,7 @@ from fedsink.evaluation.figures import quality
 from fedsink.evaluation.figures.quality import quality_figures
 from fedsink.evaluation.sets import HeldOut, TrainingSet
 
-from ..data import blobs
+from ...support.clouds import blobs
 
 pytestmark = pytest.mark.usefixtures("few_epochs")
 

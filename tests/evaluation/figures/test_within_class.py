@@ -8,7 +8,7 @@ from fedsink.evaluation.classifiers.class_means import class_mean_set
 from fedsink.evaluation.figures.within_class import variance_ratio, within_class_variance
 from fedsink.evaluation.sets import TrainingSet
 
-from ..data import blobs
+from ...support.clouds import blobs
 
 
 def wrap(images: torch.Tensor, labels: torch.Tensor) -> TrainingSet:
