@@ -58,7 +58,7 @@ class Honest:
             round=round,
             label=round % CLASSES if schedule == "class" else None,
             rows=rows,
-            size=self.dimension,
+            shape=self.shape,
             run=run,
         )
 

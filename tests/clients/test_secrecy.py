@@ -27,7 +27,6 @@ from ..support.streams import Silent
 from ..support.tiny import shard_of
 
 Make = Callable[..., GradientRequest]
-Streams = Callable[[str], Stream]
 Operations = Callable[[Callable[[], object]], list[tuple[Any, ...]]]
 
 RECORDS, CAPACITY = 40, 12

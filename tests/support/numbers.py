@@ -1,4 +1,4 @@
-"""Numbers for property tests of what a client computes: ordinary ones, and those that break sums."""
+"""Numbers that a client may meet: ordinary ones, and those that break sums."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FINITE = st.sampled_from(EXTREMES)
 HOSTILE = st.sampled_from([*EXTREMES, math.inf, -math.inf, math.nan])
 ORDINARY = st.floats(-4.0, 4.0, width=32)
 PUBLIC_AND_PRIVATE = st.sampled_from([(FINITE, HOSTILE), (ORDINARY, ORDINARY)])
-"""What rows and what records are drawn from; extremes alone would hide a sum that is not clipped."""
+"""What rows and records are drawn from: extremes alone would hide a sum that is not clipped."""
 
 LAM = st.sampled_from([2.0**-40, 1e-9, 1e-6, 0.5, 1e6, 2.0**40])
 

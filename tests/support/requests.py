@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,7 +39,7 @@ def gradient_request(
     label: int | None = None,
     rows: int | Tensor = 6,
     row_labels: Tensor | None = None,
-    size: int = SIZE,
+    shape: Sequence[int] = (SIZE,),
     run: str = UNNAMED,
 ) -> GradientRequest:
     """One use of a plan; the same arguments give the same request.
@@ -49,12 +51,14 @@ def gradient_request(
         label: the class of the records, and of the rows unless `row_labels` are given.
         rows: how many to draw, or the rows themselves.
         row_labels: take turns unless given.
-        size: coordinates of a row that is drawn.
+        shape: of a record; rows that are given may be of another number of coordinates.
         run: the name of the run.
     """
     random = torch.Generator().manual_seed(round)
     if isinstance(rows, int):
-        rows = torch.randn(rows, size, generator=random)
+        rows = torch.randn(rows, math.prod(shape), generator=random)
+    elif rows.shape[1] != math.prod(shape):
+        shape = rows.shape[1:]
     if row_labels is None:
         turns = torch.arange(len(rows)) % CLASSES
         row_labels = turns if label is None else torch.full((len(rows),), label)
@@ -63,7 +67,7 @@ def gradient_request(
         label,
         plan,
         objective,
-        {"name": "pixel", "shape": [rows.shape[1]]},
+        {"name": "pixel", "shape": list(shape)},
         rows,
         row_labels,
         torch.randn(len(rows), generator=random) / 10,
