@@ -12,8 +12,8 @@ from PIL import Image
 def write(root: Path) -> None:
     """Writes 200 pictures to learn from and 60 to test with of each data set."""
     random = np.random.default_rng(0)
-    for folder in ("MNIST", "FashionMNIST"):
-        raw = root / folder / "raw"
+    for name in ("MNIST", "FashionMNIST"):
+        raw = root / name / "raw"
         raw.mkdir(parents=True)
         for split, n in (("train", 200), ("t10k", 60)):
             labels = np.arange(n, dtype=np.uint8) % 10

@@ -51,13 +51,13 @@ def gradient_request(
         label: the class of the records, and of the rows unless `row_labels` are given.
         rows: how many to draw, or the rows themselves.
         row_labels: take turns unless given.
-        shape: of a record; rows that are given may be of another number of coordinates.
+        shape: of a record where rows are drawn; rows that are given say it themselves.
         run: the name of the run.
     """
     random = torch.Generator().manual_seed(round)
     if isinstance(rows, int):
         rows = torch.randn(rows, math.prod(shape), generator=random)
-    elif rows.shape[1] != math.prod(shape):
+    else:
         shape = rows.shape[1:]
     if row_labels is None:
         turns = torch.arange(len(rows)) % CLASSES
