@@ -22,11 +22,13 @@ class Shard:
     Args:
         images: (N, C, H, W) in [0, 1], or points (N, d).
         labels: (N,) int64, already validated against the public label map.
+        users: (N,) int64, the number of each record's user; None where none are told apart.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, users: Tensor | None = None) -> None:
         self.images = images
         self.labels = labels
+        self.users = users
         self._views: OrderedDict[str, tuple[Tensor, float]] = OrderedDict()
         self._members: dict[int | None, Tensor] = {None: torch.arange(len(labels))}
 
@@ -37,6 +39,7 @@ class Shard:
         labels: Tensor,
         classes: int,
         device: torch.device | str = "cpu",
+        users: Tensor | None = None,
     ) -> Shard:
         """A shard whose records lie where every later step expects them.
 
@@ -48,6 +51,7 @@ class Shard:
             labels: (N,) int64.
             classes: the length of the public label map.
             device: where the records are kept once they are checked.
+            users: (N,) int64, or None; they stay on the CPU.
 
         Raises:
             DataError: a value is not finite, an image leaves [0, 1], a point's coordinate exceeds
@@ -65,7 +69,7 @@ class Shard:
                 f"A private label lies outside the {classes} public classes: extend data.classes "
                 "or mend the labels."
             )
-        return cls(images.to(device), labels.to(device))
+        return cls(images.to(device), labels.to(device), users)
 
     def __len__(self) -> int:
         return len(self.labels)

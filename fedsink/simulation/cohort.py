@@ -127,7 +127,9 @@ class _Total:
 
     def add(self, batch: Answers) -> None:
         self._failures |= batch.failures
-        if batch.clients and tuple(batch.replies.shape[1:]) != self._part.shape:
+        if not batch.clients:
+            return
+        if tuple(batch.replies.shape[1:]) != self._part.shape:
             self._failures |= dict.fromkeys(batch.clients, UNUSABLE)
         elif self._failures:  # there will be no sum
             self._failures |= _not_finite(batch)
