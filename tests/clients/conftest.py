@@ -38,13 +38,13 @@ def secret(settings: NodeSettings, tmp_path: Path) -> NodeSettings:
 
 @pytest.fixture
 def policy_file(tmp_path: Path) -> Callable[..., Path]:
-    """Writes the policy of a node that holds all of the tiny data; `data` is of its table."""
+    """Writes the policy of a node that holds all of the tiny data; see `policy`."""
 
-    def write(*, backend: str = "fast", epsilon: float = 1e6, **data: Any) -> Path:
+    def write(*, epsilon: float = 1e6, **options: Any) -> Path:
         path = tmp_path / "node" / "policy.toml"
         path.parent.mkdir(exist_ok=True)
         budget = {"add-remove": limits(epsilon), "replace-one": limits(epsilon, 0.0)}
-        path.write_text(policy(backend=backend, budget=budget, data=data))
+        path.write_text(policy(budget=budget, **options))
         return path
 
     return write
