@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from fedsink.clients.policy import Policy
+from fedsink.clients.policy_file import read_policy
 from fedsink.data.corruption import Corruption
 from fedsink.data.partition import PartitionSpec
 from fedsink.data.spec import DataSpec
@@ -113,7 +113,7 @@ class NodeSettings:
             ConfigError: the policy cannot be read or contains a mistake.
             PrivacyError: the noise key cannot be made or used.
         """
-        policy = Policy.load(path)
+        policy = read_policy(path)
         key_file = policy.key_file if policy.noise == "fast" else None
         try:
             policy.state.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -18,7 +18,8 @@ from fedsink.privacy.adjacency import ADD_REMOVE, REPLACE_ONE, describe, unit_of
 from fedsink.privacy.mechanisms.clipped_gaussian import ClippedGaussian
 from fedsink.privacy.mechanisms.clipping import CLIPS, Clip
 from fedsink.privacy.randomness.noise import Stream
-from fedsink.privacy.sampling import ClassSchedule, JointSchedule, PoissonSampler, Schedule
+from fedsink.privacy.sampling import PoissonSampler, Schedule, schedule_named
+from fedsink.privacy.unprotected import UnprotectedPlan
 
 _CONSISTENT = 1.001  # a stated ε may be exceeded by the rounding of a stated σ
 _AS_STATED = 0.99  # a plan that costs less than a stated ε is not the one that was stated
@@ -267,7 +268,7 @@ class PrivacyPlan:
                 noise_multiplier=values["noise_multiplier"],
                 rounds=values["rounds"],
                 clip=CLIPS[clip["name"]](clip["bound"]),
-                schedule=_schedule(schedule["name"], schedule["classes"]),
+                schedule=schedule_named(schedule["name"], schedule["classes"]),
                 delta=values["delta"],
                 adjacency=values.get("adjacency", ADD_REMOVE),
                 capacity=values.get("capacity"),
@@ -341,12 +342,17 @@ class PrivacyPlan:
         return plan
 
 
-def _schedule(name: str, classes: int) -> Schedule:
-    if name == JointSchedule.name:
-        return JointSchedule()
-    if name == ClassSchedule.name:
-        return ClassSchedule(classes)
-    raise KeyError(name)
+CentralPlan = PrivacyPlan | UnprotectedPlan
+
+
+def plan_from_dict(values: Mapping[str, Any]) -> CentralPlan:
+    """The plan written by either `to_dict`.
+
+    Raises:
+        PrivacyError: for a missing or unknown entry, or one out of range.
+    """
+    kind = UnprotectedPlan if "unprotected" in values else PrivacyPlan
+    return kind.from_dict(values)
 
 
 def _two_of_three(eps: float | None, sigma: float | None, rounds: int | None) -> str:

@@ -142,3 +142,12 @@ class ClassSchedule:
 
 
 Schedule = JointSchedule | ClassSchedule
+
+
+def schedule_named(name: str, classes: int) -> Schedule:
+    """The schedule of this name; raises KeyError where there is none."""
+    if name == JointSchedule.name:
+        return JointSchedule()
+    if name == ClassSchedule.name:
+        return ClassSchedule(classes)
+    raise KeyError(name)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedsink.clients.fingerprint import fingerprint
 from torch import Tensor
 
-from fedsink.clients.fingerprint import fingerprint
 from fedsink.clients.node import Node, close_nodes
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard

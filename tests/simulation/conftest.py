@@ -9,8 +9,9 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from fedsink.clients.node import close_nodes
-from fedsink.simulation.configure import RunSettings, configure
 from fedsink.simulation.identity_of_run import RunIdentity
+from fedsink.simulation.settings import RunSettings
+from fedsink.simulation.simulate import configure
 
 Config = dict[str, Any]
 Compose = Callable[..., Config]

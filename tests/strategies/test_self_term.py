@@ -240,7 +240,10 @@ def test_record_clip_refuses_the_semi_debiased_loss() -> None:
     ("make", "message"),
     [
         (lambda: SelfTermSettings("none"), "is history or semi_debiased, not 'none'"),
-        (lambda: SelfTermSettings(history=0), "strategy.history must be at least 1, not 0"),
+        (
+            lambda: SelfTermSettings(history=0),
+            "strategy.history must be a whole number",
+        ),
         (lambda: SelfTermSettings(p=1.5), r"strategy.p must be in \[0, 1\], not 1.5"),
         (lambda: SelfTermSettings(p=-0.1), r"strategy.p must be in \[0, 1\], not -0.1"),
     ],

@@ -629,7 +629,7 @@ def test_an_answer_with_too_few_gradients_is_refused(
 
 
 def test_rows_must_be_positive(make_central: Central) -> None:
-    with pytest.raises(ConfigError, match=r"strategy\.rows must be at least 1, not 0"):
+    with pytest.raises(ConfigError, match=r"strategy\.rows must be .* at least 1, not 0"):
         make_central(rows=0)
-    with pytest.raises(ConfigError, match=r"uses_per_message must be at least 1, not 0"):
+    with pytest.raises(ConfigError, match=r"uses_per_message must be .* at least 1, not 0"):
         make_central(uses_per_message=0)

@@ -287,7 +287,7 @@ def test_a_cost_of_ones_own_needs_the_unmatched_flag(
         ({"cost": "l3", "unmatched": True}, 'Unknown cost "l3"'),
         ({"finite_batch_factor": 0.0}, r"finite_batch_factor must be in \(0, 1\], not 0\.0"),
         ({"finite_batch_factor": 1.1}, r"finite_batch_factor must be in \(0, 1\], not 1\.1"),
-        ({"batch": 1}, r"strategy\.batch must be at least 2, not 1"),
+        ({"batch": 1}, r"strategy\.batch must be a whole number of at least 2, not 1"),
     ],
 )
 def test_impossible_settings_are_refused(
