@@ -222,7 +222,7 @@ def central_plan(config: Configuration) -> CentralPlan:
     """
     chosen, classes = config.strategy, len(config.classes)
     records = math.ceil(config.data.nominal_records / config.clients)
-    clip = CLIPS[choice(vars(config), "clip", *sorted(CLIPS, reverse=True))](chosen["bound"])
+    clip = CLIPS[choice(vars(config), "clip", "record", "batch")](chosen["bound"])
     by_class = choice(chosen, "schedule", "class", "joint", where="strategy.") == "class"
     schedule = ClassSchedule(classes) if by_class and classes > 1 else JointSchedule()
     eps, sigma = config.eps, config.sigma
