@@ -128,7 +128,8 @@ def _check(wanted: _Wanted) -> None:
         config = deployable(wanted.overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(one_sentence(error)) from error
-    build_generator(deployed_settings(config, folder, {"name": "check", "server_seed": 0}))
+    settings, _ = deployed_settings(config, folder, {"name": "check", "server_seed": 0})
+    build_generator(settings)
 
 
 def _outcome(submission: Submission, folder: RunFolder) -> int:

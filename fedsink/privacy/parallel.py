@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
 from fedsink.privacy.accounting.events import epsilon
 from fedsink.privacy.adjacency import REPLACE_ONE, common_adjacency, describe, unit_of
-from fedsink.privacy.plan import PrivacyPlan
+
+if TYPE_CHECKING:
+    from fedsink.privacy.plan import PrivacyPlan
 
 
 @dataclass(frozen=True)

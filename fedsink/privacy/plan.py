@@ -29,6 +29,7 @@ from fedsink.privacy.sampling import (
     schedule_from_dict,
     schedule_to_dict,
 )
+from fedsink.privacy.unprotected import UnprotectedPlan
 
 _CONSISTENT = 1.001  # a stated ε may be exceeded by the rounding of a stated σ
 _AS_STATED = 0.99  # a plan that costs less than a stated ε is not the one that was stated
@@ -350,6 +351,19 @@ class PrivacyPlan:
                     f"not eps={eps:g}: leave one of the three out."
                 )
         return plan
+
+
+CentralPlan = PrivacyPlan | UnprotectedPlan
+
+
+def plan_from_dict(values: Mapping[str, Any]) -> CentralPlan:
+    """The plan written by either `to_dict`.
+
+    Raises:
+        PrivacyError: for a missing or unknown entry, or one out of range.
+    """
+    kind = UnprotectedPlan if "unprotected" in values else PrivacyPlan
+    return kind.from_dict(values)
 
 
 def _two_of_three(eps: float | None, sigma: float | None, rounds: int | None) -> str:

@@ -19,13 +19,14 @@ from fedsink.transport.costs import (
 from fedsink.transport.losses import (
     SemiDebiasedGradient,
     TransportGradient,
+    potential,
     private_gradient,
     self_gradient,
     semi_debiased_gradient,
     transport_gradient,
 )
 from fedsink.transport.record_clip import clipped_record_field
-from fedsink.transport.semidual import potential, record_field, record_norms, row_weights
+from fedsink.transport.semidual import record_field, record_norms, row_weights
 from fedsink.transport.solution import Solution
 from fedsink.transport.solvers.annealed import annealed, bounding_diameter, epsilon_schedule
 from fedsink.transport.solvers.annealed_problem import AnnealedProblem

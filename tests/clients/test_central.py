@@ -10,7 +10,7 @@ import pytest
 from fedsink.clients.central import central_charge
 from fedsink.errors import BudgetError
 from fedsink.privacy import BatchClip, ClassSchedule, PrivacyPlan, RecordClip
-from fedsink.privacy.accounting.events import poisson_gaussian
+from fedsink.privacy.accounting.accountants import poisson_gaussian
 from fedsink.privacy.ledger import Budget, Ledger
 
 PLAN = PrivacyPlan(0.2, 2.0, 30, RecordClip(0.5), ClassSchedule(3), 1e-5)

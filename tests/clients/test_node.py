@@ -37,7 +37,7 @@ from fedsink.privacy.ledger import Ledger
 from fedsink.protocol import GradientRequest, LocalPlan, PrivatizeRequest
 from fedsink.protocol.records import digest
 
-from ..asking import gradient, gradients, privatized
+from ..support.asking import gradient, gradients, privatized
 
 Make = Callable[..., GradientRequest]
 PLAN = LocalPlan("laplace", PointBall("l1", 1.0, 4), 3.0, 0.0, 1.0, 3)
@@ -585,7 +585,7 @@ def test_a_renamed_lineage_is_refused(policy_file: Callable[..., Path], make_req
 def test_a_policy_may_refuse_changed_data(
     policy_file: Callable[..., Path], make_request: Make, install_source: Callable[..., None]
 ) -> None:
-    path = policy_file(more='on_change = "refuse"')
+    path = policy_file(data={"on_change": "refuse"})
     answer(node_of(path), make_request())
     fresh(install_source, lambda spec, split: (torch.zeros(62, 4), torch.arange(62) % 3))
     with pytest.raises(ReleaseRefusedError, match="data of 'ward' have changed"):

@@ -25,7 +25,7 @@ from fedsink.protocol.exchange import Content
 from fedsink.protocol.gradient import pack_requests
 from fedsink.protocol.records import digest
 
-from ..asking import gradient
+from ..support.asking import gradient
 
 Make = Callable[..., GradientRequest]
 CLIENTS, ROWS = 12, 1500

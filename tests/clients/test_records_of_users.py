@@ -21,7 +21,8 @@ from fedsink.data.spec import DataSpec
 from fedsink.data.users import user_number
 from fedsink.errors import DataError
 
-from ..data.writers import some, write_leaf
+from ..support.policies import CENTRAL, limits, policy
+from ..support.writers import some, write_leaf
 
 USERS = 6
 SPEC = DataSpec("tiny", (1, 4, 4), ("a", "b"), 60)
@@ -90,27 +91,20 @@ def test_shared_data_stay_as_they_were_loaded(pictures: NodeSettings) -> None:
     assert torch.equal(load(SPEC, "train").values, before)
 
 
-POLICY = """
-[data]
-lineage = "writer"
-name = "femnist"
-root = "leaf"
-shape = [1, 28, 28]
-classes = ["0", "1", "Aa"]
-nominal_records = {records}
-[state]
-folder = "state"
-[noise]
-backend = "fast"
-[budget.add-remove]
-epsilon = 10.0
-delta = 1e-4
-[allow]
-mechanisms = ["clipped-gaussian"]
-minimum_noise_multiplier = 0.5
-maximum_clip_bound = 0.5
-maximum_images = 12
-"""
+def policy_of(records: int) -> str:
+    """The policy of a node that holds the pictures of one writer."""
+    return policy(
+        budget={"add-remove": limits(10.0)},
+        mechanisms=CENTRAL,
+        data={
+            "lineage": "writer",
+            "name": "femnist",
+            "root": "leaf",
+            "shape": [1, 28, 28],
+            "classes": ["0", "1", "Aa"],
+            "nominal_records": records,
+        },
+    )
 
 
 def test_a_node_under_a_policy_reads_its_writers_file(
@@ -118,13 +112,13 @@ def test_a_node_under_a_policy_reads_its_writers_file(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_leaf(tmp_path / "leaf", "train", some({"f0001_41": "01aAz9"}))
-    policy = tmp_path / "policy.toml"
-    policy.write_text(POLICY.format(records=4))
-    shard = Node(NodeSettings.from_policy(policy), 0).shard
+    path = tmp_path / "policy.toml"
+    path.write_text(policy_of(4))
+    shard = Node(NodeSettings.from_policy(path), 0).shard
     assert shard.labels.tolist() == [0, 1, 2, 2]
     assert shard.users is not None
     assert set(shard.users.tolist()) == {user_number("f0001_41")}
-    policy.write_text(POLICY.format(records=3))
+    path.write_text(policy_of(3))
     close_nodes()
     with pytest.raises(DataError, match="more records than its policy's public nominal_records=3"):
-        _ = Node(NodeSettings.from_policy(policy), 0).shard
+        _ = Node(NodeSettings.from_policy(path), 0).shard

@@ -16,11 +16,10 @@ from PIL import Image
 from fedsink.errors import CheckpointError, ClientError
 from fedsink.models import load
 from fedsink.server import checkpoint
-from fedsink.server.app import server_app
 from fedsink.server.folder import RunFolder
 from fedsink.server.interrupt import InterruptedRunError
 from fedsink.server.loop import LoopSettings, train
-from fedsink.server.running import build_strategy
+from fedsink.server.running import build_strategy, server_app
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.grid import client_context
 from fedsink.strategies import RoundStrategy

@@ -25,13 +25,13 @@ from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ClientError, ConfigError
 from fedsink.privacy import SecretKey
-from fedsink.server.app import server_app
+from fedsink.server.running import server_app
 from fedsink.simulation import ray as engine
 from fedsink.simulation.cohort import Hosted, fedsink_apps
-from fedsink.simulation.configure import RunSettings
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.local import LocalGrid
 from fedsink.simulation.ray import RayGrid
+from fedsink.simulation.settings import RunSettings
 
 from .conftest import Configure
 

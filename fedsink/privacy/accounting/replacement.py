@@ -29,8 +29,8 @@ import numpy as np
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
 from fedsink.privacy.accounting import grids
+from fedsink.privacy.accounting.analytic import gaussian_epsilon
 from fedsink.privacy.mechanisms.clipping import BatchClip, Clip
-from fedsink.privacy.mechanisms.gaussian import gaussian_epsilon
 from fedsink.privacy.sampling import ClassSchedule, Schedule
 
 

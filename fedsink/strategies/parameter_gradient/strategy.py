@@ -16,8 +16,8 @@ from fedsink.privacy import BatchClip, RecordClip
 from fedsink.privacy.unprotected import UNREACHED
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.parameters import ParameterReply, ParameterRequest, architecture_of
-from fedsink.strategies.block import Block, Labels
 from fedsink.strategies.dp_sinkhorn.layout import Label
+from fedsink.strategies.dp_sinkhorn.rows import Block, Labels
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.strategies.parameter_gradient.settings import ParameterGradientSettings
 from fedsink.strategies.self_term import HistoryField, self_term
@@ -89,7 +89,7 @@ class ParameterGradient(DPSinkhorn):
             zeros = gradients.new_zeros(len(others), self.view.dimension)
             gradients = torch.cat([gradients, zeros])
         return ParameterRequest(
-            block.request(label, self.settings, share),
+            self._about(block, label, share),
             self._architecture,
             flat_weights(generator).detach().cpu(),
             z.cpu()[torch.cat([seen, rest])],

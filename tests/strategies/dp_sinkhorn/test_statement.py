@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from fedsink.data.maps import map_from_dict
 from fedsink.privacy import (
     ADJACENCIES,
     BatchClip,
@@ -15,8 +13,7 @@ from fedsink.privacy import (
     RecordClip,
 )
 from fedsink.privacy.adjacency import describe
-from fedsink.protocol import LocalPlan
-from fedsink.reporting.statement import central_statement, local_statement
+from fedsink.strategies.dp_sinkhorn.statement import central_statement
 
 _PLAN = PrivacyPlan(0.1, 2.0, 100, BatchClip(0.5), ClassSchedule(10), 1e-5)
 
@@ -64,24 +61,3 @@ def test_every_kind_of_noise_is_explained(kind: str) -> None:
     stated = central_statement(_PLAN, 1, kind)
     assert stated["noise"] == kind
     assert stated["noise_meaning"].endswith(".")
-
-
-def _local(**options: Any) -> dict[str, Any]:
-    plan = LocalPlan(
-        mechanism="laplace",
-        map=map_from_dict({"name": "pixel_range", "shape": [1, 8, 8]}),
-        epsilon=30.0,
-        delta=0.0,
-        label_epsilon=5.0,
-        classes=10,
-    )
-    return local_statement(plan, 2, "secret", {"cost": "l1"}, **options)
-
-
-def test_shuffling_stands_beside_the_local_epsilon_and_never_instead() -> None:
-    plain = _local()
-    assert "shuffling" not in plain
-    entry = {"epsilon": 0.3, "reports": 400_000}
-    shuffled = _local(shuffling=entry)
-    assert shuffled == {**plain, "shuffling": entry}
-    assert shuffled["epsilon"] == 35.0

@@ -13,8 +13,7 @@ from fedsink.privacy import (
     PrivacyPlan,
     RecordClip,
 )
-from fedsink.reporting.noise_share import notice
-from fedsink.reporting.statement import central_statement
+from fedsink.strategies.dp_sinkhorn.statement import central_statement, notice
 
 _PLAN = PrivacyPlan(0.1, 2.0, 100, RecordClip(0.5), ClassSchedule(10), 1e-5)
 _SHARED = NoiseShare("secure_aggregation")

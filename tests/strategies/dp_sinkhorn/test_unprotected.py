@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 
 from fedsink.privacy import BatchClip, ClassSchedule, PrivacyPlan, UnprotectedPlan
-from fedsink.reporting.statement import central_statement
-from fedsink.reporting.unprotected import unprotected_statement
+from fedsink.strategies.dp_sinkhorn.statement import central_statement
+from fedsink.strategies.dp_sinkhorn.unprotected import unprotected_statement
 
 
 def test_the_statement_promises_nothing_and_is_json() -> None:
