@@ -30,7 +30,7 @@ _DESCRIPTION = {"name", "shape", "classes", "options"}
 
 
 def architecture_of(generator: Generator) -> dict[str, Any]:
-    """What a generator is but for its weights, as JSON values.
+    """What a generator is, except its weights, as JSON values.
 
     Raises:
         ModelError: it has a state that its parameters do not hold, and that would not travel.

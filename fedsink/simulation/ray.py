@@ -197,7 +197,7 @@ class RayGrid(SimulationGrid):
             except self._ray.exceptions.GetTimeoutError as error:
                 raise ClientError(
                     f"Clients did not answer within engine.timeout={self._timeout:g} seconds: "
-                    "raise it, then go on from the checkpoint with resume=."
+                    "raise it, then continue from the checkpoint with resume=."
                 ) from error
             for place, answer in zip(places, found, strict=True):
                 answers[place] = answer
@@ -212,8 +212,8 @@ class RayGrid(SimulationGrid):
             ) from error
         if self._revivals == 0:
             raise ClientError(
-                "Ray actors that hosted clients died again and again, most likely for want of "
-                "memory: use fewer actors (engine.actors=1) or go on from the checkpoint with "
+                "Ray actors that hosted clients died again and again, most likely for lack of "
+                "memory: use fewer actors (engine.actors=1) or continue from the checkpoint with "
                 "resume=."
             ) from error
         self._revivals -= 1

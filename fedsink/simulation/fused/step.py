@@ -49,7 +49,7 @@ class FusedStep:
         draws: "keyed" draws what every other engine draws, on the host; "device" draws the same
             laws on the device.
         capture: "auto" records on a GPU; False never does.
-        ahead: rounds that are prepared at once. With draws="device" a run that goes on after a
+        ahead: rounds that are prepared at once. With draws="device" a run that continues after a
             multiple of it equals one that never stopped.
 
     Attributes:
@@ -134,7 +134,7 @@ class FusedStep:
         return tensors | self._self_term.state(), values
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any], round: int) -> None:
-        """Go on after a round from what `state` returned."""
+        """Continue after a round from what `state` returned."""
         self.trainer.load_state(tensors, values)
         self._self_term.load_state(tensors)
         self.round = self._ready = round
