@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsink.clients.node import Node, close_nodes
 from fedsink.clients.settings import NodeSettings
-from fedsink.clients.shard import Shard, fingerprint
+from fedsink.clients.shard import Shard
 from fedsink.data.corruption import Corruption
 from fedsink.data.partition import ByUser, Iid
 from fedsink.data.sources import load
