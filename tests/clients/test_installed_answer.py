@@ -29,7 +29,7 @@ from fedsink.protocol.exchange import Content
 from fedsink.protocol.parameters import ParameterRequest, architecture_of
 from fedsink.protocol.records import pack, unpack
 
-from .conftest import CLASSES, RECORDS, SIZE
+from ..support.tiny import CLASSES, RECORDS, SIZE
 
 Install = Callable[[dict[str, str], str], None]
 

@@ -579,7 +579,9 @@ def test_more_records_than_the_policy_states_answer_nothing_at_all(
 def test_a_renamed_lineage_is_refused(policy_file: Callable[..., Path], make_request: Make) -> None:
     answer(node_of(policy_file()), make_request())
     with pytest.raises(ReleaseRefusedError, match="These data are 'ward' in the ledger"):
-        answer(node_of(policy_file(lineage="ward-2")), replace(make_request(), run="again"))
+        answer(
+            node_of(policy_file(data={"lineage": "ward-2"})), replace(make_request(), run="again")
+        )
 
 
 def test_a_policy_may_refuse_changed_data(
