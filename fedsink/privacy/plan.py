@@ -205,10 +205,10 @@ class PrivacyPlan:
                 "make a plan for more rounds."
             )
         cost = self.cost
-        uses, every = cost.uses(rounds), cost.uses(self.rounds)
+        uses, all_uses = cost.uses(rounds), cost.uses(self.rounds)
         if uses == 0:
             return 0.0
-        if uses == every:
+        if uses == all_uses:
             return self.epsilon(accountant)
 
         def exactly(some: int) -> float:
@@ -220,7 +220,7 @@ class PrivacyPlan:
         if accountant == "prv":
             return filled
         exponent = math.ceil(math.log(uses) / math.log(_CURVE_STEP) - 1e-9)
-        grid_point = min(every, max(uses, math.ceil(_CURVE_STEP**exponent)))
+        grid_point = min(all_uses, max(uses, math.ceil(_CURVE_STEP**exponent)))
         return min(exactly(grid_point), filled)
 
     def epsilon_bound_after(self, rounds: int, accountant: str = "pld") -> float:
