@@ -18,12 +18,12 @@ from fedsink.clients.shard import Shard
 from fedsink.privacy import RecordClip, Stream
 from fedsink.protocol import GradientRequest, Objective
 from fedsink.transport import (
+    Cost,
     Solver,
     append_labels,
     batch_gradients,
     clipped_sums,
     fixed_solver,
-    solver_named,
 )
 
 log = logging.getLogger("fedsink.clients")
@@ -200,7 +200,7 @@ def gradients_at_fixed_work(request: GradientRequest, batch: Batch, radius: floa
     """The gradients of one request's clients, with the same work whatever their batches."""
     try:
         solver = fixed_solver(request.objective.solver, **_public_bounds(request, radius))
-        return _gradients(request, batch, solver)
+        return _gradients(request, batch, request.objective.ground_cost, solver)
     except (ValueError, RuntimeError, ArithmeticError):
         # Bounds beyond the range of floats or of λ: they are public, so every batch meets this.
         log.warning("a transport problem is out of range; its gradient counts as zero")
@@ -210,7 +210,7 @@ def gradients_at_fixed_work(request: GradientRequest, batch: Batch, radius: floa
 def _gradients_as_they_come(request: GradientRequest, batch: Batch) -> Tensor:
     """The gradients of one request's clients, none of whose batches is empty."""
     try:
-        return _gradients(request, batch, solver_named(request.objective.solver))
+        return _gradients(request, batch, *request.objective.transport)
     except (ValueError, RuntimeError, ArithmeticError):
         # Costs beyond the range of floats or of λ. An error would tell the server that the batch
         # was not empty; the clip makes zero of a gradient that is not finite, and so does this.
@@ -223,13 +223,13 @@ def _gradients_as_they_come(request: GradientRequest, batch: Batch) -> Tensor:
     return torch.cat([_gradients_as_they_come(request, single) for single in alone])
 
 
-def _gradients(request: GradientRequest, batch: Batch, solver: Solver) -> Tensor:
+def _gradients(request: GradientRequest, batch: Batch, cost: Cost, solver: Solver) -> Tensor:
     objective, y = request.objective, batch.records
     x, own = request.rows.to(y.device), request.self_gradient.to(y.device)
     if weight := _label_weight(request):
         x = append_labels(x, request.row_labels.to(y.device), objective.classes, weight)
         y = append_labels(y, batch.labels, objective.classes, weight)
-    return batch_gradients(x, y, own, batch.present, objective.ground_cost, objective.lam, solver)
+    return batch_gradients(x, y, own, batch.present, cost, objective.lam, solver)
 
 
 def _zeros(request: GradientRequest, batch: Batch) -> Tensor:

@@ -230,11 +230,14 @@ class Node:
         """Refuse what no client of these settings answers.
 
         Raises:
+            ReleaseRefusedError: under a policy, a library is to solve the node's problems.
             ValueError: the requests do not belong together, or are not for the node's data.
         """
         if not requests:
             raise ValueError("A message must ask for at least one use.")
         first = requests[0]
+        if self._policy is not None:
+            first.objective.refuse_library()
         if any(
             (r.plan, r.run, r.share, r.view) != (first.plan, first.run, first.share, first.view)
             for r in requests

@@ -16,7 +16,7 @@ from fedsink.clients.shard import Shard
 from fedsink.models.pullback import Pullback
 from fedsink.privacy import RecordClip, Stream
 from fedsink.protocol.parameters import ParameterRequest
-from fedsink.transport.record_pullback import clipped_pullback
+from fedsink.transport.record_clip import clipped_pullback
 
 
 def parameter_gradient(

@@ -28,6 +28,7 @@ _OWNERS = (
     ("seed", None, "every node draws noise of its own"),
     ("noise", "fast", "every node's policy says how its noise is drawn"),
     ("noise.share", "local", "nodes answer the server one by one, and nothing adds them up before"),
+    ("strategy.backend", "native", "real nodes solve their problems with fedsink alone"),
     ("policy", None, "every node is started with the policy of its owner"),
     ("resume", None, f"say {COMMAND} resume=FOLDER app=… superlink=… with no other key"),
 )
@@ -45,7 +46,16 @@ def deployable(overrides: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"{COMMAND} runs on real nodes: leave out {override}.")
     config = compose_config(["engine=deploy", "data.root=null", *overrides])
     noise = config["noise"]
-    chosen = {**config, "noise": noise["backend"], "noise.share": noise["share"]}
+    # In local mode the problems are the server's own.
+    backend = (
+        config["strategy"].get("backend", "native") if config["mode"] == "central" else "native"
+    )
+    chosen = {
+        **config,
+        "noise": noise["backend"],
+        "noise.share": noise["share"],
+        "strategy.backend": backend,
+    }
     for key, only, why in _OWNERS:
         if chosen[key] != only:
             raise ConfigError(f"{COMMAND} takes no {key}={chosen[key]}: {why}.")

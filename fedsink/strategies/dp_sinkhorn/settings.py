@@ -29,7 +29,7 @@ from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.strategies.self_term import SelfTermSettings
 from fedsink.strategies.settings import NODE_ENGINES, StrategySettings, noise_share
 from fedsink.strategies.trainer import OptimizerSettings
-from fedsink.transport import solver_named
+from fedsink.transport import check_backend, solver_named
 from fedsink.values import Config, given, integer, number, positive
 
 
@@ -85,6 +85,7 @@ class DPSinkhornSettings(StrategySettings):
                 f"strategy.cost={self.objective.cost} with strategy.m={self.objective.m:g} "
                 "needs clip=batch."
             )
+        self.objective.check_plan(self.plan)
         if isinstance(self.plan, UnprotectedPlan) and self.share != LOCAL_NOISE:
             raise ConfigError(
                 f"noise.share={self.share.name} has nothing to share where eps=inf adds no noise: "
@@ -115,6 +116,7 @@ class DPSinkhornSettings(StrategySettings):
         view = {"shape": list(data.shape), **given(config["view"])}
         view_from_dict(view)  # refuse these now rather than in a client
         solver_named(str(chosen["solver"]))
+        check_backend(str(chosen["backend"]))
         label_weight = number(chosen, "label_weight", minimum=0.0, where="strategy.")
         return cls(
             plan=plan,
@@ -125,6 +127,7 @@ class DPSinkhornSettings(StrategySettings):
                 label_weight=label_weight if classes > 1 else 0.0,
                 solver=str(chosen["solver"]),
                 cost=str(chosen["cost"]),
+                backend=str(chosen["backend"]),
             ),
             self_term=SelfTermSettings(
                 chosen["self_term"],

@@ -17,7 +17,16 @@ from fedsink.strategies.privatize_once.budget import local_plan
 from fedsink.strategies.privatize_once.denoising import check_denoisable
 from fedsink.strategies.settings import StrategySettings, noise_share
 from fedsink.strategies.trainer import OptimizerSettings
-from fedsink.transport import cost_named
+from fedsink.transport import (
+    NATIVE,
+    ConvergedSolver,
+    Cost,
+    Solver,
+    by_backend,
+    check_backend,
+    cost_named,
+    solver_named,
+)
 from fedsink.values import Config, flag, given, integer, number, positive
 
 ENTROPIC = ("matched", "debiased")
@@ -43,7 +52,10 @@ class PrivatizeOnceSettings(StrategySettings):
             "debiased", "denoised" (see `fedsink.strategies.privatize_once.loss`).
         cost, lam: override the matched cost and λ; need `unmatched`.
         unmatched: declares that cost and λ are not those of Theorem 1.
-        max_iterations, tolerance: Sinkhorn iterations, L1 marginal error at which they stop.
+        solver: "converged", or "annealed" for the schedule of DP-Sinkhorn.
+        max_iterations, tolerance: of "converged": Sinkhorn iterations, L1 marginal error at which
+            they stop.
+        backend: who solves: "native", or the library "geomloss" or "keops".
         chunk_size: records per upload message.
         run: public name of the run, stated in every request.
         shuffling: what a trusted shuffler would add to the guarantee, for privacy.json; None
@@ -67,8 +79,10 @@ class PrivatizeOnceSettings(StrategySettings):
     cost: str | None = None
     lam: float | None = None
     unmatched: bool = False
+    solver: str = "converged"
     max_iterations: int = 30
     tolerance: float = 2e-2
+    backend: str = NATIVE
     chunk_size: int = 4096
     run: str = UNNAMED
     shuffling: dict[str, Any] | None = None
@@ -83,7 +97,12 @@ class PrivatizeOnceSettings(StrategySettings):
             raise ConfigError(f"strategy.batch must be at least 2, not {self.batch}.")
         if self.lam is not None and not 0.0 < self.lam < math.inf:
             raise ConfigError(f"strategy.lam must be a positive number, not {self.lam}.")
-        cost_named(self.effective_cost)
+        _ = self.transport  # refuses cost, solver and backend
+        if self.loss in EXACT and self.backend != NATIVE:
+            raise ConfigError(
+                f"strategy.loss={self.loss} is exact transport, which strategy.backend="
+                f"{self.backend} does not solve: leave one of them out."
+            )
 
     @classmethod
     def from_config(cls, config: Config, data: DataSpec, clients: int, run: str) -> Self:
@@ -112,6 +131,7 @@ class PrivatizeOnceSettings(StrategySettings):
                 "eps=inf belongs to mode=central: in mode=ldp the loss is matched to the noise, "
                 "and without noise there is none."
             )
+        check_backend(str(chosen["backend"]))
         plan, factor = local_plan(
             config["recipe"],
             mechanism=config["mechanism"],
@@ -135,8 +155,10 @@ class PrivatizeOnceSettings(StrategySettings):
             cost=chosen["cost"],
             lam=None if chosen["lam"] is None else positive(chosen, "lam", where="strategy."),
             unmatched=flag(chosen, "unmatched", where="strategy."),
+            solver=str(chosen["solver"]),
             max_iterations=integer(chosen, "max_iterations", minimum=1, where="strategy."),
             tolerance=number(chosen, "tolerance", minimum=0.0, where="strategy."),
+            backend=str(chosen["backend"]),
             chunk_size=integer(chosen, "chunk_size", minimum=1, where="strategy."),
             run=run,
             shuffling=_shuffling(config, data, plan),
@@ -191,6 +213,14 @@ class PrivatizeOnceSettings(StrategySettings):
         if self.loss == "noisy_w1":
             return "l1"
         return self.cost or self.plan.matched_cost.cost
+
+    @property
+    def transport(self) -> tuple[Cost, Solver]:
+        """The cost and the solver of an entropic loss, as the backend has them."""
+        solver = solver_named(self.solver)
+        if isinstance(solver, ConvergedSolver):
+            solver = ConvergedSolver(self.max_iterations, self.tolerance)
+        return by_backend(self.backend, cost_named(self.effective_cost), solver)
 
     @property
     def effective_lam(self) -> float:
