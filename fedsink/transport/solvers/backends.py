@@ -40,6 +40,8 @@ def by_backend(name: str, cost: Cost, solver: Solver) -> tuple[Cost, Solver]:
         )
     if name == "keops" and isinstance(solver, AnnealedSolver | ConvergedSolver):
         return Symbolic.of(cost), KeopsSolver(solver)
+    if name == "keops":
+        raise ConfigError("backend=keops has no solver of fixed work: choose backend=native.")
     raise ConfigError(f'Unknown backend "{name}": choose one of {", ".join(BACKENDS)}.')
 
 
@@ -93,7 +95,7 @@ class GeomlossSolver:
             p=1,
             blur=lam,
             scaling=self.annealed.scaling,
-            diameter=diameter,
+            diameter=diameter or lam,  # a cloud of one point: the schedule λ, λ
             debias=False,
             potentials=True,
             cost=lambda x, y: (transposed if bool(x.any()) else matrix).unsqueeze(0),
