@@ -30,8 +30,8 @@ from fedsink.privacy import Stream
 from fedsink.protocol import Objective
 from fedsink.server.compose import compose_config
 from fedsink.server.running import build_generator
-from fedsink.simulation.configure import configure
 from fedsink.simulation.identity_of_run import RunIdentity
+from fedsink.simulation.simulate import configure
 from fedsink.strategies import DPSinkhornSettings
 from fedsink.transport import append_labels, self_gradient, transport_gradient
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import OrderedDict
 from typing import Any
@@ -22,11 +23,13 @@ class Shard:
     Args:
         images: (N, C, H, W) in [0, 1], or points (N, d).
         labels: (N,) int64, already validated against the public label map.
+        users: (N,) int64, the number of each record's user; None where none are told apart.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, users: Tensor | None = None) -> None:
         self.images = images
         self.labels = labels
+        self.users = users
         self._views: OrderedDict[str, tuple[Tensor, float]] = OrderedDict()
         self._members: dict[int | None, Tensor] = {None: torch.arange(len(labels))}
 
@@ -37,6 +40,7 @@ class Shard:
         labels: Tensor,
         classes: int,
         device: torch.device | str = "cpu",
+        users: Tensor | None = None,
     ) -> Shard:
         """A shard whose records lie where every later step expects them.
 
@@ -48,6 +52,7 @@ class Shard:
             labels: (N,) int64.
             classes: the length of the public label map.
             device: where the records are kept once they are checked.
+            users: (N,) int64, or None; they stay on the CPU.
 
         Raises:
             DataError: a value is not finite, an image leaves [0, 1], a point's coordinate exceeds
@@ -55,7 +60,7 @@ class Shard:
         """
         low, high = (-POINT_LIMIT, POINT_LIMIT) if images.ndim == 2 else (0.0, 1.0)
         if not bool(images.isfinite().all()):
-            raise DataError("A private record is not finite: remove or mend it.")
+            raise DataError("A private record is not finite: remove or fix it.")
         if not bool(((images >= low) & (images <= high)).all()):
             raise DataError(
                 f"A private record leaves the public range [{low:g}, {high:g}]: rescale the data."
@@ -63,12 +68,26 @@ class Shard:
         if not bool(((labels >= 0) & (labels < classes)).all()):
             raise DataError(
                 f"A private label lies outside the {classes} public classes: extend data.classes "
-                "or mend the labels."
+                "or fix the labels."
             )
-        return cls(images.to(device), labels.to(device))
+        return cls(images.to(device), labels.to(device), users)
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def fingerprint(self, owner: str = "") -> bytes:
+        """SHA-256 over shapes, types and every byte of images, labels and users, in their order.
+
+        Args:
+            owner: tells apart simulated clients that happen to hold equal records.
+        """
+        state = hashlib.sha256(f"{owner}|".encode())
+        for values in (self.images, self.labels, self.users):
+            if values is None:
+                continue
+            state.update(f"{values.dtype}{tuple(values.shape)}|".encode())
+            state.update(values.detach().cpu().contiguous().numpy().data)
+        return state.digest()
 
     def members(self, label: int | None) -> Tensor:
         """Indices of the records of one class (all of them for None)."""

@@ -87,7 +87,8 @@ def _task(debug: bool, standing: set[Path], failures: list[Exception]) -> Any:
         try:
             resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
             # Stored absolutely, so that the run can be resumed from anywhere.
-            for values, key in ((resolved["data"], "root"), (resolved, "policy")):
+            data = resolved["data"]
+            for values, key in ((data, "root"), (data, "clients_file"), (resolved, "policy")):
                 if values.get(key):
                     values[key] = str(Path(str(values[key])).expanduser().resolve())
             print(start(resolved, folder, debug=debug))
@@ -105,7 +106,7 @@ def _task(debug: bool, standing: set[Path], failures: list[Exception]) -> Any:
 def _resume(path: str, others: list[str], debug: bool) -> None:
     if others:
         raise ConfigError(
-            f"resume={path} goes on with the configuration stored in that folder: leave out "
+            f"resume={path} uses the configuration stored in that folder: leave out "
             f"{' '.join(others)}."
         )
     from fedsink.simulation.simulate import resume

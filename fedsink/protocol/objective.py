@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from fedsink.errors import ConfigError, ReleaseRefusedError
 from fedsink.privacy import CentralPlan, RecordClip, domain
-from fedsink.transport import NATIVE, Cost, Mixed, Solver, by_backend, cost_named, solver_named
+from fedsink.transport.costs import Cost, Mixed, cost_named
+from fedsink.transport.solvers.backends import NATIVE, by_backend
+from fedsink.transport.solvers.solver import Solver, solver_named
 
 _DOMAIN = {
     "lam": domain.REGULARISATION,
@@ -51,21 +53,21 @@ class Objective:
         for name in _DOMAIN:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigError(f"objective.{name} must be a number, not {value!r}.")
+                raise ConfigError(f"strategy.{name} must be a number, not {value!r}.")
             try:
                 object.__setattr__(self, name, float(value))
             except OverflowError:  # an int of JSON may have any number of digits
-                raise ConfigError(f"objective.{name} is beyond the range of floats.") from None
+                raise ConfigError(f"strategy.{name} is beyond the range of floats.") from None
         if not 0.0 < self.lam < math.inf:
-            raise ConfigError(f"λ must be a positive finite number, not {self.lam}.")
+            raise ConfigError(f"strategy.lam must be a positive number, not {self.lam}.")
         if not 0.0 <= self.label_weight < math.inf:
             raise ConfigError(
-                f"The label weight must be a finite number ≥ 0, not {self.label_weight}."
+                f"strategy.label_weight must be a finite number ≥ 0, not {self.label_weight}."
             )
         if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 1:
             raise ConfigError(f"The number of classes must be at least 1, not {self.classes!r}.")
         if self.cost not in ("mixed", "l1"):
-            raise ConfigError(f"objective.cost is mixed or l1, not {self.cost!r}.")
+            raise ConfigError(f"strategy.cost is mixed or l1, not {self.cost!r}.")
         cost_named("mixed", self.m)
         _ = self.transport  # refuses solver and backend
         for name, interval in _DOMAIN.items():

@@ -27,6 +27,7 @@ from fedsink.transport import (
     transport_gradient,
 )
 from fedsink.transport.record_clip import reduced, sum_by_matmul
+from fedsink.values import choice, integer, within
 
 # Any f keeps the clients' guarantee; a rough one serves the field as well as an exact one.
 POTENTIAL_SOLVER = ConvergedSolver(max_iterations=40, tolerance=1e-2)
@@ -52,12 +53,9 @@ class SelfTermSettings:
         return self.p if self.kind == "semi_debiased" else 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("history", "semi_debiased"):
-            raise ConfigError(f"strategy.self_term is history or semi_debiased, not {self.kind!r}.")
-        if self.history < 1:
-            raise ConfigError(f"strategy.history must be at least 1, not {self.history}.")
-        if not 0.0 <= self.p <= 1.0:
-            raise ConfigError(f"strategy.p must be in [0, 1], not {self.p}.")
+        choice({"self_term": self.kind}, "self_term", "history", "semi_debiased", where="strategy.")
+        integer(vars(self), "history", where="strategy.")
+        within(vars(self), "p", "[0, 1]", where="strategy.")
 
 
 class SelfParts(NamedTuple):

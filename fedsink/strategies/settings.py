@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, Protocol, Self
 
-from fedsink.data.spec import DataSpec
+from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
-from fedsink.privacy import NoiseShare
-from fedsink.values import Config
 
 NODE_ENGINES = ("local", "ray", "flower")
 """The engines that carry a strategy's messages to simulated nodes, whatever it asks."""
@@ -59,13 +57,13 @@ class StrategySettings(ABC):
 
     @classmethod
     @abstractmethod
-    def from_config(cls, config: Config, data: DataSpec, clients: int, run: str) -> Self:
-        """Settings from a resolved configuration, every value of it checked.
+    def from_config(cls, config: Configuration, run: str) -> Self:
+        """Settings from a configuration.
+
+        The class checks its own values, so that there is nothing to check here.
 
         Args:
-            config: plain mappings and values; the method's own options are `config["strategy"]`.
-            data: public description of the records.
-            clients: K.
+            config: whose `strategy` has the method's own options.
             run: public name of the run, to be stated in every request.
 
         Raises:
@@ -114,15 +112,3 @@ class StrategySettings(ABC):
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must share with a run that continues from it."""
         return {**asdict(self), "plan": self.plan.to_dict()}  # type: ignore[call-overload]
-
-
-def noise_share(config: Config) -> NoiseShare:
-    """Whose noise makes up the plan's; how it is drawn is the clients' half.
-
-    Raises:
-        FedsinkError: an entry of `noise` is unknown or out of range.
-    """
-    noise, known = config["noise"], ("backend", "share", "tolerate_dropouts")
-    if unknown := sorted(set(noise) - set(known)):
-        raise ConfigError(f"Unknown key noise.{unknown[0]}; there are {', '.join(known)}.")
-    return NoiseShare(noise["share"], noise["tolerate_dropouts"])

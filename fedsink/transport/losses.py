@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsink.transport.costs import Cost
+from fedsink.transport.costs import Cost, SquaredEuclidean
 from fedsink.transport.solution import Solution
 from fedsink.transport.solvers.solver import ConvergedSolver, Solver
 
@@ -124,3 +124,24 @@ def batch_gradients(
 def _may_look(solution: Solution) -> bool:
     """Return whether work may depend on values: not where the solver's does not (`FixedSolver`)."""
     return solution.floor is None
+
+
+def potential(
+    x: Tensor,
+    history: Tensor,
+    lam: float,
+    *,
+    solver: Solver = _DEFAULT_SOLVER,
+    bounded: bool = False,
+) -> Tensor:
+    """Return the dual potential f of Ŵ(X, history), shape (..., n), of mean zero.
+
+    The cost is ‖x − y‖₂², with `bounded` as it takes it. `history` (..., m, d) holds generated
+    points of earlier rounds, so f depends on no private data. A constant added to f changes no
+    w_ij.
+
+    Raises:
+        ValueError: if the points disagree in shape or type, or are not finite.
+    """
+    solution = solver(SquaredEuclidean(bounded)(x, history), lam, points=(x, history))
+    return solution.f - solution.f.mean(-1, keepdim=True)

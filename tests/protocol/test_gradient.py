@@ -11,7 +11,14 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from fedsink.errors import ConfigError
-from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
+from fedsink.privacy import (
+    BatchClip,
+    ClassSchedule,
+    CriticClip,
+    JointSchedule,
+    PrivacyPlan,
+    RecordClip,
+)
 from fedsink.protocol import GradientReply, GradientRequest, Objective
 from fedsink.protocol.gradient import (
     MOST_USES,
@@ -152,15 +159,15 @@ def test_a_hostile_plan_is_refused_when_the_request_is_read(make_request: Make) 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lam": 0.0}, "λ must be a positive finite number, not 0.0"),
-        ({"lam": -1.0}, "λ must be a positive finite number"),
-        ({"lam": math.nan}, "λ must be a positive finite number"),
-        ({"lam": math.inf}, "λ must be a positive finite number"),
-        ({"lam": "1"}, "objective.lam must be a number, not '1'"),
+        ({"lam": 0.0}, "strategy.lam must be a positive number, not 0.0"),
+        ({"lam": -1.0}, "strategy.lam must be a positive number"),
+        ({"lam": math.nan}, "strategy.lam must be a positive number"),
+        ({"lam": math.inf}, "strategy.lam must be a positive number"),
+        ({"lam": "1"}, "strategy.lam must be a number, not '1'"),
         ({"m": -0.1}, "The weight m of the L1 part"),
-        ({"label_weight": -1.0}, "The label weight must be a finite number ≥ 0, not -1.0"),
-        ({"label_weight": math.inf}, "The label weight must be"),
-        ({"label_weight": True}, "objective.label_weight must be a number"),
+        ({"label_weight": -1.0}, "strategy.label_weight must be a finite number ≥ 0, not -1.0"),
+        ({"label_weight": math.inf}, "strategy.label_weight must be"),
+        ({"label_weight": True}, "strategy.label_weight must be a number"),
         ({"classes": 0}, "The number of classes must be at least 1, not 0"),
         ({"classes": 2.5}, "The number of classes must be at least 1, not 2.5"),
         ({"solver": "fast"}, 'Unknown solver "fast"'),
@@ -289,3 +296,9 @@ def test_more_classes_than_an_integer_can_hold_are_compared_all_the_same(
     objective = replace(make_request().objective, classes=10**30)
     request = GradientRequest.from_record(make_request(objective=objective).to_record())
     assert request.objective.classes == 10**30
+
+
+def test_a_plan_of_critics_is_no_plan_of_a_transport_gradient(make_request: Make) -> None:
+    plan = PrivacyPlan(1.0, 1.5, 7, CriticClip(1.0), JointSchedule(), 1e-5)
+    with pytest.raises(ValueError, match="clip=critic is for gradients of critics: choose clip=r"):
+        make_request(plan=plan).check()

@@ -8,29 +8,33 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-from fedsink.data.spec import DataSpec
+from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ConfigError
 from fedsink.privacy import (
     LOCAL_NOISE,
     CentralPlan,
+    ClassSchedule,
     ClippedGaussian,
+    JointSchedule,
     NoiseShare,
+    PrivacyPlan,
     RecordClip,
     UnprotectedPlan,
+    capacity_for,
 )
+from fedsink.privacy.accounting.accountants import check_accountant
+from fedsink.privacy.mechanisms.clipping import CLIPS
 from fedsink.protocol import Objective
 from fedsink.protocol.run import UNNAMED
-from fedsink.reporting.noise_share import notice
-from fedsink.reporting.statement import OF_IMAGES, central_statement
-from fedsink.reporting.unprotected import unprotected_statement
-from fedsink.strategies.dp_sinkhorn.budget import central_plan
 from fedsink.strategies.dp_sinkhorn.layout import Layout
+from fedsink.strategies.dp_sinkhorn.statement import OF_IMAGES, central_statement, notice
+from fedsink.strategies.dp_sinkhorn.unprotected import unprotected_statement
 from fedsink.strategies.self_term import SelfTermSettings
-from fedsink.strategies.settings import NODE_ENGINES, StrategySettings, noise_share
+from fedsink.strategies.settings import NODE_ENGINES, StrategySettings
 from fedsink.strategies.trainer import OptimizerSettings
-from fedsink.transport import check_backend, solver_named
-from fedsink.values import Config, given, integer, number, positive
+from fedsink.transport import check_backend
+from fedsink.values import choice, given, integer, strictly
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,10 @@ class DPSinkhornSettings(StrategySettings):
     share: NoiseShare = LOCAL_NOISE
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise ConfigError(f"strategy.rows must be at least 1, not {self.rows}.")
-        if self.uses_per_message < 1:
-            raise ConfigError(
-                f"strategy.uses_per_message must be at least 1, not {self.uses_per_message}."
-            )
+        for count in ("rows", "uses_per_message"):
+            integer(vars(self), count, where="strategy.")
+        check_accountant(self.accountant)
+        view_from_dict(self.view)  # refused now rather than in a client
         if isinstance(self.plan.clip, RecordClip) and not self.objective.is_quadratic:
             raise ConfigError(
                 "clip=record works with the squared Euclidean cost; "
@@ -94,55 +96,46 @@ class DPSinkhornSettings(StrategySettings):
         self.share.check(self.plan.schedule, self.clients)
 
     @classmethod
-    def from_config(cls, config: Config, data: DataSpec, clients: int, run: str) -> Self:
+    def from_config(cls, config: Configuration, run: str) -> Self:
         """Settings of the central mode.
 
         Raises:
             FedsinkError: a value is unknown, out of range, or belongs to the other mode.
         """
-        chosen, mechanism = config["strategy"], config["mechanism"]
-        if mechanism["name"] != ClippedGaussian.choice:
+        chosen, mechanism = config.strategy, config.mechanism["name"]
+        if mechanism != ClippedGaussian.choice:
             raise ConfigError(
                 f"mode=central noises gradients with mechanism={ClippedGaussian.choice}, not "
-                f"{mechanism['name']!r}; mechanism={mechanism['name']} belongs to mode=ldp."
+                f"{mechanism!r}; mechanism={mechanism} belongs to mode=ldp."
             )
-        if config["shuffler"] != "none":
+        if config.shuffler != "none":
             raise ConfigError(
-                f"shuffler={config['shuffler']} belongs to mode=ldp: a shuffler amplifies reports "
+                f"shuffler={config.shuffler} belongs to mode=ldp: a shuffler amplifies reports "
                 "that are private one by one, and those of mode=central are sums over a batch."
             )
-        classes = len(data.classes) if config["conditional"] else 1
-        plan = central_plan(config, classes, math.ceil(data.nominal_records / clients))
-        view = {"shape": list(data.shape), **given(config["view"])}
-        view_from_dict(view)  # refuse these now rather than in a client
-        solver_named(str(chosen["solver"]))
-        check_backend(str(chosen["backend"]))
-        label_weight = number(chosen, "label_weight", minimum=0.0, where="strategy.")
+        classes, label_weight = len(config.classes), chosen["label_weight"]
+        check_backend(chosen["backend"])
         return cls(
-            plan=plan,
+            plan=central_plan(config),
             objective=Objective(
-                lam=positive(chosen, "lam", where="strategy."),
+                lam=chosen["lam"],
                 classes=classes,
-                m=number(chosen, "m", minimum=0.0, where="strategy."),
+                m=chosen["m"],
                 label_weight=label_weight if classes > 1 else 0.0,
-                solver=str(chosen["solver"]),
-                cost=str(chosen["cost"]),
-                backend=str(chosen["backend"]),
+                solver=chosen["solver"],
+                cost=chosen["cost"],
+                backend=chosen["backend"],
             ),
-            self_term=SelfTermSettings(
-                chosen["self_term"],
-                integer(chosen, "history", minimum=1, where="strategy."),
-                number(chosen, "p", minimum=0.0, where="strategy."),
-            ),
-            view=view,
-            rows=integer(chosen, "rows", minimum=1, where="strategy."),
-            optimizer=OptimizerSettings.from_config(chosen),
-            clients=clients,
-            nominal_records=data.nominal_records / clients,
-            uses_per_message=integer(chosen, "uses_per_message", minimum=1, where="strategy."),
-            accountant=str(config["accountant"]),
+            self_term=SelfTermSettings(chosen["self_term"], chosen["history"], chosen["p"]),
+            view={"shape": list(config.data.shape), **given(config.view)},
+            rows=chosen["rows"],
+            optimizer=strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
+            clients=config.clients,
+            nominal_records=config.data.nominal_records / config.clients,
+            uses_per_message=chosen["uses_per_message"],
+            accountant=config.accountant,
             run=run,
-            share=noise_share(config),
+            share=config.noise.shared,
         )
 
     def statement(self, noise: str) -> dict[str, Any]:
@@ -221,3 +214,51 @@ class DPSinkhornSettings(StrategySettings):
     def nominal_batch(self) -> float:
         """B = q·N/(K·C): records of one class expected in a client's batch."""
         return self.plan.rate * self.nominal_records / self.objective.classes
+
+
+def central_plan(config: Configuration) -> CentralPlan:
+    """How ε is spent: two of (eps, sigma, rounds) give the third.
+
+    What is left out comes from the recipe; eps=inf is the same rounds with neither clip nor noise.
+
+    Raises:
+        FedsinkError: a value is out of range, or the three contradict one another.
+    """
+    chosen, classes = config.strategy, len(config.classes)
+    records = math.ceil(config.data.nominal_records / config.clients)
+    clip = CLIPS[choice(vars(config), "clip", "record", "batch")](chosen["bound"])
+    by_class = choice(chosen, "schedule", "class", "joint", where="strategy.") == "class"
+    schedule = ClassSchedule(classes) if by_class and classes > 1 else JointSchedule()
+    eps, sigma = config.eps, config.sigma
+    rounds: Any = config.rounds
+    if eps is None and sigma is None:
+        eps = config.recipe["eps"]
+    if rounds is None and (sigma is None or eps is None):
+        rounds = config.recipe["rounds"]
+    if eps == math.inf and sigma is not None:
+        raise ConfigError(f"eps=inf adds no noise, so sigma={sigma} has no meaning: leave one out.")
+
+    def plan(capacity: int | None) -> CentralPlan:
+        limit = None if capacity is None else records
+        if eps == math.inf:
+            return UnprotectedPlan(config.rate, rounds, config.clip, schedule, capacity, limit)
+        return PrivacyPlan.solve(
+            rate=config.rate,
+            clip=clip,
+            schedule=schedule,
+            delta=config.delta,
+            eps=eps,
+            sigma=sigma,
+            rounds=rounds,
+            accountant=config.accountant,
+            adjacency=config.adjacency,
+            capacity=capacity,
+            nominal_records=limit,
+        )
+
+    if config.capacity is None:
+        return plan(None)
+    if config.capacity == "auto":
+        free = plan(None)  # with a capacity its rounds can only become fewer
+        return plan(capacity_for(free.rate, records, free.uses, config.delta))
+    return plan(integer(vars(config), "capacity", also="null, auto or "))

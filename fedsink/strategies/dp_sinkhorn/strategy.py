@@ -14,12 +14,13 @@ from fedsink.data.views import view_from_dict
 from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
+from fedsink.privacy.mechanisms.clipping import sampled_clip
 from fedsink.protocol.exchange import Broadcast, Content, Exchange, Reduction, Sum
-from fedsink.protocol.gradient import checked, pack_requests, unpack_replies
+from fedsink.protocol.gradient import GradientRequest, checked, pack_requests, unpack_replies
 from fedsink.protocol.tree_sum import BLOCK, TreeSum
 from fedsink.strategies.base import RoundStrategy, failure
-from fedsink.strategies.block import Block, Labels
-from fedsink.strategies.dp_sinkhorn.rows import Rows
+from fedsink.strategies.dp_sinkhorn.layout import Label
+from fedsink.strategies.dp_sinkhorn.rows import Block, Labels, Rows
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.self_term import SelfParts, self_term
 from fedsink.strategies.trainer import Trainer
@@ -96,8 +97,9 @@ class DPSinkhorn(CentralRounds):
         super().__init__(settings, trainer, key, settings.uses_per_message)
         self.view, self.layout = view_from_dict(settings.view), settings.layout
         self.generated = Rows(generator, self.view, self.layout, key)
+        clip = sampled_clip(settings.plan.clip)
         self.self_term = self_term(
-            settings.self_term, settings.objective, settings.plan.clip, self.layout, self._like
+            settings.self_term, settings.objective, clip, self.layout, self._like
         )
         self._points: Tensor | None = None
         self._blocks: list[Block] = []
@@ -123,10 +125,28 @@ class DPSinkhorn(CentralRounds):
         asked = list(zip(self._blocks, labels, strict=True))
         # Who is asked the same is one cohort: its replies are added up, and so is its noise.
         share = self.settings.sharers(next(iter(nodes)))
-        requests = [block.request(label, self.settings, share) for block, label in asked]
+        requests = [self._about(block, label, share) for block, label in asked]
         shape = (len(requests), *self._blocks[0].shape)
         content = Content(lambda: checked(requests), lambda: pack_requests(requests))
         return Broadcast(content, nodes, shape)
+
+    def _about(self, block: Block, label: Label, share: int) -> GradientRequest:
+        """What a client is asked about `label`, with the noise spread over `share` clients."""
+        settings, layout = self.settings, self.layout
+        groups = layout.groups_of(block.position(label))
+        return GradientRequest(
+            block.round,
+            label,
+            settings.plan,
+            settings.objective,
+            settings.view,
+            block.seen[groups].flatten(0, 1),
+            layout.row_labels(block.kinds[groups])[:, : layout.group_rows].flatten(),
+            block.parts.potentials[groups].flatten(),
+            block.parts.inside[groups].flatten(0, 1),
+            settings.run,
+            share,
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -1,4 +1,4 @@
-"""The Sinkhorn iteration on potentials: slower than on scalings, but for every λ."""
+"""The Sinkhorn iteration on potentials: slower than on scalings, and for every λ."""
 
 from __future__ import annotations
 

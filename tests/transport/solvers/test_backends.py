@@ -31,12 +31,10 @@ from fedsink.transport import (
 )
 from fedsink.transport.solvers.keops import KeopsSolver, Symbolic
 
+from ...support.clouds import cloud
+
 COSTS = [L1(), SquaredEuclidean(), Mixed(0.3)]
 LAM = 0.3
-
-
-def cloud(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
