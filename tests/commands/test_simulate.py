@@ -10,7 +10,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from .conftest import SMALL, Command, Outcome, run_many
+from .conftest import SMALL, Command, Outcome, run_many, run_once
 
 _PRIVACY = ("model", "epsilon", "delta", "unit", "adjacency", "mechanism", "accountant")
 
@@ -289,3 +289,28 @@ def test_one_bad_run_of_a_sweep_leaves_the_good_one(tmp_path: Path) -> None:
     assert outcome.err.splitlines()[-1] == "fedsink: eps must be a finite number > 0, received 0."
     assert not (tmp_path / "both" / "0").exists()
     assert (tmp_path / "both" / "1" / "metrics.json").is_file()
+
+
+def test_a_library_that_talks_leaves_standard_output_to_the_folder(tmp_path: Path) -> None:
+    """GeomLoss loads KeOps, which prints what it has found on the machine."""
+    done = run_once(
+        "simulate", "mode=central", *SMALL, "rounds=2", "clip=batch", "strategy.solver=annealed",
+        "strategy.backend=geomloss", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.out == f"{done.last}\n"
+    assert Path(done.last).is_dir()
+
+
+@pytest.mark.slow
+def test_keops_without_a_compiler_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    done = run_once(
+        "simulate", "mode=ldp", *SMALL, "strategy.backend=keops", cwd=tmp_path,
+        PATH="/nonexistent", CXX="/nonexistent/c++", KEOPS_CACHE_FOLDER=str(tmp_path / "cache"),
+    )  # fmt: skip
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[-1].endswith(
+        "backend=keops needs a C++ compiler (g++, or what CXX names), and that is missing on this "
+        "machine: install it, or choose backend=native."
+    )
+    assert not (tmp_path / "runs").exists()

@@ -246,6 +246,24 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("conditional=maybe", "conditional is true or false, not 'maybe'"),
         ("strategy.schedule=x", "strategy.schedule is class or joint, not 'x'"),
         ("strategy.solver=x", 'Unknown solver "x"'),
+        ("strategy.backend=x", 'Unknown backend "x": choose one of native, geomloss, keops'),
+        ("clip=batch strategy.backend=geomloss", "annealed schedule alone: set solver=annealed"),
+        (
+            "strategy.backend=geomloss strategy.solver=annealed",
+            "strategy.backend=geomloss belongs to clip=batch",
+        ),
+        (
+            "clip=batch capacity=20 strategy.backend=geomloss strategy.solver=annealed",
+            "strategy.backend=geomloss has no fixed work: its time depends on the records, which "
+            "capacity=20 is there to hide",
+        ),
+        ("mode=ldp strategy.backend=x", 'Unknown backend "x"'),
+        ("mode=ldp strategy.backend=geomloss", "annealed schedule alone: set solver=annealed"),
+        ("mode=ldp strategy.solver=x", 'Unknown solver "x"'),
+        (
+            "mode=ldp strategy.loss=noisy_w1 strategy.backend=geomloss strategy.solver=annealed",
+            "strategy.loss=noisy_w1 is exact transport, which strategy.backend=geomloss does not",
+        ),
         ("strategy.self_term=x", "strategy.self_term is history or semi_debiased, not 'x'"),
         ("strategy.m=abc", "strategy.m must be a number, not 'abc'"),
         ("strategy.lam=0", "strategy.lam must be a positive number, not 0"),
