@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fedsink.commands.runs import FinishedRun, open_run
+from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
 from fedsink.models.pullback import flat_weights, pullback
 from fedsink.privacy import Stream
@@ -86,9 +87,7 @@ def alikeness(run: FinishedRun, draws: int = 40) -> float:
         run: its generator, view and rows per class, which have the same latents for all classes.
         draws: of the noise on the rows, to estimate the traces.
     """
-    settings = DPSinkhornSettings.from_config(
-        run.config, run.data, int(run.config["clients"]), "benchmark"
-    )
+    settings = DPSinkhornSettings.from_config(Configuration.read(run.config), "benchmark")
     generator, view, rows = run.generator.train(), view_from_dict(settings.view), settings.rows
     z = generator.latent(rows, Stream(b"correlated noise", "latents"))
     noise = [Stream(b"correlated noise", "noise", k).normal(rows, view.dimension)

@@ -27,11 +27,12 @@ from omegaconf import OmegaConf
 
 from fedsink.clients.app import client_app
 from fedsink.server.running import build_strategy
-from fedsink.simulation.configure import RunSettings, configure
 from fedsink.simulation.flower import run_flower
 from fedsink.simulation.grid import client_context
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.ray import RayGrid
+from fedsink.simulation.settings import RunSettings
+from fedsink.simulation.simulate import configure
 
 # Flower's engine takes half a minute for a round of a thousand clients.
 STOCK_ROUNDS = {10: 15, 100: 6, 1000: 2}

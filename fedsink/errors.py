@@ -6,7 +6,7 @@ from typing import ClassVar
 
 
 class FedsinkError(Exception):
-    """Base of every error that is the user's to mend; the command line prints it in one line."""
+    """Base of every error that is the user's to fix; the command line prints it in one line."""
 
     exit_code: ClassVar[int] = 2
 
@@ -27,12 +27,16 @@ class ModelError(FedsinkError, ValueError):
     """A generator cannot be built or loaded as asked."""
 
 
+class BackendError(FedsinkError):
+    """A library that was chosen to solve transport problems is missing, or cannot compile."""
+
+
 class CheckpointError(FedsinkError):
     """A run folder cannot be resumed: a file is missing, corrupt, or belongs to another run."""
 
 
 class ClientError(FedsinkError):
-    """Clients failed or refused, and the run cannot go on without them."""
+    """Clients failed or refused, and the run cannot continue without them."""
 
     exit_code: ClassVar[int] = 1
 

@@ -230,10 +230,11 @@ def critic_totals(
         raise ValueError(
             f"Clients of one batch have equally many rounds behind them, not {rounds}."
         )
-    pools = {id(s.fakes): s.fakes for s in states}  # clients of a cohort share one
+    # Clients of a cohort share one object; before the first message all are alike.
+    keys = [id(state.fakes) if len(state.fakes.labels) else 0 for state in states]
     pools = {
-        key: pool.appended(message.fakes, message.fake_labels, training.history)
-        for key, pool in pools.items()
+        key: state.fakes.appended(message.fakes, message.fake_labels, training.history)
+        for key, state in dict(zip(keys, states, strict=True)).items()
     }
     weights = torch.cat([state.weights for state in states])
     adam = Adam(
@@ -241,7 +242,7 @@ def critic_totals(
         torch.cat([state.adam.square for state in states]),
         torch.cat([state.adam.steps for state in states]),
     )
-    shown = [pools[id(state.fakes)] for state in states]
+    shown = [pools[key] for key in keys]
     _train(critic, training, message.rate, parts, shown, rounds.pop(), weights, adam, coins)
     gradients = _gradients(critic, weights, message, parts)
     totals = clip.total(gradients.unflatten(0, (len(states), parts.critics)))
@@ -297,16 +298,14 @@ def _partners(
     classes: int, critics: int, shown: Sequence[Fakes], uniform: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Places of the fakes that records are paired with, and the rows these are places of."""
-    places = torch.empty_like(labels)
-    starts: dict[int, int] = {}
-    rows: list[Tensor] = []
-    for client, fakes in enumerate(shown):
-        if id(fakes) not in starts:
-            starts[id(fakes)] = sum(len(pool) for pool in rows)
-            rows.append(fakes.rows)
-        own = slice(client * critics, (client + 1) * critics)
-        places[own] = starts[id(fakes)] + fakes.draw(uniform[own], labels[own], classes)
-    return places, torch.cat(rows)
+    pools = {id(fakes): fakes for fakes in shown}
+    places, before = torch.empty_like(labels), 0
+    for key, fakes in pools.items():
+        shows = torch.tensor([id(other) == key for other in shown], device=labels.device)
+        own = torch.nonzero(shows.repeat_interleave(critics)).flatten()
+        places[own] = before + fakes.draw(uniform[own], labels[own], classes)
+        before += len(fakes.rows)
+    return places, torch.cat([fakes.rows for fakes in pools.values()])
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from fedsink.clients.policy import Policy
+from fedsink.clients.policy_file import read_policy
 from fedsink.data.corruption import Corruption
 from fedsink.data.partition import PartitionSpec
 from fedsink.data.spec import DataSpec
@@ -67,7 +67,10 @@ class NodeSettings:
         if self.noise not in ("fast", "secure"):
             raise PrivacyError(f"noise is fast or secure, not {self.noise!r}.")
         if self.seed is not None and self.noise == "secure":
-            raise PrivacyError("noise=secure cannot be drawn again: leave out the seed.")
+            raise PrivacyError(
+                f"noise=secure comes from the operating system and cannot be repeated: leave out "
+                f"seed={self.seed}."
+            )
         if self.seed is not None and self.policy is not None:
             raise PrivacyError("A node under a policy never uses a seed's noise: leave it out.")
         if self.unprotected and self.policy is not None:
@@ -113,13 +116,13 @@ class NodeSettings:
             ConfigError: the policy cannot be read or contains a mistake.
             PrivacyError: the noise key cannot be made or used.
         """
-        policy = Policy.load(path)
+        policy = read_policy(path)
         key_file = policy.key_file if policy.noise == "fast" else None
         try:
             policy.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise PrivacyError(
-                f"the state folder {policy.state} cannot be made ({error.strerror}): mend "
+                f"the state folder {policy.state} cannot be made ({error.strerror}): fix "
                 "state.folder in the policy."
             ) from None
         if key_file is not None and not key_file.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import OrderedDict
 from typing import Any
@@ -59,7 +60,7 @@ class Shard:
         """
         low, high = (-POINT_LIMIT, POINT_LIMIT) if images.ndim == 2 else (0.0, 1.0)
         if not bool(images.isfinite().all()):
-            raise DataError("A private record is not finite: remove or mend it.")
+            raise DataError("A private record is not finite: remove or fix it.")
         if not bool(((images >= low) & (images <= high)).all()):
             raise DataError(
                 f"A private record leaves the public range [{low:g}, {high:g}]: rescale the data."
@@ -67,12 +68,26 @@ class Shard:
         if not bool(((labels >= 0) & (labels < classes)).all()):
             raise DataError(
                 f"A private label lies outside the {classes} public classes: extend data.classes "
-                "or mend the labels."
+                "or fix the labels."
             )
         return cls(images.to(device), labels.to(device), users)
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def fingerprint(self, owner: str = "") -> bytes:
+        """SHA-256 over shapes, types and every byte of images, labels and users, in their order.
+
+        Args:
+            owner: tells apart simulated clients that happen to hold equal records.
+        """
+        state = hashlib.sha256(f"{owner}|".encode())
+        for values in (self.images, self.labels, self.users):
+            if values is None:
+                continue
+            state.update(f"{values.dtype}{tuple(values.shape)}|".encode())
+            state.update(values.detach().cpu().contiguous().numpy().data)
+        return state.digest()
 
     def members(self, label: int | None) -> Tensor:
         """Indices of the records of one class (all of them for None)."""

@@ -51,6 +51,17 @@ def whole(minimum: int) -> Parser:
     return read
 
 
+def choice(*options: str) -> Parser:
+    """One of `options`."""
+
+    def read(text: str) -> str:
+        if text not in options:
+            raise ValueError(f"choose one of {', '.join(options)}")
+        return text
+
+    return read
+
+
 def real(text: str) -> float:
     """A number."""
     try:

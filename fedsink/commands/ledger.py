@@ -55,9 +55,9 @@ def _path(keys: Mapping[str, Path]) -> Path:
         raise ConfigError("Name the ledger by policy= or by file=, one of the two.")
     if "file" in keys:
         return keys["file"].expanduser()
-    from fedsink.clients.policy import Policy
+    from fedsink.clients.policy_file import read_policy
 
-    return Policy.load(keys["policy"].expanduser()).ledger
+    return read_policy(keys["policy"].expanduser()).ledger
 
 
 def _show(database: Database) -> int:
@@ -105,12 +105,12 @@ def _left(ceiling: float | None, spent: float | None) -> float | None:
 
 
 def _check(database: Database) -> int:
-    found = problems(database)
-    for problem in found:
+    damages = problems(database)
+    for problem in damages:
         print(f"{database.path}: {problem}.")
-    if not found:
+    if not damages:
         print(f"{database.path} is sound.")
-    return 1 if found else 0
+    return 1 if damages else 0
 
 
 def _export(database: Database, out: Path | None) -> int:

@@ -17,7 +17,6 @@ from fedsink.models import Generator, Observation, load, sample
 from fedsink.privacy import Stream
 from fedsink.server.compose import stored_config
 from fedsink.server.folder import RunFolder
-from fedsink.server.observation import observation_of
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def open_run(text: str, *, observed: bool = True) -> FinishedRun:
         data = DataSpec.from_config(config["data"])
         prior = torch.tensor(json.loads(folder.metrics.read_text())["label_prior"])
         privacy = json.loads(folder.privacy.read_text())
-        observation = observation_of(config) if observed else Observation()
+        observation = Observation.from_dict(config.get("observation", {}) if observed else {})
     except (OSError, KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"The run in {folder.path} is damaged: {error}.") from error
     used = privacy.get("map")

@@ -1,6 +1,6 @@
-"""How good a finished generator is: classifiers trained on its images, distances between samples.
+"""Figures of a finished generator: classifiers trained on its images, distances between samples.
 
-Works on tensors and knows no run folder. Nothing here is private: whoever calls it decides what may
+Works on tensors and knows no run folder. Nothing here is private: the caller decides what may
 be computed on real data and who may see the result. `evaluate` runs a whole suite
 (docs/evaluation.md); the other names are its figures.
 """
@@ -15,7 +15,7 @@ from fedsink.evaluation.figures.prdc import prdc
 from fedsink.evaluation.sets import HeldOut, TrainingSet, fit_classifiers
 from fedsink.evaluation.suites import Evaluation, evaluate
 from fedsink.evaluation.table import format_table
-from fedsink.evaluation.utility import accuracies, real_reference
+from fedsink.evaluation.utility import accuracies
 
 __all__ = [
     "Evaluation",
@@ -31,7 +31,6 @@ __all__ = [
     "label_histogram",
     "memorisation",
     "prdc",
-    "real_reference",
     "sliced_w2",
     "subsample",
 ]

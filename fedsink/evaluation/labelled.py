@@ -1,4 +1,4 @@
-"""Labelled images as the classifiers take them, and what is refused before hours are spent."""
+"""Labelled images as the classifiers take them, and checks before hours are spent."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def check_labelled(data: Labelled, *, classes: int, name: str) -> Labelled:
 
 
 def check_trainable(data: Labelled, *, classes: int, name: str) -> Labelled:
-    """As `check_labelled`, and enough images to hold some out.
+    """Check labelled images as `check_labelled` does, and that there are enough to hold some out.
 
     Raises:
         DataError: also when there are fewer than 10 images.

@@ -1,8 +1,8 @@
-"""What a classifier may be fitted to, and what may only judge a finished one: two types."""
+"""Two types of labelled images: what classifiers are fitted to, and what judges finished ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,12 +18,11 @@ from fedsink.evaluation.labelled import (
     check_labelled,
     check_trainable,
 )
-from fedsink.evaluation.utility import score
 
 Origin = Literal["synthetic", "real training", "class mean"]
 
 OVERLAP = 0.1
-"""Share of training images found bit by bit among the held-out ones that shows a mistake."""
+"""Share of training images that are bit by bit held-out ones, above which it is a mistake."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +62,8 @@ class TrainingSet:
         """Return `size` images drawn without replacement; all of them when there are no more."""
         if size >= len(self):
             return self
-        chosen = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:size]
-        return TrainingSet(self.images[chosen], self.labels[chosen], self.classes, self.origin)
+        rows = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:size]
+        return TrainingSet(self.images[rows], self.labels[rows], self.classes, self.origin)
 
 
 class HeldOut:
@@ -89,8 +88,8 @@ class HeldOut:
         return len(self.images)
 
     def score(self, classifier: Classifier) -> float:
-        """Return the accuracy of a finished classifier, in [0, 1]."""
-        return score(classifier, (self.images, self._labels))
+        """Return the accuracy `1/M Σ_i 1[classifier(x_i) = y_i]` of a finished classifier."""
+        return float((classifier(self.images) == self._labels).double().mean())
 
     def refuse_overlap(self, training: TrainingSet) -> None:
         """Refuse a training set of another shape, or one with held-out images among its own.
@@ -108,11 +107,11 @@ class HeldOut:
                 f"{tuple(self.images.shape[1:])}: evaluate against the dataset the generator was "
                 "trained for."
             )
-        known = {image.numpy().tobytes() for image in self.images}
-        found = sum(image.numpy().tobytes() in known for image in training.images)
-        if found > OVERLAP * len(training):
+        test_images = {image.numpy().tobytes() for image in self.images}
+        shared = sum(image.numpy().tobytes() in test_images for image in training.images)
+        if shared > OVERLAP * len(training):
             raise DataError(
-                f"{found} of the {len(training)} {training.origin} images are images of the test "
+                f"{shared} of the {len(training)} {training.origin} images are images of the test "
                 "set: classifiers must not be fitted to what they are tested on; pass the "
                 "generator's images or the training split."
             )
@@ -124,7 +123,7 @@ def fit_classifiers(
     *,
     seed: int,
     report: Report | None = None,
-) -> dict[str, Callable[[Tensor], Tensor]]:
+) -> dict[str, Classifier]:
     """Fit every classifier to `training` alone.
 
     Early stopping and all other choices see a part of `training` (mathematics.md, section 5).

@@ -1,17 +1,23 @@
-"""The evaluation suites `paper` and `full`: which figures, over which runs."""
+"""The evaluation suites `paper` and `full`: their figures and runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedsink.errors import ConfigError
-from fedsink.evaluation.classifiers import classic
-from fedsink.evaluation.figures.downstream import accuracy_figures, calibrated, paper_trainers
+from fedsink.evaluation.classifiers.protocols import (
+    AT_MOST,
+    FAST,
+    OPTIONS,
+    PAPER,
+    classifier_set,
+)
+from fedsink.evaluation.figures.columns import Figure
+from fedsink.evaluation.figures.downstream import accuracy_figures, calibrated
 from fedsink.evaluation.figures.fidelity import label_histogram
 from fedsink.evaluation.figures.quality import quality_figures
-from fedsink.evaluation.figures.spread import Figure
 from fedsink.evaluation.labelled import Labelled, Report
 from fedsink.evaluation.sets import HeldOut, TrainingSet
 from fedsink.evaluation.table import format_table
@@ -20,13 +26,21 @@ from fedsink.evaluation.threads import limit_threads
 RUNS = 5
 """Runs of the published protocols."""
 
+JUDGE = (
+    "probabilities of the real-data classifier, a CNN of two convolutions; published scores use a "
+    "VGG-11. inception_score has one split; ten_splits is the mean and ten_splits_sd the standard "
+    "deviation over ten, as published"
+)
+"""The classifier behind the Inception Score."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a suite measured.
+    """Figures that a suite measured.
 
     Attributes:
         suite: its name.
+        classifiers: the set of classifiers and options, "ours" or "published".
         n: synthetic images drawn per run.
         seeds: one per run.
         train_images: real training images there were.
@@ -37,6 +51,7 @@ class Evaluation:
     """
 
     suite: str
+    classifiers: str
     n: int
     seeds: tuple[int, ...]
     train_images: int
@@ -45,15 +60,26 @@ class Evaluation:
     figures: dict[str, Figure]
     left_out: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def notes(self) -> dict[str, str]:
+        """Remarks that belong to figures, by name of the figure."""
+        notes = {}
+        if any(name.startswith("accuracy/") for name in self.figures):
+            notes["accuracy"] = f"classifiers={self.classifiers}, {OPTIONS[self.classifiers]}"
+        if "inception_score" in self.figures:
+            notes["inception_score"] = JUDGE
+        return notes
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything for JSON; `accuracy` repeats the means under the keys of suite=fast."""
         accuracy = {
             name: self.figures[f"accuracy/{name}"].synthetic.mean
-            for name in ("logreg", "mlp", "cnn")
+            for name in FAST
             if f"accuracy/{name}" in self.figures
         }
         return {
             "suite": self.suite,
+            "classifiers": self.classifiers,
             "n": self.n,
             "seeds": list(self.seeds),
             "train_images": self.train_images,
@@ -62,18 +88,21 @@ class Evaluation:
             **({"accuracy": accuracy} if accuracy else {}),
             "figures": {name: figure.to_dict() for name, figure in self.figures.items()},
             "left_out": self.left_out,
+            "notes": self.notes,
         }
 
     def table(self) -> str:
         """Return the readable table: mean ± sd, and below it what was left out."""
         rows = [figure.row(name) for name, figure in self.figures.items()]
-        shown = [
-            {key: value for key, value in row.items() if any(other[key] for other in rows)}
-            for row in rows
-        ]
+        filled = [key for key in rows[0] if any(row[key] for row in rows)]
+        cells = [{key: row[key] for key in filled} for row in rows]
         runs = f"{len(self.seeds)} run{'s' if len(self.seeds) > 1 else ''}"
-        lines = [format_table(shown), f"mean ± sd over {runs}, seeds {self.seeds[0]} to "]
-        lines[-1] += f"{self.seeds[-1]}; images: synthetic/real data/class means"
+        lines = [
+            format_table(cells),
+            f"mean ± sd over {runs}, seeds {self.seeds[0]} to {self.seeds[-1]}; "
+            "images: synthetic/real data/class means",
+            *(f"{name}: {note}." for name, note in self.notes.items()),
+        ]
         lines += [f"{name} was left out: {why}." for name, why in self.left_out.items()]
         return "\n".join(lines)
 
@@ -88,6 +117,7 @@ def evaluate(
     n: int,
     runs: int = RUNS,
     seed: int = 0,
+    classifiers: str = "ours",
     reference: bool = True,
     conditional: bool = True,
     threads: int | None = None,
@@ -107,13 +137,15 @@ def evaluate(
         n: synthetic images per run.
         runs: number of runs; run r has seed + r.
         seed: of the first run.
+        classifiers: "ours"; or "published", the thirteen of Chen et al. 2020 with the options of
+            their public code, in suite "full". They are fitted to all n images.
         reference: also measure the ceiling and the floor, at about twice the time.
         conditional: whether labels mean something; without, no classifier is trained.
         threads: processor threads; None for the libraries' own choice.
         report: receives lines of text.
 
     Raises:
-        ConfigError: an unknown suite, or nothing to measure.
+        ConfigError: an unknown suite or set of classifiers, or nothing to measure.
         DataError: images that do not fit each other, too few, or test images among them.
         ModelError: synthetic images that are not finite.
         ValueError: runs or threads below 1.
@@ -125,6 +157,14 @@ def evaluate(
             "suite=paper trains classifiers, but the generator is unconditional and draws no "
             "labels; choose suite=full."
         )
+    if suite == "paper" and classifiers != "ours":
+        raise ConfigError(
+            f"classifiers={classifiers} belongs to suite=full; received suite={suite}."
+        )
+    if classifiers not in OPTIONS:
+        raise ConfigError(
+            f"classifiers={classifiers} is unknown; choose one of {', '.join(OPTIONS)}."
+        )
     if runs < 1:
         raise ValueError(f"runs must be at least 1; received {runs}.")
     seeds = tuple(range(seed, seed + runs))
@@ -135,38 +175,31 @@ def evaluate(
     def synthetic(size: int, at: int) -> TrainingSet:
         return TrainingSet.of(draw(size, at), classes=classes, origin="synthetic")
 
-    figures: dict[str, Figure] = {}
-    left_out: dict[str, str] = {}
     first = synthetic(n, seed)
     held_out.refuse_overlap(first)
-    ceiling = real if reference else None
+    figures: dict[str, Figure] = {}
+    left_out = {} if conditional else {"accuracy": "the generator draws no labels"}
     with limit_threads(threads):
         if conditional:
-            figures |= accuracy_figures(
-                synthetic, ceiling, held_out, paper_trainers(), seeds=seeds, size=n, report=report
-            )
-        else:
-            left_out["accuracy"] = "the generator draws no labels"
-        if suite == "full":
-            if conditional:
-                others = classic.classic_trainers()
+            trainers, missing = classifier_set(classifiers, first.images.shape[1:])
+            for names, size in _sizes(suite, classifiers, list(trainers), n).items():
                 figures |= accuracy_figures(
                     synthetic,
-                    ceiling,
+                    real if reference else None,
                     held_out,
-                    others,
+                    {name: trainers[name] for name in names},
                     seeds=seeds,
-                    size=min(n, classic.AT_MOST),
+                    size=size,
                     report=report,
                 )
-                if "xgboost" not in others:
-                    left_out["accuracy/xgboost"] = classic.NO_XGBOOST
+            if suite == "full":
+                left_out |= {f"accuracy/{name}": reason for name, reason in missing.items()}
                 if reference:
-                    published = {
-                        k: v for k, v in figures.items() if k != "accuracy/nearest_class_mean"
-                    }
-                    figures |= calibrated(published)
-            found, missing = quality_figures(
+                    figures |= calibrated(
+                        {k: v for k, v in figures.items() if k != "accuracy/nearest_class_mean"}
+                    )
+        if suite == "full":
+            pictures, reasons = quality_figures(
                 synthetic,
                 real,
                 held_out,
@@ -176,10 +209,11 @@ def evaluate(
                 conditional=conditional,
                 report=report,
             )
-            figures |= found
-            left_out |= missing
+            figures |= pictures
+            left_out |= reasons
     return Evaluation(
         suite,
+        classifiers,
         n,
         seeds,
         len(real),
@@ -188,3 +222,14 @@ def evaluate(
         figures,
         left_out,
     )
+
+
+def _sizes(
+    suite: str, classifiers: str, names: Sequence[str], n: int
+) -> dict[tuple[str, ...], int]:
+    """Names of classifiers to the number of images that they are fitted to."""
+    if classifiers == "published":
+        return {tuple(names): n}
+    if suite == "paper":
+        return {PAPER: n}
+    return {PAPER: n, tuple(name for name in names if name not in PAPER): min(n, AT_MOST)}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsink.models.ranges import check_law
+from fedsink.values import number, positive
 
 if TYPE_CHECKING:
     from fedsink.privacy.randomness.noise import Stream
@@ -27,21 +27,22 @@ class ElasticDeformation:
 
     The vertical and the horizontal part of u are independent Gaussian fields with mean 0,
     standard deviation τ·m pixels and correlation exp(−‖p − p'‖²/(2(ℓ·m)²)), m = min(H, W). Values
-    between pixels are bilinear; outside the picture its border goes on.
+    between pixels are bilinear; outside the picture its border continues.
 
     Attributes:
         std: τ ≥ 0, in units of the shorter side; 0 deforms nothing.
         length: ℓ > 0, the correlation length in units of the shorter side; large is smooth.
 
     Raises:
-        ModelError: for a value out of range.
+        ConfigError: a value out of range.
     """
 
     std: float = 0.0
     length: float = 0.12
 
     def __post_init__(self) -> None:
-        check_law("deformation", self.std, "length", self.length)
+        number(vars(self), "std", where="observation.deformation.")
+        positive(vars(self), "length", where="observation.deformation.")
 
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
         """Return images (n, C, H, W) deformed, in their range; the same images where τ = 0.

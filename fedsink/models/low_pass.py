@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsink.data import dct
-from fedsink.models.ranges import check_law
+from fedsink.values import number, positive
 
 if TYPE_CHECKING:
     from fedsink.privacy.randomness.noise import Stream
@@ -34,14 +34,15 @@ class LowPassNoise:
         cutoff: κ > 0, in units of the shorter side; small is smooth.
 
     Raises:
-        ModelError: for a value out of range.
+        ConfigError: a value out of range.
     """
 
     std: float = 0.0
     cutoff: float = 0.43
 
     def __post_init__(self) -> None:
-        check_law("noise", self.std, "cutoff", self.cutoff)
+        number(vars(self), "std", where="observation.noise.")
+        positive(vars(self), "cutoff", where="observation.noise.")
 
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
         """Return images (n, C, H, W) in [0, 1] with noise; the same images where s = 0.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from torch import Tensor
 
 from fedsink.errors import ModelError
 from fedsink.models.deformation import ElasticDeformation
 from fedsink.models.low_pass import LowPassNoise
+from fedsink.values import Config, strictly
 
 if TYPE_CHECKING:
     from fedsink.privacy.randomness.noise import Stream
@@ -32,6 +33,20 @@ class Observation:
 
     deformation: ElasticDeformation = field(default_factory=ElasticDeformation)
     noise: LowPassNoise = field(default_factory=LowPassNoise)
+
+    @classmethod
+    def from_dict(cls, values: Config) -> Self:
+        """The observation model that `observation.*` describes; nothing where it is left out.
+
+        Raises:
+            ConfigError: an unknown key, or a value out of range.
+        """
+        laws: dict[str, type] = {"deformation": ElasticDeformation, "noise": LowPassNoise}
+        parts = {
+            name: strictly(laws[name], law, f"observation.{name}") if name in laws else law
+            for name, law in values.items()
+        }
+        return strictly(cls, parts, "observation")
 
     @property
     def changes_nothing(self) -> bool:

@@ -6,13 +6,13 @@ them. Knows no network.
 
 from __future__ import annotations
 
-from fedsink.privacy.accounting.accountants import ACCOUNTANTS, LIBRARIES
+from fedsink.privacy.accounting.accountants import ACCOUNTANTS, LIBRARIES, poisson_gaussian
 from fedsink.privacy.accounting.amplification import shuffled_epsilon, shuffling_statement
 from fedsink.privacy.accounting.calibration import delta_for, rate_for, sigma_for, uses_for
 from fedsink.privacy.accounting.capacity import capacity_for, overflow_probability
 from fedsink.privacy.accounting.comparison import account_table, solve_account
 from fedsink.privacy.accounting.cost import Cost
-from fedsink.privacy.accounting.events import epsilon, poisson_gaussian
+from fedsink.privacy.accounting.events import epsilon
 from fedsink.privacy.accounting.published import gs_wgan_epsilon
 from fedsink.privacy.adjacency import ADJACENCIES
 from fedsink.privacy.mechanisms.clipped_gaussian import ClippedGaussian
@@ -20,13 +20,12 @@ from fedsink.privacy.mechanisms.clipping import BatchClip, Clip, CriticClip, Rec
 from fedsink.privacy.mechanisms.gaussian import GaussianMechanism
 from fedsink.privacy.mechanisms.installed import LOCAL_MECHANISMS, local_mechanism
 from fedsink.privacy.mechanisms.laplace import LaplaceMechanism
-from fedsink.privacy.mechanisms.local import LocalMechanism
-from fedsink.privacy.mechanisms.matched import MatchedCost
+from fedsink.privacy.mechanisms.local import LocalMechanism, MatchedCost
 from fedsink.privacy.mechanisms.product import ProductMechanism
 from fedsink.privacy.mechanisms.randomized_response import RandomizedResponse
 from fedsink.privacy.noise_share import LOCAL_NOISE, NoiseShare
 from fedsink.privacy.parallel import Guarantee, across_clients, one_person_at
-from fedsink.privacy.plan import PrivacyPlan
+from fedsink.privacy.plan import CentralPlan, PrivacyPlan, plan_from_dict
 from fedsink.privacy.randomness.keys import EntropyKey, Key, ReproducibleKey, SecretKey
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.privacy.randomness.secure import SecureStream
@@ -37,7 +36,7 @@ from fedsink.privacy.sampling import (
     Schedule,
     TurnSchedule,
 )
-from fedsink.privacy.unprotected import CentralPlan, UnprotectedPlan, plan_from_dict
+from fedsink.privacy.unprotected import UnprotectedPlan
 
 __all__ = [
     "ACCOUNTANTS",

@@ -50,10 +50,10 @@ def common_adjacency(names: Iterable[str]) -> str:
         PrivacyError: If there are none or they differ; such figures mean different things and
             have no sum and no maximum.
     """
-    found = sorted({check_adjacency(name) for name in names})
-    if len(found) != 1:
+    distinct = sorted({check_adjacency(name) for name in names})
+    if len(distinct) != 1:
         raise PrivacyError(
             "guarantees are combined under one adjacency only, received "
-            f"{', '.join(found) or 'none'}: account for each adjacency apart."
+            f"{', '.join(distinct) or 'none'}: account for each adjacency apart."
         )
-    return found[0]
+    return distinct[0]

@@ -9,10 +9,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy.plan import PrivacyPlan
 from fedsink.privacy.sampling import Schedule
+
+if TYPE_CHECKING:
+    from fedsink.privacy.plan import PrivacyPlan
 
 SHARES = LOCAL, SECURE_AGGREGATION = "local", "secure_aggregation"
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
 from fedsink.privacy.accounting.events import epsilon
 from fedsink.privacy.adjacency import REPLACE_ONE, common_adjacency, describe, unit_of
-from fedsink.privacy.plan import PrivacyPlan
+
+if TYPE_CHECKING:
+    from fedsink.privacy.plan import PrivacyPlan
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,8 @@ def one_person_at(plans: Sequence[PrivacyPlan], accountant: str = "pld") -> Guar
     if len(set(plans)) == 1:
         cost = first.cost
         uses = len(plans) * cost.uses(first.rounds)
-        found = cost.epsilon(first.rate, first.noise_multiplier, uses, delta, accountant)
-        return Guarantee(found, delta, adjacency, accountant)
+        bound = cost.epsilon(first.rate, first.noise_multiplier, uses, delta, accountant)
+        return Guarantee(bound, delta, adjacency, accountant)
     if adjacency == REPLACE_ONE:
         raise PrivacyError(
             "different plans are not composed under replace-one: give each its own δ and add up "

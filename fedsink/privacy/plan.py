@@ -29,6 +29,7 @@ from fedsink.privacy.sampling import (
     schedule_from_dict,
     schedule_to_dict,
 )
+from fedsink.privacy.unprotected import UnprotectedPlan
 
 _CONSISTENT = 1.001  # a stated ε may be exceeded by the rounding of a stated σ
 _AS_STATED = 0.99  # a plan that costs less than a stated ε is not the one that was stated
@@ -204,10 +205,10 @@ class PrivacyPlan:
                 "make a plan for more rounds."
             )
         cost = self.cost
-        uses, every = cost.uses(rounds), cost.uses(self.rounds)
+        uses, all_uses = cost.uses(rounds), cost.uses(self.rounds)
         if uses == 0:
             return 0.0
-        if uses == every:
+        if uses == all_uses:
             return self.epsilon(accountant)
 
         def exactly(some: int) -> float:
@@ -219,7 +220,7 @@ class PrivacyPlan:
         if accountant == "prv":
             return filled
         exponent = math.ceil(math.log(uses) / math.log(_CURVE_STEP) - 1e-9)
-        grid_point = min(every, max(uses, math.ceil(_CURVE_STEP**exponent)))
+        grid_point = min(all_uses, max(uses, math.ceil(_CURVE_STEP**exponent)))
         return min(exactly(grid_point), filled)
 
     def epsilon_bound_after(self, rounds: int, accountant: str = "pld") -> float:
@@ -350,6 +351,19 @@ class PrivacyPlan:
                     f"not eps={eps:g}: leave one of the three out."
                 )
         return plan
+
+
+CentralPlan = PrivacyPlan | UnprotectedPlan
+
+
+def plan_from_dict(values: Mapping[str, Any]) -> CentralPlan:
+    """The plan written by either `to_dict`.
+
+    Raises:
+        PrivacyError: for a missing or unknown entry, or one out of range.
+    """
+    kind = UnprotectedPlan if "unprotected" in values else PrivacyPlan
+    return kind.from_dict(values)
 
 
 def _two_of_three(eps: float | None, sigma: float | None, rounds: int | None) -> str:

@@ -17,7 +17,6 @@ import torch
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks, domain
 from fedsink.privacy.mechanisms.clipping import CLIPS, Clip, check_rate
-from fedsink.privacy.plan import PrivacyPlan
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.privacy.sampling import (
     PoissonSampler,
@@ -124,7 +123,7 @@ class UnprotectedPlan:
         return totals.to(torch.float32)
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON-able values; `plan_from_dict` gives the same plan back."""
+        """The plan as JSON-able values; `from_dict` gives the same plan back."""
         return {
             "unprotected": True,
             "rate": self.rate,
@@ -135,28 +134,19 @@ class UnprotectedPlan:
             "nominal_records": self.nominal_records,
         }
 
-
-CentralPlan = PrivacyPlan | UnprotectedPlan
-
-
-def plan_from_dict(values: Mapping[str, Any]) -> CentralPlan:
-    """The plan written by either `to_dict`.
-
-    Raises:
-        PrivacyError: for a missing or unknown entry, or one out of range.
-    """
-    if "unprotected" not in values:
-        return PrivacyPlan.from_dict(values)
-    try:
-        return UnprotectedPlan(
-            rate=values["rate"],
-            rounds=values["rounds"],
-            kind=values["kind"],
-            schedule=schedule_from_dict(values["schedule"]),
-            capacity=values["capacity"],
-            nominal_records=values["nominal_records"],
-        )
-    except (KeyError, TypeError) as error:
-        raise PrivacyError(
-            f"the plan's entry {error} is missing or unknown: use UnprotectedPlan.to_dict."
-        ) from None
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> UnprotectedPlan:
+        """The plan written by `to_dict`. Raises PrivacyError for a missing or unknown entry."""
+        try:
+            return cls(
+                rate=values["rate"],
+                rounds=values["rounds"],
+                kind=values["kind"],
+                schedule=schedule_from_dict(values["schedule"]),
+                capacity=values["capacity"],
+                nominal_records=values["nominal_records"],
+            )
+        except (KeyError, TypeError) as error:
+            raise PrivacyError(
+                f"the plan's entry {error} is missing or unknown: use UnprotectedPlan.to_dict."
+            ) from None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedsink.data.views import View
+from fedsink.errors import ConfigError
 from fedsink.models.critics import ConvolutionCritic, Critic, CriticTraining, PerceptronCritic
 from fedsink.privacy import CentralPlan, CriticClip, Stream, checks, domain, plan_from_dict
 from fedsink.protocol.gradient import check_rows, check_use
@@ -51,7 +52,7 @@ class Critics:
         seed: of the initial weights, which every critic of every client starts with.
 
     Raises:
-        ModelError, PrivacyError: a value is out of range or outside the public domain
+        ConfigError, ModelError, PrivacyError: a value is out of range or outside the public domain
             (`fedsink.privacy.domain`), or a message would show more pairs than `MOST_PAIRS`.
             Whatever is wrong must show here, before a record is looked at.
     """
@@ -65,7 +66,7 @@ class Critics:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"A critic is a {' or a '.join(KINDS)}, not {self.kind!r}.")
+            raise ConfigError(f"A critic is a {' or a '.join(KINDS)}, not {self.kind!r}.")
         checks.count("classes", self.classes)
         domain.CRITIC_SEED.check_count(self.seed)
         domain.CRITIC_WIDTH.check_count(self.hidden)
@@ -76,7 +77,7 @@ class Critics:
             interval.check_count(getattr(self.training, name))
         pairs = self.training.critics * self.training.batch * self.training.steps_after(0)
         if pairs > MOST_PAIRS:
-            raise ValueError(
+            raise ConfigError(
                 f"The critics of a client would see {pairs} pairs in the first round, where "
                 f"{MOST_PAIRS} is the most: choose fewer critics, steps or records a step."
             )
@@ -94,7 +95,7 @@ class Critics:
             critic = PerceptronCritic(view.dimension, self.classes, self.hidden, self.scale)
         weights = self.training.critics * critic.size
         if weights > MOST_WEIGHTS:
-            raise ValueError(
+            raise ConfigError(
                 f"The critics of a client would have {weights} weights, where {MOST_WEIGHTS} is "
                 "the most: choose fewer or narrower ones."
             )

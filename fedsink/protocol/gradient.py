@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedsink.privacy import CentralPlan, PrivacyPlan, checks, domain, plan_from_dict
+from fedsink.privacy import checks, domain
 from fedsink.privacy.mechanisms.clipping import sampled_clip
+from fedsink.privacy.plan import CentralPlan, PrivacyPlan, plan_from_dict
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.records import pack, unpack
 from fedsink.protocol.run import UNNAMED, run_name
@@ -87,6 +88,7 @@ class GradientRequest:
         check_use(self.round, self.plan, self.share)
         sampled_clip(self.plan.clip)
         check_rows(self.rows, self.row_labels, self.objective.classes)
+        self.objective.check_plan(self.plan)
         n = len(self.rows)
         if self.plan.clip.name == "record" and not (
             self.potentials.shape == (n,) and is_float32(self.potentials, domain.POTENTIALS)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
 
+from fedsink.configuration import Configuration
 from fedsink.errors import CheckpointError, ConfigError, FedsinkError
 from fedsink.protocol.run import new_run_name
 from fedsink.server.compose import compose_config, store_config, stored_config
-from fedsink.server.configure import configure_server
 from fedsink.server.folder import RunFolder
 from fedsink.server.running import run_server
-from fedsink.server.settings import ServerSettings
+from fedsink.server.settings import ServerEngine, ServerSettings
 from fedsink.server.waiting import wait_for_nodes
-from fedsink.values import Config, number
+from fedsink.strategies.registry import settings_of
+from fedsink.values import Config, number, strictly
 
 COMMAND = "fedsink deploy"
 _MISSING = "start the others, lower clients=, or raise engine.wait"
@@ -28,6 +31,7 @@ _OWNERS = (
     ("seed", None, "every node draws noise of its own"),
     ("noise", "fast", "every node's policy says how its noise is drawn"),
     ("noise.share", "local", "nodes answer the server one by one, and nothing adds them up before"),
+    ("strategy.backend", "native", "real nodes solve their problems with fedsink alone"),
     ("policy", None, "every node is started with the policy of its owner"),
     ("data.clients_file", None, "every node's policy says which records are its own"),
     ("data.corrupt", None, "real nodes answer from their records as they are"),
@@ -49,6 +53,11 @@ def deployable(overrides: Sequence[str]) -> dict[str, Any]:
     noise, data = config["noise"], config["data"]
     chosen = {**config, "noise": noise["backend"], "noise.share": noise["share"]}
     chosen |= {f"data.{key}": data.get(key) for key in ("clients_file", "corrupt")}
+    # In local mode the problems are the server's own.
+    central = config["mode"] == "central"
+    chosen["strategy.backend"] = (
+        config["strategy"].get("backend", "native") if central else "native"
+    )
     for key, only, why in _OWNERS:
         if chosen[key] != only:
             raise ConfigError(f"{COMMAND} takes no {key}={chosen[key]}: {why}.")
@@ -60,39 +69,54 @@ def deployable(overrides: Sequence[str]) -> dict[str, Any]:
     return config
 
 
-def deployed_settings(config: Config, folder: RunFolder, run: Mapping[str, Any]) -> ServerSettings:
-    """The settings of a run on real nodes.
+@dataclass(frozen=True)
+class DeployEngine(ServerEngine):
+    """What the server of a deployment takes from `engine.*`.
+
+    Attributes:
+        wait: seconds to wait for the nodes to connect.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    wait: float = 60.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number(vars(self), "wait", where="engine.")
+
+
+def deployed_settings(
+    values: Config, folder: RunFolder, run: Mapping[str, Any]
+) -> tuple[ServerSettings, float]:
+    """The settings of a run on real nodes, and how many seconds to wait for these.
 
     Args:
-        config: from `deployable`, or stored by an earlier process.
+        values: from `deployable`, or stored by an earlier process.
         folder: the run folder on the server's disk.
         run: name and server_seed.
 
     Raises:
         FedsinkError: a value is unknown, out of range, or contradicts another.
     """
-    try:
-        number(config["engine"], "wait", minimum=0.0, where="engine.")
-        return configure_server(
-            config,
-            folder.path,
-            run=str(run["name"]),
-            server_seed=int(run["server_seed"]),
-            command=COMMAND,
-        )
-    except FedsinkError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
+    config = Configuration.read(values)
+    if config.eps == math.inf:
         raise ConfigError(
-            f"A value in the configuration is missing or of the wrong type: {error}."
-        ) from error
+            "eps=inf protects nothing, and real nodes always refuse it: it is for fedsink simulate."
+        )
+    engine = strictly(DeployEngine, config.engine, "engine")
+    strategy = settings_of(config, str(run["name"]))
+    seed = int(run["server_seed"])
+    settings = ServerSettings.from_config(config, strategy, engine, folder.path, seed, COMMAND)
+    return settings, engine.wait
 
 
 def run_deployed(grid: Grid, run_config: Mapping[str, Any]) -> None:
-    """Run, or go on with, what `run_config` says.
+    """Run, or continue, what `run_config` says.
 
     Its keys are `folder` (the run folder on the server's disk), `overrides` (Hydra overrides as
-    one JSON list) and `resume` (whether to go on with the run in that folder).
+    one JSON list) and `resume` (whether to continue the run in that folder).
 
     An error is written to failed.json in the folder, for whoever submitted the run: `message`
     (one sentence) and `exit_code`.
@@ -103,8 +127,7 @@ def run_deployed(grid: Grid, run_config: Mapping[str, Any]) -> None:
     folder = RunFolder(Path(str(run_config["folder"])))
     folder.failed.unlink(missing_ok=True)
     try:
-        config, settings = _prepared(folder, run_config)
-        seconds = float(config["engine"]["wait"])
+        settings, seconds = _prepared(folder, run_config)
         wait_for_nodes(grid, settings.strategy.clients, seconds, advice=_MISSING)
         run_server(grid, settings)
     except Exception as error:
@@ -116,13 +139,11 @@ def run_deployed(grid: Grid, run_config: Mapping[str, Any]) -> None:
         raise
 
 
-def _prepared(
-    folder: RunFolder, run_config: Mapping[str, Any]
-) -> tuple[dict[str, Any], ServerSettings]:
+def _prepared(folder: RunFolder, run_config: Mapping[str, Any]) -> tuple[ServerSettings, float]:
     if run_config["resume"]:
         config = stored_config(RunFolder.existing(folder.path))
         try:
-            return config, deployed_settings(config, folder, config["run"])
+            return deployed_settings(config, folder, config["run"])
         except (KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{folder.config} is not a run's configuration: {error}."
@@ -130,8 +151,8 @@ def _prepared(
     RunFolder.fresh(folder.path)
     config = deployable(json.loads(str(run_config["overrides"])))
     run = {"name": new_run_name(), "server_seed": secrets.randbits(62), "key_file": None}
-    settings = deployed_settings(config, folder, run)
+    settings, wait = deployed_settings(config, folder, run)
     folder.create()
     folder.write(folder.privacy, settings.strategy.statement("node"))
     store_config(folder, {**config, "run": run})
-    return config, settings
+    return settings, wait

@@ -1,4 +1,4 @@
-"""The training loop: rounds, metrics, pictures, checkpoints; stop and go on."""
+"""The training loop: rounds, metrics, pictures, checkpoints; stop and continue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from fedsink.errors import CheckpointError, ConfigError
+from fedsink.errors import CheckpointError
 from fedsink.models import save as save_generator
 from fedsink.reporting import Progress
 from fedsink.server import checkpoint
@@ -18,6 +18,7 @@ from fedsink.server.folder import RunFolder
 from fedsink.server.interrupt import InterruptedRunError, Interruption
 from fedsink.server.snapshot import snapshot
 from fedsink.strategies import RoundStrategy
+from fedsink.values import integer, number
 
 
 @dataclass(frozen=True)
@@ -27,32 +28,17 @@ class LoopSettings:
     Attributes:
         checkpoint_seconds: at most this much work is lost by a kill.
         pictures: how many sample grids are drawn between the first and the last.
-        timeout: seconds to wait for the replies of one round; None waits for ever.
+
+    Raises:
+        ConfigError: a value out of range.
     """
 
     checkpoint_seconds: float = 10.0
     pictures: int = 4
-    timeout: float | None = None
 
     def __post_init__(self) -> None:
-        if not _is_number(self.checkpoint_seconds) or not self.checkpoint_seconds >= 0:
-            raise ConfigError(
-                "report.checkpoint_seconds must be a number of at least 0, not "
-                f"{self.checkpoint_seconds!r}."
-            )
-        if (
-            not _is_number(self.pictures)
-            or self.pictures != int(self.pictures)
-            or self.pictures < 0
-        ):
-            raise ConfigError(
-                f"report.pictures must be a whole number of at least 0, not {self.pictures!r}."
-            )
-        if self.timeout is not None and not (_is_number(self.timeout) and self.timeout > 0):
-            raise ConfigError(
-                "engine.timeout must be null or a positive number of seconds, "
-                f"not {self.timeout!r}."
-            )
+        number(vars(self), "checkpoint_seconds", where="report.")
+        integer(vars(self), "pictures", minimum=0, where="report.")
 
 
 def train(
@@ -63,6 +49,7 @@ def train(
     identity: dict[str, Any],
     title: str,
     *,
+    timeout: float | None = None,
     command: str = "fedsink simulate",
 ) -> dict[str, Any]:
     """Run the strategy to its last round, from its checkpoint if there is one.
@@ -74,7 +61,8 @@ def train(
         settings: how often.
         identity: public values that a checkpoint must share to be resumed (plan, seed).
         title: shown by the progress display.
-        command: what goes on with a stopped run, for its last words.
+        timeout: seconds to wait for the replies of one round; None waits for ever.
+        command: what continues a stopped run, for its last words.
 
     Returns:
         The content of metrics.json.
@@ -109,7 +97,7 @@ def train(
             if number == 1:
                 checkpoint.save_uploads(folder.checkpoint, strategy.uploads())
                 snapshot(strategy, folder)
-            replies = grid.send_and_receive(messages, timeout=settings.timeout) if messages else []
+            replies = grid.send_and_receive(messages, timeout=timeout) if messages else []
             _, metrics = strategy.aggregate_train(number, replies)
             record: dict[str, Any] = {
                 "round": strategy.round,
@@ -130,7 +118,7 @@ def train(
             if stop.requested and unfinished:
                 raise InterruptedRunError(
                     f"Stopped after round {strategy.round} of {strategy.rounds}. "
-                    f"Go on with: {command} resume={folder.path}"
+                    f"Continue with: {command} resume={folder.path}"
                 )
     snapshot(strategy, folder)
     save()
@@ -148,10 +136,6 @@ def train(
 def _finite(epsilon: float) -> float | None:
     """ε for a JSON record, which has no ∞: null says that nothing is protected."""
     return None if math.isinf(epsilon) else epsilon
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _restore(strategy: RoundStrategy, folder: RunFolder, identity: dict[str, Any]) -> float:

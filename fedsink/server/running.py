@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from flwr.serverapp import Grid
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
 
 from fedsink.errors import FedsinkError, ModelError
 from fedsink.models import Generator, build
@@ -14,9 +15,20 @@ from fedsink.strategies import RoundStrategy
 from fedsink.strategies.registry import strategy_of
 
 
+def server_app(settings: ServerSettings) -> ServerApp:
+    """A `ServerApp` that trains one generator into `settings.folder`, under any engine."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        run_server(grid, settings)
+
+    return app
+
+
 def run_server(grid: Grid, settings: ServerSettings) -> None:
     """Train one generator into `settings.folder`."""
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.engine.threads)
     strategy = build_strategy(settings)
     train(
         grid,
@@ -25,6 +37,7 @@ def run_server(grid: Grid, settings: ServerSettings) -> None:
         settings.loop,
         settings.identity(),
         settings.strategy.title,
+        timeout=settings.engine.timeout,
         command=settings.command,
     )
 
@@ -60,4 +73,4 @@ def build_generator(settings: ServerSettings) -> Generator:
             f"generator={settings.generator} cannot be built with the options "
             f"{settings.generator_options}: {error}."
         ) from error
-    return generator.to(settings.device)
+    return generator.to(settings.engine.device)

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from fedsink.configuration import Configuration
+from fedsink.devices import device_named
 from fedsink.server.loop import LoopSettings
-from fedsink.strategies import StrategySettings
+from fedsink.strategies.settings import StrategySettings
+from fedsink.values import choice, integer, positive, strictly
+
+
+@dataclass(frozen=True)
+class ServerEngine:
+    """What the server takes from `engine.*`, whatever answers it.
+
+    Attributes:
+        name: of the engine.
+        timeout: seconds to wait for a round's replies; None: for ever.
+        threads: torch threads of the server.
+        device: where the generator lives, "cpu" or "cuda".
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    name: str
+    timeout: float | None = None
+    threads: int = 1
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        values = vars(self)
+        if self.timeout is not None:
+            positive(values, "timeout", where="engine.", also="null or ")
+        integer(values, "threads", where="engine.")
+        device_named(choice(values, "device", "cpu", "cuda", where="engine."), "engine.device")
 
 
 @dataclass(frozen=True)
@@ -23,9 +54,8 @@ class ServerSettings:
         classes: names of the classes.
         server_seed: keys initial weights and latents; not secret, kept in the checkpoint.
         loop: how the run is watched and saved.
-        device: where the generator lives.
-        threads: torch threads of the server.
-        command: what goes on with this run if it is stopped.
+        engine: the server's device and threads, and how long it waits.
+        command: what continues this run if it is stopped.
     """
 
     folder: Path
@@ -36,9 +66,37 @@ class ServerSettings:
     server_seed: int
     generator_options: dict[str, Any] = field(default_factory=dict)
     loop: LoopSettings = field(default_factory=LoopSettings)
-    device: str = "cpu"
-    threads: int = 1
+    engine: ServerEngine = field(default_factory=lambda: ServerEngine("local"))
     command: str = "fedsink simulate"
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Configuration,
+        strategy: StrategySettings,
+        engine: ServerEngine,
+        folder: Path,
+        server_seed: int,
+        command: str = "fedsink simulate",
+    ) -> Self:
+        """The server's half of a configuration, in a simulation and in a deployment.
+
+        Raises:
+            ConfigError: an entry of `report` is unknown or out of range.
+        """
+        options = dict(config.generator)
+        return cls(
+            folder=folder,
+            strategy=strategy,
+            generator=str(options.pop("name", None)),
+            generator_options=options,
+            shape=config.data.shape,
+            classes=config.classes,
+            server_seed=server_seed,
+            loop=strictly(LoopSettings, config.report, "report"),
+            engine=engine,
+            command=command,
+        )
 
     @property
     def server_key(self) -> bytes:
@@ -46,20 +104,13 @@ class ServerSettings:
         return f"server|{self.server_seed}".encode()
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must share with a run that goes on from it."""
-        return _plain(
-            {
-                "strategy": self.strategy.identity(),
-                "generator": [self.generator, self.generator_options],
-                "shape": self.shape,
-                "classes": self.classes,
-                "server_seed": self.server_seed,
-            }
-        )
-
-
-def _plain(value: Any) -> Any:
-    """The value as it reads back from JSON."""
-    import json
-
-    return json.loads(json.dumps(value, sort_keys=True, default=str))
+        """What a checkpoint must share with a run that continues from it."""
+        public = {
+            "strategy": self.strategy.identity(),
+            "generator": [self.generator, self.generator_options],
+            "shape": self.shape,
+            "classes": self.classes,
+            "server_seed": self.server_seed,
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(public, sort_keys=True, default=str))
+        return plain

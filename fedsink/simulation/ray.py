@@ -14,7 +14,6 @@ from flwr.app import Error, Message, RecordDict
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ClientError, ConfigError
 from fedsink.protocol.exchange import Content, Exchange
-from fedsink.protocol.gradient import unpack_requests
 from fedsink.simulation.cohort import Cohort, Hosted, Job, fedsink_apps
 from fedsink.simulation.grid import SimulationGrid, client_of
 from fedsink.simulation.partial import Part, Partial, parts
@@ -49,16 +48,19 @@ class Actor:
         """Answer messages one by one."""
         return self._cohort.answer_jobs(contents, jobs)
 
-    def add_up(self, contents: list[RecordDict], parts: Sequence[Part]) -> list[Any]:
-        """Answer broadcasts; what `_partial` reads."""
+    def add_up(
+        self, contents: list[RecordDict], parts: Sequence[Part], message_type: str
+    ) -> list[Any]:
+        """Answer broadcasts; what `partials` reads."""
+        received = [_received(record) for record in contents]
         return [
             ([(client, values.numpy()) for client, values in p.sums], p.clients, p.failures)
-            for p in self._cohort.add_up([_received(content) for content in contents], parts)
+            for p in self._cohort.add_up(message_type, received, parts)
         ]
 
 
 def _received(record: RecordDict) -> Content:
-    return Content(lambda: unpack_requests(record), lambda: record)
+    return Content(None, lambda: record)
 
 
 class RayGrid(SimulationGrid):
@@ -150,8 +152,9 @@ class RayGrid(SimulationGrid):
         """
         shares = parts(exchange, len(self._actors))
         contents = [broadcast.content.record for broadcast in exchange.broadcasts]
+        answered = self._ask("add_up", contents, shares, exchange.message_type)
         partials = []
-        for share, answers in zip(shares, self._ask("add_up", contents, shares), strict=True):
+        for share, answers in zip(shares, answered, strict=True):
             of_cohort = [Partial([], 0, {}) for _ in contents]
             for part, (sums, counted, failures) in zip(share, answers, strict=True):
                 # Copied, for Ray's memory is read-only, and gone with the answer.
@@ -166,15 +169,17 @@ class RayGrid(SimulationGrid):
             self._ray.kill(actor)
         self._ray.shutdown()
 
-    def _ask(self, method: str, contents: list[RecordDict], work: Sequence[list[Any]]) -> list[Any]:
+    def _ask(
+        self, method: str, contents: list[RecordDict], work: Sequence[list[Any]], *more: Any
+    ) -> list[Any]:
         """Call a method of every actor that has work; an empty answer for each other one."""
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
         shared = self._ray.put(contents)
 
         def ask(place: int) -> Any:
-            return getattr(self._actors[place], method).remote(shared, work[place])
+            return getattr(self._actors[place], method).remote(shared, work[place], *more)
 
-        calls = {place: ask(place) for place, mine in enumerate(work) if mine}
+        calls = {place: ask(place) for place, jobs in enumerate(work) if jobs}
         answers: list[Any] = [[] for _ in work]
         together = True
         while calls:
@@ -182,7 +187,7 @@ class RayGrid(SimulationGrid):
             places = list(calls) if together else [next(iter(calls))]
             try:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                found = self._ray.get([calls[place] for place in places], timeout=left)
+                received = self._ray.get([calls[place] for place in places], timeout=left)
             except self._ray.exceptions.RayActorError as error:
                 if len(places) == 1:
                     self._revive(places[0], error)
@@ -192,9 +197,9 @@ class RayGrid(SimulationGrid):
             except self._ray.exceptions.GetTimeoutError as error:
                 raise ClientError(
                     f"Clients did not answer within engine.timeout={self._timeout:g} seconds: "
-                    "raise it, then go on from the checkpoint with resume=."
+                    "raise it, then continue from the checkpoint with resume=."
                 ) from error
-            for place, answer in zip(places, found, strict=True):
+            for place, answer in zip(places, received, strict=True):
                 answers[place] = answer
                 del calls[place]
         return answers
@@ -207,8 +212,8 @@ class RayGrid(SimulationGrid):
             ) from error
         if self._revivals == 0:
             raise ClientError(
-                "Ray actors that hosted clients died again and again, most likely for want of "
-                "memory: use fewer actors (engine.actors=1) or go on from the checkpoint with "
+                "Ray actors that hosted clients died again and again, most likely for lack of "
+                "memory: use fewer actors (engine.actors=1) or continue from the checkpoint with "
                 "resume=."
             ) from error
         self._revivals -= 1

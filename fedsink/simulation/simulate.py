@@ -12,21 +12,24 @@ import torch
 from fedsink.clients.app import client_app
 from fedsink.clients.node import close_nodes
 from fedsink.clients.settings import NodeSettings
+from fedsink.configuration import Configuration
 from fedsink.data.partition import manifest, partition
 from fedsink.data.sources import load
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
 from fedsink.reporting.stream import ForgivingStream
-from fedsink.server.app import server_app
 from fedsink.server.compose import store_config, stored_config
 from fedsink.server.folder import RunFolder
-from fedsink.server.running import build_generator
+from fedsink.server.running import build_generator, server_app
+from fedsink.server.settings import ServerSettings
 from fedsink.simulation.cohort import fedsink_apps
-from fedsink.simulation.configure import EngineSettings, RunSettings, configure
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.local import LocalGrid
+from fedsink.simulation.settings import EngineSettings, RunSettings, node_settings
 from fedsink.strategies import StrategySettings
+from fedsink.strategies.registry import settings_of
+from fedsink.values import Config
 
 if TYPE_CHECKING:
     from fedsink.simulation.fused.step import FusedStep
@@ -65,7 +68,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
 
 
 def resume(path: Path, *, debug: bool = False) -> Path:
-    """Go on with the run in a folder, to the same end as if it had never stopped.
+    """Continue with the run in a folder, to the same end as if it had never stopped.
 
     Raises:
         CheckpointError: the folder holds no run, or its checkpoint or key is unusable.
@@ -81,6 +84,26 @@ def resume(path: Path, *, debug: bool = False) -> Path:
         return folder.path
     settings = configure(config, folder.path, identity)
     return _run(settings, folder, identity, debug, _fused_step(settings))
+
+
+def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
+    """The settings of a run, everything checked that a user can get wrong.
+
+    Args:
+        values: of a configuration, in plain mappings, all interpolations resolved.
+        folder: the run folder.
+        run: the run's name, seeds and key files.
+
+    Raises:
+        FedsinkError: a value is unknown, out of range, or contradicts another; the message
+            names the key.
+    """
+    config = Configuration.read(values)
+    engine = EngineSettings.from_config(config.engine)
+    strategy = settings_of(config, run.name)
+    strategy.check_engine(engine.name)
+    server = ServerSettings.from_config(config, strategy, engine, folder, run.server_seed)
+    return RunSettings(server, node_settings(config, engine, run), engine)
 
 
 def kind_of_noise(node: NodeSettings) -> str:
@@ -123,7 +146,10 @@ def _fused_step(settings: RunSettings) -> FusedStep | None:
         return None
     from fedsink.simulation.fused.run import build_step
 
-    return build_step(settings.server, settings.node, draws=engine.draws, together=engine.together)
+    generator = build_generator(settings.server)
+    return build_step(
+        settings.server, settings.node, generator, draws=engine.draws, together=engine.together
+    )
 
 
 def _run(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedsink.data.spec import DataSpec
-from fedsink.errors import ConfigError
+from fedsink.configuration import Configuration
+from fedsink.errors import ConfigError, FedsinkError
 from fedsink.models import Generator
 from fedsink.registry import Registry
 from fedsink.strategies.base import RoundStrategy
@@ -14,7 +14,6 @@ from fedsink.strategies.gs_wgan.strategy import GSWGAN
 from fedsink.strategies.parameter_gradient.strategy import ParameterGradient
 from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
 from fedsink.strategies.settings import StrategySettings
-from fedsink.values import Config
 
 STRATEGIES: Registry[type[RoundStrategy]] = Registry(
     "strategy.name",
@@ -23,19 +22,17 @@ STRATEGIES: Registry[type[RoundStrategy]] = Registry(
 )
 
 
-def settings_of(config: Config, data: DataSpec, clients: int, run: str) -> StrategySettings:
+def settings_of(config: Configuration, run: str) -> StrategySettings:
     """Settings of the method that `strategy.name` names.
 
     Args:
-        config: plain mappings and values, all interpolations resolved.
-        data: public description of the records.
-        clients: K.
+        config: names the method, and has its options.
         run: public name of the run.
 
     Raises:
         FedsinkError: the method is unknown or belongs to the other mode, or a value is wrong.
     """
-    mode, name = config["mode"], config["strategy"]["name"]
+    mode, name = config.mode, config.strategy["name"]
     settings = STRATEGIES.find(name).Settings
     if settings.name != name:
         raise ConfigError(
@@ -45,7 +42,18 @@ def settings_of(config: Config, data: DataSpec, clients: int, run: str) -> Strat
     if settings.mode != mode:
         fitting = [other for other in STRATEGIES if STRATEGIES[other].Settings.mode == mode]
         raise ConfigError(f"mode={mode} runs strategy={' or '.join(fitting)}, not {name!r}.")
-    return settings.from_config(config, data, clients, run)
+    try:
+        made = settings.from_config(config, run)
+    except FedsinkError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"A value that strategy={name} needs is missing or of the wrong type: {error}; "
+            "fedsink simulate --cfg job shows them all."
+        ) from error
+    if unread := sorted(config.strategy.unread):
+        raise ConfigError(f"Unknown key strategy.{unread[0]}: strategy={name} has no such option.")
+    return made
 
 
 def strategy_of(settings: StrategySettings, generator: Generator, key: bytes) -> RoundStrategy:

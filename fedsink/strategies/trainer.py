@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsink.errors import ConfigError
 from fedsink.models import Ema, Generator
-from fedsink.values import Config, strictly
+from fedsink.values import choice, integer, number, positive, within
 
 
 @dataclass(frozen=True)
@@ -41,29 +41,17 @@ class OptimizerSettings:
     name: str = "adam"
 
     def __post_init__(self) -> None:
-        if self.name not in _OPTIMIZERS:
-            raise ConfigError(f"optimizer.name is {', '.join(_OPTIMIZERS)}, not {self.name!r}.")
-        if not 0.0 < self.lr < math.inf:
-            raise ConfigError(f"optimizer.lr must be a positive number, not {self.lr}.")
-        if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ConfigError(f"optimizer.betas must be two numbers in [0, 1), not {self.betas}.")
-        if not 0.0 <= self.weight_decay < math.inf:
-            raise ConfigError(f"optimizer.weight_decay must be ≥ 0, not {self.weight_decay}.")
-        if self.schedule not in ("cosine", "constant"):
-            raise ConfigError(f"optimizer.schedule is cosine or constant, not {self.schedule!r}.")
-        if self.warmup < 0:
-            raise ConfigError(f"optimizer.warmup must be at least 0, not {self.warmup}.")
-        if not 0.0 <= self.ema < 1.0:
-            raise ConfigError(f"optimizer.ema must be in [0, 1), not {self.ema}.")
-
-    @classmethod
-    def from_config(cls, strategy: Config) -> OptimizerSettings:
-        """The optimiser that a strategy's options describe.
-
-        Raises:
-            ConfigError: an option is unknown, missing or out of range.
-        """
-        return strictly(cls, strategy["optimizer"], "strategy.optimizer")
+        values, where = vars(self), "strategy.optimizer."
+        choice(values, "name", *_OPTIMIZERS, where=where)
+        positive(values, "lr", where=where)
+        if len(self.betas) != 2:
+            raise ConfigError(f"{where}betas must be two numbers in [0, 1), not {self.betas}.")
+        for beta in self.betas:
+            within({"betas": beta}, "betas", "[0, 1)", where=where)
+        number(values, "weight_decay", where=where)
+        choice(values, "schedule", "cosine", "constant", where=where)
+        integer(values, "warmup", minimum=0, where=where)
+        within(values, "ema", "[0, 1)", where=where)
 
 
 class Trainer:
@@ -123,11 +111,11 @@ class Trainer:
         self.generator.load_state_dict(_part(tensors, "generator."))
         moments = _part(tensors, f"{self.settings.name}.")
         for name, parameter in self.generator.named_parameters():
-            mine = _part(moments, f"{name}.")
-            if mine:
+            own = _part(moments, f"{name}.")
+            if own:
                 self.optimizer.state[parameter] = {
                     k: v.clone() if k == "step" else v.to(parameter.device, copy=True)
-                    for k, v in mine.items()
+                    for k, v in own.items()
                 }
         if self.ema:
             self.ema.model.load_state_dict(_part(tensors, "ema."))

@@ -1,8 +1,8 @@
 """A transport gradient that is a sum over records, so that each record can be clipped alone.
 
 In the Sinkhorn gradient Σ_j P_ij (x_i − y_j) the plan couples all records. Here the potential f
-comes from generated points alone, and each record chooses its rows by a soft c-transform (the
-semi-dual of Genevay et al. 2016, eq. 7): w_ij = softmax_i((f_i − c(x_i, y_j))/λ).
+comes from generated points alone (`losses.potential`), and each record chooses its rows by a soft
+c-transform (the semi-dual of Genevay et al. 2016, eq. 7): w_ij = softmax_i((f_i − c(x_i, y_j))/λ).
 """
 
 from __future__ import annotations
@@ -12,33 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedsink.transport.costs import SquaredEuclidean
-from fedsink.transport.solution import Solution
-from fedsink.transport.solvers.solver import ConvergedSolver, Solver
-
-_DEFAULT_SOLVER = ConvergedSolver()
 _FLOOR = -300.0  # its square is no underflow either
-
-
-def potential(
-    x: Tensor,
-    history: Tensor,
-    lam: float,
-    *,
-    solver: Solver = _DEFAULT_SOLVER,
-    bounded: bool = False,
-) -> Tensor:
-    """Return the dual potential f of Ŵ(X, history), shape (..., n), of mean zero.
-
-    The cost is ‖x − y‖₂², with `bounded` as it takes it. `history` (..., m, d) holds generated
-    points of earlier rounds, so f depends on no private data. A constant added to f changes no
-    w_ij.
-
-    Raises:
-        ValueError: if the points disagree in shape or type, or are not finite.
-    """
-    solution: Solution = solver(SquaredEuclidean(bounded)(x, history), lam, points=(x, history))
-    return solution.f - solution.f.mean(-1, keepdim=True)
 
 
 def row_weights(f: Tensor, cost_matrix: Tensor, lam: float) -> Tensor:

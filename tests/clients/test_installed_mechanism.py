@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedsink.clients.policy import Policy, PolicyRefusedError
+from fedsink.clients.policy_file import read_policy
+from fedsink.clients.privatizer import PrivatizedAnswer
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError
 from fedsink.protocol import LocalPlan, PrivatizeRequest
+from fedsink.protocol.records import pack
+
+from ..support.policies import limits, policy
 
 Install = Callable[[dict[str, str], str], None]
 
@@ -31,29 +37,12 @@ class Rounded(LaplaceMechanism):
         return torch.round(super().privatize(values, stream), decimals=2)
 """
 POINT = "[fedsink.local_mechanisms]\nrounded = plugin:Rounded\n"
-POLICY = """
-[data]
-lineage = "ward-7-scans"
-name = "tiny"
-shape = [2]
-classes = ["a"]
-nominal_records = 61
-[state]
-folder = "state"
-[noise]
-backend = "fast"
-[budget.replace-one]
-epsilon = 35.0
-delta = 1e-4
-[allow]
-mechanisms = [{}]
-"""
 
 
 def _policy(folder: Path, *mechanisms: str) -> Policy:
     path = folder / "policy.toml"
-    path.write_text(POLICY.format(", ".join(f'"{name}"' for name in mechanisms)))
-    return Policy.load(path)
+    path.write_text(policy(budget={"replace-one": limits(35.0)}, mechanisms=mechanisms))
+    return read_policy(path)
 
 
 @pytest.fixture
@@ -70,14 +59,28 @@ def test_a_policy_that_does_not_name_it_refuses_it(
     with pytest.raises(
         PolicyRefusedError, match=r"allow\.mechanisms: the message asks for rounded"
     ):
-        policy.check_privatize(request_for_it)
+        PrivatizedAnswer([request_for_it]).check_policy(policy)
+
+
+def test_a_mechanism_that_the_policy_does_not_name_is_never_imported(
+    install_package: Install, tmp_path: Path
+) -> None:
+    install_package({"plugin.py": PLUGIN}, POINT)
+    known = LocalPlan("laplace", PointBall("l1"), 3.0).to_dict()
+    asked = {"run": "run", "plan": known | {"mechanism": "rounded"}, "chunk": 0, "chunk_size": 5}
+    with pytest.raises(PolicyRefusedError, match="the message asks for rounded"):
+        PrivatizedAnswer.read(pack(asked, {}), _policy(tmp_path, "laplace"))
+    assert "plugin" not in sys.modules
+    PrivatizedAnswer.read(pack(asked, {}), _policy(tmp_path, "rounded"))
+    assert "plugin" in sys.modules
 
 
 def test_a_policy_that_names_it_allows_it(request_for_it: PrivatizeRequest, tmp_path: Path) -> None:
     policy = _policy(tmp_path, "rounded")
-    policy.check_privatize(request_for_it)
+    PrivatizedAnswer([request_for_it]).check_policy(policy)
+    other = PrivatizedAnswer([PrivatizeRequest(LocalPlan("laplace", PointBall("l1"), 3.0), 0, 5)])
     with pytest.raises(PolicyRefusedError, match="the message asks for laplace"):
-        policy.check_privatize(PrivatizeRequest(LocalPlan("laplace", PointBall("l1"), 3.0), 0, 5))
+        other.check_policy(policy)
 
 
 def test_a_policy_cannot_name_what_is_not_installed(tmp_path: Path) -> None:

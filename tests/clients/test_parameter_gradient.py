@@ -13,10 +13,15 @@ from opacus import GradSampleModule
 from torch import Tensor
 
 from fedsink.clients.app import client_app
-from fedsink.clients.gradient import client_batch_gradients
+from fedsink.clients.gradient import GradientAnswer, client_batch_gradients
 from fedsink.clients.node import Node, open_node
-from fedsink.clients.parameter_gradient import parameter_gradient, parameter_total
-from fedsink.clients.policy import Policy, PolicyRefusedError
+from fedsink.clients.parameter_gradient import (
+    ParameterGradientAnswer,
+    parameter_gradient,
+    parameter_total,
+)
+from fedsink.clients.policy import PolicyRefusedError
+from fedsink.clients.policy_file import read_policy
 from fedsink.clients.pool import Pool
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
@@ -29,7 +34,8 @@ from fedsink.protocol import GradientRequest
 from fedsink.protocol.errors import REFUSED
 from fedsink.protocol.parameters import ParameterRequest, architecture_of
 
-from .conftest import CLASSES, RECORDS, SIZE
+from ..support.asking import weights_gradient
+from ..support.tiny import CLASSES, RECORDS, SIZE, shard_of
 
 P = 64
 Make = Callable[..., ParameterRequest]
@@ -68,12 +74,6 @@ def ask(make_request: Callable[..., GradientRequest]) -> Make:
     return make
 
 
-def shard_of(records: int = 9, classes: int = CLASSES, scale: float = 1.0) -> Shard:
-    random = torch.Generator().manual_seed(records)
-    images = scale * torch.randn(records, SIZE, generator=random)
-    return Shard(images, torch.arange(records) % classes)
-
-
 def total(request: ParameterRequest, shard: Shard) -> Tensor:
     return parameter_total(request, shard, Stream(b"k", "sample"))
 
@@ -98,7 +98,7 @@ def clipped(gradients: Tensor, bound: float) -> Tensor:
 
 def test_per_record_gradients_are_those_of_opacus(ask: Make) -> None:
     """Record j is sample j of the loss Σ_i ⟨g_ij, x_i⟩: all n rows are generated for it."""
-    request, shard = ask(clip="record", bound=3.0), shard_of()
+    request, shard = ask(clip="record", bound=3.0), shard_of(9)
     generator, fields = generator_of(), record_fields(request, shard)
     inputs = torch.cat(
         [request.latents, torch.eye(CLASSES)[request.gradient.row_labels]], dim=1
@@ -116,7 +116,7 @@ def test_per_record_gradients_are_those_of_one_record_at_a_time(
 ) -> None:
     """Plain autograd; with BatchNorm the other rows of the batch count as well."""
     request = ask(clip="record", bound=3.0, batch_norm=batch_norm, extra=3)
-    generator, shard, gradients = generator_of(batch_norm), shard_of(), []
+    generator, shard, gradients = generator_of(batch_norm), shard_of(9), []
     for field in record_fields(request, shard):
         generator.zero_grad()
         labels = torch.cat([request.gradient.row_labels, request.extra_labels])
@@ -130,7 +130,7 @@ def test_per_record_gradients_are_those_of_one_record_at_a_time(
 def test_the_batch_gradient_is_clipped_in_the_weights(ask: Make, extra: int) -> None:
     """Data-independent gradients of the rows and of the extra rows are inside the clip."""
     for bound, small in ((1e4, False), (0.5, True)):
-        request, shard = ask(clip="batch", bound=bound, extra=extra), shard_of()
+        request, shard = ask(clip="batch", bound=bound, extra=extra), shard_of(9)
         asked, generator = request.gradient, generator_of()
         sample = [Stream(b"k", "sample")]
         inside = client_batch_gradients([asked], Pool([shard]), slice(0, 1), sample)[0]
@@ -176,7 +176,7 @@ def test_totals_of_neighbours_differ_by_at_most_the_sensitivity(
     sensitivity = request.gradient.plan.sensitivity
     largest = 0.0
     for scale in (1e-3, 1.0, 100.0):
-        shard = shard_of(scale=scale)
+        shard = shard_of(9, scale=scale)
         everybody = total(request, shard).double()
         assert bool(everybody.isfinite().all())
         others = [shard_of(0), shard_of(5, scale=scale)] if clip == "batch" else []
@@ -222,14 +222,14 @@ def test_every_coordinate_gets_independent_noise_of_the_plans_scale(
 @pytest.mark.parametrize("clip", ["record", "batch"])
 def test_an_empty_batch_is_answered_like_any_other(ask: Make, clip: str) -> None:
     request = ask(clip=clip, schedule="class", label=1, extra=2)
-    for shard in (shard_of(0), shard_of(4, classes=1), shard_of()):
+    for shard in (shard_of(0), shard_of(4, classes=1), shard_of(9)):
         released = parameter_gradient(request, shard, lambda purpose: Stream(b"k", purpose))
         assert released.shape == (P,)
         assert bool(released.isfinite().all())
     nothing = total(request, shard_of(4, classes=1))  # holds no record of class 1
     assert torch.equal(nothing, total(request, shard_of(0)))
     assert bool(nothing.any()) == (clip == "batch")  # the data-independent gradient
-    assert not torch.equal(nothing, total(request, shard_of()))
+    assert not torch.equal(nothing, total(request, shard_of(9)))
 
 
 @pytest.mark.parametrize("clip", ["record", "batch"])
@@ -259,13 +259,13 @@ def test_with_a_capacity_the_operations_do_not_depend_on_the_sample(
 
 def test_a_node_answers_charges_and_answers_the_same_again(ask: Make, secret: NodeSettings) -> None:
     request, node = ask(clip="record", rate=0.5), Node(secret, 0)
-    first = node.parameter_gradient(request, b"1" * 32).gradient
-    assert torch.equal(node.parameter_gradient(request, b"1" * 32).gradient, first)
+    first = weights_gradient(node, request, b"1" * 32)
+    assert torch.equal(weights_gradient(node, request, b"1" * 32), first)
     assert secret.ledger is not None
     Ledger(secret.ledger)  # it is on the disk
     other = replace(request, weights=request.weights + 1.0)
     with pytest.raises(ReleaseRefusedError):  # the round has been used with other weights
-        node.parameter_gradient(other, b"2" * 32)
+        weights_gradient(node, other, b"2" * 32)
 
 
 def test_one_content_sent_as_two_messages_is_answered_once(ask: Make, secret: NodeSettings) -> None:
@@ -287,24 +287,24 @@ def test_a_node_refuses_what_its_policy_does_not_name(
     request = ask(clip="record")
     node = open_node(NodeSettings.from_policy(path), 0)
     with pytest.raises(PolicyRefusedError, match=r"allow\.mechanisms: .* parameter-gradient"):
-        node.parameter_gradient(replace(request, architecture={"name": "no such"}), b"1" * 32)
+        weights_gradient(node, replace(request, architecture={"name": "no such"}), b"1" * 32)
     assert "shard" not in vars(node)
     allowed = path.read_text().replace('"clipped-gaussian"', '"parameter-gradient"')
     path.write_text(allowed)
-    policy = Policy.load(path)
-    policy.check_parameters(request)
+    policy = read_policy(path)
+    ParameterGradientAnswer([request]).check_policy(policy)
     with pytest.raises(PolicyRefusedError, match=r"allow\.mechanisms: .* clipped-gaussian"):
-        policy.check_gradient([request.gradient])
+        GradientAnswer([request.gradient]).check_policy(policy)
     with pytest.raises(PolicyRefusedError, match=r"allow\.maximum_images: .* 13 images"):
-        policy.check_parameters(ask(clip="record", extra=7))
+        ParameterGradientAnswer([ask(clip="record", extra=7)]).check_policy(policy)
     with pytest.raises(PolicyRefusedError, match=r"minimum_noise_multiplier"):
-        policy.check_parameters(ask(clip="record", sigma=0.1))
+        ParameterGradientAnswer([ask(clip="record", sigma=0.1)]).check_policy(policy)
     path.write_text(f"{allowed}maximum_parameters = {P - 1}\n")
     with pytest.raises(PolicyRefusedError, match=rf"maximum_parameters: .* {P} weights"):
-        Policy.load(path).check_parameters(request)
+        ParameterGradientAnswer([request]).check_policy(read_policy(path))
     path.write_text(f"{allowed}maximum_parameters = {P}\n")
     node = Node(NodeSettings.from_policy(path), 0)
-    assert node.parameter_gradient(request, b"1" * 32).gradient.shape == (P,)
+    assert weights_gradient(node, request, b"1" * 32).shape == (P,)
 
 
 def test_a_policy_for_parameter_gradients_states_the_limits_of_central_mode(
@@ -314,20 +314,20 @@ def test_a_policy_for_parameter_gradients_states_the_limits_of_central_mode(
     text = path.read_text().replace('"clipped-gaussian", "laplace", "randomized-response"',
                                     '"parameter-gradient"')  # fmt: skip
     path.write_text(text)
-    assert Policy.load(path).allowed.mechanisms == ("parameter-gradient",)
+    assert read_policy(path).allowed.mechanisms == ("parameter-gradient",)
     path.write_text(text.replace("maximum_images = 12", ""))
     with pytest.raises(ValueError, match="maximum_images is missing"):
-        Policy.load(path)
+        read_policy(path)
 
 
 def test_a_node_refuses_a_request_that_does_not_fit(ask: Make, settings: NodeSettings) -> None:
     request, node = ask(clip="record"), Node(settings, 0)
     with pytest.raises(ValueError, match="weights must be 64 finite float32"):
-        node.parameter_gradient(replace(request, weights=request.weights * math.nan), b"1" * 32)
+        weights_gradient(node, replace(request, weights=request.weights * math.nan), b"1" * 32)
     fewer = replace(request.gradient.objective, classes=2)
     unfit = replace(request, gradient=replace(request.gradient, objective=fewer))
     with pytest.raises(ValueError, match="has 2 classes, the data 3"):
-        node.parameter_gradient(unfit, b"1" * 32)
+        weights_gradient(node, unfit, b"1" * 32)
     assert "shard" not in vars(node)
-    assert len(node.parameter_gradient(request, b"1" * 32).gradient) == P
+    assert len(weights_gradient(node, request, b"1" * 32)) == P
     assert RECORDS > len(node.shard) > 0

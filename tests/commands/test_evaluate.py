@@ -28,6 +28,12 @@ def evaluated(
         ["evaluate", "run=images", "suite=quick"],
         ["evaluate", "run=images", "runs=2"],
         ["evaluate", "run=images", "n=200", "threads=1", "observation=false"],
+        ["evaluate", "run=images", "classifiers=published"],
+        ["evaluate", "run=images", "suite=full", "classifiers=theirs"],
+        [
+            *("evaluate", "run=images", "suite=full", "classifiers=published", "n=40"),
+            *("runs=1", "reference=false", "threads=1"),
+        ],
     ]
     return folder, run_many([(folder, line) for line in lines])
 
@@ -129,9 +135,31 @@ def test_full_measures_the_pictures_too_and_says_what_it_left_out(
     assert outcome.err == ""
 
 
+def test_the_published_classifiers_have_a_file_of_their_own(
+    evaluated: tuple[Path, list[Outcome]],
+) -> None:
+    folder, outcomes = evaluated
+    outcome = outcomes[14]
+    assert outcome.code == 0, outcome.err
+    assert outcome.last == str(folder / "images" / "evaluation-full-published.json")
+    published, ours, fast = (
+        json.loads((folder / "images" / f"{name}.json").read_text())
+        for name in ("evaluation-full-published", "evaluation-full", "evaluation")
+    )
+    assert (published["classifiers"], ours["classifiers"], fast["classifiers"]) == (
+        "published",
+        "ours",
+        "ours",
+    )
+    assert "accuracy/cnn was left out: LeNet needs images of at least 12×12 pixels" in outcome.out
+    assert "accuracy/mlp" in published["figures"]
+
+
 @pytest.mark.parametrize(
     ("index", "message"),
     [
+        (12, "suite=fast has three classifiers; classifiers=published belongs to suite=full."),
+        (13, "classifiers=theirs: choose one of ours, published."),
         (7, "suite=paper is for images, and the run's data are points"),
         (8, "the generator is unconditional and draws no labels; choose suite=full"),
         (9, "suite=quick: choose one of fast, paper, full."),

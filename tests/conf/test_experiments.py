@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fedsink.configuration import Configuration
 from fedsink.privacy import PrivacyPlan, UnprotectedPlan
 from fedsink.server.compose import compose_config
-from fedsink.server.observation import observation_of
-from fedsink.simulation.configure import configure
 from fedsink.simulation.identity_of_run import RunIdentity
+from fedsink.simulation.simulate import configure
 from fedsink.strategies import DPSinkhornSettings
 
 from .conftest import FOLDER, NAMES, root, scales
@@ -66,7 +66,7 @@ def test_the_paper_scale_is_the_published_mechanism(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", [*PUBLISHED, "parameter_gradient_mnist", *RESHETOVA])
 def test_published_pictures_are_the_generator_s_own(name: str) -> None:
-    assert observation_of(composed(name)).changes_nothing
+    assert Configuration.read(composed(name)).observation.changes_nothing
 
 
 def test_the_rows_differ_in_what_their_names_say() -> None:

@@ -8,10 +8,10 @@ import torch
 
 import fedsink.evaluation
 from fedsink.errors import DataError, ModelError
-from fedsink.evaluation.figures.downstream import paper_trainers
+from fedsink.evaluation.classifiers.protocols import PAPER, classifier_set
 from fedsink.evaluation.sets import HeldOut, TrainingSet, fit_classifiers
 
-from .data import blobs
+from ..support.clouds import blobs
 
 
 def synthetic(n: int = 60, seed: int = 0) -> TrainingSet:
@@ -79,10 +79,12 @@ def test_the_classifiers_do_not_change_with_the_test_set_or_its_scores():
     probe = blobs(200, 7)[0] + 0.3 * torch.randn(
         200, 1, 8, 8, generator=torch.Generator().manual_seed(1)
     )
+    every = classifier_set("ours", (1, 8, 8))[0]
+    trainers = {name: every[name] for name in PAPER}
     predictions = []
     for data in (blobs(30, 1), (torch.zeros(30, 1, 8, 8), torch.full((30,), 2))):
         held_out = HeldOut(data, classes=3)
-        finished = fit_classifiers(synthetic(), paper_trainers(), seed=0)
+        finished = fit_classifiers(synthetic(), trainers, seed=0)
         scores = {name: held_out.score(each) for name, each in finished.items()}
         assert len(scores) == 4
         predictions.append({name: each(probe) for name, each in finished.items()})

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from fedsink.errors import ConfigError, DataError
-from fedsink.evaluation import evaluate
-from fedsink.evaluation.classifiers.classic import classic_trainers
+from fedsink.evaluation import evaluate, suites
+from fedsink.evaluation.classifiers import lenet
+from fedsink.evaluation.classifiers.protocols import PAPER as PAPER_NAMES
+from fedsink.evaluation.classifiers.protocols import classifier_set
 from fedsink.evaluation.figures.memorisation import memorisation
 
-from .data import blobs
+from ..support.clouds import blobs
 
 pytestmark = pytest.mark.usefixtures("few_epochs")
 
@@ -18,6 +20,8 @@ CLASSES = 3
 TRAIN, TEST = blobs(120, 1, side=6), blobs(60, 2, side=6)
 QUALITY = [
     "inception_score",
+    "inception_score/ten_splits",
+    "inception_score/ten_splits_sd",
     "classifier_frechet_distance",
     "precision",
     "recall",
@@ -31,7 +35,9 @@ QUALITY = [
     "memorisation/training_distance",
     "memorisation/held_out_distance",
 ]
-PAPER = ["accuracy/logreg", "accuracy/mlp", "accuracy/cnn", "accuracy/nearest_class_mean"]
+TRAINERS, LEFT_OUT = classifier_set("ours", (1, 6, 6))
+PAPER = [f"accuracy/{name}" for name in PAPER_NAMES]
+OTHERS = [f"accuracy/{name}" for name in TRAINERS if name not in PAPER_NAMES]
 
 
 def draw(n, seed):
@@ -49,10 +55,9 @@ def full(few_epochs):
 
 
 def test_full_measures_everything_with_ceiling_floor_size_seeds_and_spread(full):
-    others = [f"accuracy/{name}" for name in classic_trainers()]
-    ratios = [f"calibrated/{name[9:]}" for name in [*PAPER[:3], *others]]
+    ratios = [f"calibrated/{name[9:]}" for name in [*PAPER[:3], *OTHERS]]
     means = ["accuracy/mean", "calibrated/mean"]
-    assert list(full.figures) == [*PAPER, *others, *ratios, *means, *QUALITY]
+    assert list(full.figures) == [*PAPER, *OTHERS, *ratios, *means, *QUALITY]
     assert full.seeds == (0, 1)
     for name, figure in full.figures.items():
         for spread in (figure.synthetic, figure.real, figure.class_means):
@@ -66,7 +71,7 @@ def test_full_measures_everything_with_ceiling_floor_size_seeds_and_spread(full)
 
 def test_what_cannot_be_measured_is_named_with_the_reason(full):
     assert full.left_out["fid"] == "60 images do not determine a covariance of 2048 features"
-    if "xgboost" not in classic_trainers():
+    if LEFT_OUT:
         assert "pip install xgboost" in full.left_out["accuracy/xgboost"]
     assert all(
         f"{name} was left out: {why}." in full.table() for name, why in full.left_out.items()
@@ -100,6 +105,47 @@ def test_the_table_has_a_row_per_figure(full):
     assert lines[0].split() == ["figure", "synthetic", "real", "data", "class", "means", "images"]
     assert [line.split()[0] for line in lines[2 : 2 + len(full.figures)]] == list(full.figures)
     assert "over 2 runs, seeds 0 to 1" in full.table()
+
+
+def test_the_record_and_the_table_say_which_classifiers_and_what_judges_the_score(full):
+    assert full.to_dict()["classifiers"] == "ours"
+    assert full.notes["accuracy"].startswith("classifiers=ours, our options")
+    assert "VGG-11" in full.notes["inception_score"]
+    assert full.to_dict()["notes"] == full.notes
+    assert all(f"{name}: {note}." in full.table() for name, note in full.notes.items())
+
+
+def test_published_classifiers_see_all_images_and_are_calibrated(monkeypatch):
+    monkeypatch.setattr(lenet, "EPOCHS", 1)
+    monkeypatch.setattr(suites, "AT_MOST", 20)
+    train, test = blobs(120, 1, side=12), blobs(60, 2, side=12)
+    options = {"classes": CLASSES, "n": 60, "runs": 1, "threads": 1}
+    found = evaluate(
+        "full",
+        lambda n, seed: blobs(n, 100 + seed, side=12),
+        train,
+        test,
+        classifiers="published",
+        **options,
+    )
+    names = [*PAPER[:3], *OTHERS]
+    assert [name for name in found.figures if name.startswith("accuracy/")] == [
+        *names,
+        "accuracy/mean",
+    ]
+    for name in names:
+        assert found.figures[name].synthetic.size == 60
+        assert f"calibrated/{name[9:]}" in found.figures
+    assert found.figures["calibrated/random_forest"].synthetic.mean == pytest.approx(1, abs=0.1)
+    assert found.to_dict()["classifiers"] == "published"
+    assert "classifiers=published, the options of GS-WGAN's public code" in found.table()
+
+
+def test_our_other_classifiers_have_a_cap(monkeypatch):
+    monkeypatch.setattr(suites, "AT_MOST", 30)
+    figures = run("full", runs=1, reference=False).figures
+    assert {figures[name].synthetic.size for name in PAPER} == {90}
+    assert {figures[name].synthetic.size for name in OTHERS} == {30}
 
 
 def test_paper_is_three_classifiers_and_the_nearest_mean_and_repeats_itself():
@@ -173,6 +219,18 @@ def test_an_unconditional_generator_has_no_label_figures():
     ("suite", "more", "error", "message"),
     [
         ("fast", {}, ConfigError, "suite=fast is unknown; choose paper or full"),
+        (
+            "paper",
+            {"classifiers": "published"},
+            ConfigError,
+            "classifiers=published belongs to suite=full; received suite=paper",
+        ),
+        (
+            "full",
+            {"classifiers": "theirs"},
+            ConfigError,
+            "classifiers=theirs is unknown; choose one of ours, published",
+        ),
         ("paper", {"runs": 0}, ValueError, "runs must be at least 1; received 0"),
         ("paper", {"n": 5}, DataError, "at least 10 synthetic images; received 5"),
     ],

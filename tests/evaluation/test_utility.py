@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 import random
 import subprocess
 import sys
@@ -12,7 +11,11 @@ from torch import Tensor
 
 from fedsink.errors import DataError, ModelError
 from fedsink.evaluation import utility
-from fedsink.evaluation.utility import TRAINERS, accuracies, real_reference, score
+from fedsink.evaluation.classifiers.protocols import FAST
+from fedsink.evaluation.sets import HeldOut
+from fedsink.evaluation.utility import accuracies
+
+from ..support.clouds import blobs
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +30,9 @@ def digits():
     return (images[:1400], labels[:1400]), (images[1400:], labels[1400:])
 
 
-def blobs(n: int, seed: int, classes: int = 3) -> tuple[Tensor, Tensor]:
-    centres = torch.rand(classes, 1, 8, 8, generator=torch.Generator().manual_seed(99))
-    labels = torch.arange(n) % classes
-    noise = torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
-    return (centres[labels] + 0.1 * noise).clamp(0, 1), labels
-
-
 def test_real_digits_reach_the_known_figures(digits):
     train, test = digits
-    figures = real_reference(train, test, classes=10, seed=0, threads=1)
+    figures = accuracies(train, test, classes=10, seed=0, origin="real training", threads=1)
     assert list(figures) == ["logreg", "mlp", "cnn"]
     assert 0.94 < figures["logreg"] < 0.98
     assert 0.95 < figures["mlp"] < 0.99
@@ -61,35 +57,28 @@ def test_every_classifier_is_finished_before_the_test_set_is_scored(monkeypatch)
 
         return spy
 
-    monkeypatch.setattr(utility, "TRAINERS", {n: spied(n, t) for n, t in TRAINERS.items()})
-    true_score = utility.score
+    monkeypatch.setattr(utility, "FAST", {n: spied(n, t) for n, t in FAST.items()})
+    true_score = HeldOut.score
 
-    def spied_score(classifier, test):
+    def spied_score(self, classifier):
         events.append("score")
-        return true_score(classifier, test)
+        return true_score(self, classifier)
 
-    monkeypatch.setattr(utility, "score", spied_score)
+    monkeypatch.setattr(HeldOut, "score", spied_score)
     accuracies(blobs(30, seed=0), blobs(20, seed=1), classes=3, seed=0)
     assert events == ["train logreg", "train mlp", "train cnn", "score", "score", "score"]
-
-
-def test_no_trainer_can_be_given_a_test_set():
-    for train in TRAINERS.values():
-        parameters = list(inspect.signature(train).parameters)
-        assert parameters[:5] == ["images", "labels", "classes", "seed", "report"]
-        assert set(parameters[5:]) <= {"budget"}
 
 
 def test_classifiers_do_not_depend_on_the_test_set(monkeypatch):
     probe = torch.rand(200, 1, 8, 8, generator=torch.Generator().manual_seed(5))
     seen: list[Tensor] = []
-    true_score = utility.score
+    true_score = HeldOut.score
 
-    def spied_score(classifier, test):
+    def spied_score(self, classifier):
         seen.append(classifier(probe))
-        return true_score(classifier, test)
+        return true_score(self, classifier)
 
-    monkeypatch.setattr(utility, "score", spied_score)
+    monkeypatch.setattr(HeldOut, "score", spied_score)
     synthetic = blobs(60, seed=0)
     accuracies(synthetic, blobs(50, seed=1), classes=3, seed=0)
     accuracies(synthetic, (torch.zeros(4, 1, 8, 8), torch.tensor([2, 2, 2, 2])), classes=3, seed=0)
@@ -110,13 +99,6 @@ def test_the_same_seed_gives_the_same_figures_and_no_global_generator_moves():
     assert accuracies(noisy, test, classes=3, seed=1, threads=1) != first
 
 
-def test_score_is_the_share_of_agreement():
-    labels = torch.tensor([0, 1, 2, 2])
-    assert (
-        score(lambda images: torch.tensor([0, 1, 2, 0]), (torch.zeros(4, 1, 1, 1), labels)) == 0.75
-    )
-
-
 def test_a_collapsed_generator_still_gets_its_figures():
     images, _ = blobs(40, seed=0)
     test = blobs(90, seed=1)
@@ -127,19 +109,19 @@ def test_a_collapsed_generator_still_gets_its_figures():
 def test_reports_lines_from_every_classifier():
     lines: list[str] = []
     accuracies(blobs(30, 0), blobs(20, 1), classes=3, seed=0, progress=lines.append)
-    assert {line.split(":")[0] for line in lines} == {"logreg", "mlp", "cnn"}
+    assert {line.split(":")[0] for line in lines} == {"LogisticRegression", "mlp", "cnn"}
 
 
-def test_reference_size_cuts_the_training_set(monkeypatch):
+def test_a_size_cuts_the_training_set(monkeypatch):
     sizes: list[int] = []
 
     def trainer(images, labels, *, classes, seed, report):
         sizes.append(len({tuple(image.flatten().tolist()) for image in images}))
         return lambda new: torch.zeros(len(new), dtype=torch.int64)
 
-    monkeypatch.setattr(utility, "TRAINERS", {"logreg": trainer})
+    monkeypatch.setattr(utility, "FAST", {"logreg": trainer})
     for size in (20, 60, 61, None):
-        real_reference(blobs(60, 0), blobs(20, 1), classes=3, seed=0, size=size)
+        accuracies(blobs(60, 0), blobs(20, 1), classes=3, seed=0, size=size)
     assert sizes == [20, 60, 60, 60]
 
 

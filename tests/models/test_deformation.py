@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsink.errors import ModelError
+from fedsink.errors import ConfigError
 from fedsink.models.deformation import ElasticDeformation
 from fedsink.privacy import Stream
 
@@ -74,7 +74,7 @@ def test_no_deformation_changes_nothing() -> None:
 
 
 def test_bad_values_are_named() -> None:
-    with pytest.raises(ModelError, match=r"observation.deformation.std must be .* got -0.1"):
+    with pytest.raises(ConfigError, match=r"observation.deformation.std must be .* not -0.1"):
         ElasticDeformation(std=-0.1)
-    with pytest.raises(ModelError, match=r"observation.deformation.length must be .* got 0"):
+    with pytest.raises(ConfigError, match=r"observation.deformation.length must be .* not 0"):
         ElasticDeformation(std=0.1, length=0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedsink.data import dct
-from fedsink.errors import ModelError
+from fedsink.errors import ConfigError
 from fedsink.models.low_pass import LowPassNoise
 from fedsink.privacy import Stream
 
@@ -62,7 +62,7 @@ def test_no_noise_changes_nothing():
 
 
 def test_bad_values_are_named():
-    with pytest.raises(ModelError, match=r"observation.noise.std must be .* got -0.1"):
+    with pytest.raises(ConfigError, match=r"observation.noise.std must be .* not -0.1"):
         LowPassNoise(std=-0.1)
-    with pytest.raises(ModelError, match=r"observation.noise.cutoff must be .* got 0"):
+    with pytest.raises(ConfigError, match=r"observation.noise.cutoff must be .* not 0"):
         LowPassNoise(std=0.1, cutoff=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsink.errors import ModelError
+from fedsink.errors import ConfigError, ModelError
 from fedsink.models import Observation
 from fedsink.models.deformation import ElasticDeformation
 from fedsink.models.low_pass import LowPassNoise
@@ -40,3 +40,26 @@ def test_points_are_not_observed() -> None:
     assert Observation()(points, stream()) is points
     with pytest.raises(ModelError, match=r"shape is \(2,\)"):
         Observation(BENDS)(points, stream())
+
+
+def test_it_is_what_the_configuration_says() -> None:
+    assert Observation.from_dict({}) == Observation()
+    values = {"deformation": {"std": 0.04, "length": 0.2}, "noise": {"std": 0.1, "cutoff": 0.5}}
+    bends, noise = ElasticDeformation(0.04, 0.2), LowPassNoise(0.1, 0.5)
+    assert Observation.from_dict(values) == Observation(bends, noise)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"blur": 1}, r"Unknown key observation.blur; .* deformation, noise"),
+        ({"noise": {"sd": 1}}, r"Unknown key observation.noise.sd; .* std, cutoff"),
+        ({"noise": {"std": -1}}, r"observation.noise.std must be a number of at least 0, not -1"),
+        ({"noise": {"cutoff": 0}}, r"observation.noise.cutoff must be a positive number, not 0"),
+        ({"deformation": {"std": "much"}}, "observation.deformation.std must be .* not 'much'"),
+        ({"deformation": 1}, "observation.deformation is a group of keys, not 1"),
+    ],
+)
+def test_mistakes_are_named(values: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Observation.from_dict(values)

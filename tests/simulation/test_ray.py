@@ -25,13 +25,13 @@ from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ClientError, ConfigError
 from fedsink.privacy import SecretKey
-from fedsink.server.app import server_app
+from fedsink.server.running import server_app
 from fedsink.simulation import ray as engine
 from fedsink.simulation.cohort import Hosted, fedsink_apps
-from fedsink.simulation.configure import RunSettings
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.local import LocalGrid
 from fedsink.simulation.ray import RayGrid
+from fedsink.simulation.settings import RunSettings
 
 from .conftest import Configure
 
@@ -137,8 +137,8 @@ def _dying(marker: Path, after: int, act: Callable[[], None]) -> Callable[[Any],
             handles = batched.handles
             answered = 0
 
-            def answers(self, contents: Any, clients: Any) -> Any:
-                for answers in batched.answers(contents, clients):
+            def answers(self, message_type: str, contents: Any, clients: Any) -> Any:
+                for answers in batched.answers(message_type, contents, clients):
                     self.answered += 1  # charged and computed, but not on its way
                     if self.answered > after and marker.exists():
                         act()

@@ -18,8 +18,8 @@ from fedsink.clients.shard import Shard
 from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
 from fedsink.privacy import PrivacyPlan, SecretKey
 from fedsink.server.folder import RunFolder
-from fedsink.simulation.configure import RunSettings
 from fedsink.simulation.identity_of_run import RunIdentity, key_folder
+from fedsink.simulation.settings import RunSettings
 from fedsink.simulation.simulate import kind_of_noise, resume, start
 from fedsink.strategies import DPSinkhornSettings
 
@@ -235,7 +235,7 @@ def test_the_words_say_what_is_protected_from_whom(configured: Configure, mode: 
     assert "takes part" in stated["not_protected"]
 
 
-# --- stop and go on ------------------------------------------------------------------------------
+# --- stop and continue ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", ["seed=3", "seed=null"])

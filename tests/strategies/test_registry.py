@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from fedsink.data.spec import DataSpec
+from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
 from fedsink.models import Generator
 from fedsink.server.compose import compose_config
@@ -18,8 +18,6 @@ from fedsink.strategies import (
     PrivatizeOnce,
 )
 from fedsink.strategies.registry import settings_of, strategy_of
-
-DATA = DataSpec("tiny", (4,), tuple("abc"), 61)
 
 
 @dataclass(frozen=True)
@@ -45,9 +43,9 @@ def install() -> Iterator[Callable[[str], None]]:
         del STRATEGIES[name]
 
 
-def config(mode: str = "central", **strategy: Any) -> dict[str, Any]:
+def config(mode: str = "central", **strategy: Any) -> Configuration:
     composed = compose_config([f"mode={mode}", "data=half_circle"])
-    return {**composed, "strategy": {**composed["strategy"], **strategy}}
+    return Configuration.read({**composed, "strategy": {**composed["strategy"], **strategy}})
 
 
 def test_every_method_is_found_by_the_name_of_its_settings() -> None:
@@ -70,7 +68,7 @@ def test_settings_lead_back_to_their_strategy(
 
 def test_an_unknown_method_is_named_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"privatize_once\. Did you mean dp_sinkhorn\?"):
-        settings_of(config(name="dp_sinkhron"), DATA, 2, "run")
+        settings_of(config(name="dp_sinkhron"), "run")
 
 
 def test_methods_of_the_other_mode_are_refused_with_those_that_fit(
@@ -79,14 +77,14 @@ def test_methods_of_the_other_mode_are_refused_with_those_that_fit(
     install("other")
     message = "mode=central runs strategy=dp_sinkhorn or parameter_gradient or other, not 'privatiz"
     with pytest.raises(ConfigError, match=message):
-        settings_of(config(name="privatize_once"), DATA, 2, "run")
+        settings_of(config(name="privatize_once"), "run")
 
 
 def test_an_added_method_needs_nothing_else(
     install: Callable[[str], None], make_generator: Callable[..., Generator]
 ) -> None:
     install("other")
-    settings = settings_of(config(name="other"), DATA, 2, "run")
+    settings = settings_of(config(name="other"), "run")
     assert type(settings) is OtherSettings
     assert type(strategy_of(settings, make_generator(), b"server")) is Other
 
@@ -97,4 +95,4 @@ def test_a_method_whose_settings_have_another_name_is_refused(
     install("another")
     message = "strategy.name='another' is installed with settings that are named 'other'"
     with pytest.raises(ConfigError, match=message):
-        settings_of(config(name="another"), DATA, 2, "run")
+        settings_of(config(name="another"), "run")

@@ -9,18 +9,21 @@ from torch import Tensor
 from fedsink.clients.gradient import client_gradient
 from fedsink.clients.shard import Shard
 from fedsink.errors import ConfigError
-from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip, Stream
+from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol import GradientRequest, Objective
 from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.strategies.self_term import SelfParts, SelfTerm, SelfTermSettings, self_term
-from fedsink.transport import ConvergedSolver, Mixed, append_labels, semi_debiased_gradient
+from fedsink.transport import ConvergedSolver, Mixed, append_labels, self_gradient
+
+from ..support.clouds import cloud
+from ..support.streams import silent
 
 PLAIN = Objective(lam=1.0, classes=1, label_weight=0.0)
 LABELLED = Objective(lam=1.0, classes=2, m=0.3, label_weight=1.5)
 
 
 def points(seed: int, n: int = 12) -> Tensor:
-    return torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
+    return cloud(n, 3, seed=seed, dtype=torch.float32)
 
 
 def term_of(
@@ -61,11 +64,6 @@ def alone(term: SelfTerm, rows: Tensor, kind: int, labels: Tensor) -> SelfParts:
     return SelfParts(*(part.squeeze(0) for part in parts))
 
 
-class Noiseless(Stream):
-    def normal(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("bound", [0.3, 100.0])
 def test_the_history_field_cancels_the_clients_where_the_records_are_the_history(
     bound: float,
@@ -82,7 +80,7 @@ def test_the_history_field_cancels_the_clients_where_the_records_are_the_history
 
     def mean_field(records: Tensor) -> Tensor:
         shard = Shard(records, torch.zeros(len(records), dtype=torch.int64))
-        total = client_gradient(request, shard, lambda purpose: Noiseless(b"k", purpose))
+        total = client_gradient(request, shard, silent)
         return total.double() / len(records)
 
     past = torch.cat([points(1), points(2)])
@@ -174,7 +172,7 @@ def test_the_batch_history_makes_the_sinkhorn_divergence(
     shard = Shard(torch.cat([points(1), points(2)]), labels.repeat(2))
 
     def released(shard: Shard) -> Tensor:
-        return client_gradient(request, shard, lambda purpose: Noiseless(b"k", purpose))
+        return client_gradient(request, shard, silent)
 
     assert float(released(shard).norm()) < 1e-5
     assert float(released(Shard(shard.images + 1.0, shard.labels)).norm()) > 0.5
@@ -195,15 +193,12 @@ def test_semi_debiased_is_the_self_half_of_the_papers_loss(p: float, label: int 
     rows = points(4, 10 + extra)
     (row_labels,) = layout.row_labels(torch.tensor([label or 0]))
     part = alone(term, rows, label or 0, row_labels)
-    x, y = rows, points(5)
+    x = rows
     if label is None:
         own = torch.arange(2).repeat_interleave(5)
         assert torch.equal(row_labels, torch.cat([own, own[:extra]]))
         x = append_labels(x, row_labels, 2, 1.5)
-        y = append_labels(y, torch.arange(12) % 2, 2, 1.5)
-    expected = semi_debiased_gradient(
-        x, y, 10, extra, Mixed(0.3), 1.0, solver=ConvergedSolver()
-    ).self_gradient[:, :3]
+    expected = self_gradient(x, 10, Mixed(0.3), 1.0, solver=ConvergedSolver()).gradient[:, :3]
     assert torch.allclose(part.inside, expected[:10], atol=1e-5)
     assert torch.allclose(part.outside[10:], expected[10:], atol=1e-5)
     assert not bool(part.outside[:10].any())
@@ -240,7 +235,10 @@ def test_record_clip_refuses_the_semi_debiased_loss() -> None:
     ("make", "message"),
     [
         (lambda: SelfTermSettings("none"), "is history or semi_debiased, not 'none'"),
-        (lambda: SelfTermSettings(history=0), "strategy.history must be at least 1, not 0"),
+        (
+            lambda: SelfTermSettings(history=0),
+            "strategy.history must be a whole number",
+        ),
         (lambda: SelfTermSettings(p=1.5), r"strategy.p must be in \[0, 1\], not 1.5"),
         (lambda: SelfTermSettings(p=-0.1), r"strategy.p must be in \[0, 1\], not -0.1"),
     ],

@@ -14,6 +14,8 @@ from fedsink.privacy import Stream
 from fedsink.server import checkpoint
 from fedsink.strategies.trainer import OptimizerSettings, Trainer
 
+from ..support.models import weights
+
 Make = Callable[..., Generator]
 LABELS = torch.arange(6) % 3
 
@@ -22,10 +24,6 @@ def step(trainer: Trainer, round: int) -> None:
     z = trainer.generator.latent(6, Stream(b"k", round))
     output = trainer.generator(z, LABELS)
     trainer.step(output, torch.tanh(output.detach()).double() - 0.3, round)
-
-
-def weights(generator: Generator) -> torch.Tensor:
-    return torch.cat([t.flatten() for t in generator.state_dict().values()])
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd", "rmsprop"])
@@ -134,8 +132,8 @@ def test_without_an_average_the_generator_itself_is_sampled(make_generator: Make
         ({"lr": 0.0}, "optimizer.lr must be a positive number, not 0.0"),
         ({"lr": math.nan}, "optimizer.lr must be a positive number"),
         ({"schedule": "linear"}, "optimizer.schedule is cosine or constant, not 'linear'"),
-        ({"name": "lion"}, "optimizer.name is adam, sgd, rmsprop, not 'lion'"),
-        ({"warmup": -1}, "optimizer.warmup must be at least 0, not -1"),
+        ({"name": "lion"}, "optimizer.name is adam, sgd or rmsprop, not 'lion'"),
+        ({"warmup": -1}, "optimizer.warmup must be a whole number of at least 0, not -1"),
         ({"ema": 1.0}, r"optimizer.ema must be in \[0, 1\), not 1.0"),
         ({"ema": -0.1}, r"optimizer.ema must be in \[0, 1\)"),
     ],

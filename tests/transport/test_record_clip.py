@@ -10,7 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsink.transport import SquaredEuclidean, clipped_record_field, record_clip, row_weights
+from fedsink.transport import SquaredEuclidean, row_weights
+
+from ..support import oracles
+from ..support.clouds import cloud
+from ..support.oracles import clipped_record_field
 
 # Values that break careless arithmetic: overflow, underflow, subnormal, cancellation, non-finite.
 HOSTILE = [
@@ -34,11 +38,6 @@ def problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float, float]:
     return tensor(n, d), tensor(m, d), tensor(n), draw(lambdas), draw(bounds)
 
 
-def cloud(n: int, d: int = 4, seed: int = 0, scale: float = 1.0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(n, d, generator=generator, dtype=torch.float64)
-
-
 def relative_norm(field: Tensor, bound: float) -> float:
     """‖field‖/Δ, divided first so that no square vanishes at a tiny bound."""
     return float((field / bound).norm())
@@ -53,7 +52,7 @@ def written_out(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> Te
 
 @pytest.mark.parametrize("bound", [0.05, 0.7, 100.0])
 def test_the_field_equals_its_definition(bound: float) -> None:
-    x, y, f = cloud(10, seed=1), cloud(30, seed=2), cloud(10, 1, seed=3)[:, 0]
+    x, y, f = cloud(10, 4, seed=1), cloud(30, 4, seed=2), cloud(10, seed=3)
     field = clipped_record_field(x, y, f, 2.0, bound)
     torch.testing.assert_close(
         field, written_out(x, y, f, 2.0, bound), rtol=1e-3, atol=3e-5 * bound
@@ -61,7 +60,7 @@ def test_the_field_equals_its_definition(bound: float) -> None:
 
 
 def test_a_record_beyond_the_bound_contributes_the_bound_itself() -> None:
-    x, y = cloud(5, seed=4), cloud(1, seed=5, scale=50.0)
+    x, y = cloud(5, 4, seed=4), 50.0 * cloud(1, 4, seed=5)
     norm = float(clipped_record_field(x, y, torch.zeros(5), 1.0, 0.5).norm())
     assert 0.5 * (1 - 2**-15) < norm <= 0.5
 
@@ -102,8 +101,8 @@ def test_the_field_is_finite_for_any_input(
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from([1e-3, 1.0, 1e3, 1e6, 1e9]))
 def test_sensitivity_holds_in_ordinary_and_large_problems(seed: int, scale: float) -> None:
     # Long sums and large points at a small bound: where cancellation would show.
-    x, y = cloud(12, 40, seed, scale), cloud(60, 40, seed + 1, scale)
-    f, bound = cloud(12, 1, seed + 2, scale)[:, 0], 1e-2
+    x, y = scale * cloud(12, 40, seed=seed), scale * cloud(60, 40, seed=seed + 1)
+    f, bound = scale * cloud(12, seed=seed + 2), 1e-2
     whole = clipped_record_field(x, y, f, 0.5, bound)
     for j in (0, 17, 59):
         without = clipped_record_field(x, torch.cat((y[:j], y[j + 1 :])), f, 0.5, bound)
@@ -116,8 +115,8 @@ def test_nearly_equal_points_far_from_the_origin_keep_the_bound(offset: float, l
     # ‖x‖² + ‖y‖² − 2⟨x, y⟩ cancels here; a norm computed from it alone could be 0. The large λ
     # removes the weights' sensitivity, so that only sums and norms are left to go wrong.
     for seed in range(20):
-        x = offset + cloud(3, 5, seed=seed, scale=1.0)
-        y = offset + cloud(4, 5, seed=seed + 100, scale=1.0)
+        x = offset + cloud(3, 5, seed=seed)
+        y = offset + cloud(4, 5, seed=seed + 100)
         for bound in (0.3, 1e-4):
             whole = clipped_record_field(x, y, torch.zeros(3), lam, bound)
             for j in range(4):
@@ -148,12 +147,12 @@ def test_a_record_that_changes_the_path_of_the_others_changes_nothing_else() -> 
         lam = (1e20, 5.0)[trial % 2]
         # Bounds from far inside the fast path to far inside the slow one.
         bound = offset * 10.0 ** float(-9 + 6 * torch.rand(1, generator=generator))
-        plain = record_clip._is_plain(x, y, f, lam, bound)
+        plain = oracles.is_plain(x, y, f, lam, bound)
         whole = clipped_record_field(x, y, f, lam, bound)
         for j in range(m):
             others = torch.cat((y[:j], y[j + 1 :]))
             kept = torch.cat((plain[:j], plain[j + 1 :]))
-            flips += int((kept != record_clip._is_plain(x, others, f, lam, bound)).any())
+            flips += int((kept != oracles.is_plain(x, others, f, lam, bound)).any())
             without = clipped_record_field(x, others, f, lam, bound)
             assert relative_norm(whole - without, bound) <= 1.0
     assert flips > 10
@@ -177,8 +176,8 @@ def test_a_bound_whose_square_vanishes_is_kept() -> None:
 
 def test_many_unclipped_records_far_from_the_origin_add_up_exactly() -> None:
     # No record is clipped, so the matmul's rounding is that of numbers 1e8 times the result.
-    x = 1e8 + cloud(4, 6, seed=20, scale=1e-3)
-    y = 1e8 + cloud(300, 6, seed=21, scale=1e-3)
+    x = 1e8 + 1e-3 * cloud(4, 6, seed=20)
+    y = 1e8 + 1e-3 * cloud(300, 6, seed=21)
     whole = clipped_record_field(x, y, torch.zeros(4), 1e20, 0.01)
     single = sum(
         clipped_record_field(x, y[j : j + 1], torch.zeros(4), 1e20, 0.01) for j in range(300)
@@ -200,17 +199,17 @@ def test_hostile_potentials_and_rows_that_follow_a_record_gain_nothing() -> None
 def test_both_paths_give_the_same_field(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, f = cloud(8, 6, seed=9), cloud(20, 6, seed=10), cloud(8, 1, seed=11)[:, 0]
     calls: list[int] = []
-    original = record_clip.single_contribution
+    original = oracles.single_contribution
 
     def counted(*arguments: object) -> Tensor:
         calls.append(1)
         return original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(record_clip, "single_contribution", counted)
+    monkeypatch.setattr(oracles, "single_contribution", counted)
     fast = clipped_record_field(x, y, f, 1.0, 0.3)
     assert calls == []
     monkeypatch.setattr(
-        record_clip, "_is_plain", lambda x, y, *rest: torch.zeros(len(y), dtype=torch.bool)
+        oracles, "is_plain", lambda x, y, *rest: torch.zeros(len(y), dtype=torch.bool)
     )
     slow = clipped_record_field(x, y, f, 1.0, 0.3)
     assert len(calls) == 20
@@ -233,7 +232,7 @@ def test_ordinary_settings_take_the_matmul_path(
     # Images in [−1, 1]: if these fell to the slow path, a run would take many times longer.
     x, y = cloud(n, d, seed=12).clamp(-1, 1), cloud(m, d, seed=13).clamp(-1, 1)
     f = cloud(n, 1, seed=14)[:, 0]
-    assert record_clip._is_plain(x, y, f, lam, bound).all()
+    assert oracles.is_plain(x, y, f, lam, bound).all()
 
 
 def test_an_ordinary_record_is_untouched_by_hostile_company() -> None:
@@ -319,8 +318,8 @@ def test_contributions_and_sums_keep_the_bound_exactly(
 )
 def test_long_sums_near_the_bound_keep_it_exactly(seed: int, spread: float, ratio: float) -> None:
     """Some records are longer than Δ and some are not, and matmul adds them up."""
-    x, y = cloud(8, 5, seed, spread), cloud(40, 5, seed + 1, spread)
-    f, bound = cloud(8, 1, seed + 2)[:, 0], ratio * spread
+    x, y = spread * cloud(8, 5, seed=seed), spread * cloud(40, 5, seed=seed + 1)
+    f, bound = cloud(8, seed=seed + 2), ratio * spread
     whole = clipped_record_field(x, y, f, 0.5 * spread**2, bound)
     for j in (0, 17, 39):
         others = torch.cat((y[:j], y[j + 1 :]))

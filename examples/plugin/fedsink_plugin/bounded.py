@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Self
 
 from torch.nn.utils import clip_grad_norm_
 
-from fedsink.data.spec import DataSpec
+from fedsink.configuration import Configuration
 from fedsink.models import Generator
 from fedsink.strategies import DPSinkhorn, DPSinkhornSettings
-from fedsink.values import Config, positive
+from fedsink.values import positive
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,19 @@ class BoundedSinkhornSettings(DPSinkhornSettings):
 
     largest_norm: float = 1.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(vars(self), "largest_norm", where="strategy.")
+
     @classmethod
-    def from_config(cls, config: Config, data: DataSpec, clients: int, run: str) -> Self:
+    def from_config(cls, config: Configuration, run: str) -> Self:
         """Settings of DP-Sinkhorn, and the bound.
 
         Raises:
             FedsinkError: a value is unknown or out of range.
         """
-        largest = positive(config["strategy"], "largest_norm", where="strategy.")
-        return replace(super().from_config(config, data, clients, run), largest_norm=largest)
+        largest = config.strategy["largest_norm"]
+        return replace(super().from_config(config, run), largest_norm=largest)
 
 
 class BoundedSinkhorn(DPSinkhorn):

@@ -1,4 +1,4 @@
-"""The floor of every figure: what class means alone achieve."""
+"""Class means of real images, the floor of every figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def class_means(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def class_mean_set(training: TrainingSet, n: int) -> TrainingSet:
-    """What a generator that emits the class means of `training` draws: n images, classes in turn.
+    """Images of a generator that emits the class means of `training`: n, classes in turn.
 
     It knows one image per class and nothing of the variation within; figures that it also reaches
     say nothing about a generator.

@@ -53,7 +53,7 @@ def fit(
         generator: draws the batches.
         split: draws the hold-out; generators in the same state hold out the same images.
         epochs: the most epochs to train.
-        name: how `report` calls the network.
+        name: of the network in the lines of `report`.
         report: receives a line after each epoch.
 
     Returns:
@@ -65,14 +65,10 @@ def fit(
     optimiser = torch.optim.Adam(network.parameters())
     best, best_epoch, best_state = math.inf, 0, copy.deepcopy(network.state_dict())
     for epoch in range(1, epochs + 1):
-        network.train()
         shuffled = kept[torch.randperm(len(kept), generator=generator)]
-        for batch in shuffled.split(BATCH):
-            optimiser.zero_grad(set_to_none=True)
-            functional.cross_entropy(network(images[batch]), labels[batch]).backward()
-            optimiser.step()
-        logits = _logits(network, images[held_out])
-        loss = float(functional.cross_entropy(logits, labels[held_out]))
+        train_epoch(network, optimiser, images, labels, shuffled)
+        judged = logits(network, images[held_out])
+        loss = float(functional.cross_entropy(judged, labels[held_out]))
         if loss < best:
             best, best_epoch, best_state = loss, epoch, copy.deepcopy(network.state_dict())
         if report is not None:
@@ -80,11 +76,22 @@ def fit(
         if epoch - best_epoch >= PATIENCE:
             break
     network.load_state_dict(best_state)
+    return lambda new_images: logits(network, new_images).argmax(dim=1)
 
-    def classify(new_images: Tensor) -> Tensor:
-        return _logits(network, new_images).argmax(dim=1)
 
-    return classify
+def train_epoch(
+    network: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    images: Tensor,
+    labels: Tensor,
+    order: Tensor,
+) -> None:
+    """Show the images that `order` names once, a step of `optimiser` for every 128 of them."""
+    network.train()
+    for batch in order.split(BATCH):
+        optimiser.zero_grad(set_to_none=True)
+        functional.cross_entropy(network(images[batch]), labels[batch]).backward()
+        optimiser.step()
 
 
 def initialise(network: nn.Module, generator: torch.Generator) -> None:
@@ -100,7 +107,8 @@ def initialise(network: nn.Module, generator: torch.Generator) -> None:
                 nn.init.uniform_(parameter, -bound, bound, generator=generator)
 
 
-def _logits(network: nn.Module, images: Tensor) -> Tensor:
+def logits(network: nn.Module, images: Tensor) -> Tensor:
+    """Logits (N, classes) of a network that rests, without gradients."""
     network.eval()
     with torch.inference_mode():
         return torch.cat([network(part) for part in images.split(PREDICTION_BATCH)])

@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from functools import partial
 
-from fedsink.evaluation.classifiers.class_means import class_mean_set, train_nearest_class_mean
-from fedsink.evaluation.classifiers.cnn import train_cnn
-from fedsink.evaluation.classifiers.logreg import train_logreg
-from fedsink.evaluation.classifiers.mlp import train_mlp
-from fedsink.evaluation.figures.columns import Columns, Draw
-from fedsink.evaluation.figures.spread import Figure, Spread
+from fedsink.evaluation.classifiers.class_means import class_mean_set
+from fedsink.evaluation.figures.columns import Columns, Draw, Figure, Spread
 from fedsink.evaluation.labelled import Report, Trainer
 from fedsink.evaluation.sets import HeldOut, TrainingSet, fit_classifiers
 
 FLOOR_IMAGES = 100
 """Class means are few: more copies of them teach nothing and take their time."""
-
-
-def paper_trainers() -> dict[str, Trainer]:
-    """The three published classifiers, stopped by the synthetic hold-out alone, and the simplest.
-
-    LogReg, MLP and CNN as in `fedsink.evaluation.utility`, without its cap on the images shown
-    (mathematics.md, section 5), and the nearest class mean.
-    """
-    return {
-        "logreg": train_logreg,
-        "mlp": partial(train_mlp, budget=None),
-        "cnn": partial(train_cnn, budget=None),
-        "nearest_class_mean": train_nearest_class_mean,
-    }
 
 
 def accuracy_figures(
@@ -68,7 +49,9 @@ def accuracy_figures(
     def measure(training: TrainingSet, seed: int) -> dict[str, float]:
         held_out.refuse_overlap(training)
         finished = fit_classifiers(training, trainers, seed=seed, report=report)
-        return {f"accuracy/{name}": held_out.score(each) for name, each in finished.items()}
+        return {
+            f"accuracy/{name}": held_out.score(classifier) for name, classifier in finished.items()
+        }
 
     columns = Columns(synthetic)
     if real is not None:
@@ -96,7 +79,7 @@ def calibrated(figures: Mapping[str, Figure]) -> dict[str, Figure]:
         if figure.real is not None and figure.real.mean > 0
     }
     ratios = {
-        name.replace("accuracy/", "calibrated/"): _map(figures[name], 1 / ceiling)
+        name.replace("accuracy/", "calibrated/"): _scaled(figures[name], 1 / ceiling)
         for name, ceiling in ceilings.items()
     }
     return {
@@ -106,28 +89,30 @@ def calibrated(figures: Mapping[str, Figure]) -> dict[str, Figure]:
     }
 
 
-def _map(figure: Figure, factor: float) -> Figure:
-    def scaled(spread: Spread | None) -> Spread | None:
-        return spread and Spread(tuple(factor * value for value in spread.values), spread.size)
+def _scaled(figure: Figure, factor: float) -> Figure:
+    def scaled(spread: Spread) -> Spread:
+        return Spread(tuple(factor * value for value in spread.values), spread.size)
 
-    synthetic = Spread(
-        tuple(factor * value for value in figure.synthetic.values), figure.synthetic.size
+    return Figure(
+        scaled(figure.synthetic),
+        figure.real and scaled(figure.real),
+        figure.class_means and scaled(figure.class_means),
+        figure.share,
     )
-    return Figure(synthetic, scaled(figure.real), scaled(figure.class_means), figure.share)
 
 
 def _mean(figures: Sequence[Figure]) -> Figure:
-    def over(spreads: Sequence[Spread | None]) -> Spread:
-        present = [spread for spread in spreads if spread is not None]
-        values = zip(*(spread.values for spread in present), strict=True)
+    def mean(spreads: Sequence[Spread | None]) -> Spread:
+        columns = [spread for spread in spreads if spread is not None]
+        values = zip(*(spread.values for spread in columns), strict=True)
         return Spread(
             tuple(statistics.fmean(value) for value in values),
-            min(spread.size for spread in present),
+            min(spread.size for spread in columns),
         )
 
     return Figure(
-        over([figure.synthetic for figure in figures]),
-        over([figure.real for figure in figures]),
-        over([figure.class_means for figure in figures]),
+        mean([figure.synthetic for figure in figures]),
+        mean([figure.real for figure in figures]),
+        mean([figure.class_means for figure in figures]),
         share=True,
     )

@@ -77,8 +77,8 @@ def inception_features(network: nn.Module, images: Tensor) -> Tensor:
     features = []
     with torch.no_grad():
         for part in images.split(BATCH):
-            shown = functional.interpolate(
+            resized = functional.interpolate(
                 part.expand(-1, 3, -1, -1), (SIDE, SIDE), mode="bilinear", antialias=True
             )
-            features.append(network((shown - mean) / std))
+            features.append(network((resized - mean) / std))
     return torch.cat(features)

@@ -88,14 +88,14 @@ def _distances(
     """Distances (G,) to the nearest of `size` images, to the nearest of all, and its index."""
     order = torch.randperm(len(reference), generator=generator)
     flat, reference = images.flatten(1), reference.flatten(1)
-    chosen, rest = order[:size], order[size:]
-    part, index = (found[:, 0] for found in nearest(flat, reference[chosen]))
+    part, rest = order[:size], order[size:]
+    near_part, index = (column[:, 0] for column in nearest(flat, reference[part]))
     if len(rest) == 0:
-        return part, part, chosen[index]
-    other, other_index = (found[:, 0] for found in nearest(flat, reference[rest]))
-    closer = other < part
+        return near_part, near_part, part[index]
+    near_rest, rest_index = (column[:, 0] for column in nearest(flat, reference[rest]))
+    closer = near_rest < near_part
     return (
-        part,
-        torch.where(closer, other, part),
-        torch.where(closer, rest[other_index], chosen[index]),
+        near_part,
+        torch.where(closer, near_rest, near_part),
+        torch.where(closer, rest[rest_index], part[index]),
     )

@@ -48,7 +48,7 @@ def nearest(
 ) -> tuple[Tensor, Tensor]:
     """Return the distances to the k nearest `points`, ascending, and their indices, both (N, k).
 
-    The distances of the neighbours found are computed again from the differences, so that a copy
+    The distances of the neighbours are computed again from the differences, so that a copy
     has distance 0 and not the rounding of the blocks.
 
     Args:
@@ -62,15 +62,15 @@ def nearest(
     """
     if not 1 <= k <= len(points) - same:
         raise ValueError(f"{k} nearest neighbours need more points; received {len(points)} points.")
-    fitting = max(1, BLOCK // max(len(points), k * points.shape[1]))
+    rows_at_once = max(1, BLOCK // max(len(points), k * points.shape[1]))
     distances = torch.empty(len(queries), k, dtype=queries.dtype)
     indices = torch.empty(len(queries), k, dtype=torch.int64)
-    for rows, squared in distance_blocks(queries, points, rows=fitting):
+    for rows, squared in distance_blocks(queries, points, rows=rows_at_once):
         if same:
-            within = torch.arange(len(squared))
-            squared[within, within + rows.start] = torch.inf
-        found = squared.topk(k, dim=1, largest=False).indices
-        exact = (queries[rows].unsqueeze(1) - points[found]).square().sum(dim=2).sqrt()
+            row = torch.arange(len(squared))
+            squared[row, row + rows.start] = torch.inf
+        neighbours = squared.topk(k, dim=1, largest=False).indices
+        exact = (queries[rows].unsqueeze(1) - points[neighbours]).square().sum(dim=2).sqrt()
         distances[rows], order = exact.sort(dim=1)
-        indices[rows] = found.gather(1, order)
+        indices[rows] = neighbours.gather(1, order)
     return distances, indices

@@ -11,7 +11,7 @@ NEIGHBOURS = 5
 
 
 def prdc(real: Tensor, fake: Tensor, *, k: int = NEIGHBOURS) -> dict[str, float]:
-    """How much of `fake` looks real, and how much of `real` it reaches.
+    """Shares of `fake` that looks real, and of `real` that it reaches.
 
     B(z) is the closed ball around z whose radius is the distance to z's k-th nearest neighbour
     in its own sample, z itself excluded. Over N real points x and M fake points y:

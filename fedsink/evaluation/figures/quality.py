@@ -10,21 +10,22 @@ from torch import Tensor
 from fedsink.errors import DataError, ModelError
 from fedsink.evaluation.classifiers.class_means import class_mean_set
 from fedsink.evaluation.classifiers.real_classifier import label_consistency, train_real_classifier
-from fedsink.evaluation.figures.columns import Columns, Draw
+from fedsink.evaluation.figures.columns import Columns, Draw, Figure, Spread
 from fedsink.evaluation.figures.fidelity import sliced_w2, subsample
 from fedsink.evaluation.figures.frechet import frechet_distance
 from fedsink.evaluation.figures.inception import FEATURES as INCEPTION_FEATURES
 from fedsink.evaluation.figures.inception import inception_features, load_inception
-from fedsink.evaluation.figures.inception_score import inception_score
+from fedsink.evaluation.figures.inception_score import SPLITS, inception_score, score_of_splits
 from fedsink.evaluation.figures.memorisation import memorisation
 from fedsink.evaluation.figures.prdc import NEIGHBOURS, prdc
-from fedsink.evaluation.figures.spread import Figure, Spread
-from fedsink.evaluation.figures.within_class import variance_ratio
 from fedsink.evaluation.labelled import Report
 from fedsink.evaluation.sets import HeldOut, TrainingSet
 
 AT_MOST = 10_000
 """Pictures per side, the size of MNIST's test set; distances grow with its square."""
+
+SMALLEST = max(SPLITS, NEIGHBOURS + 1)
+"""Pictures per side, for a part of the Inception Score and for a neighbourhood."""
 
 SHARES = ("precision", "recall", "coverage", "label_consistency")
 
@@ -62,45 +63,82 @@ def quality_figures(
     Raises:
         DataError: too few images for a neighbourhood.
     """
-    ours, theirs = _halves(real, seeds[0])
-    size = min(size, len(held_out), len(theirs), AT_MOST)
-    if size <= NEIGHBOURS:
+    fitted, fresh = _halves(real, seeds[0])
+    size = min(size, len(held_out), len(fresh), AT_MOST)
+    if size < SMALLEST:
         raise DataError(
-            f"suite=full needs more than {NEIGHBOURS} images on each side; received {size}: draw "
+            f"suite=full needs at least {SMALLEST} images on each side; received {size}: draw "
             "more, or use a dataset with more test images."
         )
     columns = Columns(
         synthetic,
-        theirs.cut if reference else None,
+        fresh.cut if reference else None,
         (lambda size, seed: class_mean_set(real, size)) if reference else None,
     )
-    classifier = train_real_classifier(ours, seed=seeds[0], report=report)
+    classifier = train_real_classifier(fitted, seed=seeds[0], report=report)
     target = subsample(held_out.images, size, seed=seeds[0])
     target_features = classifier.features(target)
 
     def measure(data: TrainingSet, seed: int) -> dict[str, float]:
         features = classifier.features(data.images)
+        probabilities = classifier.probabilities(features)
+        mean, sd = score_of_splits(probabilities, seed=seed)
         figures = {
-            "inception_score": inception_score(classifier.probabilities(features)),
+            "inception_score": inception_score(probabilities),
+            "inception_score/ten_splits": mean,
+            "inception_score/ten_splits_sd": sd,
             "classifier_frechet_distance": frechet_distance(features, target_features),
             **prdc(target_features, features),
             "sliced_w2": sliced_w2(data.images, target, seed=seed),
         }
         if conditional:
             figures["label_consistency"] = label_consistency(classifier, data)
-            figures["within_class_variance"] = variance_ratio(data, ours)
+            figures["within_class_variance"] = variance_ratio(data, fitted)
         return figures
 
     figures = columns.measure(measure, seeds=seeds, size=size, shares=SHARES, report=report)
+    left_out: dict[str, str] = {}
     if not conditional:
         left_out = dict.fromkeys(
             ("label_consistency", "within_class_variance"), "the generator draws no labels"
         )
-    else:
-        left_out = {}
     figures |= _memorisation(columns, real.images, held_out.images, seeds, size, report)
     fid, reason = _fid(columns, target, seeds[:1], size, report)
     return {**figures, **fid}, {**left_out, **reason}
+
+
+def within_class_variance(data: TrainingSet) -> dict[int, float]:
+    """Total variance `V_c = 1/(N_c − 1) Σ_{i: y_i = c} ‖x_i − x̄_c‖²` of every class, by class.
+
+    Squared pixel units, summed over pixels: the trace of the class's covariance. Classes with
+    fewer than two images are left out.
+    """
+
+    def total(images: Tensor) -> float:
+        return float(images.flatten(1).double().var(dim=0).sum())
+
+    members = {int(c): data.images[data.labels == c] for c in data.labels.unique()}
+    return {c: total(images) for c, images in members.items() if len(images) > 1}
+
+
+def variance_ratio(data: TrainingSet, real: TrainingSet) -> float:
+    """Return `Σ_c V_c(data) / Σ_c V_c(real)` over the classes that both hold.
+
+    1 for equal variation, 0 for class prototypes, above 1 for noise on top.
+
+    Raises:
+        DataError: no class has two images on both sides, or the real images do not vary.
+    """
+    variances, reference = within_class_variance(data), within_class_variance(real)
+    shared = sorted(variances.keys() & reference.keys())
+    denominator = sum(reference[c] for c in shared)
+    if not shared or denominator == 0:
+        raise DataError(
+            "The variance within classes needs a class with two images in both sets and real "
+            f"images that differ; received {len(variances)} and {len(reference)} such classes: "
+            "draw more."
+        )
+    return sum(variances[c] for c in shared) / denominator
 
 
 def _halves(data: TrainingSet, seed: int) -> tuple[TrainingSet, TrainingSet]:
@@ -120,7 +158,7 @@ def _memorisation(
     size: int,
     report: Report | None,
 ) -> dict[str, Figure]:
-    """As `memorisation`; the real column is one half of the held-out images against the other."""
+    """Memorisation; its real column is one half of the held-out images against the other."""
 
     def named(figures: Mapping[str, float]) -> dict[str, float]:
         return {f"memorisation/{name}": value for name, value in figures.items()}
@@ -150,7 +188,7 @@ def _memorisation(
 def _fid(
     columns: Columns, target: Tensor, seeds: Sequence[int], size: int, report: Report | None
 ) -> tuple[dict[str, Figure], dict[str, str]]:
-    """FID of one run, or why there is none."""
+    """FID of one run, or the reason why there is none."""
     if size <= INCEPTION_FEATURES:
         return {}, {
             "fid": f"{size} images do not determine a covariance of {INCEPTION_FEATURES} features"

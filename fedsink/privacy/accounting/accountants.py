@@ -28,7 +28,7 @@ import numpy as np
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
 from fedsink.privacy.accounting import grids
-from fedsink.privacy.mechanisms.gaussian import gaussian_epsilon
+from fedsink.privacy.accounting.analytic import gaussian_epsilon
 
 LIBRARIES = {
     "pld": "dp-accounting",
@@ -61,6 +61,22 @@ def poisson_gaussian_epsilon(
     rate, sigma = checks.probability("rate", rate), checks.positive("sigma", sigma)
     uses, delta = checks.count("uses", uses), checks.failure_probability(delta)
     return _EPSILON[check_accountant(accountant)](rate, sigma, uses, delta)
+
+
+def poisson_gaussian(rate: float, sigma: float, uses: int) -> Any:
+    """The event of `uses` Poisson-subsampled Gaussians as a `dp_accounting.DpEvent`.
+
+    Args:
+        rate: Sampling probability q in (0, 1].
+        sigma: Noise multiplier, noise std / sensitivity; not a standard deviation.
+        uses: In how many rounds one record may take part.
+    """
+    events = checks.require("dp_accounting")
+    one = events.PoissonSampledDpEvent(
+        checks.probability("rate", rate),
+        events.GaussianDpEvent(checks.positive("sigma", sigma)),
+    )
+    return events.SelfComposedDpEvent(one, checks.count("uses", uses))
 
 
 def check_accountant(accountant: object) -> str:

@@ -26,11 +26,11 @@ from fedsink.privacy.accounting.accountants import (
     ACCOUNTANTS,
     check_accountant,
     pld_epsilon_coarse,
+    poisson_gaussian,
     poisson_gaussian_epsilon,
     rdp_epsilon,
 )
 from fedsink.privacy.accounting.capacity import overflow_probability
-from fedsink.privacy.accounting.events import poisson_gaussian
 from fedsink.privacy.accounting.replacement import replacement_epsilon
 from fedsink.privacy.mechanisms.clipping import (
     Clip,

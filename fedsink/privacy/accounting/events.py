@@ -18,22 +18,6 @@ from fedsink.privacy.adjacency import ADD_REMOVE, REPLACE_ONE, check_adjacency
 _GRID = 1e-4
 
 
-def poisson_gaussian(rate: float, sigma: float, uses: int) -> Any:
-    """The event of `uses` Poisson-subsampled Gaussians as a `dp_accounting.DpEvent`.
-
-    Args:
-        rate: Sampling probability q in (0, 1].
-        sigma: Noise multiplier, noise std / sensitivity; not a standard deviation.
-        uses: In how many rounds one record may take part.
-    """
-    events = checks.require("dp_accounting")
-    one = events.PoissonSampledDpEvent(
-        checks.probability("rate", rate),
-        events.GaussianDpEvent(checks.positive("sigma", sigma)),
-    )
-    return events.SelfComposedDpEvent(one, checks.count("uses", uses))
-
-
 def epsilon(
     event: Any, delta: float, accountant: str = "pld", adjacency: str = ADD_REMOVE
 ) -> float:

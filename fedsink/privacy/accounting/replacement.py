@@ -29,8 +29,8 @@ import numpy as np
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
 from fedsink.privacy.accounting import grids
+from fedsink.privacy.accounting.analytic import gaussian_epsilon
 from fedsink.privacy.mechanisms.clipping import BatchClip, Clip
-from fedsink.privacy.mechanisms.gaussian import gaussian_epsilon
 from fedsink.privacy.sampling import ClassSchedule, Schedule
 
 
@@ -54,8 +54,8 @@ def replacement_epsilon(
     uses, delta = checks.count("uses", uses), checks.failure_probability(delta)
     relabels = isinstance(schedule, ClassSchedule) and schedule.classes > 1
     content = "without-replacement" if isinstance(clip, BatchClip) else "opposite"
-    found = _epsilon(content, rate, sigma, uses, delta)
-    return max(found, _epsilon("two-labels", rate, sigma, uses, delta)) if relabels else found
+    epsilon = _epsilon(content, rate, sigma, uses, delta)
+    return max(epsilon, _epsilon("two-labels", rate, sigma, uses, delta)) if relabels else epsilon
 
 
 # How far apart, in clip sensitivities, one round's two means are, and the rounds per use.

@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from scipy.special import log_ndtr
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
-from fedsink.privacy.mechanisms.local import LocalMechanism, Norm, finite, slackened
-from fedsink.privacy.mechanisms.matched import MatchedCost
+from fedsink.privacy.accounting.analytic import gaussian_epsilon, gaussian_multiplier
+from fedsink.privacy.mechanisms.local import (
+    LocalMechanism,
+    MatchedCost,
+    Norm,
+    finite,
+    slackened,
+)
 from fedsink.privacy.randomness.noise import Stream
-
-_BISECTIONS = 200
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class GaussianMechanism(LocalMechanism):
                 f"{', '.join(self.calibrations)}."
             )
         analytic = self.calibration == "analytic"
-        multiplier = (_multiplier if analytic else _equation5)(epsilon, delta)
+        multiplier = (gaussian_multiplier if analytic else _equation5)(epsilon, delta)
         object.__setattr__(self, "scale", slackened(sensitivity) * multiplier)
 
     @classmethod
@@ -115,25 +118,6 @@ class GaussianMechanism(LocalMechanism):
         return {**super().describe(), "calibration": self.calibration}
 
 
-def gaussian_delta(multiplier: float, epsilon: float) -> float:
-    """The exact δ of N(0, σ²) at ε, with multiplier σ/Δ₂ (Balle and Wang 2018, equation 6)."""
-    half, shift = 0.5 / multiplier, epsilon * multiplier
-    first, second = log_ndtr(half - shift), epsilon + log_ndtr(-half - shift)
-    return float(math.exp(first) * -math.expm1(min(0.0, second - first)))
-
-
-def _multiplier(epsilon: float, delta: float) -> float:
-    """The least σ/Δ₂ for (ε, δ), from above."""
-    low, high = math.log(1e-9), math.log(1e9)
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if gaussian_delta(math.exp(middle), epsilon) <= delta:
-            high = middle
-        else:
-            low = middle
-    return math.exp(high) * (1 + 1e-12)
-
-
 def _equation5(epsilon: float, delta: float) -> float:
     """The closed form of the paper's equation (5), a σ/Δ₂ that is enough for (ε, δ)."""
     if delta > 0.5:
@@ -143,18 +127,3 @@ def _equation5(epsilon: float, delta: float) -> float:
     z = -math.log(4 * delta * (1 - delta))
     root = math.sqrt(max(0.0, z))
     return (root + math.sqrt(root**2 + epsilon)) / (math.sqrt(2) * epsilon) * (1 + 1e-12)
-
-
-def gaussian_epsilon(multiplier: float, delta: float) -> float:
-    """The least ε of N(0, σ²) at δ, from above; 1e-12 where ε = 0 suffices.
-
-    T compositions of multiplier σ/Δ₂ are one of σ/(Δ₂·√T), so this is exact without sampling.
-    """
-    low, high = math.log(1e-12), math.log(1e19)
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if gaussian_delta(multiplier, math.exp(middle)) <= delta:
-            high = middle
-        else:
-            low = middle
-    return math.exp(high) * (1 + 1e-12)

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedsink.privacy import checks
-from fedsink.privacy.mechanisms.local import LocalMechanism, Norm, finite, slackened
-from fedsink.privacy.mechanisms.matched import MatchedCost
+from fedsink.privacy.mechanisms.local import LocalMechanism, MatchedCost, Norm, finite, slackened
 from fedsink.privacy.randomness.noise import Stream
 
 

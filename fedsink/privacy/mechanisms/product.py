@@ -9,8 +9,7 @@ import torch
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
-from fedsink.privacy.mechanisms.local import LocalMechanism
-from fedsink.privacy.mechanisms.matched import MatchedCost
+from fedsink.privacy.mechanisms.local import LocalMechanism, MatchedCost
 from fedsink.privacy.mechanisms.randomized_response import RandomizedResponse
 from fedsink.privacy.randomness.noise import Stream
 

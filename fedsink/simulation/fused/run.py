@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -11,17 +11,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedsink.clients.app import client_app
 from fedsink.clients.node import open_node
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError
+from fedsink.models import Generator
 from fedsink.server.folder import RunFolder
 from fedsink.server.loop import train
-from fedsink.server.running import build_generator
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.fused.step import DrawsName, FusedStep
-from fedsink.simulation.local import LocalGrid
-from fedsink.strategies.central import CentralRounds
+from fedsink.simulation.grid import SimulationGrid
+from fedsink.strategies.central.rounds import CentralRounds
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 
 log = logging.getLogger("fedsink.simulation")
@@ -65,6 +64,14 @@ class FusedRounds(CentralRounds):
         self.step.load_state(tensors, values, int(values["played"]))
 
 
+class _NobodyGrid(SimulationGrid):
+    """A grid on which no message is sent."""
+
+    def execute(self, messages: Sequence[Message]) -> list[Message]:
+        """Nobody answers."""
+        return []
+
+
 def run_fused(
     settings: ServerSettings, node: NodeSettings, step: FusedStep, *, together: int
 ) -> None:
@@ -76,10 +83,10 @@ def run_fused(
         step: from `build_step` of the same settings.
         together: rounds that are logged at once, those that the step prepares at once.
     """
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.engine.threads)
     strategy = FusedRounds(step, settings.server_key, together)
     train(
-        LocalGrid(client_app(node), node.clients),
+        _NobodyGrid(node.clients),
         strategy,
         RunFolder(settings.folder),
         settings.loop,
@@ -97,13 +104,19 @@ def run_fused(
 
 
 def build_step(
-    settings: ServerSettings, node: NodeSettings, *, draws: DrawsName, together: int
+    settings: ServerSettings,
+    node: NodeSettings,
+    generator: Generator,
+    *,
+    draws: DrawsName,
+    together: int,
 ) -> FusedStep:
-    """The step of a run, with a freshly initialised generator.
+    """The step of a run.
 
     Args:
         settings: the server's, of a strategy that names this engine.
         node: the clients'; they have a seed.
+        generator: freshly initialised; trained in place.
         draws: as in `FusedStep`.
         together: rounds that are prepared at once.
 
@@ -118,7 +131,7 @@ def build_step(
     shards = [open_node(node, client).shard for client in range(node.clients)]
     return FusedStep(
         cast(DPSinkhornSettings, settings.strategy),
-        build_generator(settings),
+        generator,
         shards,
         seed=node.seed,
         server_key=settings.server_key,

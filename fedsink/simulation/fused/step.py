@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from fedsink.strategies.dp_sinkhorn.rows import Rows
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.self_term import SelfParts, self_term, with_labels
 from fedsink.transport import (
-    UnseenAnnealedSolver,
+    FixedSolver,
     batch_gradients,
     clipped_sums,
     summed_at_once,
@@ -49,7 +50,7 @@ class FusedStep:
         draws: "keyed" draws what every other engine draws, on the host; "device" draws the same
             laws on the device.
         capture: "auto" records on a GPU; False never does.
-        ahead: rounds that are prepared at once. With draws="device" a run that goes on after a
+        ahead: rounds that are prepared at once. With draws="device" a run that continues after a
             multiple of it equals one that never stopped.
 
     Attributes:
@@ -91,7 +92,9 @@ class FusedStep:
             torch.zeros(0, self._view.dimension, device=device), widest=self._view.diagonal_bound,
         )  # fmt: skip
         diameter = settings.objective.diameter(self._view.norm_bound, labels=layout.mixed)
-        self._solver = UnseenAnnealedSolver(diameter, everywhere=True)
+        # ‖v‖₁ ≤ √D‖v‖₂
+        absolute = math.sqrt(self._records.coordinates.shape[1]) * diameter
+        self._solver = FixedSolver(diameter**2 + settings.objective.m * absolute, diameter)
         kind = KeyedDraws if draws == "keyed" else DeviceDraws
         self._draws: Draws = kind(settings, self._records, self._rows, ReproducibleKey(seed), ahead)
         self._timetable = Timetable(layout, self.trainer, ahead, device)
@@ -134,7 +137,7 @@ class FusedStep:
         return tensors | self._self_term.state(), values
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any], round: int) -> None:
-        """Go on after a round from what `state` returned."""
+        """Continue after a round from what `state` returned."""
         self.trainer.load_state(tensors, values)
         self._self_term.load_state(tensors)
         self.round = self._ready = round

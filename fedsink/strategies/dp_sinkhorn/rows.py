@@ -1,6 +1,9 @@
-"""Generated rows of a round, the same ones under every engine."""
+"""Generated rows of a round, the same ones under every engine, and what is answered about them."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,7 +11,9 @@ from torch import Tensor
 from fedsink.data.views import View
 from fedsink.models import Generator
 from fedsink.privacy import Stream
-from fedsink.strategies.dp_sinkhorn.layout import Layout
+from fedsink.protocol.exchange import Sum
+from fedsink.strategies.dp_sinkhorn.layout import Label, Layout
+from fedsink.strategies.self_term import SelfParts
 
 
 class Rows:
@@ -42,3 +47,57 @@ class Rows:
     def untrained(self, kinds: Tensor, number: int) -> Tensor:
         """Rows before the first round, of groups of these kinds, (G, n + n′, D)."""
         return self(*self.latents("history", number, kinds)).unflatten(0, (len(kinds), -1))
+
+
+Labels = tuple[Label, ...]
+"""What one message asks about: a class for each of its uses."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One round's rows and who is asked about which of them.
+
+    Attributes:
+        round: the round's number in the plan.
+        layout: sizes, and who is asked what.
+        kinds: the groups' kinds, (G,).
+        rows: every row in the view, extra ones included, (G, n + n′, D), on the CPU.
+        parts: the self term's share.
+    """
+
+    round: int
+    layout: Layout
+    kinds: Tensor
+    rows: Tensor
+    parts: SelfParts
+
+    @property
+    def seen(self) -> Tensor:
+        """The groups' rows without the extra ones, (G, n, D)."""
+        return self.rows[:, : self.layout.group_rows]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the gradient that a client answers with."""
+        return self.layout.block_rows, self.rows.shape[-1]
+
+    def position(self, label: Label) -> int:
+        """Which of the layout's blocks a client asked about `label` sees."""
+        if not self.layout.by_class:
+            return 0
+        return self.kinds.tolist().index(label)
+
+    def means(self, sums: Mapping[Labels, Sum], place: int) -> Tensor:
+        """The clients' mean gradient of each of the layout's blocks, (P, block_rows, D) float64.
+
+        Args:
+            sums: of the gradients of those who were asked about the same classes.
+            place: which of the message's uses this block is.
+        """
+        totals: dict[int, Sum] = {}
+        for labels, part in sums.items():
+            position, total, clients = self.position(labels[place]), part.total[place], part.clients
+            if position in totals:
+                total, clients = totals[position].total + total, totals[position].clients + clients
+            totals[position] = Sum(total, clients)
+        return torch.stack([totals[p].total / totals[p].clients for p in sorted(totals)])

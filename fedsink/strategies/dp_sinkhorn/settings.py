@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-from fedsink.data.spec import DataSpec
+from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ConfigError
 from fedsink.privacy import (
@@ -23,21 +22,15 @@ from fedsink.privacy import (
 from fedsink.privacy.mechanisms.clipping import CLIPS
 from fedsink.protocol import Objective
 from fedsink.protocol.run import UNNAMED
-from fedsink.reporting.statement import OF_IMAGES, central_statement
-from fedsink.reporting.unprotected import unprotected_statement
-from fedsink.strategies.dp_sinkhorn.budget import central_plan
+from fedsink.strategies.central.settings import CentralSettings, central_plan, signal_to_noise
+from fedsink.strategies.central.statement import OF_IMAGES, central_statement
+from fedsink.strategies.central.unprotected import unprotected_statement
 from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.strategies.self_term import SelfTermSettings
-from fedsink.strategies.settings import (
-    NODE_ENGINES,
-    CentralSettings,
-    check_central,
-    noise_share,
-    signal_to_noise,
-)
+from fedsink.strategies.settings import NODE_ENGINES
 from fedsink.strategies.trainer import OptimizerSettings
-from fedsink.transport import solver_named
-from fedsink.values import Config, choice, given, integer, number, positive
+from fedsink.transport import check_backend
+from fedsink.values import choice, given, integer, strictly
 
 
 @dataclass(frozen=True)
@@ -80,61 +73,51 @@ class DPSinkhornSettings(CentralSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rows < 1:
-            raise ConfigError(f"strategy.rows must be at least 1, not {self.rows}.")
-        if self.uses_per_message < 1:
-            raise ConfigError(
-                f"strategy.uses_per_message must be at least 1, not {self.uses_per_message}."
-            )
+        for count in ("rows", "uses_per_message"):
+            integer(vars(self), count, where="strategy.")
+        view_from_dict(self.view)  # refused now rather than in a client
         if isinstance(self.plan.clip, RecordClip) and not self.objective.is_quadratic:
             raise ConfigError(
                 "clip=record works with the squared Euclidean cost; "
                 f"strategy.cost={self.objective.cost} with strategy.m={self.objective.m:g} "
                 "needs clip=batch."
             )
+        self.objective.check_plan(self.plan)
 
     @classmethod
-    def from_config(cls, config: Config, data: DataSpec, clients: int, run: str) -> Self:
+    def from_config(cls, config: Configuration, run: str) -> Self:
         """Settings of the central mode.
 
         Raises:
             FedsinkError: a value is unknown, out of range, or belongs to the other mode.
         """
-        check_central(config)
-        chosen = config["strategy"]
-        classes = len(data.classes) if config["conditional"] else 1
-        clip = CLIPS[choice(config, "clip", "record", "batch")](chosen["bound"])
+        chosen = config.strategy
+        classes, label_weight = len(config.classes), chosen["label_weight"]
+        check_backend(chosen["backend"])
+        clip = CLIPS[choice(vars(config), "clip", "record", "batch")](chosen["bound"])
         by_class = choice(chosen, "schedule", "class", "joint", where="strategy.") == "class"
         schedule = ClassSchedule(classes) if by_class and classes > 1 else JointSchedule()
-        nominal = math.ceil(data.nominal_records / clients)
-        view = {"shape": list(data.shape), **given(config["view"])}
-        view_from_dict(view)  # refuse these now rather than in a client
-        solver_named(str(chosen["solver"]))
-        label_weight = number(chosen, "label_weight", minimum=0.0, where="strategy.")
         return cls(
-            plan=central_plan(config, clip, schedule, nominal),
+            plan=central_plan(config, clip, schedule),
             objective=Objective(
-                lam=positive(chosen, "lam", where="strategy."),
+                lam=chosen["lam"],
                 classes=classes,
-                m=number(chosen, "m", minimum=0.0, where="strategy."),
+                m=chosen["m"],
                 label_weight=label_weight if classes > 1 else 0.0,
-                solver=str(chosen["solver"]),
-                cost=str(chosen["cost"]),
+                solver=chosen["solver"],
+                cost=chosen["cost"],
+                backend=chosen["backend"],
             ),
-            self_term=SelfTermSettings(
-                chosen["self_term"],
-                integer(chosen, "history", minimum=1, where="strategy."),
-                number(chosen, "p", minimum=0.0, where="strategy."),
-            ),
-            view=view,
-            rows=integer(chosen, "rows", minimum=1, where="strategy."),
-            optimizer=OptimizerSettings.from_config(chosen),
-            clients=clients,
-            nominal_records=data.nominal_records / clients,
-            uses_per_message=integer(chosen, "uses_per_message", minimum=1, where="strategy."),
-            accountant=str(config["accountant"]),
+            self_term=SelfTermSettings(chosen["self_term"], chosen["history"], chosen["p"]),
+            view={"shape": list(config.data.shape), **given(config.view)},
+            rows=chosen["rows"],
+            optimizer=strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
+            clients=config.clients,
+            nominal_records=config.data.nominal_records / config.clients,
+            uses_per_message=chosen["uses_per_message"],
+            accountant=config.accountant,
             run=run,
-            share=noise_share(config),
+            share=config.noise.shared,
         )
 
     def statement(self, noise: str) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.privacy.mechanisms.clipping import sampled_clip
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
-from fedsink.protocol.gradient import checked, pack_requests
-from fedsink.strategies.block import Block, Labels
-from fedsink.strategies.central import CentralRounds
-from fedsink.strategies.dp_sinkhorn.rows import Rows
+from fedsink.protocol.gradient import GradientRequest, checked, pack_requests
+from fedsink.strategies.central.rounds import CentralRounds
+from fedsink.strategies.dp_sinkhorn.layout import Label
+from fedsink.strategies.dp_sinkhorn.rows import Block, Labels, Rows
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.self_term import SelfParts, self_term
 from fedsink.strategies.trainer import Trainer
@@ -81,10 +81,28 @@ class DPSinkhorn(CentralRounds):
         asked = list(zip(self._blocks, labels, strict=True))
         # Who is asked the same is one cohort: its replies are added up, and so is its noise.
         share = self.settings.sharers(next(iter(nodes)))
-        requests = [block.request(label, self.settings, share) for block, label in asked]
+        requests = [self._about(block, label, share) for block, label in asked]
         shape = (len(requests), *self._blocks[0].shape)
         content = Content(lambda: checked(requests), lambda: pack_requests(requests))
         return Broadcast(content, nodes, shape)
+
+    def _about(self, block: Block, label: Label, share: int) -> GradientRequest:
+        """What a client is asked about `label`, with the noise spread over `share` clients."""
+        settings, layout = self.settings, self.layout
+        groups = layout.groups_of(block.position(label))
+        return GradientRequest(
+            block.round,
+            label,
+            settings.plan,
+            settings.objective,
+            settings.view,
+            block.seen[groups].flatten(0, 1),
+            layout.row_labels(block.kinds[groups])[:, : layout.group_rows].flatten(),
+            block.parts.potentials[groups].flatten(),
+            block.parts.inside[groups].flatten(0, 1),
+            settings.run,
+            share,
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

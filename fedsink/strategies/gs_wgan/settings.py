@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from fedsink.data.spec import DataSpec
+from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
-from fedsink.errors import ConfigError, FedsinkError
+from fedsink.errors import ConfigError
 from fedsink.models.critics import CriticTraining
 from fedsink.privacy import (
     LOCAL_NOISE,
@@ -22,12 +21,11 @@ from fedsink.privacy import (
 from fedsink.privacy.adjacency import ADJACENCIES, describe
 from fedsink.protocol import Critics
 from fedsink.protocol.run import UNNAMED
-from fedsink.reporting.statement import central_statement
-from fedsink.reporting.unprotected import unprotected_statement
-from fedsink.strategies.dp_sinkhorn.budget import central_plan
-from fedsink.strategies.settings import CentralSettings, check_central, noise_share
+from fedsink.strategies.central.settings import CentralSettings, central_plan
+from fedsink.strategies.central.statement import central_statement
+from fedsink.strategies.central.unprotected import unprotected_statement
 from fedsink.strategies.trainer import OptimizerSettings
-from fedsink.values import Config, choice, given, integer, strictly
+from fedsink.values import given, integer, strictly
 
 
 @dataclass(frozen=True)
@@ -78,35 +76,33 @@ class GSWGANSettings(CentralSettings):
         self.critics.architecture(view_from_dict(self.view))  # refused now rather than in a client
 
     @classmethod
-    def from_config(cls, config: Config, data: DataSpec, clients: int, run: str) -> Self:
-        """Settings of the central mode.
+    def from_config(cls, config: Configuration, run: str) -> Self:
+        """Settings of GS-WGAN.
 
         Raises:
             FedsinkError: a value is unknown, out of range, or belongs to another method or mode.
         """
-        check_central(config)
-        chosen = config["strategy"]
-        if config["clip"] != chosen["default_clip"]:
+        chosen = config.strategy
+        if config.clip != chosen["default_clip"]:
             raise ConfigError(
-                f"strategy={cls.name} clips the gradients of critics: leave out "
-                f"clip={config['clip']}."
+                f"strategy={cls.name} clips the gradients of critics: leave out clip={config.clip}."
             )
-        number = integer(chosen, "critics", where="strategy.")
-        clip = CriticClip(chosen["bound"], number)
-        turns = chosen["turns"]
+        clip, turns = CriticClip(chosen["bound"], chosen["critics"]), chosen["turns"]
         schedule = JointSchedule() if turns is None else TurnSchedule(turns)
-        classes = len(data.classes) if config["conditional"] else 1
+        options = dict(chosen["critic"])
+        kind, hidden, scale = (options.pop(name, None) for name in ("kind", "hidden", "scale"))
+        training = strictly(CriticTraining, {**options, "critics": clip.critics}, "strategy.critic")
         return cls(
-            plan=central_plan(config, clip, schedule, math.ceil(data.nominal_records / clients)),
-            critics=_critics({**chosen["critic"]}, number, classes),
-            view={"shape": list(data.shape), **given(config["view"])},
+            plan=central_plan(config, clip, schedule),
+            critics=Critics(training, len(config.classes), kind, hidden, scale),
+            view={"shape": list(config.data.shape), **given(config.view)},
             rows=chosen["rows"],
             fakes=chosen["fakes"],
-            optimizer=OptimizerSettings.from_config(chosen),
-            clients=clients,
-            accountant=str(config["accountant"]),
+            optimizer=strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
+            clients=config.clients,
+            accountant=config.accountant,
             run=run,
-            share=noise_share(config),
+            share=config.noise.shared,
         )
 
     def statement(self, noise: str) -> dict[str, Any]:
@@ -123,15 +119,3 @@ class GSWGANSettings(CentralSettings):
             if replace(self.plan, adjacency=name).epsilon(self.accountant) == epsilon
         }
         return {**stated, "critics": self.critics.training.critics, "adjacencies": also}
-
-
-def _critics(options: dict[str, Any], number: int, classes: int) -> Critics:
-    """The critics that `strategy.critic` describes; raises ConfigError, naming the key."""
-    kind = {name: options.pop(name) for name in ("kind", "hidden", "scale")}
-    training = strictly(CriticTraining, {"critics": number, **options}, "strategy.critic")
-    try:
-        return Critics(training, classes, **kind)
-    except FedsinkError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"strategy.critic: {error}") from error

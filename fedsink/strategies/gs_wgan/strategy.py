@@ -17,9 +17,9 @@ from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.protocol import CriticRequest
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
-from fedsink.strategies.central import CentralRounds
+from fedsink.strategies.central.rounds import CentralRounds
+from fedsink.strategies.central.settings import signal_to_noise
 from fedsink.strategies.gs_wgan.settings import GSWGANSettings
-from fedsink.strategies.settings import signal_to_noise
 from fedsink.strategies.trainer import Trainer
 
 

@@ -16,13 +16,13 @@ from fedsink.privacy import BatchClip, RecordClip
 from fedsink.privacy.unprotected import UNREACHED
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.parameters import ParameterReply, ParameterRequest, architecture_of
-from fedsink.strategies.block import Block, Labels
+from fedsink.strategies.central.settings import signal_to_noise
 from fedsink.strategies.dp_sinkhorn.layout import Label
+from fedsink.strategies.dp_sinkhorn.rows import Block, Labels
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.strategies.parameter_gradient.settings import ParameterGradientSettings
 from fedsink.strategies.self_term import HistoryField, self_term
-from fedsink.strategies.settings import signal_to_noise
-from fedsink.transport.record_pullback import clipped_pullback
+from fedsink.transport.record_clip import clipped_pullback
 
 
 class ParameterGradient(DPSinkhorn):
@@ -90,7 +90,7 @@ class ParameterGradient(DPSinkhorn):
             zeros = gradients.new_zeros(len(others), self.view.dimension)
             gradients = torch.cat([gradients, zeros])
         return ParameterRequest(
-            block.request(label, self.settings, share),
+            self._about(block, label, share),
             self._architecture,
             flat_weights(generator).detach().cpu(),
             z.cpu()[torch.cat([seen, rest])],
@@ -110,10 +110,10 @@ class ParameterGradient(DPSinkhorn):
         scale = self.settings.nominal_batch if per_record else 1.0
         gradient = torch.zeros(len(next(iter(self._requests.values())).weights)).double()
         energy = noise = 0.0
-        for labels, one in sums.items():
-            mean = one.total / one.clients
+        for labels, partial in sums.items():
+            mean = partial.total / partial.clients
             energy += float(mean.square().sum())
-            noise += len(mean) * self.settings.mean_noise_variance / one.clients
+            noise += len(mean) * self.settings.mean_noise_variance / partial.clients
             gradient += mean / scale
             if per_record:
                 gradient += self._own_field(self._requests[labels], labels, block)

@@ -6,19 +6,28 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
-from fedsink.data.spec import DataSpec
+from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
 from fedsink.privacy import LOCAL_NOISE
 from fedsink.privacy.accounting.amplification import shuffling_statement
 from fedsink.protocol import LocalPlan
 from fedsink.protocol.run import UNNAMED
-from fedsink.reporting.statement import local_statement
 from fedsink.strategies.privatize_once.budget import local_plan
 from fedsink.strategies.privatize_once.denoising import check_denoisable
-from fedsink.strategies.settings import StrategySettings, noise_share
+from fedsink.strategies.privatize_once.statement import local_statement
+from fedsink.strategies.settings import StrategySettings
 from fedsink.strategies.trainer import OptimizerSettings
-from fedsink.transport import cost_named
-from fedsink.values import Config, flag, given, integer, number, positive
+from fedsink.transport import (
+    NATIVE,
+    ConvergedSolver,
+    Cost,
+    Solver,
+    by_backend,
+    check_backend,
+    cost_named,
+    solver_named,
+)
+from fedsink.values import choice, flag, given, integer, number, positive, strictly, within
 
 ENTROPIC = ("matched", "debiased")
 EXACT = ("unregularised", "noisy_w1", "denoised")
@@ -43,7 +52,10 @@ class PrivatizeOnceSettings(StrategySettings):
             "debiased", "denoised" (see `fedsink.strategies.privatize_once.loss`).
         cost, lam: override the matched cost and λ; need `unmatched`.
         unmatched: declares that cost and λ are not those of Theorem 1.
-        max_iterations, tolerance: Sinkhorn iterations, L1 marginal error at which they stop.
+        solver: "converged", or "annealed" for the schedule of DP-Sinkhorn.
+        max_iterations, tolerance: of "converged": Sinkhorn iterations, L1 marginal error at which
+            they stop.
+        backend: who solves: "native", or the library "geomloss" or "keops".
         chunk_size: records per upload message.
         run: public name of the run, stated in every request.
         shuffling: what a trusted shuffler would add to the guarantee, for privacy.json; None
@@ -67,79 +79,86 @@ class PrivatizeOnceSettings(StrategySettings):
     cost: str | None = None
     lam: float | None = None
     unmatched: bool = False
+    solver: str = "converged"
     max_iterations: int = 30
     tolerance: float = 2e-2
+    backend: str = NATIVE
     chunk_size: int = 4096
     run: str = UNNAMED
     shuffling: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        values, where = vars(self), "strategy."
+        integer(values, "rounds")
+        integer(values, "batch", minimum=2, where=where)
+        within(values, "finite_batch_factor", "(0, 1]", where=where)
+        choice(values, "loss", *LOSSES, where=where)
+        flag(values, "unmatched", where=where)
+        integer(values, "max_iterations", where=where)
+        number(values, "tolerance", where=where)
+        integer(values, "chunk_size", where=where)
+        if self.lam is not None:
+            positive(values, "lam", where=where)
+        _ = self.transport  # refuses cost, solver and backend
         self._check_loss()
-        if not 0.0 < self.finite_batch_factor <= 1.0:
-            raise ConfigError(
-                f"strategy.finite_batch_factor must be in (0, 1], not {self.finite_batch_factor}."
-            )
-        if self.batch < 2:
-            raise ConfigError(f"strategy.batch must be at least 2, not {self.batch}.")
-        if self.lam is not None and not 0.0 < self.lam < math.inf:
-            raise ConfigError(f"strategy.lam must be a positive number, not {self.lam}.")
-        cost_named(self.effective_cost)
 
     @classmethod
-    def from_config(cls, config: Config, data: DataSpec, clients: int, run: str) -> Self:
+    def from_config(cls, config: Configuration, run: str) -> Self:
         """Settings of the local mode.
 
         Raises:
             FedsinkError: a value is unknown, out of range, or belongs to the other mode.
         """
-        chosen = config["strategy"]
-        if (share := noise_share(config)) != LOCAL_NOISE:
+        if config.noise.shared != LOCAL_NOISE:
             raise ConfigError(
-                f"noise.share={share.name} belongs to mode=central: in mode=ldp records are used "
-                "one by one, and nothing adds them up."
+                f"noise.share={config.noise.share} belongs to mode=central: in mode=ldp records "
+                "are used one by one, and nothing adds them up."
             )
         for key, value, why in (
             ("adjacency", "replace-one", "a record is protected against any other value of it"),
             ("accountant", "pld", "image and label are summed, and nothing is accounted"),
             ("capacity", None, "there are no batches"),
         ):
-            if config[key] != value:
+            if getattr(config, key) != value:
                 raise ConfigError(
-                    f"{key}={config[key]} belongs to mode=central: in mode=ldp {why}."
+                    f"{key}={getattr(config, key)} belongs to mode=central: in mode=ldp {why}."
                 )
-        if config["eps"] == math.inf:
+        if config.eps == math.inf:
             raise ConfigError(
                 "eps=inf belongs to mode=central: in mode=ldp the loss is matched to the noise, "
                 "and without noise there is none."
             )
+        chosen = config.strategy
+        check_backend(chosen["backend"])
         plan, factor = local_plan(
-            config["recipe"],
-            mechanism=config["mechanism"],
-            chosen_map=given(config["map"]),
-            shape=data.shape,
-            classes=len(data.classes) if config["conditional"] else 1,
-            eps=config["eps"],
-            sigma=config["sigma"],
-            delta=config["delta"],
+            config.recipe,
+            mechanism=config.mechanism,
+            chosen_map=given(config.map),
+            shape=config.data.shape,
+            classes=len(config.classes),
+            eps=config.eps,
+            sigma=config.sigma,
+            delta=config.delta,
         )
-        if chosen["finite_batch_factor"] is not None:
-            factor = number(chosen, "finite_batch_factor", minimum=0.0, where="strategy.")
+        stated = chosen["finite_batch_factor"]
         return cls(
             plan=plan,
-            rounds=integer(config if config["rounds"] is not None else config["recipe"], "rounds"),
-            batch=integer(chosen, "batch", minimum=2, where="strategy."),
-            optimizer=OptimizerSettings.from_config(chosen),
-            clients=clients,
-            finite_batch_factor=factor,
-            loss=str(chosen["loss"]),
+            rounds=config.recipe["rounds"] if config.rounds is None else config.rounds,
+            batch=chosen["batch"],
+            optimizer=strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
+            clients=config.clients,
+            finite_batch_factor=factor if stated is None else stated,
+            loss=chosen["loss"],
             cost=chosen["cost"],
-            lam=None if chosen["lam"] is None else positive(chosen, "lam", where="strategy."),
-            unmatched=flag(chosen, "unmatched", where="strategy."),
-            max_iterations=integer(chosen, "max_iterations", minimum=1, where="strategy."),
-            tolerance=number(chosen, "tolerance", minimum=0.0, where="strategy."),
-            chunk_size=integer(chosen, "chunk_size", minimum=1, where="strategy."),
+            lam=chosen["lam"],
+            unmatched=chosen["unmatched"],
+            solver=chosen["solver"],
+            max_iterations=chosen["max_iterations"],
+            tolerance=chosen["tolerance"],
+            backend=chosen["backend"],
+            chunk_size=chosen["chunk_size"],
             run=run,
-            shuffling=_shuffling(config, data, plan),
+            shuffling=_shuffling(config, plan),
         )
 
     def statement(self, noise: str) -> dict[str, Any]:
@@ -162,9 +181,6 @@ class PrivatizeOnceSettings(StrategySettings):
 
     def _check_loss(self) -> None:
         own = self.cost is not None or self.lam is not None
-        if self.loss not in LOSSES:
-            *most, last = LOSSES
-            raise ConfigError(f"strategy.loss is {', '.join(most)} or {last}, not {self.loss!r}.")
         if own and self.loss != "matched":
             raise ConfigError(
                 f"strategy.loss={self.loss} has a cost and λ of its own: leave strategy.cost and "
@@ -179,6 +195,11 @@ class PrivatizeOnceSettings(StrategySettings):
             )
         if self.loss == "denoised":
             check_denoisable(self.plan.map)
+        if self.loss in EXACT and self.backend != NATIVE:
+            raise ConfigError(
+                f"strategy.loss={self.loss} is exact transport, which strategy.backend="
+                f"{self.backend} does not solve: leave one of them out."
+            )
 
     @property
     def matched(self) -> bool:
@@ -193,6 +214,14 @@ class PrivatizeOnceSettings(StrategySettings):
         return self.cost or self.plan.matched_cost.cost
 
     @property
+    def transport(self) -> tuple[Cost, Solver]:
+        """The cost and the solver of an entropic loss, as the backend has them."""
+        solver = solver_named(self.solver)
+        if isinstance(solver, ConvergedSolver):
+            solver = ConvergedSolver(self.max_iterations, self.tolerance)
+        return by_backend(self.backend, cost_named(self.effective_cost), solver)
+
+    @property
     def effective_lam(self) -> float:
         """The λ trained with, finite-batch factor included; 0 for exact transport."""
         if self.loss in EXACT:
@@ -201,8 +230,8 @@ class PrivatizeOnceSettings(StrategySettings):
         return lam * self.finite_batch_factor
 
 
-def _shuffling(config: Config, data: DataSpec, plan: LocalPlan) -> dict[str, Any] | None:
-    if config["shuffler"] == "none":
+def _shuffling(config: Configuration, plan: LocalPlan) -> dict[str, Any] | None:
+    if config.shuffler == "none":
         return None
-    delta = number(config, "shuffler_delta", minimum=0.0)
-    return shuffling_statement(plan.total_epsilon, plan.delta, data.nominal_records, delta)
+    delta = number(vars(config), "shuffler_delta")
+    return shuffling_statement(plan.total_epsilon, plan.delta, config.data.nominal_records, delta)

@@ -5,12 +5,11 @@ import torch
 
 from fedsink.errors import DataError
 from fedsink.evaluation.classifiers.class_means import train_nearest_class_mean
-from fedsink.evaluation.classifiers.network import HOLD_OUT, MAX_EPOCHS, PATIENCE
-from fedsink.evaluation.figures.downstream import accuracy_figures, calibrated, paper_trainers
-from fedsink.evaluation.figures.spread import Figure, Spread
+from fedsink.evaluation.figures.columns import Figure, Spread
+from fedsink.evaluation.figures.downstream import accuracy_figures, calibrated
 from fedsink.evaluation.sets import HeldOut, TrainingSet
 
-from ..data import blobs
+from ...support.clouds import blobs
 
 SIMPLE = {"nearest_class_mean": train_nearest_class_mean}
 
@@ -76,19 +75,6 @@ def test_a_generator_that_draws_the_test_images_is_refused_in_any_run():
 
     with pytest.raises(DataError, match="60 of the 60 synthetic images are images of the test set"):
         accuracy_figures(leaking, None, HeldOut(test, classes=3), SIMPLE, seeds=(0, 1), size=60)
-
-
-def test_the_papers_classifiers_are_stopped_by_their_hold_out_alone():
-    """Random labels: the loss on the hold-out stops training long before the cap of 200 epochs."""
-    trainers = paper_trainers()
-    assert list(trainers) == ["logreg", "mlp", "cnn", "nearest_class_mean"]
-    assert (HOLD_OUT, PATIENCE) == (0.1, 10)
-    images = torch.rand(2000, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    labels = torch.randint(0, 3, (2000,), generator=torch.Generator().manual_seed(1))
-    lines: list[str] = []
-    trainers["cnn"](images, labels, classes=3, seed=0, report=lines.append)
-    assert f"of at most {MAX_EPOCHS}," in lines[0]
-    assert PATIENCE < len(lines) < MAX_EPOCHS / 2
 
 
 def test_calibrated_is_the_ratio_to_the_real_mean_and_the_means_are_run_by_run():

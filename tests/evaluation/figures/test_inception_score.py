@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedsink.evaluation.figures.inception_score import inception_score
+from fedsink.evaluation.figures.inception_score import inception_score, score_of_splits
 
 
 def test_sure_and_balanced_is_the_number_of_classes():
@@ -37,3 +37,30 @@ def test_is_the_mutual_information_of_an_unsure_classifier():
 def test_refuses_what_is_no_probability(p):
     with pytest.raises(ValueError, match="robabilities must"):
         inception_score(p)
+
+
+def test_splits_have_the_mean_and_the_deviation_of_their_scores_in_a_drawn_order():
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(1003, 5, generator=generator).double()
+    p = p / p.sum(dim=1, keepdim=True)
+    order = torch.randperm(1003, generator=torch.Generator().manual_seed(7))
+    mean, sd = score_of_splits(p, seed=7)
+    parts = [inception_score(part) for part in p[order].tensor_split(10)]
+    average = sum(parts) / 10
+    assert mean == pytest.approx(average)
+    assert sd == pytest.approx(math.sqrt(sum((part - average) ** 2 for part in parts) / 10))
+    assert score_of_splits(p, seed=8) != (mean, sd)
+
+
+def test_a_sample_in_order_of_its_classes_is_mixed_before_it_is_split():
+    p = torch.eye(5).repeat_interleave(200, dim=0)
+    mean, sd = score_of_splits(p, seed=0)
+    assert mean == pytest.approx(5, rel=0.05)
+    assert sd < 0.1
+    assert score_of_splits(p, seed=0, splits=1) == (pytest.approx(inception_score(p)), 0)
+
+
+@pytest.mark.parametrize("splits", [0, 11])
+def test_refuses_more_parts_than_rows(splits):
+    with pytest.raises(ValueError, match=f"{splits} splits need as many rows; received 10"):
+        score_of_splits(torch.eye(10), seed=0, splits=splits)

@@ -24,7 +24,7 @@ from fedsink.privacy.accounting.accountants import (
     rdp_epsilon,
     rdp_opacus_epsilon,
 )
-from fedsink.privacy.mechanisms.gaussian import gaussian_delta
+from fedsink.privacy.accounting.analytic import gaussian_delta
 
 MNIST = (1 / 1200, 1.1)
 FASHION = (1 / 1200, 0.9)

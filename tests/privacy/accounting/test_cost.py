@@ -19,8 +19,8 @@ from fedsink.privacy import (
     poisson_gaussian,
 )
 from fedsink.privacy.accounting.accountants import pld_epsilon, rdp_epsilon
+from fedsink.privacy.accounting.analytic import gaussian_epsilon
 from fedsink.privacy.accounting.replacement import replacement_epsilon
-from fedsink.privacy.mechanisms.gaussian import gaussian_epsilon
 
 RECORD, BATCH = RecordClip(1.0), BatchClip(1.0)
 JOINT, SPLIT = JointSchedule(), ClassSchedule(10)

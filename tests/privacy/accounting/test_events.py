@@ -15,7 +15,7 @@ from fedsink.privacy import (
     poisson_gaussian,
 )
 from fedsink.privacy.accounting.accountants import poisson_gaussian_epsilon
-from fedsink.privacy.mechanisms.gaussian import gaussian_epsilon
+from fedsink.privacy.accounting.analytic import gaussian_epsilon
 
 LABEL = RandomizedResponse(10, 5.0)
 

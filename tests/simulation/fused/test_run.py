@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from fedsink.errors import ConfigError
-from fedsink.simulation.configure import EngineSettings
 from fedsink.simulation.fused.step import FusedStep
+from fedsink.simulation.settings import EngineSettings
 from fedsink.simulation.simulate import resume, start
 
 _COMMON = ("seed=5", "clients=3", "rounds=20", "capacity=auto", "report.pictures=1")
@@ -122,7 +122,7 @@ def test_what_cannot_be_fused_leaves_nothing_behind(
     ("options", "message"),
     [
         ({"draws": "x"}, "engine.draws is keyed or device, not 'x'"),
-        ({"together": 0}, "engine.together must be at least 1, not 0"),
+        ({"together": 0}, "engine.together must be a whole number of at least 1, not 0"),
     ],
 )
 def test_wrong_engine_options_are_named(options: dict[str, Any], message: str) -> None:

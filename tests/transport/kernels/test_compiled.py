@@ -14,9 +14,7 @@ from fedsink.transport import L1, AnnealedSolver, Mixed, transport_gradient
 from fedsink.transport.kernels import compiled
 from fedsink.transport.kernels.compiled import Kernel, fits
 
-
-def cloud(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+from ...support.clouds import cloud
 
 
 def double(x: Tensor) -> Tensor:
@@ -43,7 +41,7 @@ def test_auto_compiles_after_the_work_that_pays(monkeypatch: pytest.MonkeyPatch)
 def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSINK_COMPILE", "yes")
     with pytest.raises(ConfigError, match='FEDSINK_COMPILE must be 0, 1 or auto, got "yes"'):
-        L1()(cloud(3, 2), cloud(4, 2))
+        L1()(cloud(3, 2, dtype=torch.float32), cloud(4, 2, dtype=torch.float32))
 
 
 def test_a_kernel_that_fails_is_not_tried_again(
@@ -55,15 +53,15 @@ def test_a_kernel_that_fails_is_not_tried_again(
         raise RuntimeError(f"not for {x.shape}")
 
     kernel = Kernel(broken)
-    assert kernel.run(cloud(2, 2)) is None
+    assert kernel.run(cloud(2, 2, dtype=torch.float32)) is None
     assert not kernel.wanted(1e9)
 
 
 def test_what_fits() -> None:
-    x = cloud(3, 2)
+    x = cloud(3, 2, dtype=torch.float32)
     assert fits(x)
-    assert not fits(x, cloud(1, 2))
-    assert not fits(x, cloud(0, 2))
+    assert not fits(x, cloud(1, 2, dtype=torch.float32))
+    assert not fits(x, cloud(0, 2, dtype=torch.float32))
     assert not fits(x.clone().requires_grad_())
     with torch.no_grad():
         assert fits(x.clone().requires_grad_())
@@ -73,7 +71,8 @@ def test_what_fits() -> None:
 PROGRAM = """
 import sys, torch
 from fedsink.transport import *
-from fedsink.transport import fused, fused_schedule
+from fedsink.transport.kernels import compiled
+import fedsink.transport.solvers.annealed as schedule
 g = torch.Generator().manual_seed(0)
 out = []
 for dtype in (torch.float32, torch.float64):
@@ -92,7 +91,7 @@ for dtype in (torch.float32, torch.float64):
                 out += [result.value, result.gradient, result.solution.f_before]
 huge = torch.full((3, 6), torch.finfo(torch.float32).max / 4)
 out += [L1()(huge, -huge), Mixed(1.0)(huge, -huge)]
-failed = [k._failed for k in (fused._l1, fused._mixed, fused._signs, fused_schedule._update)]
+failed = [k._failed for k in (compiled._l1, compiled._mixed, compiled._signs, schedule._update)]
 torch.save((out, failed), sys.argv[1])
 """
 
@@ -134,11 +133,14 @@ def test_compiled_results_are_the_eager_ones(tmp_path: Path) -> None:
 
 def test_switching_does_not_look_at_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDSINK_COMPILE", raising=False)
-    from fedsink.transport.kernels import fused
 
     def counted(y: Tensor) -> float:
-        before = fused._mixed._seconds
-        transport_gradient(cloud(4, 3), y, Mixed(1.0), 0.5, solver=AnnealedSolver())
-        return fused._mixed._seconds - before
+        before = compiled._mixed._seconds
+        transport_gradient(
+            cloud(4, 3, dtype=torch.float32), y, Mixed(1.0), 0.5, solver=AnnealedSolver()
+        )
+        return compiled._mixed._seconds - before
 
-    assert counted(cloud(6, 3, seed=1)) == pytest.approx(counted(100.0 * cloud(6, 3, seed=2)))
+    assert counted(cloud(6, 3, seed=1, dtype=torch.float32)) == pytest.approx(
+        counted(100.0 * cloud(6, 3, seed=2, dtype=torch.float32))
+    )

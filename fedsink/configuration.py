@@ -1,0 +1,141 @@
+"""A run's configuration: one value for each key of conf/config.yaml, read once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from fedsink.data.corruption import Corruption
+from fedsink.data.spec import DataSpec
+from fedsink.errors import ConfigError
+from fedsink.models.observation import Observation
+from fedsink.privacy.noise_share import NoiseShare
+from fedsink.values import Config, Options, choice, flag, integer, strictly
+
+
+@dataclass(frozen=True)
+class NoiseSettings:
+    """How clients draw their noise, and whose noise makes up the plan's.
+
+    Attributes:
+        backend: "fast", or "secure" for float-safe noise of the operating system's randomness.
+        share, tolerate_dropouts: name and d of the `NoiseShare`.
+    """
+
+    backend: str
+    share: str
+    tolerate_dropouts: int
+
+    def __post_init__(self) -> None:
+        choice(vars(self), "backend", "fast", "secure", where="noise.")
+
+    @property
+    def shared(self) -> NoiseShare:
+        """The division of the noise among clients.
+
+        Raises:
+            PrivacyError: it is unknown or out of range.
+        """
+        return NoiseShare(self.share, self.tolerate_dropouts)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What a run is: every key of conf/config.yaml and no other.
+
+    Each value is checked in one place: what is read for several purposes here, an option of a
+    group by the settings class that the group configures, and what makes up the plan (eps,
+    sigma, rounds, delta, rate, clip, capacity, adjacency, accountant) by the plan.
+
+    Attributes:
+        data, noise, observation: groups that are the same for every method.
+        strategy, mechanism, partition, generator, engine, recipe, view, map, report: options of
+            the other groups, by name.
+        clients: K.
+        seed: of reproducible noise; None: noise is secret.
+        policy: a node policy file for every simulated client, or None.
+        shuffler, shuffler_delta: whether privacy.json says what a trusted shuffler would add, and
+            the δ of it.
+        resume: read from the command line, before there is a configuration.
+        scale, scales: of an experiment, and what they mean.
+        run: name and seed that a run was stored under.
+        corruption: what `data.corrupt` says of some simulated clients, or None.
+
+    Raises:
+        FedsinkError: a value is out of range.
+    """
+
+    mode: str
+    data: DataSpec
+    noise: NoiseSettings
+    strategy: Options
+    mechanism: Config
+    partition: Config
+    generator: Config
+    engine: Config
+    recipe: Config
+    view: Config
+    map: Config
+    report: Config
+    eps: float | None
+    sigma: float | None
+    rounds: int | None
+    delta: float
+    rate: float
+    clip: str
+    capacity: int | str | None
+    adjacency: str
+    accountant: str
+    clients: int
+    conditional: bool
+    seed: int | None
+    policy: str | None
+    shuffler: str
+    shuffler_delta: float
+    observation: Observation = field(default_factory=Observation)
+    resume: str | None = None
+    scale: str | None = None
+    scales: Config | None = None
+    run: Config | None = None
+    corruption: Corruption | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        values = vars(self)
+        choice(values, "mode", "central", "ldp")
+        choice(values, "shuffler", "none", "trusted")
+        integer(values, "clients")
+        flag(values, "conditional")
+        if self.seed is not None:
+            integer(values, "seed", minimum=0)
+        self.observation.check(self.data.shape)
+        if self.scale is not None:
+            if not self.scales:
+                raise ConfigError(
+                    f"scale={self.scale} belongs to experiments with scales: choose one with "
+                    "experiment=…, or leave it out."
+                )
+            choice(values, "scale", *self.scales)
+
+    @classmethod
+    def read(cls, values: Config) -> Self:
+        """The configuration in plain mappings and values, all interpolations resolved.
+
+        Raises:
+            FedsinkError: a key is unknown or missing, or a value is out of range; the message
+                names the key.
+        """
+        parts: dict[str, Any] = {
+            "data": DataSpec.from_config,
+            "noise": lambda group: strictly(NoiseSettings, group, "noise"),
+            "observation": Observation.from_dict,
+            "strategy": lambda group: Options("strategy", group),
+        }
+        made = strictly(cls, {k: parts[k](v) if k in parts else v for k, v in values.items()})
+        corruption = Corruption.from_config(values["data"].get("corrupt"))
+        object.__setattr__(made, "corruption", corruption)
+        return made
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes that are told apart; a single one without labels."""
+        return self.data.classes if self.conditional else ("any",)

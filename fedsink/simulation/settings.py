@@ -1,0 +1,149 @@
+"""The settings of a simulated run: server, clients and engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal, Self, cast
+
+from fedsink.clients.settings import NodeSettings, Noise
+from fedsink.configuration import Configuration
+from fedsink.data.partition import scheme_from_dict
+from fedsink.devices import device_named
+from fedsink.errors import ConfigError
+from fedsink.server.settings import ServerEngine, ServerSettings
+from fedsink.simulation.identity_of_run import RunIdentity
+from fedsink.values import Config, choice, integer, number, positive, strictly
+
+
+@dataclass(frozen=True)
+class EngineSettings(ServerEngine):
+    """Which engine hosts the clients, and on what.
+
+    Attributes:
+        name: "ray", "local", "fused" or "flower".
+        timeout: seconds to wait for a round's replies; None: for ever.
+        threads: torch threads of the server and of each client.
+        device: where the generator lives, and the clients of `local`: "cpu" or "cuda".
+        actors: Ray cohorts; None: one per CPU core.
+        num_cpus: CPU cores of the Ray instance (ray) or per client (flower).
+        num_gpus: fraction of a GPU per cohort (ray) or client (flower).
+        draws: "keyed" or "device" (fused).
+        together: rounds prepared and logged at once (fused).
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    actors: int | None = None
+    num_cpus: float | None = None
+    num_gpus: float = 0.0
+    draws: Literal["keyed", "device"] = "keyed"
+    together: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        values = vars(self)
+        choice(values, "draws", "keyed", "device", where="engine.")
+        integer(values, "together", where="engine.")
+        if self.actors is not None:
+            integer(values, "actors", where="engine.", also="null or ")
+        if self.num_cpus is not None:
+            # Ray counts whole cores of its own; stock Flower deals out fractions of them.
+            check = partial(number, minimum=1.0) if self.name == "ray" else positive
+            check(values, "num_cpus", where="engine.", also="null or ")
+        if number(values, "num_gpus", where="engine.") > 1 and self.num_gpus % 1:  # Ray refuses it
+            raise ConfigError(f"engine.num_gpus must be whole above 1, not {self.num_gpus}.")
+        device_named(self.client_device, f"engine.num_gpus={self.num_gpus:g}")
+
+    @classmethod
+    def from_config(cls, engine: Config) -> Self:
+        """The engine of a simulation.
+
+        Raises:
+            ConfigError: a key is unknown or missing, or a value out of range.
+        """
+        choice({"name": None, **engine}, "name", "ray", "local", "fused", "flower", where="engine.")
+        return strictly(cls, engine, "engine")
+
+    @property
+    def client_device(self) -> str:
+        """Where the clients compute: on the GPU that they hold, or in this process beside it."""
+        if self.num_gpus > 0:
+            return "cuda"
+        return self.device if self.name == "local" else "cpu"
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """A whole simulated run, seen from above."""
+
+    server: ServerSettings
+    node: NodeSettings
+    engine: EngineSettings
+
+
+def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentity) -> NodeSettings:
+    """The clients' half of a configuration.
+
+    Raises:
+        FedsinkError: a value is unknown or out of range, or contradicts another or the policy.
+    """
+    scheme = {"seed": 0, **config.partition}
+    seed_of_deal = integer(scheme, "seed", minimum=0, where="partition.")
+    del scheme["seed"]
+    partition = scheme_from_dict(scheme)
+    unprotected, secure = config.eps == math.inf, config.noise.backend == "secure"
+    if config.policy is None:
+        return NodeSettings(
+            data=config.data,
+            partition=partition,
+            clients=config.clients,
+            partition_seed=seed_of_deal,
+            seed=config.seed,
+            noise=cast(Noise, config.noise.backend),
+            key_file=run.key_file,
+            ledger=run.ledger,
+            unprotected=unprotected,
+            corruption=config.corruption,
+            device=engine.client_device,
+            threads=engine.threads,
+        )
+    if config.seed is not None:
+        raise ConfigError(
+            "A node under a policy never uses the noise of a seed: leave out "
+            f"seed={config.seed} or policy=."
+        )
+    if unprotected:
+        raise ConfigError(
+            "eps=inf protects nothing, and a policy always refuses it: leave out "
+            f"policy={config.policy} or eps=inf."
+        )
+    if config.data.clients_file is not None:
+        raise ConfigError(
+            f"The policy {config.policy} says which records a node holds: leave out "
+            f"data.clients_file={config.data.clients_file}."
+        )
+    node = NodeSettings.from_policy(
+        Path(config.policy),
+        clients=config.clients,
+        partition=partition,
+        partition_seed=seed_of_deal,
+        device=engine.client_device,
+        threads=engine.threads,
+    )
+    for name in ("shape", "classes"):
+        stated, of_policy = getattr(config.data, name), getattr(node.data, name)
+        if stated != of_policy:
+            raise ConfigError(
+                f"data.{name} is {list(stated)}, but the policy {config.policy} is for "
+                f"{list(of_policy)}: state what it says."
+            )
+    if secure and node.noise != "secure":
+        raise ConfigError(
+            f"noise=secure was asked for, but the policy {config.policy} says "
+            f"noise.backend={node.noise!r}: the policy decides; leave out noise=."
+        )
+    return node if config.corruption is None else replace(node, corruption=config.corruption)

@@ -1,0 +1,1 @@
+"""What the methods of the central mode share: the plan, its statement, and sums of replies."""

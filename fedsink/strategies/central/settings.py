@@ -1,0 +1,141 @@
+"""How the methods of the central mode spend ε, and who adds how much noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fedsink.configuration import Configuration
+from fedsink.errors import ConfigError
+from fedsink.privacy import (
+    LOCAL_NOISE,
+    CentralPlan,
+    ClippedGaussian,
+    NoiseShare,
+    PrivacyPlan,
+    UnprotectedPlan,
+    capacity_for,
+)
+from fedsink.privacy.accounting.accountants import check_accountant
+from fedsink.privacy.mechanisms.clipping import Clip
+from fedsink.privacy.sampling import Schedule
+from fedsink.strategies.central.statement import notice
+from fedsink.strategies.settings import StrategySettings
+from fedsink.values import integer
+
+
+class CentralSettings(StrategySettings):
+    """Everything public about a run of the central mode.
+
+    Attributes:
+        plan: what is clipped and noised in every round, with its accounting; without clip and
+            noise an `UnprotectedPlan`.
+        accountant: whose ε is reported, one of `fedsink.privacy.ACCOUNTANTS`.
+        share: whether each reply holds all of the plan's noise, or the sum of a cohort's does.
+    """
+
+    mode: ClassVar[str] = "central"
+
+    plan: CentralPlan
+    accountant: str
+    share: NoiseShare
+
+    def __post_init__(self) -> None:
+        check_accountant(self.accountant)
+        if isinstance(self.plan, UnprotectedPlan) and self.share != LOCAL_NOISE:
+            raise ConfigError(
+                f"noise.share={self.share.name} has nothing to share where eps=inf adds no noise: "
+                "leave one of them out."
+            )
+        self.share.check(self.plan.schedule, self.clients)
+
+    def notice(self, stated: Mapping[str, Any]) -> str | None:
+        """What a shared noise protects, where noise is shared."""
+        return notice(stated, self.share, self.clients)
+
+    def sharers(self, client: int) -> int:
+        """n, over how many clients the noise of this client's cohort is spread."""
+        return self.share.sharers(self.plan.schedule, client, self.clients)
+
+    def noise_std(self, client: int) -> float:
+        """Standard deviation of the noise in one client's reply, σS/√n."""
+        return self.plan.with_noise(1 / self.sharers(client)).noise_std
+
+
+def central_plan(config: Configuration, clip: Clip, schedule: Schedule) -> CentralPlan:
+    """How ε is spent: two of (eps, sigma, rounds) give the third.
+
+    What is left out comes from the recipe; eps=inf is the same rounds with neither clip nor noise.
+
+    Args:
+        config: of the central mode.
+        clip: bounds what a unit can change.
+        schedule: who is asked about what.
+
+    Raises:
+        FedsinkError: a value is out of range or belongs to the local mode, or the three contradict
+            one another.
+    """
+    _check_mode(config)
+    records = math.ceil(config.data.nominal_records / config.clients)
+    eps, sigma = config.eps, config.sigma
+    rounds: Any = config.rounds
+    if eps is None and sigma is None:
+        eps = config.recipe["eps"]
+    if rounds is None and (sigma is None or eps is None):
+        rounds = config.recipe["rounds"]
+    if eps == math.inf and sigma is not None:
+        raise ConfigError(f"eps=inf adds no noise, so sigma={sigma} has no meaning: leave one out.")
+
+    def plan(capacity: int | None) -> CentralPlan:
+        limit = None if capacity is None else records
+        if eps == math.inf:
+            return UnprotectedPlan(config.rate, rounds, clip.name, schedule, capacity, limit)
+        return PrivacyPlan.solve(
+            rate=config.rate,
+            clip=clip,
+            schedule=schedule,
+            delta=config.delta,
+            eps=eps,
+            sigma=sigma,
+            rounds=rounds,
+            accountant=config.accountant,
+            adjacency=config.adjacency,
+            capacity=capacity,
+            nominal_records=limit,
+        )
+
+    if config.capacity is None:
+        return plan(None)
+    if config.capacity == "auto":
+        free = plan(None)  # with a capacity its rounds can only become fewer
+        return plan(capacity_for(free.rate, records, free.uses, config.delta))
+    return plan(integer(vars(config), "capacity", also="null, auto or "))
+
+
+def signal_to_noise(energy: float, noise: float) -> dict[str, float]:
+    """‖signal‖/‖noise‖ of a release, from the release alone, as a metric.
+
+    Args:
+        energy: its squared norm.
+        noise: expected squared norm of the noise in it.
+
+    Returns:
+        {} without noise.
+    """
+    return {"signal_to_noise": max(0.0, energy / noise - 1.0) ** 0.5} if noise > 0.0 else {}
+
+
+def _check_mode(config: Configuration) -> None:
+    mechanism = config.mechanism["name"]
+    if mechanism != ClippedGaussian.choice:
+        raise ConfigError(
+            f"mode=central noises gradients with mechanism={ClippedGaussian.choice}, not "
+            f"{mechanism!r}; mechanism={mechanism} belongs to mode=ldp."
+        )
+    if config.shuffler != "none":
+        raise ConfigError(
+            f"shuffler={config.shuffler} belongs to mode=ldp: a shuffler amplifies reports "
+            "that are private one by one, and those of mode=central are sums over a batch."
+        )
