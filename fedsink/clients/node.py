@@ -72,8 +72,13 @@ class Node:
                 f"This node holds more records than its policy's public nominal_records={public}: "
                 "raise that number."
             )
+        images, labels = records.take(mine)
+        corruption = self.settings.corruption
+        if corruption is not None and self.client in corruption.chosen(self.settings.clients):
+            images = corruption(images)
         classes = len(self.settings.data.classes)
-        return Shard.checked(*records.take(mine), classes, self._device)
+        users = None if records.users is None else records.users[mine]
+        return Shard.checked(images, labels, classes, self._device, users)
 
     def answer(self, message_type: str, record: RecordDict) -> RecordDict:
         """The reply to a message, as it travels.
@@ -223,7 +228,13 @@ def _deal(settings: NodeSettings) -> list[Tensor]:
     if settings.partition is None:
         raise ValueError("These settings deal no records out.")
     records = load(settings.data, "train")
-    return partition(records.labels, settings.clients, settings.partition, settings.partition_seed)
+    return partition(
+        records.labels,
+        settings.clients,
+        settings.partition,
+        settings.partition_seed,
+        users=records.users,
+    )
 
 
 @lru_cache(maxsize=4)

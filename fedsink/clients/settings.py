@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Literal, cast
 
 from fedsink.clients.policy_file import read_policy
+from fedsink.data.corruption import Corruption
 from fedsink.data.partition import PartitionSpec
 from fedsink.data.spec import DataSpec
-from fedsink.errors import PrivacyError
+from fedsink.errors import ConfigError, PrivacyError
 from fedsink.privacy import ReproducibleKey, SecretKey
 from fedsink.privacy.randomness.keys import EntropyKey
 
@@ -27,6 +28,7 @@ class NodeSettings:
             of them are this client's.
         clients: number of clients; a class schedule tells them apart by their numbers.
         partition_seed: public seed of the deal.
+        corruption: which clients of a simulation hold altered pictures; None: none of them.
         seed: reproducible noise keyed by (seed, client, round). It is not secret: for
             simulations whose numbers must be rerun. None: noise that nobody can draw again.
         noise: "fast" draws it in floating point from `key_file`; "secure" is float-safe and from
@@ -41,6 +43,8 @@ class NodeSettings:
         threads: torch threads a client may use.
 
     Raises:
+        ConfigError: pictures are to be altered where there are none, at a client that does not
+            exist, where nothing is dealt out, or under a policy.
         PrivacyError: reproducible noise was asked for together with secure noise or a policy, or
             unprotected answers together with a policy.
     """
@@ -49,6 +53,7 @@ class NodeSettings:
     partition: PartitionSpec | None
     clients: int
     partition_seed: int = 0
+    corruption: Corruption | None = None
     seed: int | None = None
     noise: Noise = "fast"
     key_file: Path | None = None
@@ -67,6 +72,21 @@ class NodeSettings:
             raise PrivacyError("A node under a policy never uses a seed's noise: leave it out.")
         if self.unprotected and self.policy is not None:
             raise PrivacyError("A node under a policy never answers without protection.")
+        if self.corruption is not None:
+            self._check_corruption(self.corruption)
+
+    def _check_corruption(self, corruption: Corruption) -> None:
+        if self.policy is not None or self.partition is None:
+            raise ConfigError(
+                "data.corrupt alters simulated clients, and a node under a policy answers from its "
+                "records as they are: leave out data.corrupt or policy=."
+            )
+        if len(self.data.shape) != 3:
+            raise ConfigError(
+                f"data.corrupt alters pictures, and the records of {self.data.name} have shape "
+                f"{self.data.shape}: leave it out."
+            )
+        corruption.chosen(self.clients)
 
     @classmethod
     def from_policy(

@@ -23,11 +23,13 @@ class Shard:
     Args:
         images: (N, C, H, W) in [0, 1], or points (N, d).
         labels: (N,) int64, already validated against the public label map.
+        users: (N,) int64, the number of each record's user; None where none are told apart.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, users: Tensor | None = None) -> None:
         self.images = images
         self.labels = labels
+        self.users = users
         self._views: OrderedDict[str, tuple[Tensor, float]] = OrderedDict()
         self._members: dict[int | None, Tensor] = {None: torch.arange(len(labels))}
 
@@ -38,6 +40,7 @@ class Shard:
         labels: Tensor,
         classes: int,
         device: torch.device | str = "cpu",
+        users: Tensor | None = None,
     ) -> Shard:
         """A shard whose records lie where every later step expects them.
 
@@ -49,6 +52,7 @@ class Shard:
             labels: (N,) int64.
             classes: the length of the public label map.
             device: where the records are kept once they are checked.
+            users: (N,) int64, or None; they stay on the CPU.
 
         Raises:
             DataError: a value is not finite, an image leaves [0, 1], a point's coordinate exceeds
@@ -66,19 +70,21 @@ class Shard:
                 f"A private label lies outside the {classes} public classes: extend data.classes "
                 "or mend the labels."
             )
-        return cls(images.to(device), labels.to(device))
+        return cls(images.to(device), labels.to(device), users)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def fingerprint(self, owner: str = "") -> bytes:
-        """SHA-256 over shapes, types and every byte of the images and labels, in their order.
+        """SHA-256 over shapes, types and every byte of images, labels and users, in their order.
 
         Args:
             owner: tells apart simulated clients that happen to hold equal records.
         """
         state = hashlib.sha256(f"{owner}|".encode())
-        for values in (self.images, self.labels):
+        for values in (self.images, self.labels, self.users):
+            if values is None:
+                continue
             state.update(f"{values.dtype}{tuple(values.shape)}|".encode())
             state.update(values.detach().cpu().contiguous().numpy().data)
         return state.digest()

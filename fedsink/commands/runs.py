@@ -18,7 +18,6 @@ from fedsink.privacy import Stream
 from fedsink.server.compose import stored_config
 from fedsink.server.folder import RunFolder
 from fedsink.server.observation import observation_of
-from fedsink.values import strictly
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def open_run(text: str, *, observed: bool = True) -> FinishedRun:
         )
     config = stored_config(folder)
     try:
-        data = strictly(DataSpec, config["data"], "data")
+        data = DataSpec.from_config(config["data"])
         prior = torch.tensor(json.loads(folder.metrics.read_text())["label_prior"])
         privacy = json.loads(folder.privacy.read_text())
         observation = observation_of(config) if observed else Observation()

@@ -87,7 +87,8 @@ def _task(debug: bool, standing: set[Path], failures: list[Exception]) -> Any:
         try:
             resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
             # Stored absolutely, so that the run can be resumed from anywhere.
-            for values, key in ((resolved["data"], "root"), (resolved, "policy")):
+            data = resolved["data"]
+            for values, key in ((data, "root"), (data, "clients_file"), (resolved, "policy")):
                 if values.get(key):
                     values[key] = str(Path(str(values[key])).expanduser().resolve())
             print(start(resolved, folder, debug=debug))

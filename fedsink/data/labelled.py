@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedsink.data.spec import DataSpec
-from fedsink.errors import DataError
+from fedsink.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,11 +17,18 @@ class LabelledData:
     """Records `values` (N, *shape) and their int64 `labels` (N,).
 
     uint8 values are stored as they are (a quarter of the memory) and scaled by 1/255 when taken.
-    Loaded data is shared by everything in the process: treat both tensors as read-only.
+    Loaded data is shared by everything in the process: treat the tensors as read-only.
+
+    Attributes:
+        values: the records.
+        labels: their classes, by position in the public label map.
+        users: the number of the user whose record it is (N,) int64, see `fedsink.data.users`; None
+            where the source tells no users apart.
     """
 
     values: Tensor
     labels: Tensor
+    users: Tensor | None = None
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -37,8 +45,29 @@ class LabelledData:
             values = values.to(torch.float32).div_(255.0)
         return values, self.labels[indices]
 
+    def of_users(self, numbers: Collection[int]) -> LabelledData:
+        """Return the records of the users with these numbers.
 
-def checked(values: Tensor, labels: Tensor, spec: DataSpec) -> LabelledData:
+        Raises:
+            ConfigError: the records name no users.
+            DataError: no record is left.
+        """
+        if self.users is None:
+            raise ConfigError(
+                "data.clients_file selects users, and this source tells none apart: leave it out."
+            )
+        kept = torch.isin(self.users, torch.tensor(sorted(numbers), dtype=torch.int64))
+        if not bool(kept.any()):
+            raise DataError(
+                "data.clients_file marks none of the users of these records True; name the list "
+                "that belongs to data.root."
+            )
+        return LabelledData(self.values[kept], self.labels[kept], self.users[kept])
+
+
+def checked(
+    values: Tensor, labels: Tensor, spec: DataSpec, users: Tensor | None = None
+) -> LabelledData:
     """Return the data after comparing it with its public description.
 
     Everything that could go wrong with a record goes wrong here, at load, and not when a sampler
@@ -46,7 +75,7 @@ def checked(values: Tensor, labels: Tensor, spec: DataSpec) -> LabelledData:
 
     Raises:
         DataError: for no records, another shape, a label outside the class list, a value that is
-            not finite, or an image outside [0, 1].
+            not finite, an image outside [0, 1], or users that are not one number per record.
     """
     if len(values) == 0 or len(values) != len(labels):
         raise DataError(
@@ -59,10 +88,15 @@ def checked(values: Tensor, labels: Tensor, spec: DataSpec) -> LabelledData:
             f"{spec.shape}; change data.shape or the files."
         )
     _check_labels(labels, spec)
+    if users is not None and (users.shape != labels.shape or users.dtype != torch.int64):
+        raise DataError(
+            f"{spec.name}: users must be one int64 number per record, got {users.dtype} of shape "
+            f"{tuple(users.shape)}."
+        )
     if values.dtype != torch.uint8:
         _check_floats(values, spec)
         values = values.to(torch.float32)
-    return LabelledData(values.contiguous(), labels.to(torch.int64))
+    return LabelledData(values.contiguous(), labels.to(torch.int64), users)
 
 
 def _check_labels(labels: Tensor, spec: DataSpec) -> None:

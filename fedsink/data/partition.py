@@ -136,12 +136,41 @@ class Unequal:
         return np.split(random.permutation(len(labels)), np.cumsum(counts)[:-1])
 
 
-PartitionSpec = Iid | Dirichlet | ByLabel | Unequal
+@dataclass(frozen=True)
+class ByUser:
+    """Whole users: one a client where there are as many, else silos of as many users each.
+
+    The numbers of users of two clients differ by at most one, whatever their records.
+    """
+
+    def deal(self, users: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
+        """Return one index array per client, from the number of each record's user."""
+        present, places = np.unique(users, return_inverse=True)
+        if clients > len(present):
+            raise DataError(
+                f"{clients} clients cannot share {len(present)} users; use at most {len(present)} "
+                "clients."
+            )
+        holders = np.empty(len(present), dtype=np.int64)
+        for client, members in enumerate(np.array_split(random.permutation(len(present)), clients)):
+            holders[members] = client
+        holder = holders[places]
+        ends = np.cumsum(np.bincount(holder, minlength=clients))
+        return np.split(np.argsort(holder, kind="stable"), ends[:-1])
+
+
+PartitionSpec = Iid | Dirichlet | ByLabel | Unequal | ByUser
 """Any of the schemes: frozen, hashable, picklable."""
 
 SCHEMES: Registry[type[PartitionSpec]] = Registry(
     "partition.name",
-    {"iid": Iid, "dirichlet": Dirichlet, "by_label": ByLabel, "unequal": Unequal},
+    {
+        "iid": Iid,
+        "dirichlet": Dirichlet,
+        "by_label": ByLabel,
+        "unequal": Unequal,
+        "by_user": ByUser,
+    },
 )
 
 
@@ -156,15 +185,20 @@ def scheme_from_dict(options: Mapping[str, Any]) -> PartitionSpec:
 
 
 def partition(
-    labels: Tensor, clients: int, scheme: PartitionSpec | Mapping[str, Any], seed: int
+    labels: Tensor,
+    clients: int,
+    scheme: PartitionSpec | Mapping[str, Any],
+    seed: int,
+    *,
+    users: Tensor | None = None,
 ) -> list[Tensor]:
-    """Deal the records with `labels` (N,) out to `clients` clients.
+    """Deal the records with `labels` (N,) and `users` (N,) out to `clients` clients.
 
     Returns one sorted int64 index tensor per client: the shards are disjoint, cover every record
     and none is empty. The same arguments give the same shards.
 
     Raises:
-        ConfigError: for fewer than one client or a bad scheme.
+        ConfigError: for fewer than one client or a bad scheme, or `ByUser` without users.
         DataError: where the records do not suffice for that many clients.
     """
     if clients < 1:
@@ -176,6 +210,13 @@ def partition(
         )
     rule = scheme_from_dict(scheme) if isinstance(scheme, Mapping) else scheme
     random = np.random.Generator(np.random.PCG64(seed))
+    if isinstance(rule, ByUser):
+        if users is None:
+            raise ConfigError(
+                "partition=by_user deals whole users, and this source tells none apart: choose "
+                "another partition."
+            )
+        labels = users
     shards = rule.deal(labels.numpy(), clients, random)
     return [torch.from_numpy(np.sort(shard).astype(np.int64)) for shard in shards]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedsink.errors import ConfigError
+from fedsink.values import Config, strictly
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class DataSpec:
         root: folder with the files; None means the user's cache folder.
         download: whether a missing public dataset may be downloaded into the cache folder. A
             given `root` is never written to.
+        clients_file: a CSV file of the users that take part, for sources that tell users apart;
+            see `fedsink.data.users`. None: all of them.
 
     Raises:
         ConfigError: for an impossible shape, an empty or repeated class list, or no records.
@@ -32,6 +35,16 @@ class DataSpec:
     nominal_records: int
     root: str | None = None
     download: bool = True
+    clients_file: str | None = None
+
+    @classmethod
+    def from_config(cls, values: Config) -> DataSpec:
+        """The description in a run's `data` table, whose `corrupt` is about simulated clients.
+
+        Raises:
+            ConfigError: a key is unknown, missing or mistyped, or as for the class.
+        """
+        return strictly(cls, {k: v for k, v in values.items() if k != "corrupt"}, "data")
 
     def __post_init__(self) -> None:
         """Turn lists (as they come from YAML) into tuples and check the values."""

@@ -35,7 +35,7 @@ class Guarantee:
 
     @property
     def unit(self) -> str:
-        """``"record"`` or ``"client"``."""
+        """``"record"``, ``"user"`` or ``"client"``."""
         return unit_of(self.adjacency)
 
     @property

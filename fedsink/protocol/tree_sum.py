@@ -52,32 +52,38 @@ class TreeSum:
         Raises:
             ValueError: the number is below that of the last one, or not of this range.
         """
-        last = self._parts[-1][0] if self._parts else self._lo
-        if block < last or (self._hi is not None and block >= self._hi):
-            raise ValueError(f"Block {block} cannot be added behind block {last}.")
-        if self._parts and block == last:
-            total = self._parts[-1][1]
-            total += values
+        if self._parts and block == self._parts[-1][0]:
+            self._add_to_last(values)
             return
-        if self._parts:
-            self._merge(_level(last, block))
         # A copy, because sums are made in place.
-        self._parts.append((block, values.to(torch.float64, copy=True)))
+        self._append(block, values.to(torch.float64, copy=True))
 
-    def add_block(self, block: int, replies: Tensor) -> None:
+    def add_block(self, block: int, replies: Tensor) -> bool:
         """Add the float32 replies of a whole block of clients, (k, ...), at once.
 
         They are added up in float32 first, unless that overflows: a sum of eight loses little more
         than a bit of a reply, and one addition in float64 takes the place of eight.
+
+        Returns:
+            Whether every value of the replies is finite.
+
+        Raises:
+            ValueError: the block is not behind the last one, or not of this range.
         """
+        if self._parts and block == self._parts[-1][0]:
+            raise ValueError(f"Block {block} was added already.")
         total = replies.sum(0)
-        if not bool(total.sum().isfinite()):
+        finite = bool(total.sum().isfinite())
+        if not finite:
             total = replies.sum(0, dtype=torch.float64)
-        self.add(block, total)
+            finite = bool(total.isfinite().all())
+        self._append(block, total)
+        return finite
 
     def parts(self) -> list[tuple[int, Tensor]]:
         """The sums of whole subtrees in float64, each under the number of its first block."""
         self._merge(64)
+        self._parts = [(block, values.double()) for block, values in self._parts]
         return list(self._parts)
 
     def total(self) -> Tensor:
@@ -91,17 +97,31 @@ class TreeSum:
             raise ValueError(f"There are {len(parts)} partial sums, not one.")
         return parts[0][1]
 
+    def _append(self, block: int, values: Tensor) -> None:
+        last = self._parts[-1][0] if self._parts else self._lo
+        if block < last or (self._hi is not None and block >= self._hi):
+            raise ValueError(f"Block {block} cannot be added behind block {last}.")
+        if self._parts:
+            self._merge(_level(last, block))
+        self._parts.append((block, values))
+
+    def _add_to_last(self, values: Tensor) -> None:
+        block, total = self._parts.pop()
+        total = total.double()  # a block's own sum may be in float32 still
+        total += values
+        self._parts.append((block, total))
+
     def _merge(self, level: int) -> None:
         """Close the subtrees below this level that hold blocks of this range alone."""
         while len(self._parts) > 1:
-            (left, total), (right, values) = self._parts[-2:]
+            (left, _), (right, values) = self._parts[-2:]
             height = _level(left, right)
             start = left >> height << height
             outside = self._hi is not None and start + (1 << height) > self._hi
             if height >= level or start < self._lo or outside:
                 return
-            total += values
             self._parts.pop()
+            self._add_to_last(values)
 
 
 def _level(left: int, right: int) -> int:

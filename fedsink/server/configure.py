@@ -47,7 +47,7 @@ def configure_server(
     if unknown := sorted(set(config) - _TOP_LEVEL):
         raise ConfigError(f"Unknown key {unknown[0]!r} in the configuration.")
     _check_scale(config)
-    data = strictly(DataSpec, config["data"], "data")
+    data = DataSpec.from_config(config["data"])
     observation_of(config).check(data.shape)
     clients = integer(config, "clients", minimum=1)
     conditional = flag(config, "conditional")

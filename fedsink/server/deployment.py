@@ -29,6 +29,8 @@ _OWNERS = (
     ("noise", "fast", "every node's policy says how its noise is drawn"),
     ("noise.share", "local", "nodes answer the server one by one, and nothing adds them up before"),
     ("policy", None, "every node is started with the policy of its owner"),
+    ("data.clients_file", None, "every node's policy says which records are its own"),
+    ("data.corrupt", None, "real nodes answer from their records as they are"),
     ("resume", None, f"say {COMMAND} resume=FOLDER app=… superlink=… with no other key"),
 )
 
@@ -44,14 +46,15 @@ def deployable(overrides: Sequence[str]) -> dict[str, Any]:
         if override.partition("=")[0] == "engine":
             raise ConfigError(f"{COMMAND} runs on real nodes: leave out {override}.")
     config = compose_config(["engine=deploy", "data.root=null", *overrides])
-    noise = config["noise"]
+    noise, data = config["noise"], config["data"]
     chosen = {**config, "noise": noise["backend"], "noise.share": noise["share"]}
+    chosen |= {f"data.{key}": data.get(key) for key in ("clients_file", "corrupt")}
     for key, only, why in _OWNERS:
         if chosen[key] != only:
             raise ConfigError(f"{COMMAND} takes no {key}={chosen[key]}: {why}.")
-    if config["data"]["root"] is not None:
+    if data["root"] is not None:
         raise ConfigError(
-            f"{COMMAND} takes no data.root={config['data']['root']}: the server sees no data, "
+            f"{COMMAND} takes no data.root={data['root']}: the server sees no data, "
             "and every node's policy says where its own lie."
         )
     return config

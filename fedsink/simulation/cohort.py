@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -71,6 +72,7 @@ class Cohort:
         run_id: int,
         contexts: dict[int, Context] | None = None,
     ) -> None:
+        _keep_freed_memory()
         self._hosted = hosted
         self._clients = clients
         self._run_id = run_id
@@ -128,11 +130,20 @@ class _Total:
 
     def add(self, batch: Answers) -> None:
         self._failures |= batch.failures
-        self._failures |= dict.fromkeys(_unusable(batch, self._part.shape), UNUSABLE)
-        if self._failures:  # there will be no sum
+        if not batch.clients:
             return
+        if tuple(batch.replies.shape[1:]) != self._part.shape:
+            self._failures |= dict.fromkeys(batch.clients, UNUSABLE)
+        elif self._failures:  # there will be no sum
+            self._failures |= _not_finite(batch)
+        else:
+            self._add(batch)
+
+    def _add(self, batch: Answers) -> None:
         for replies in batch.replies.split(BLOCK):
-            self._sum.add_block(self._part.lo + self._counted // BLOCK, replies)
+            if not self._sum.add_block(self._part.lo + self._counted // BLOCK, replies):
+                self._failures |= _not_finite(batch)
+                return
             self._counted += len(replies)
 
     def partial(self) -> Partial:
@@ -140,14 +151,22 @@ class _Total:
         return Partial(sums, self._counted, self._failures)
 
 
-def _unusable(batch: Answers, shape: tuple[int, ...]) -> Sequence[int]:
-    """Clients that answered with something else than finite values of this shape."""
-    if not batch.clients:
-        return ()
-    if tuple(batch.replies.shape[1:]) != shape:
-        return batch.clients
-    # A sum is finite only if every value is; of the contrary the values are asked.
-    if bool(batch.replies.sum().isfinite()):
-        return ()
+def _not_finite(batch: Answers) -> dict[int, int]:
+    """The failures of clients that answered with a value that is not finite."""
     finite = batch.replies.flatten(1).isfinite().all(-1)
-    return [client for client, fine in zip(batch.clients, finite, strict=True) if not fine]
+    replied = zip(batch.clients, finite, strict=True)
+    return {client: UNUSABLE for client, fine in replied if not fine}
+
+
+def _keep_freed_memory() -> None:
+    """Let this process keep up to 256 MiB that it has freed, where the C library is glibc.
+
+    A round frees and allocates the same megabytes again and again. By default they go back to the
+    system each time, and getting them again costs as much as adding up the replies.
+    """
+    if hasattr(library := ctypes.CDLL(None), "mallopt"):
+        library.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
+        library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h

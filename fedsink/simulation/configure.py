@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedsink.clients.settings import NodeSettings
+from fedsink.data.corruption import Corruption
 from fedsink.data.partition import scheme_from_dict
 from fedsink.data.spec import DataSpec
 from fedsink.devices import device_named
@@ -107,6 +108,8 @@ def configure(config: Config, folder: Path, run: RunIdentity) -> RunSettings:
         server = configure_server(config, folder, run=run.name, server_seed=run.server_seed)
         server.strategy.check_engine(engine.name)
         node = _node(config, engine, run)
+        if (corruption := Corruption.from_config(config["data"].get("corrupt"))) is not None:
+            node = replace(node, corruption=corruption)
         if config["eps"] == math.inf:
             if node.policy is not None:
                 raise ConfigError(
@@ -132,7 +135,7 @@ def _node(config: Config, engine: EngineSettings, run: RunIdentity) -> NodeSetti
     clients = integer(config, "clients", minimum=1)
     seed = None if config["seed"] is None else integer(config, "seed", minimum=0)
     noise = choice(config["noise"], "backend", "fast", "secure", where="noise.")
-    data = strictly(DataSpec, config["data"], "data")
+    data = DataSpec.from_config(config["data"])
     if config["policy"] is None:
         if noise == "secure" and seed is not None:
             raise ConfigError(
@@ -171,6 +174,11 @@ def _node(config: Config, engine: EngineSettings, run: RunIdentity) -> NodeSetti
                 f"data.{name} is {list(ours)}, but the policy {config['policy']} is for "
                 f"{list(theirs)}: state what it says."
             )
+    if data.clients_file is not None:
+        raise ConfigError(
+            f"The policy {config['policy']} says which records a node holds: leave out "
+            f"data.clients_file={data.clients_file}."
+        )
     if noise == "secure" and node.noise != "secure":
         raise ConfigError(
             f"noise=secure was asked for, but the policy {config['policy']} says "

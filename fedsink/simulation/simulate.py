@@ -102,13 +102,17 @@ def _check(settings: RunSettings) -> dict[str, Any]:
     records = load(node.data, "train")
     if node.partition is None:
         raise ConfigError("A simulation deals its records out to clients: name a partition.")
-    shards = partition(records.labels, node.clients, node.partition, node.partition_seed)
+    shards = partition(
+        records.labels, node.clients, node.partition, node.partition_seed, users=records.users
+    )
     settings.server.strategy.check_sizes([len(shard) for shard in shards])
     if settings.engine.name != "fused":  # whose step is built whole before anything is written
         build_generator(settings.server)
+    corrupted = () if node.corruption is None else node.corruption.chosen(node.clients)
     return {
         "note": "Exact counts of private data: known to whoever simulates, never to a server.",
         "clients": manifest(shards, records.labels, node.data.classes),
+        "corrupted": sorted(corrupted),
     }
 
 

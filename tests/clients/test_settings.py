@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from fedsink.clients.settings import NodeSettings
-from fedsink.errors import PrivacyError
+from fedsink.data.corruption import Corruption
+from fedsink.data.spec import DataSpec
+from fedsink.errors import ConfigError, PrivacyError
 
 
 def test_a_seed_makes_reproducible_noise(settings: NodeSettings) -> None:
@@ -73,6 +75,20 @@ def test_settings_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(PrivacyError, match=message):
         replace(secret, **changes)
+
+
+def test_only_pictures_of_simulated_clients_are_altered(secret: NodeSettings) -> None:
+    pictures = replace(secret, data=DataSpec("digits", (1, 8, 8), ("0",), 1))
+    corruption = Corruption("invert", clients=(2,))
+    assert replace(pictures, corruption=corruption).corruption == corruption
+    for changes, message in (
+        ({"policy": Path("p")}, "a node under a policy answers from its records as they are"),
+        ({"partition": None}, r"leave out data\.corrupt or policy="),
+        ({"data": secret.data}, r"alters pictures, and the records of tiny have shape \(4,\)"),
+        ({"clients": 2}, "names client 2, and the 2 clients are 0 to 1"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            replace(pictures, corruption=corruption, **changes)
 
 
 @pytest.mark.parametrize("backend", ["fast", "secure"])

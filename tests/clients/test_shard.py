@@ -20,6 +20,14 @@ def test_members_are_the_indices_of_a_class() -> None:
     assert len(shard) == 5
 
 
+def test_users_stay_beside_their_records() -> None:
+    users = torch.tensor([2**62, 5])
+    assert Shard.checked(torch.zeros(2, 3), torch.zeros(2), 1).users is None
+    held = Shard.checked(torch.zeros(2, 3), torch.zeros(2), 1, users=users).users
+    assert held is not None
+    assert torch.equal(held, users)
+
+
 def test_coordinates_are_the_views_and_computed_once_per_view() -> None:
     images = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     shard = Shard(images, torch.zeros(3, dtype=torch.int64))

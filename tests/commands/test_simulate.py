@@ -93,8 +93,8 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "added key": ([*_LOCAL, "+foo=1"], "Unknown key 'foo' in the configuration."),
     "unknown choice": (
         [*_LOCAL, "data=mnits"],
-        "There is no data=mnits: choose one of celeba, digits, fashion_mnist, half_circle, "
-        "image_folder, mnist.",
+        "There is no data=mnits: choose one of celeba, digits, fashion_mnist, femnist, "
+        "femnist_62, femnist_digits, half_circle, image_folder, mnist.",
     ),
     "unknown mode": ([*_LOCAL, "mode=cental"], "There is no mode=cental: choose one of central, l"),
     "wrong mechanism": (

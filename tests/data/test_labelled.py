@@ -5,7 +5,7 @@ import torch
 
 from fedsink.data.labelled import checked
 from fedsink.data.spec import DataSpec
-from fedsink.errors import DataError
+from fedsink.errors import ConfigError, DataError
 
 SPEC = DataSpec("pictures", (1, 2, 2), ("a", "b"), 3)
 
@@ -42,6 +42,27 @@ def test_points_keep_their_range() -> None:
     spec = DataSpec("points", (2,), ("a",), 1)
     data = checked(torch.tensor([[-3.0, 7.0]]), torch.tensor([0]), spec)
     assert data.take(torch.tensor([0]))[0].tolist() == [[-3.0, 7.0]]
+
+
+def test_records_of_some_users_keep_their_order_and_their_users() -> None:
+    values = torch.arange(5, dtype=torch.uint8).reshape(5, 1, 1, 1).expand(5, 1, 2, 2)
+    users = torch.tensor([7, 9, 7, 2, 9])
+    data = checked(values, torch.tensor([0, 1, 0, 1, 0]), SPEC, users).of_users({9, 2, 1000})
+    assert data.values[:, 0, 0, 0].tolist() == [1, 3, 4]
+    assert data.labels.tolist() == [1, 1, 0]
+    assert data.users is not None
+    assert data.users.tolist() == [9, 2, 9]
+
+
+def test_users_that_are_not_there_and_records_without_users_are_refused() -> None:
+    values, labels = torch.zeros(2, 1, 2, 2), torch.tensor([0, 1])
+    with pytest.raises(DataError, match="marks none of the users of these records True"):
+        checked(values, labels, SPEC, torch.tensor([7, 9])).of_users({8})
+    with pytest.raises(ConfigError, match="this source tells none apart"):
+        checked(values, labels, SPEC).of_users({8})
+    for users in (torch.tensor([7]), torch.tensor([7.0, 9.0]), torch.tensor([[7], [9]])):
+        with pytest.raises(DataError, match="users must be one int64 number per record"):
+            checked(values, labels, SPEC, users)
 
 
 @pytest.mark.parametrize("label", [-1, 2])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedsink.data.partition import (
     ByLabel,
+    ByUser,
     Dirichlet,
     Iid,
     PartitionSpec,
@@ -114,6 +115,62 @@ def test_unequal_leaves_no_client_empty() -> None:
     assert sizes == [3] + [1] * 9
 
 
+# --- whole users ---------------------------------------------------------------------------------
+
+
+@given(
+    users=st.lists(st.integers(0, 12), min_size=1, max_size=60),
+    share=st.floats(0.01, 1.0),
+    seed=st.integers(0, 2**32),
+)
+def test_users_are_dealt_whole_and_in_equal_numbers(
+    users: list[int], share: float, seed: int
+) -> None:
+    numbers = torch.tensor(users) * 2**58  # users' numbers fill 63 bits
+    clients = max(1, int(share * len(set(users))))
+    labels = torch.zeros(len(users), dtype=torch.int64)
+    parts = partition(labels, clients, ByUser(), seed, users=numbers)
+    check(parts, len(users), clients)
+    held = [set(numbers[part].tolist()) for part in parts]
+    assert sum(map(len, held)) == len(set(users))  # no user at two clients
+    sizes = [len(group) for group in held]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_there_is_one_user_a_client_where_there_are_as_many() -> None:
+    users = torch.tensor([5, 5, 9, 5, 1, 9])
+    parts = partition(torch.zeros(6, dtype=torch.int64), 3, ByUser(), 0, users=users)
+    assert {frozenset(part.tolist()) for part in parts} == {
+        frozenset({0, 1, 3}), frozenset({2, 5}), frozenset({4}),
+    }  # fmt: skip
+
+
+def test_who_holds_a_user_does_not_depend_on_the_order_of_the_records() -> None:
+    users = torch.arange(1000) % 37
+    order = torch.randperm(1000, generator=torch.Generator().manual_seed(0))
+    labels = torch.zeros(1000, dtype=torch.int64)
+    parts = partition(labels, 5, ByUser(), 3, users=users)
+    moved = partition(labels, 5, ByUser(), 3, users=users[order])
+    for part, other in zip(parts, moved, strict=True):
+        assert set(users[part].tolist()) == set(users[order][other].tolist())
+    seeded = partition(labels, 5, ByUser(), 4, users=users)
+    assert any(not torch.equal(a, b) for a, b in zip(parts, seeded, strict=True))
+
+
+def test_by_user_needs_users_and_as_many_as_clients() -> None:
+    with pytest.raises(ConfigError, match="by_user deals whole users, and this source tells none"):
+        partition(LABELS, 3, ByUser(), 0)
+    with pytest.raises(DataError, match="8 clients cannot share 7 users; use at most 7 clients"):
+        partition(LABELS, 8, ByUser(), 0, users=torch.arange(1000) % 7)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_other_schemes_deal_records_whoever_their_users_are(scheme: PartitionSpec) -> None:
+    parts = partition(LABELS, 10, scheme, 3)
+    with_users = partition(LABELS, 10, scheme, 3, users=torch.arange(1000) // 100)
+    assert all(torch.equal(a, b) for a, b in zip(parts, with_users, strict=True))
+
+
 @pytest.mark.parametrize(
     ("scheme", "clients", "error", "message"),
     [
@@ -153,6 +210,7 @@ def test_bad_values_are_refused_when_the_scheme_is_made(build: Any, message: str
         ({"name": "dirichlet", "alpha": 0.1}, Dirichlet(0.1)),
         ({"name": "by_label", "labels_per_client": 3}, ByLabel(3)),
         ({"name": "unequal", "sizes": [1, 2]}, Unequal(sizes=(1, 2))),
+        ({"name": "by_user"}, ByUser()),
     ],
 )
 def test_schemes_from_dicts_are_hashable_and_picklable(

@@ -100,3 +100,32 @@ def test_what_cannot_be_added_is_refused() -> None:
         total.total()  # block 1, elsewhere, comes in between
     with pytest.raises(ValueError, match="There are 0 partial sums"):
         TreeSum().total()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_block_says_whether_all_its_replies_are_finite(value: float) -> None:
+    assert TreeSum().add_block(0, torch.full((8, 3), 3.4e38))  # whose sum no float32 holds
+    replies = torch.zeros(8, 3)
+    replies[5, 2] = value
+    assert not TreeSum().add_block(0, replies)
+
+
+def test_blocks_are_added_up_in_float64_whoever_adds_them() -> None:
+    replies = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    whole = TreeSum()
+    for block, values in enumerate(replies.split(8)):
+        whole.add_block(block, values)
+    first, second, total = TreeSum(0, 3), TreeSum(3), TreeSum()
+    for block, values in enumerate(replies.split(8)):
+        (first if block < 3 else second).add_block(block, values)
+    for block, part in [*first.parts(), *second.parts()]:
+        total.add(block, part)
+    assert whole.total().dtype == torch.float64
+    assert torch.equal(whole.total(), total.total())
+
+
+def test_a_block_is_added_once() -> None:
+    total = TreeSum()
+    total.add_block(1, torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="already"):
+        total.add_block(1, torch.zeros(2, 3))

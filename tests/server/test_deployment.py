@@ -168,6 +168,14 @@ def test_missing_nodes_are_named(tmp_path: Path, grid: Callable[..., Nodes]) -> 
         (("policy=x.toml",), "fedsink deploy takes no policy=x.toml"),
         (("resume=x",), "fedsink deploy takes no resume=x: say fedsink deploy resume=FOLDER"),
         (("data.root=x",), "takes no data.root=x: the server sees no data"),
+        (
+            ("data=femnist", "data.clients_file=x.csv"),
+            "takes no data.clients_file=x.csv: every node's policy says which records are its own",
+        ),
+        (
+            ("data.corrupt={kind: invert, share: 0.5}",),
+            "takes no data.corrupt={'kind': 'invert', 'share': 0.5}: real nodes answer from their",
+        ),
         (("engine=local",), "fedsink deploy runs on real nodes: leave out engine=local"),
         (("engine.wait=-1",), "engine.wait must be a number of at least 0, not -1"),
         (("engine.timeout=0",), "engine.timeout must be null or a positive number"),

@@ -84,3 +84,13 @@ def test_a_cohort_without_a_batched_app_adds_nothing_up() -> None:
     cohort = Cohort(Hosted(ClientApp()), 5, 1)
     with pytest.raises(ValueError, match="answers client by client"):
         cohort.add_up("train.gradient", [RecordDict()], [Part(0, range(5), (3,))])
+
+
+def test_clients_that_all_failed_are_its_failures() -> None:
+    answering = _Answering(torch.zeros(0), dict.fromkeys(range(5), FAILED))
+    answering.answers = lambda contents, clients: iter(  # type: ignore[method-assign]
+        [(0, Answers((), torch.zeros(0), answering.failures))]
+    )
+    partial = _add_up(answering)
+    assert partial.failures == dict.fromkeys(range(5), FAILED)
+    assert partial.sums == []

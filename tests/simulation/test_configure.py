@@ -189,6 +189,10 @@ def test_secure_noise_and_a_policy_reach_the_node(configured: Configure, tmp_pat
         configured(f"policy={policy}", "noise=secure")
     with pytest.raises(ConfigError, match=r"data\.classes is .* but the policy .* state what"):
         configured(f"policy={policy}", "data.classes=[a,b]")
+    with pytest.raises(ConfigError, match=r"leave out data\.clients_file=x\.csv"):
+        configured(f"policy={policy}", "+data.clients_file=x.csv")
+    with pytest.raises(ConfigError, match=r"leave out data\.corrupt or policy="):
+        configured(f"policy={policy}", "data.corrupt={kind: invert, share: 0.5}")
 
 
 def test_a_share_of_the_noise_reaches_the_strategy_and_leaves_the_plan(
@@ -323,6 +327,16 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("partition.name=x", "partition.name='x' is unknown"),
         ("data.shape=[a]", "The configuration of data is incomplete or mistyped"),
         ("data.nominal_records=0", "data.nominal_records must be at least 1"),
+        ("data.corrupt=invert", "data.corrupt is null or such as {kind: invert, share: 0.5}, not"),
+        ("data.corrupt={kind:invert,share:2}", "data.corrupt.share must be a number from 0 to 1"),
+        (
+            "clients=3 data.corrupt={kind:invert,clients:[3]}",
+            "data.corrupt.clients names client 3, and the 3 clients are 0 to 2",
+        ),
+        (
+            "data=half_circle mode=ldp data.corrupt={kind:invert,share:0.5}",
+            "data.corrupt alters pictures, and the records of half_circle have shape (2,)",
+        ),
         ("mode=ldp mechanism.label_eps=35", "leaves nothing of eps=35 for the image"),
         ("mode=ldp mechanism.label_eps=-1", "must be a finite number > 0, received -1"),
         ("mode=ldp eps=10 sigma=0.1", "not eps=10 in all: leave eps or sigma out"),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsink.data.labelled import LabelledData, checked
 from fedsink.data.spec import DataSpec
+from fedsink.data.users import users_that_take_part
 from fedsink.errors import ConfigError
 from fedsink.registry import Registry
 
@@ -23,8 +24,12 @@ __all__ = ["SOURCES", "DataSpec", "Reader", "Split", "load"]
 
 Split = Literal["train", "test"]
 
-Reader = Callable[[DataSpec, Split], tuple[Tensor, Tensor]]
-"""Reads one split: (values, labels), not yet checked against the public description."""
+Reader = Callable[[DataSpec, Split], tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]]
+"""Reads one split: (values, labels), or (values, labels, users) where the source tells users apart.
+
+Nothing of it is checked against the public description yet. Users are numbered by
+`fedsink.data.users.user_number`.
+"""
 
 
 def own_sources() -> dict[str, Reader]:
@@ -39,17 +44,20 @@ SOURCES: Registry[Reader] = Registry("data.name", own_sources(), group="fedsink.
 
 @lru_cache(maxsize=8)
 def load(spec: DataSpec, split: Split = "train") -> LabelledData:
-    """Read one split of a dataset and check it against its public description.
+    """Read one split of a dataset, of the users that take part, and check it.
 
     The result is kept for the life of the process, so that a hundred simulated clients share one
     copy.
 
     Raises:
-        ConfigError: for an unknown source or split.
+        ConfigError: for an unknown source or split, or a list of users for a source without any.
         DataError: for files that are missing or corrupt, or records that contradict `spec`.
     """
     read = SOURCES.find(spec.name)
     if split not in ("train", "test"):
         raise ConfigError(f"split must be 'train' or 'test', got {split!r}.")
-    values, labels = read(spec, split)
-    return checked(values, labels, spec)
+    values, labels, *users = read(spec, split)
+    data = checked(values, labels, spec, *users)
+    if spec.clients_file is None:
+        return data
+    return data.of_users(users_that_take_part(spec.clients_file))

@@ -51,6 +51,21 @@ def fill_once(folder: Path, fill: Callable[[Path], None]) -> Path:
     return folder
 
 
+def key_of(files: Sequence[Path], *facts: object) -> str:
+    """Return a name for what is made from `files`, of one folder: another for replaced files.
+
+    Args:
+        files: at least one; their names, sizes and times count, and the folder of the first.
+        facts: whatever else decides what is made.
+
+    Raises:
+        OSError: a file is not there.
+    """
+    stamps = [(file.name, (s := file.stat()).st_size, s.st_mtime_ns) for file in files]
+    whole = repr((str(files[0].resolve().parent), *facts, stamps))
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
 def unpacked(root: Path, files: Sequence[Path]) -> Path:
     """Return a cache folder that mirrors `files` of the read-only `root`, decompressed.
 
@@ -62,8 +77,6 @@ def unpacked(root: Path, files: Sequence[Path]) -> Path:
     files are unpacked again.
     """
     sources = [_plain_or_gz(root / name) for name in files]
-    stamps = [(s.stat().st_size, s.stat().st_mtime_ns, s.name) for s in sources]
-    key = hashlib.sha256(repr((str(root.resolve()), stamps)).encode()).hexdigest()[:16]
 
     def fill(folder: Path) -> None:
         for name, source in zip(files, sources, strict=True):
@@ -77,7 +90,7 @@ def unpacked(root: Path, files: Sequence[Path]) -> Path:
                     f"{source} cannot be unpacked ({error}); replace it with an intact copy."
                 ) from error
 
-    return fill_once(cache_folder() / "unpacked" / key, fill)
+    return fill_once(cache_folder() / "unpacked" / key_of(sources, *map(str, files)), fill)
 
 
 def _reader(source: Path) -> IO[bytes]:

@@ -7,7 +7,6 @@ downloaded (their licence is agreed to by hand), and the root is only read.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsink.data.sources.cache import cache_folder, fill_once
+from fedsink.data.sources.cache import cache_folder, fill_once, key_of
 from fedsink.data.sources.pictures import MODES, read_picture
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
@@ -100,12 +99,11 @@ def _lines(path: Path) -> list[str]:
 
 def _pictures(files: list[Path], shape: tuple[int, ...]) -> Tensor:
     try:
-        stamps = [(file.name, (s := file.stat()).st_size, s.st_mtime_ns) for file in files]
+        key = key_of(files, shape)
     except OSError as error:
         raise DataError(
             f"{error.filename} is listed but not there; unpack img_align_celeba.zip again."
         ) from error
-    key = hashlib.sha256(repr((str(files[0].resolve().parent), shape, stamps)).encode())
 
     def fill(folder: Path) -> None:
         pixels = np.empty((len(files), *shape), dtype=np.uint8)
@@ -113,6 +111,6 @@ def _pictures(files: list[Path], shape: tuple[int, ...]) -> Tensor:
             pixels[row] = read_picture(file, shape).numpy()
         np.save(folder / "pictures.npy", pixels)
 
-    folder = fill_once(cache_folder() / "celeba" / key.hexdigest()[:16], fill)
+    folder = fill_once(cache_folder() / "celeba" / key, fill)
     # Mapped copy-on-write: every process on the machine shares one copy in memory.
     return torch.from_numpy(np.load(folder / "pictures.npy", mmap_mode="c"))

@@ -64,7 +64,7 @@ def solve_account(
     Raises:
         PrivacyError: If not exactly one is left out, or a value is out of range.
     """
-    if clip not in CLIPS:
+    if clip not in CLIPS or not CLIPS[clip].sampled:
         raise PrivacyError(f"clip is record or batch, received {clip!r}.")
     cost = Cost(CLIPS[clip](1.0), ClassSchedule(classes), adjacency, capacity, nominal_records)
     clients = checks.count("clients", clients)

@@ -30,7 +30,7 @@ def central_plan(config: Config, classes: int, nominal_records: int) -> CentralP
         FedsinkError: a value is out of range, or the three contradict one another.
     """
     chosen = config["strategy"]
-    clip = CLIPS[choice(config, "clip", *sorted(CLIPS, reverse=True))](chosen["bound"])
+    clip = CLIPS[choice(config, "clip", "record", "batch")](chosen["bound"])
     schedule = choice(chosen, "schedule", "class", "joint", where="strategy.")
     by_class = schedule == "class" and classes > 1
     if config["eps"] == math.inf:

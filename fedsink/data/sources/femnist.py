@@ -1,0 +1,208 @@
+"""Federated EMNIST: handwritten digits and letters, 28×28 grey, each by a known writer.
+
+It comes in two forms, neither of them downloaded, and data.root is only read:
+
+- LEAF's JSON (Caldas et al. 2018): ROOT/train/all_data_*.json and ROOT/test/all_data_*.json;
+- TensorFlow Federated's HDF5: ROOT/fed_emnist_train.h5 and ROOT/fed_emnist_test.h5, or those named
+  fed_emnist_digitsonly_….h5. They are taken where both forms are there, and need `h5py`.
+
+Both store paper as 1 and ink as 0, and number the characters 0–9, A–Z, a–z from 0 to 61.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import string
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsink.data.sources.cache import cache_folder, fill_once, key_of
+from fedsink.data.spec import DataSpec
+from fedsink.data.users import user_number
+from fedsink.errors import ConfigError, DataError
+
+CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_PIXELS = 28 * 28
+_ARRAYS = ("images", "characters", "users")
+_Writer = tuple[str, Any, Any]
+"""A writer's identifier, pixels and characters, as they stand in a file."""
+
+
+def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return uint8 images (N, 1, 28, 28), ink 255 on paper 0, their labels and their writers.
+
+    A class of data.classes is named by its characters: "0" is the digit, "A" the capital alone,
+    and "Aa" the letter in either form. Records of characters that no class names are left out.
+
+    A record with a value above 1 is in grey levels of 0 to 255; others are multiplied by 255. This
+    is decided record by record, so that no record changes how another one is read. All of LEAF's
+    JSON takes minutes, so what is read is kept in the cache folder, readable by the user alone,
+    under the names, sizes and times of the files.
+
+    Raises:
+        ConfigError: without data.root, for a class that is none, or for letters out of digits.
+        DataError: for files that are missing, corrupt, or hold something else, for no record of
+            these classes, and for a missing `h5py`.
+    """
+    label_of = _label_of(spec.classes)
+    images, characters, users = _decoded(_files(spec, split, label_of))
+    labels = label_of[characters]
+    kept = labels >= 0
+    if not kept.any():
+        raise DataError(
+            f"{spec.root} holds no {split} record of the classes {', '.join(spec.classes)}; "
+            "correct data.root or data.classes."
+        )
+    if not kept.all():  # else what is mapped from the cache need not be copied
+        images, labels, users = images[kept], labels[kept], users[kept]
+    return torch.from_numpy(images), torch.from_numpy(labels), torch.from_numpy(users)
+
+
+def _label_of(classes: Sequence[str]) -> np.ndarray:
+    """The class of each character, (62,); −1 for none."""
+    labels = np.full(len(CHARACTERS), -1, dtype=np.int64)
+    for label, name in enumerate(classes):
+        for character in name:
+            place = CHARACTERS.find(character)
+            if place < 0 or labels[place] >= 0:
+                raise ConfigError(
+                    f"data.classes: {name!r} is no class of femnist, which is named by its "
+                    "characters, such as 0, A or Aa, with none of them in two classes."
+                )
+            labels[place] = label
+    return labels
+
+
+def _files(spec: DataSpec, split: str, label_of: np.ndarray) -> list[Path]:
+    if spec.root is None:
+        raise ConfigError(
+            "femnist is not downloaded: set data.root to the folder with LEAF's or TensorFlow "
+            "Federated's files."
+        )
+    root = Path(spec.root).expanduser()
+    whole, digits = (root / f"fed_emnist_{part}{split}.h5" for part in ("", "digitsonly_"))
+    if whole.is_file():
+        return [whole]
+    if digits.is_file():
+        if (label_of[len(string.digits) :] >= 0).any():
+            raise ConfigError(
+                f"{digits} holds digits alone, and data.classes names letters: choose "
+                f"data=femnist_digits, or put {whole.name} beside it."
+            )
+        return [digits]
+    if files := sorted((root / split).glob("all_data_*.json")):
+        return files
+    raise DataError(
+        f"{root.absolute()} holds neither {whole.name} nor {split}/all_data_*.json; set data.root "
+        "to the folder with LEAF's or TensorFlow Federated's files."
+    )
+
+
+def _decoded(files: list[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images, characters (0 to 61) and numbers of the users, of all records of these files."""
+
+    def fill(folder: Path) -> None:
+        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        for file in files:
+            writers = _json_writers if file.suffix == ".json" else _hdf5_writers
+            for user, pixels, characters in writers(file):
+                images, checked = _checked(file, user, pixels, characters)
+                parts.append((images, checked, np.full(len(checked), user_number(user))))
+        if not parts:
+            raise DataError(f"{files[0]} holds no writer; replace it with an intact copy.")
+        for name, arrays in zip(_ARRAYS, zip(*parts, strict=True), strict=True):
+            np.save(folder / f"{name}.npy", np.concatenate(arrays))
+
+    folder = fill_once(cache_folder() / "femnist" / key_of(files), fill)
+    try:
+        # Mapped copy-on-write: every process on the machine shares one copy in memory.
+        images, characters, users = (np.load(folder / f"{n}.npy", mmap_mode="c") for n in _ARRAYS)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder} cannot be read; remove it, and it is made again.") from error
+    return images, characters, users
+
+
+def _checked(
+    file: Path, user: str, pixels: object, characters: object
+) -> tuple[np.ndarray, np.ndarray]:
+    """One writer's images, ink 255 on paper 0, (n, 1, 28, 28) uint8, and characters (n,) int64."""
+
+    def wrong(what: str) -> DataError:
+        return DataError(f"{file}: the writer {user} {what}; replace the file with an intact copy.")
+
+    try:
+        labels = np.asarray(characters).reshape(-1)
+        paper = np.array(pixels, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise wrong("has records that are not numbers, or of different lengths") from None
+    if paper.shape[:1] != labels.shape or paper.size != len(labels) * _PIXELS:
+        raise wrong(
+            f"has pixels of shape {paper.shape} and {len(labels)} labels, not 28×28 pixels a label"
+        )
+    if len(labels) == 0:
+        return np.zeros((0, 1, 28, 28), dtype=np.uint8), np.zeros(0, dtype=np.int64)
+    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= len(CHARACTERS):
+        raise wrong(f"has a label that is no whole number from 0 to {len(CHARACTERS) - 1}")
+    paper = paper.reshape(-1, _PIXELS)
+    if not (np.isfinite(paper).all() and paper.min() >= 0 and paper.max() <= 255):
+        raise wrong("has a pixel that is neither in [0, 1] nor in [0, 255]")
+    stored = paper.max(axis=1) > 1  # as grey levels
+    if (paper[stored] % 1 != 0).any():
+        raise wrong("has a record that is neither in [0, 1] nor in whole grey levels")
+    paper[~stored] *= 255
+    ink = 255 - np.rint(paper).astype(np.uint8)
+    return ink.reshape(-1, 1, 28, 28), labels.astype(np.int64)
+
+
+def _json_writers(file: Path) -> Iterator[_Writer]:
+    try:
+        with file.open("rb") as opened:
+            content = json.load(opened)
+        writers = [(user, part["x"], part["y"]) for user, part in content["user_data"].items()]
+        stated = dict(zip(content["users"], content["num_samples"], strict=False))
+    except (OSError, RecursionError, ValueError) as error:
+        raise DataError(
+            f"{file} is no complete JSON file ({error}); replace it with an intact copy."
+        ) from error
+    except (AttributeError, KeyError, TypeError):
+        raise DataError(
+            f"{file} is not in LEAF's format, users, num_samples and user_data with x and y for "
+            "each user; replace it with an intact copy."
+        ) from None
+    for user, pixels, characters in writers:
+        if not isinstance(characters, list) or stated.pop(user, None) != len(characters):
+            raise DataError(
+                f"{file}: the writer {user} has not as many records as num_samples states; replace "
+                "the file with an intact copy."
+            )
+        yield user, pixels, characters
+    if stated:
+        raise DataError(
+            f"{file}: the writer {next(iter(stated))} is in users and not in user_data; replace "
+            "the file with an intact copy."
+        )
+
+
+def _hdf5_writers(file: Path) -> Iterator[_Writer]:
+    try:
+        h5py = importlib.import_module("h5py")
+    except ModuleNotFoundError:
+        raise DataError(
+            f"{file.name} needs the Python package h5py: install it with "
+            '`pip install "fedsink[femnist]"`, or take LEAF\'s JSON files.'
+        ) from None
+    try:
+        with h5py.File(file, "r") as opened:
+            for user, group in opened["examples"].items():
+                yield user, group["pixels"][()], group["label"][()]
+    except (AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{file} is not in TensorFlow Federated's format, examples/USER/pixels and label "
+            f"({error}); replace it with an intact copy."
+        ) from error

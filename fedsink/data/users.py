@@ -1,0 +1,56 @@
+"""Users: the people whose records a dataset holds, by number, and the list of those that take part.
+
+A user's number is a function of its identifier alone. To add or to remove a user therefore changes
+no other user's number, nor anything that is dealt by number.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from pathlib import Path
+
+from fedsink.errors import DataError
+
+
+def user_number(identifier: str) -> int:
+    """Return the user's number in [0, 2⁶³): the leading bits of SHA-256 of the identifier."""
+    return int.from_bytes(hashlib.sha256(identifier.encode()).digest()[:8], "big") >> 1
+
+
+def users_that_take_part(path: str | Path) -> frozenset[int]:
+    """Return the numbers of the users that a CSV file marks True.
+
+    Rows are `client id, True` or `client id, False` without a header, as Augenstein et al. (2020)
+    publish their lists.
+
+    Raises:
+        DataError: the file cannot be read, a row has another form, a user is listed twice, or none
+            is marked True.
+    """
+    path = Path(path).expanduser()
+    marks: dict[str, bool] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.reader(file, skipinitialspace=True, strict=True)
+            for row in rows:
+                mark = row[1].strip() if len(row) == 2 else ""
+                if mark not in ("True", "False"):
+                    raise DataError(
+                        f"Line {rows.line_num} of {path} is not `client id, True` or `client id, "
+                        "False`; correct it (there is no header)."
+                    )
+                if row[0].strip() in marks:
+                    raise DataError(
+                        f"Line {rows.line_num} of {path} lists a user for the second time; remove "
+                        "one of the two lines."
+                    )
+                marks[row[0].strip()] = mark == "True"
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"{path.absolute()} cannot be read as a CSV file of users ({error}); correct "
+            "data.clients_file."
+        ) from error
+    if not any(marks.values()):
+        raise DataError(f"{path} marks no user True; correct data.clients_file.")
+    return frozenset(user_number(user) for user, chosen in marks.items() if chosen)

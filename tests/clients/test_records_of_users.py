@@ -1,0 +1,129 @@
+"""Pictures by user at the clients: dealt whole, altered whole, or held by a node of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsink.clients.node import Node, close_nodes
+from fedsink.clients.settings import NodeSettings
+from fedsink.clients.shard import Shard
+from fedsink.data.corruption import Corruption
+from fedsink.data.partition import ByUser, Iid
+from fedsink.data.sources import load
+from fedsink.data.spec import DataSpec
+from fedsink.data.users import user_number
+from fedsink.errors import DataError
+
+from ..data.writers import some, write_leaf
+
+USERS = 6
+SPEC = DataSpec("tiny", (1, 4, 4), ("a", "b"), 60)
+
+
+def _pictures(spec: DataSpec, split: str) -> tuple[Tensor, Tensor, Tensor]:
+    """60 pictures of six users, the users in turn."""
+    random = torch.Generator().manual_seed(5)
+    images = torch.rand(60, 1, 4, 4, generator=random)
+    return images, torch.arange(60) % 2, torch.arange(60) % USERS
+
+
+@pytest.fixture
+def pictures(install_source: Callable[..., None]) -> NodeSettings:
+    """A client for each user."""
+    install_source(_pictures)
+    load.cache_clear()
+    return NodeSettings(SPEC, ByUser(), USERS, seed=7)
+
+
+def shards(settings: NodeSettings) -> list[Shard]:
+    close_nodes()
+    return [Node(settings, client).shard for client in range(settings.clients)]
+
+
+def test_a_client_holds_whole_users_and_their_numbers(pictures: NodeSettings) -> None:
+    for clients, each in ((USERS, 1), (2, 3)):
+        held = [shard.users for shard in shards(replace(pictures, clients=clients))]
+        assert all(users is not None for users in held)
+        sets = [set(users.tolist()) for users in held if users is not None]
+        assert [len(users) for users in sets] == [each] * clients
+        assert set.union(*sets) == set(range(USERS))
+    (mixed, *_) = shards(replace(pictures, partition=Iid(), clients=2))
+    assert mixed.users is not None
+    assert len(mixed.users) == len(mixed) == 30
+
+
+def test_another_user_of_the_same_records_is_another_content() -> None:
+    images, labels, users = _pictures(SPEC, "train")
+    prints = {Shard(images, labels, whose).fingerprint() for whose in (None, users, users.flip(0))}
+    assert len(prints) == 3
+
+
+@pytest.mark.parametrize(
+    "corruption", [Corruption("invert", 0.5, 3), Corruption("invert", clients=(0, 4))], ids=str
+)
+def test_all_records_of_a_chosen_client_are_inverted_and_no_byte_of_any_other(
+    pictures: NodeSettings, corruption: Corruption
+) -> None:
+    chosen = corruption.chosen(USERS)
+    assert 0 < len(chosen) < USERS
+    before = shards(pictures)
+    after = shards(replace(pictures, corruption=corruption))
+    for client, (clean, altered) in enumerate(zip(before, after, strict=True)):
+        assert torch.equal(clean.labels, altered.labels)
+        expected = 1 - clean.images if client in chosen else clean.images
+        assert torch.equal(altered.images, expected)
+        assert (clean.fingerprint() == altered.fingerprint()) == (client not in chosen)
+    again = shards(replace(pictures, corruption=corruption))
+    assert all(torch.equal(a.images, b.images) for a, b in zip(after, again, strict=True))
+
+
+def test_shared_data_stay_as_they_were_loaded(pictures: NodeSettings) -> None:
+    before = load(SPEC, "train").values.clone()
+    shards(replace(pictures, corruption=Corruption("invert", 1.0)))
+    assert torch.equal(load(SPEC, "train").values, before)
+
+
+POLICY = """
+[data]
+lineage = "writer"
+name = "femnist"
+root = "leaf"
+shape = [1, 28, 28]
+classes = ["0", "1", "Aa"]
+nominal_records = {records}
+[state]
+folder = "state"
+[noise]
+backend = "fast"
+[budget.add-remove]
+epsilon = 10.0
+delta = 1e-4
+[allow]
+mechanisms = ["clipped-gaussian"]
+minimum_noise_multiplier = 0.5
+maximum_clip_bound = 0.5
+maximum_images = 12
+"""
+
+
+def test_a_node_under_a_policy_reads_its_writers_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_leaf(tmp_path / "leaf", "train", some({"f0001_41": "01aAz9"}))
+    policy = tmp_path / "policy.toml"
+    policy.write_text(POLICY.format(records=4))
+    shard = Node(NodeSettings.from_policy(policy), 0).shard
+    assert shard.labels.tolist() == [0, 1, 2, 2]
+    assert shard.users is not None
+    assert set(shard.users.tolist()) == {user_number("f0001_41")}
+    policy.write_text(POLICY.format(records=3))
+    close_nodes()
+    with pytest.raises(DataError, match="more records than its policy's public nominal_records=3"):
+        _ = Node(NodeSettings.from_policy(policy), 0).shard

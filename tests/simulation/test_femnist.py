@@ -1,0 +1,120 @@
+"""Federated EMNIST and altered clients in whole runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedsink.commands.runs import open_run
+from fedsink.data.corruption import Corruption
+from fedsink.data.partition import ByUser
+from fedsink.data.sources import load
+from fedsink.errors import ConfigError, DataError
+from fedsink.simulation.simulate import resume, start
+
+from ..data.writers import some, write_hdf5, write_leaf
+from .conftest import Compose, Configure
+
+WORDS = {"f0000_14": "01AaBb", "f0001_41": "12zZ", "f0002_00": "0123", "f0003_12": "9yx"}
+SMALL = ("seed=0", "rounds=2", "partition=by_user")
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("STATE", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
+    yield
+    load.cache_clear()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Four writers in LEAF's form."""
+    pictures = some(WORDS)
+    write_leaf(tmp_path / "leaf", "train", pictures)
+    write_leaf(tmp_path / "leaf", "test", some(WORDS, seed=1))
+    return tmp_path / "leaf"
+
+
+@pytest.mark.parametrize("choice", ["femnist", "femnist_digits", "femnist_62"])
+@pytest.mark.parametrize("mode", ["central", "ldp"])
+def test_a_run_has_a_client_for_each_writer(
+    composed: Compose, root: Path, tmp_path: Path, choice: str, mode: str
+) -> None:
+    config = composed(f"data={choice}", f"data.root={root}", f"mode={mode}", "clients=4", *SMALL)
+    folder = start(config, tmp_path / "run")
+    partition = json.loads((folder / "partition.json").read_text())
+    sizes = sorted(client["records"] for client in partition["clients"].values())
+    assert sizes == ([1, 2, 2, 4] if choice == "femnist_digits" else [3, 4, 4, 6])
+    # Names such as "y" and "N" are read back from YAML as they were written.
+    assert list(open_run(str(folder)).data.classes) == config["data"]["classes"]
+
+
+def test_both_forms_of_a_file_give_the_same_generator(
+    composed: Compose, root: Path, tmp_path: Path
+) -> None:
+    write_hdf5(tmp_path / "h5" / "fed_emnist_train.h5", some(WORDS))
+    runs = [
+        start(composed("data=femnist", f"data.root={where}", *SMALL), tmp_path / where.name / "run")
+        for where in (root, tmp_path / "h5")
+    ]
+    first, second = ((run / "generator.safetensors").read_bytes() for run in runs)
+    assert first == second
+
+
+def test_writers_are_dealt_whole_to_silos_and_a_list_selects_them(
+    composed: Compose, configured: Configure, root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "users.csv").write_text("f0000_14,True\nf0001_41,False\nf0003_12,True\n")
+    chosen = ("data=femnist", f"data.root={root}", f"data.clients_file={tmp_path / 'users.csv'}")
+    assert configured(*chosen, *SMALL).node.partition == ByUser()
+    partition = json.loads(
+        (start(composed(*chosen, *SMALL), tmp_path / "run") / "partition.json").read_text()
+    )
+    assert sorted(client["records"] for client in partition["clients"].values()) == [3, 6]
+    with pytest.raises(DataError, match="3 clients cannot share 2 users; use at most 2 clients"):
+        start(composed(*chosen, *SMALL, "clients=3"), tmp_path / "more")
+    assert not (tmp_path / "more").exists()
+
+
+def test_by_user_needs_a_source_that_tells_users_apart(composed: Compose, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="by_user deals whole users, and this source tells none"):
+        start(composed(*SMALL), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_altered_clients_are_stated_and_stay_so_when_a_run_is_resumed(
+    composed: Compose, configured: Configure, tmp_path: Path
+) -> None:
+    corrupt = "data.corrupt={kind: invert, share: 0.5, seed: 3}"
+    expected = Corruption("invert", 0.5, 3)
+    assert configured(corrupt, "clients=4").node.corruption == expected
+    assert configured("clients=4").node.corruption is None
+    small = ("seed=0", "clients=4", "rounds=2")
+    folder = start(composed(corrupt, *small), tmp_path / "run")
+    stored = yaml.safe_load((folder / "config.yaml").read_text())
+    assert stored["data"]["corrupt"] == {"kind": "invert", "share": 0.5, "seed": 3}
+    partition = json.loads((folder / "partition.json").read_text())
+    assert partition["corrupted"] == sorted(expected.chosen(4))
+    altered = (folder / "generator.safetensors").read_bytes()
+    (folder / "metrics.json").unlink()  # as if it had been stopped before its end
+    resume(folder)
+    assert (folder / "generator.safetensors").read_bytes() == altered
+    clean = start(composed(*small), tmp_path / "clean")
+    assert json.loads((clean / "partition.json").read_text())["corrupted"] == []
+    assert (clean / "generator.safetensors").read_bytes() != altered
+
+
+def test_the_guarantee_does_not_depend_on_altered_clients(
+    composed: Compose, tmp_path: Path
+) -> None:
+    small = ("seed=0", "clients=4", "rounds=2")
+    clean = start(composed(*small), tmp_path / "clean")
+    altered = start(
+        composed("data.corrupt={kind: invert, clients: [1]}", *small), tmp_path / "altered"
+    )
+    assert (clean / "privacy.json").read_bytes() == (altered / "privacy.json").read_bytes()
