@@ -21,7 +21,7 @@ class CentralAnswer(Answer):
 
     Guarantees:
         - Noise is shared with no more clients than the owner's settings put in one cohort.
-        - A class that the plan's schedule does not give the client is refused.
+        - A class or a round that the plan's schedule does not give the client is refused.
         - A view that is not of the node's data is refused before it is built.
 
     Args:
@@ -52,6 +52,8 @@ class CentralAnswer(Answer):
     def check_turn(self, client: int, clients: int) -> None:
         """Refuse what this client is not asked for by the plan's schedule."""
         for use in self.uses:
+            if not use.plan.schedule.answers(client, use.round):
+                raise ReleaseRefusedError(f"Round {use.round} is not a turn of client {client}.")
             scheduled = use.plan.schedule.label(client, use.round)
             if use.label != scheduled:
                 raise ReleaseRefusedError(
