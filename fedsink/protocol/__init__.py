@@ -11,11 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedsink.protocol.critic import CriticRequest, Critics
     from fedsink.protocol.gradient import GradientReply, GradientRequest
     from fedsink.protocol.objective import Objective
     from fedsink.protocol.privatize import LocalPlan, PrivatizeReply, PrivatizeRequest
 
 _MODULES = {
+    "CriticRequest": "critic",
+    "Critics": "critic",
     "GradientReply": "gradient",
     "GradientRequest": "gradient",
     "LocalPlan": "privatize",
@@ -25,6 +28,8 @@ _MODULES = {
 }
 
 __all__ = [
+    "CriticRequest",
+    "Critics",
     "GradientReply",
     "GradientRequest",
     "LocalPlan",

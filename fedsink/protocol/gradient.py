@@ -84,24 +84,10 @@ class GradientRequest:
         Raises:
             ValueError: with what does not fit.
         """
-        if self.round < 1 or self.round > self.plan.rounds:
-            raise ValueError(f"Round {self.round} is not in the plan's 1..{self.plan.rounds}.")
-        domain.ROUNDS.check_count(self.plan.rounds)
+        check_use(self.round, self.plan, self.share)
         sampled_clip(self.plan.clip)
-        checks.count("share", self.share)
-        if isinstance(self.own_plan, PrivacyPlan):
-            checks.noise_scale(self.own_plan.noise_std)
-        if self.rows.ndim != 2 or not self.rows.numel() or not is_float32(self.rows, domain.ROWS):
-            raise ValueError(
-                f"Rows must be a finite n×D float32 matrix within ±{domain.ROWS.high:.4g}, not "
-                f"{tuple(self.rows.shape)} of {self.rows.dtype}."
-            )
-        n, classes = len(self.rows), self.objective.classes
-        if self.row_labels.shape != (n,) or self.row_labels.dtype != torch.int64:
-            raise ValueError(f"Row labels must be {n} integers.")
-        # As Python's integers: the classes may be any number.
-        if int(self.row_labels.amin()) < 0 or int(self.row_labels.amax()) >= classes:
-            raise ValueError(f"Row labels must be below the {classes} classes.")
+        check_rows(self.rows, self.row_labels, self.objective.classes)
+        n = len(self.rows)
         if self.plan.clip.name == "record" and not (
             self.potentials.shape == (n,) and is_float32(self.potentials, domain.POTENTIALS)
         ):
@@ -228,6 +214,40 @@ def unpack_replies(record: RecordDict) -> list[GradientReply]:
     if "gradient" not in arrays or arrays["gradient"].ndim < 1:
         raise ValueError("Malformed gradient reply: it holds no gradient.")
     return [GradientReply(gradient) for gradient in arrays["gradient"]]
+
+
+def check_use(round: int, plan: CentralPlan, share: int) -> None:
+    """Refuse a round that is not the plan's, or noise that float32 cannot hold.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    if round < 1 or round > plan.rounds:
+        raise ValueError(f"Round {round} is not in the plan's 1..{plan.rounds}.")
+    domain.ROUNDS.check_count(plan.rounds)
+    checks.count("share", share)
+    own = plan.with_noise(1 / share)
+    if isinstance(own, PrivacyPlan):
+        checks.noise_scale(own.noise_std)
+
+
+def check_rows(rows: Tensor, labels: Tensor, classes: int) -> None:
+    """Refuse public rows that are no finite matrix, or labels that are none of the classes.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    if rows.ndim != 2 or not rows.numel() or not is_float32(rows, domain.ROWS):
+        raise ValueError(
+            f"Rows must be a finite n×D float32 matrix within ±{domain.ROWS.high:.4g}, not "
+            f"{tuple(rows.shape)} of {rows.dtype}."
+        )
+    n = len(rows)
+    if labels.shape != (n,) or labels.dtype != torch.int64:
+        raise ValueError(f"Row labels must be {n} integers.")
+    # As Python's integers: the classes may be any number.
+    if int(labels.amin()) < 0 or int(labels.amax()) >= classes:
+        raise ValueError(f"Row labels must be below the {classes} classes.")
 
 
 def _only(parts: list[_T]) -> _T:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -40,7 +41,6 @@ class ConvolutionCritic(Critic):
     view: View
     classes: int
     features: int = 8
-    _transpose: Tensor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.view.shape) != 3:
@@ -48,15 +48,18 @@ class ConvolutionCritic(Critic):
                 "a critic of pictures sees images (C, H, W), got the shape "
                 f"{self.view.shape}: use a perceptron."
             )
-        pixels = math.prod(self.view.shape)
-        # A view maps an image p to A(2p − 1), so these images give the columns of A.
-        unit = 0.5 + 0.5 * torch.eye(pixels).reshape(pixels, *self.view.shape)
-        object.__setattr__(self, "_transpose", self.view(unit).T.contiguous())
 
     @property
     def dimension(self) -> int:  # type: ignore[override]
         """D, the view's."""
         return self.view.dimension
+
+    @cached_property
+    def _transpose(self) -> Tensor:
+        pixels = math.prod(self.view.shape)
+        # A view maps an image p to A(2p − 1), so these images give the columns of A.
+        unit = 0.5 + 0.5 * torch.eye(pixels).reshape(pixels, *self.view.shape)
+        return self.view(unit).T.contiguous()
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
