@@ -11,7 +11,7 @@ from fedsink.clients.privatizer import PrivatizedAnswer
 from fedsink.errors import ConfigError
 from fedsink.registry import Registry
 
-_OWN = (CriticAnswer, GradientAnswer, ParameterGradientAnswer, PrivatizedAnswer)
+_OWN = (GradientAnswer, ParameterGradientAnswer, CriticAnswer, PrivatizedAnswer)
 
 ANSWERS: Registry[type[Answer]] = Registry(
     "answer",

@@ -151,6 +151,9 @@ def _node(config: Config, engine: EngineSettings, run: RunIdentity) -> NodeSetti
             noise="secure" if noise == "secure" else "fast",
             key_file=run.key_file,
             ledger=run.ledger,
+            states=run.states,
+            # Any of Flower's workers may get a client's next message.
+            states_at_once=engine.name == "flower",
             device=engine.client_device,
             threads=engine.threads,
         )
