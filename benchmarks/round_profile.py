@@ -40,7 +40,7 @@ PHASES = {
     ],
     "clients: unpack requests, check, hash": [
         "fedsink.strategies.dp_sinkhorn.strategy:checked",
-        "fedsink.clients.cohort:digest",
+        "fedsink.clients.answer:digest",
     ],
     "clients: admit": ["fedsink.clients.cohort:NodeCohort._admit"],
     "clients: sample records": [
@@ -48,7 +48,7 @@ PHASES = {
         "fedsink.clients.pool:Sample.in_buckets",
         "fedsink.clients.pool:Pool.batch",
     ],
-    "clients: clipped sums": ["fedsink.clients.cohort:client_totals"],
+    "clients: clipped sums": ["fedsink.clients.gradient:client_totals"],
     "clients: noise": ["fedsink.privacy.plan:PrivacyPlan.release_each"],
     "clients: the rest of an answer, and adding up": ["fedsink.simulation.cohort:Cohort.add_up"],
 }

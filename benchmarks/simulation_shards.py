@@ -42,7 +42,7 @@ class Trivial:
         return True
 
     def answers(
-        self, contents: Sequence[Content], clients: Sequence[Sequence[int]]
+        self, message_type: str, contents: Sequence[Content], clients: Sequence[Sequence[int]]
     ) -> Iterator[tuple[int, Answers]]:
         for number, (content, whose) in enumerate(zip(contents, clients, strict=True)):
             rows = unpack(content.record)[1]["x"]

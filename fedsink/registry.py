@@ -52,6 +52,11 @@ class Registry(MutableMapping[str, T]):
         self._group = group
         self._error = error
 
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The names of fedsink's own."""
+        return tuple(self._own)
+
     def find(self, name: object) -> T:
         """What has this name.
 

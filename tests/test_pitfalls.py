@@ -26,7 +26,8 @@ from omegaconf import OmegaConf
 from scipy import stats
 from torch import Tensor
 
-from fedsink.clients import node as node_module
+from fedsink.clients import gradient as gradient_module
+from fedsink.clients import privatizer as privatizer_module
 from fedsink.clients.app import client_app
 from fedsink.clients.gradient import client_gradient
 from fedsink.clients.node import Node, close_nodes
@@ -73,6 +74,8 @@ from fedsink.strategies import DPSinkhorn, DPSinkhornSettings
 from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.strategies.self_term import SelfTermSettings, self_term
 from fedsink.strategies.trainer import OptimizerSettings
+
+from .asking import gradient
 
 SIZE, CLASSES, RECORDS = 4, 3, 60
 SPEC = DataSpec("tiny", (SIZE,), tuple("abc"), RECORDS)
@@ -189,7 +192,7 @@ def whole_shard() -> Shard:
 
 
 def answer(node: Node, request: GradientRequest) -> Tensor:
-    return node.gradient(request, digest("train.gradient", request.to_record())).gradient
+    return gradient(node, request, digest("train.gradient", request.to_record()))
 
 
 def upload(settings: NodeSettings, plan: LocalPlan = LOCAL, chunk: int = 0) -> Message:
@@ -413,7 +416,7 @@ def test_pitfall_10_a_real_device_adds_no_floating_point_noise(
     assert bool(answer(node, ask_for(12)).any())
     assert not upload(owned(backend="secure")).has_error()
     with pytest.raises(AssertionError):
-        Node(NodeSettings(SPEC, None, 1, seed=1), 0).gradient(ask_for(), b"")
+        gradient(Node(NodeSettings(SPEC, None, 1, seed=1), 0), ask_for(), b"")
 
 
 @pytest.fixture
@@ -453,8 +456,8 @@ def test_pitfall_12_the_charge_is_on_the_disk_before_there_is_anything_to_releas
         seen.append([(a.spent_epsilon, a.runs[0].claimed) for a in accounts(settings)])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(node_module, "client_gradient", crash)
-    monkeypatch.setattr(node_module, "privatize", crash)
+    monkeypatch.setattr(gradient_module, "client_gradient", crash)
+    monkeypatch.setattr(privatizer_module, "privatize", crash)
     ask: dict[str, Callable[[], object]] = {
         "central": lambda: answer(Node(settings, 0), ask_for()),
         "ldp": lambda: upload(settings),

@@ -10,27 +10,22 @@ import torch
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedsink.clients.answers import ANSWERS
 from fedsink.clients.node import Node, open_node
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError, ReleaseRefusedError
-from fedsink.protocol import PrivatizeRequest
 from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED
-from fedsink.protocol.gradient import pack_replies, unpack_requests
-from fedsink.protocol.parameters import ParameterRequest
-from fedsink.protocol.privatize import asked_mechanism
-from fedsink.protocol.records import digest, pack
 
 log = logging.getLogger("fedsink.clients")
 
-Handler = Callable[[Node, RecordDict, str], RecordDict]
-"""The reply of a node to a message's content and type."""
+Handler = Callable[[Node, str, RecordDict], RecordDict]
+"""The reply of a node to a message's type and content."""
 
 
 def client_app(settings: NodeSettings) -> ClientApp:
     """A `ClientApp` that answers for the virtual client named by `partition-id`.
 
-    It answers `query.identity` (which client is this?), `train.gradient` and `train.parameters`
-    (central mode) and `train.privatize` (local mode).
+    It answers `query.identity` (which client is this?) and every type of `ANSWERS`.
 
     Guarantees:
         An error's text never leaves the client: the server learns a code.
@@ -70,7 +65,7 @@ def _answering(settings_of: Callable[[Context], NodeSettings]) -> ClientApp:
                 settings = settings_of(context)
                 torch.set_num_threads(settings.threads)
                 node = open_node(settings, _number("partition-id", client))
-                reply = handler(node, message.content, message.metadata.message_type)
+                reply = handler(node, message.metadata.message_type, message.content)
             except Exception as error:
                 return Message(Error(failure_code(error, client)), reply_to=message)
             return Message(reply, reply_to=message)
@@ -78,9 +73,8 @@ def _answering(settings_of: Callable[[Context], NodeSettings]) -> ClientApp:
         return handle
 
     app.query("identity")(answer(_identity))
-    app.train("gradient")(answer(_gradient))
-    app.train("parameters")(answer(_parameters))
-    app.train("privatize")(answer(_privatize))
+    for name in ANSWERS:
+        app.train(name)(answer(Node.answer))
     return app
 
 
@@ -102,27 +96,8 @@ def _number(name: str, value: object) -> int:
     return value
 
 
-def _identity(node: Node, content: RecordDict, message_type: str) -> RecordDict:
+def _identity(node: Node, message_type: str, content: RecordDict) -> RecordDict:
     return RecordDict({"identity": ConfigRecord({"client": node.client})})
-
-
-def _gradient(node: Node, content: RecordDict, message_type: str) -> RecordDict:
-    requests = unpack_requests(content)
-    return pack_replies(node.gradients(requests, digest(message_type, content)))
-
-
-def _parameters(node: Node, content: RecordDict, message_type: str) -> RecordDict:
-    request = ParameterRequest.from_record(content)
-    return node.parameter_gradient(request, digest(message_type, content)).to_record()
-
-
-def _privatize(node: Node, content: RecordDict, message_type: str) -> RecordDict:
-    # Before the plan is read: its mechanism may be an installed package's.
-    node.check_mechanism(asked_mechanism(content))
-    request = PrivatizeRequest.from_record(content)
-    # The release is a function of the plan alone; which chunk of it is asked for is not.
-    plan = digest(message_type, pack({"plan": request.plan.to_dict()}, {}))
-    return node.privatized(request, plan).to_record()
 
 
 app = _answering(owners_settings)

@@ -11,25 +11,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedsink.clients.answer import BatchedAnswer
+from fedsink.clients.answers import find_answer
 from fedsink.clients.app import failure_code
-from fedsink.clients.gradient import client_totals
-from fedsink.clients.node import Node, open_node
+from fedsink.clients.node import Node, open_node, policy_of
+from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Pool
 from fedsink.clients.releases import Admitted
 from fedsink.clients.settings import NodeSettings
-from fedsink.errors import ReleaseRefusedError
-from fedsink.protocol import GradientRequest
+from fedsink.errors import FedsinkError, ReleaseRefusedError
 from fedsink.protocol.exchange import Answers, Content
-from fedsink.protocol.records import digest
 from fedsink.protocol.tree_sum import BLOCK
 
 log = logging.getLogger("fedsink.clients")
-
-_ANSWERED = "train.gradient"
 
 # Values computed at once: their float64 temporaries stay in cache or near it, and memory does
 # not grow with the number of clients.
@@ -42,28 +42,17 @@ class _Admitted:
 
     Attributes:
         number: which of the contents they were asked.
-        requests: one for each use.
+        answer: to that content.
         digest: of the message; empty where no noise depends on it.
         nodes: the clients.
         admissions: what each of them was admitted to.
     """
 
     number: int
-    requests: Sequence[GradientRequest]
+    answer: BatchedAnswer
     digest: bytes
     nodes: Sequence[Node]
     admissions: Sequence[Admitted]
-
-    def fits(self, other: _Admitted) -> bool:
-        """Whether both may be computed in one batch."""
-        first, second = self.requests[0], other.requests[0]
-        return (
-            len(self.requests) == len(other.requests)
-            and first.rows.shape == second.rows.shape
-            and (first.label is None) == (second.label is None)
-            and (first.plan, first.objective, first.view, first.share)
-            == (second.plan, second.objective, second.view, second.share)
-        )
 
     def part(self, clients: slice) -> _Admitted:
         """Some of the clients."""
@@ -94,62 +83,72 @@ class NodeCohort:
 
     def handles(self, message_type: str) -> bool:
         """Whether messages of this type are answered together."""
-        return message_type == _ANSWERED
+        try:
+            return issubclass(self._kind(message_type), BatchedAnswer)
+        except FedsinkError:  # each client will say why
+            return False
 
     def answers(
-        self, contents: Sequence[Content], clients: Sequence[Sequence[int]]
+        self, message_type: str, contents: Sequence[Content], clients: Sequence[Sequence[int]]
     ) -> Iterator[tuple[int, Answers]]:
-        """The clients' gradients, (k, uses, n, D), each with the number of its content.
+        """The clients' replies, (k, parts, ...), each with the number of its content.
 
         Those to one content come in whole blocks of consecutive clients.
 
         Args:
+            message_type: one that `handles`.
             contents: what is asked.
             clients: for each content the increasing numbers of those who are asked it.
         """
         torch.set_num_threads(self._settings.threads)
+        kind: type[BatchedAnswer] = self._kind(message_type)
         groups: list[list[_Admitted]] = []
         for number, (content, whose) in enumerate(zip(contents, clients, strict=True)):
-            admitted, failures = self._admit(number, content, whose)
+            admitted, failures = self._admit(kind, number, content, whose)
             if failures:
                 yield number, _failed(failures)
-            if not admitted.nodes:
+            if admitted is None:
                 continue
-            if groups and groups[-1][0].fits(admitted):
+            if groups and groups[-1][0].answer.fits(admitted.answer):
                 groups[-1].append(admitted)
             else:
                 groups.append([admitted])
         for group in groups:
             yield from self._answered(group)
 
+    @cached_property
+    def _policy(self) -> Policy | None:
+        return policy_of(self._settings)
+
+    def _kind(self, message_type: str) -> Any:
+        return find_answer(message_type, self._policy)
+
     def _admit(
-        self, number: int, content: Content, clients: Sequence[int]
-    ) -> tuple[_Admitted, dict[int, int]]:
-        nodes: list[Node] = []
-        admissions: list[Admitted] = []
-        failures: dict[int, int] = {}
-        requests: Sequence[GradientRequest] = ()
-        message = b""
+        self, kind: type[BatchedAnswer], number: int, content: Content, clients: Sequence[int]
+    ) -> tuple[_Admitted | None, dict[int, int]]:
         try:
-            requests = content.requests
+            if content.requests is None:
+                answer = kind.read(content.record, self._policy)
+            else:
+                answer = kind(content.requests)
             # Where no key of a client binds its noise to the message, nobody hashes it.
-            if self._settings.seed is None:
-                message = digest(_ANSWERED, content.record)
+            message = b"" if self._settings.seed is not None else answer.digest(content.record)
         except Exception as error:
-            failures = dict.fromkeys(clients, failure_code(error, clients[0]))
-            return _Admitted(number, (), message, (), ()), failures
-        checked = False
+            return None, dict.fromkeys(clients, failure_code(error, clients[0]))
+        admissions: dict[Node, Admitted] = {}
+        failures: dict[int, int] = {}
         for client in clients:
             try:
                 node = open_node(self._settings, client)
-                if not checked:
-                    node.check_message(requests)
-                    checked = True
-                admissions.append(node.admit(requests, message, checked=True))
-                nodes.append(node)
+                # What one of them has compared with the data need not be compared again.
+                checked = bool(admissions)
+                admissions[node] = node.admit(answer, message, checked=checked)
             except Exception as error:
                 failures[client] = failure_code(error, client)
-        return _Admitted(number, requests, message, nodes, admissions), failures
+        if not admissions:
+            return None, failures
+        nodes = list(admissions)
+        return _Admitted(number, answer, message, nodes, list(admissions.values())), failures
 
     def _answered(self, group: list[_Admitted]) -> Iterator[tuple[int, Answers]]:
         """The answers of all clients of contents that fit together."""
@@ -163,7 +162,7 @@ class NodeCohort:
         start = 0
         for batch in _batches(group):
             stop = start + sum(len(admitted.nodes) for admitted in batch)
-            yield from self._batch(batch, pool, slice(start, stop))
+            yield from _computed(batch, pool, slice(start, stop))
             start = stop
 
     def _pool(self, nodes: list[Node]) -> Pool:
@@ -176,36 +175,40 @@ class NodeCohort:
             self._pools[key] = Pool([node.shard for node in nodes])
         return self._pools[key]
 
-    def _batch(
-        self, batch: list[_Admitted], pool: Pool, part: slice
-    ) -> Iterator[tuple[int, Answers]]:
-        try:
-            if any(a.stored is not None for admitted in batch for a in admitted.admissions):
-                raise ReleaseRefusedError("a reply is stored")
-            uses = range(len(batch[0].requests))
-            computed = torch.stack([_release(batch, use, pool, part) for use in uses], dim=1)
-        except Exception as error:
-            # Whose fault it is shows when each is asked alone. Their charges stand.
-            log.warning("a batch of clients is answered one by one: %s", error)
-            for admitted in batch:
-                yield admitted.number, _one_by_one(admitted)
-            return
-        start = 0
+
+def _computed(batch: list[_Admitted], pool: Pool, clients: slice) -> Iterator[tuple[int, Answers]]:
+    """The answers of all clients of a batch, computed at once."""
+    try:
+        if any(a.stored is not None for admitted in batch for a in admitted.admissions):
+            raise ReleaseRefusedError("a reply is stored")
+        answers = [admitted.answer for admitted in batch for _ in admitted.nodes]
+        tasks = [
+            node.task(admission)
+            for admitted in batch
+            for node, admission in zip(admitted.nodes, admitted.admissions, strict=True)
+        ]
+        computed = answers[0].compute_each(answers, tasks, pool, clients).cpu()
+    except Exception as error:
+        # Whose fault it is shows when each is asked alone. Their charges stand.
+        log.warning("a batch of clients is answered one by one: %s", error)
         for admitted in batch:
-            replies = computed[start : start + len(admitted.nodes)]
-            start += len(replies)
-            rounds = [str(request.round) for request in admitted.requests]
-            for admission, reply in zip(admitted.admissions, replies, strict=True):
-                # What is stored now is what was computed now: there was nothing before.
-                if admission.keeps:
-                    admission.release(dict(zip(rounds, reply, strict=True)))
-            yield admitted.number, Answers([node.client for node in admitted.nodes], replies)
+            yield admitted.number, _one_by_one(admitted)
+        return
+    start = 0
+    for admitted in batch:
+        replies = computed[start : start + len(admitted.nodes)]
+        start += len(replies)
+        names = admitted.answer.parts
+        for admission, reply in zip(admitted.admissions, replies, strict=True):
+            # What is stored now is what was computed now: there was nothing before.
+            if admission.keeps:
+                admission.release(dict(zip(names, reply, strict=True)))
+        yield admitted.number, Answers([node.client for node in admitted.nodes], replies)
 
 
 def _batches(group: list[_Admitted]) -> Iterator[list[_Admitted]]:
     """Cut a group into batches of whole blocks that are computed at once."""
-    values = sum(request.rows.numel() for request in group[0].requests)
-    most = max(BLOCK, _BATCH // values)
+    most = max(BLOCK, _BATCH // group[0].answer.values)
     batch: list[_Admitted] = []
     room = most
     for admitted in group:
@@ -222,26 +225,13 @@ def _batches(group: list[_Admitted]) -> Iterator[list[_Admitted]]:
     yield batch
 
 
-def _release(batch: list[_Admitted], use: int, pool: Pool, part: slice) -> Tensor:
-    """One use's noised gradients of all clients of a batch, (k, n, D)."""
-    asked = [
-        (admitted.requests[use], node.streams(admitted.requests[use], admission.digests[use]))
-        for admitted in batch
-        for node, admission in zip(admitted.nodes, admitted.admissions, strict=True)
-    ]
-    requests = [request for request, _ in asked]
-    totals = client_totals(requests, pool, part, [stream("sample") for _, stream in asked])
-    noise = [stream("noise") for _, stream in asked]
-    return requests[0].own_plan.release_each(totals, noise).cpu()
-
-
 def _one_by_one(admitted: _Admitted) -> Answers:
     replies: dict[int, Tensor] = {}
     failures: dict[int, int] = {}
     for node in admitted.nodes:
         try:
-            answered = node.gradients(admitted.requests, admitted.digest)
-            replies[node.client] = torch.stack([reply.gradient for reply in answered])
+            reply = node.release(admitted.answer, admitted.digest)
+            replies[node.client] = torch.stack([reply[name] for name in admitted.answer.parts])
         except Exception as error:
             failures[node.client] = failure_code(error, node.client)
     if not replies:

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
+from fedsink.clients.answer import BatchedAnswer, Task, check_classes
+from fedsink.clients.central import CentralAnswer
+from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Batch, Places, Pool, Sample
 from fedsink.clients.shard import Shard
+from fedsink.data.spec import DataSpec
 from fedsink.privacy import RecordClip, Stream
 from fedsink.privacy.mechanisms.clipping import sampled_clip
-from fedsink.protocol import GradientRequest, Objective
+from fedsink.protocol import GradientReply, GradientRequest, Objective
+from fedsink.protocol.gradient import pack_replies, unpack_requests
 from fedsink.transport import (
     Solver,
     append_labels,
@@ -27,7 +33,76 @@ from fedsink.transport import (
     solver_named,
 )
 
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
 log = logging.getLogger("fedsink.clients")
+
+
+class GradientAnswer(CentralAnswer, BatchedAnswer):
+    """``train.gradient``: `client_gradient` of every use."""
+
+    name = "gradient"
+
+    def __init__(self, requests: Sequence[GradientRequest]) -> None:
+        super().__init__(requests, sum(len(request.rows) for request in requests))
+        self.requests = requests
+        self.values = sum(request.rows.numel() for request in requests)
+
+    @classmethod
+    def words(cls) -> tuple[str, ...]:
+        """The name of its mechanism."""
+        return ("clipped-gaussian",)
+
+    @classmethod
+    def read(cls, record: RecordDict, policy: Policy | None) -> Self:
+        """The message's uses."""
+        return cls(unpack_requests(record))
+
+    def check_data(self, data: DataSpec) -> None:
+        """Refuse a class list that is not the data's as well."""
+        super().check_data(data)
+        for request in self.requests:
+            if request.objective.classes != 1:
+                check_classes(request.objective.classes, data)
+
+    def compute(self, task: Task) -> list[Tensor]:
+        """A gradient for each use, (n, D)."""
+        return [
+            client_gradient(request, task.shard, task.streams(request.round, use))
+            for use, request in enumerate(self.requests)
+        ]
+
+    def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
+        """The gradients, and nothing else."""
+        return pack_replies([GradientReply(reply[name]) for name in self.parts])
+
+    def fits(self, other: Self) -> bool:
+        """Whether plan, objective, view and share are the same, and so are the rows' shapes."""
+        one, two = self.requests[0], other.requests[0]
+        return (
+            len(self.requests) == len(other.requests)
+            and one.rows.shape == two.rows.shape
+            and (one.label is None) == (two.label is None)
+            and (one.plan, one.objective, one.view, one.share)
+            == (two.plan, two.objective, two.view, two.share)
+        )
+
+    @classmethod
+    def compute_each(
+        cls, answers: Sequence[Self], tasks: Sequence[Task], pool: Pool, clients: slice
+    ) -> Tensor:
+        """The gradients of all clients, (K, uses, n, D)."""
+        released = []
+        for use in range(len(answers[0].requests)):
+            requests = [answer.requests[use] for answer in answers]
+            samples, noise = (
+                [t.stream(purpose, r.round, use) for t, r in zip(tasks, requests, strict=True)]
+                for purpose in ("sample", "noise")
+            )
+            totals = client_totals(requests, pool, clients, samples)
+            released.append(requests[0].own_plan.release_each(totals, noise))
+        return torch.stack(released, dim=1)
 
 
 def client_gradient(

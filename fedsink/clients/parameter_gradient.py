@@ -2,22 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from fedsink.clients.gradient import (
-    client_batch_gradients,
-    refuse_other_view,
-)
+from fedsink.clients.answer import Task, check_classes
+from fedsink.clients.central import CentralAnswer
+from fedsink.clients.gradient import client_batch_gradients, refuse_other_view
+from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
+from fedsink.data.spec import DataSpec
 from fedsink.models.pullback import Pullback
 from fedsink.privacy import RecordClip, Stream
 from fedsink.privacy.mechanisms.clipping import sampled_clip
-from fedsink.protocol.parameters import ParameterRequest
+from fedsink.protocol.parameters import ParameterReply, ParameterRequest
 from fedsink.transport.record_pullback import clipped_pullback
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+
+class ParameterGradientAnswer(CentralAnswer):
+    """``train.parameters``: `parameter_gradient` of one use.
+
+    Guarantees:
+        Under a policy no generator is imported or built that the policy does not allow.
+    """
+
+    name = "parameters"
+    limits: ClassVar = {"maximum_images": None, "maximum_parameters": 10_000_000}
+
+    def __init__(self, requests: Sequence[ParameterRequest]) -> None:
+        super().__init__([r.gradient for r in requests], sum(len(r.latents) for r in requests))
+        [self.request] = requests
+
+    @classmethod
+    def words(cls) -> tuple[str, ...]:
+        """The name of its mechanism."""
+        return ("parameter-gradient",)
+
+    @classmethod
+    def read(cls, record: RecordDict, policy: Policy | None) -> Self:
+        """The message's one use; its generator is not looked up."""
+        return cls([ParameterRequest.from_record(record)])
+
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse too many weights and generators that the owner does not allow as well."""
+        super().check_policy(policy)
+        policy.check_limit("maximum_parameters", self.request.weights.numel(), "weights")
+        policy.check_generator(self.request.architecture.get("name"))
+
+    def check_data(self, data: DataSpec) -> None:
+        """Refuse a class list that is not the data's, and generators that do not fit, as well."""
+        super().check_data(data)
+        if self.request.gradient.objective.classes != 1:
+            check_classes(self.request.gradient.objective.classes, data)
+        self.request.check()
+
+    def compute(self, task: Task) -> list[Tensor]:
+        """The gradient of the weights, (P,)."""
+        streams = task.streams(self.request.gradient.round)
+        return [parameter_gradient(self.request, task.shard, streams)]
+
+    def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
+        """The gradient, and nothing else."""
+        return ParameterReply(reply[self.parts[0]]).to_record()
 
 
 def parameter_gradient(

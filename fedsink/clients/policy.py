@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from fedsink.clients.toml_table import REQUIRED, Table
 from fedsink.data.spec import DataSpec
-from fedsink.errors import ConfigError, PrivacyError, ReleaseRefusedError
-from fedsink.privacy import LOCAL_MECHANISMS, CentralPlan, UnprotectedPlan
-from fedsink.privacy.adjacency import ADD_REMOVE, ADJACENCIES, REPLACE_ONE
+from fedsink.errors import ReleaseRefusedError
+from fedsink.models import GENERATORS
+from fedsink.privacy import CentralPlan, UnprotectedPlan
 from fedsink.privacy.ledger import Budget
-from fedsink.protocol import GradientRequest, PrivatizeRequest
-from fedsink.protocol.parameters import ParameterRequest
-
-CENTRAL = "clipped-gaussian"
-PARAMETERS = "parameter-gradient"
-LABELS = "randomized-response"
-AGGREGATION = ("refused", "untrusted", "trusted")
-MAXIMUM_ROUNDS = 100_000  # where a policy does not say
-MAXIMUM_PARAMETERS = 10_000_000
-
-
-def mechanisms() -> tuple[str, ...]:
-    """Every name that a policy can allow; an installed mechanism is allowed by its name alone.
-
-    Raises:
-        ConfigError: an installed local mechanism has the name of something else.
-    """
-    if taken := {CENTRAL, PARAMETERS, LABELS} & set(LOCAL_MECHANISMS):
-        raise ConfigError(
-            f"An installed local mechanism is called {taken.pop()!r}, which a policy allows for "
-            "something else: uninstall the package that adds it."
-        )
-    return (CENTRAL, PARAMETERS, *LOCAL_MECHANISMS, LABELS)
 
 
 class PolicyRefusedError(ReleaseRefusedError):
@@ -48,42 +23,43 @@ class Allowed:
     """The `[allow]` table.
 
     Attributes:
-        mechanisms: names out of `mechanisms()`.
+        mechanisms: the words of what may be answered; see `answers_by_word`.
+        generators: installed generators that a message may name; fedsink's own may always be.
+        limits: the largest sizes of a message, by the keys that answers state (`Answer.limits`).
         minimum_noise_multiplier: least σ of a clipped Gaussian, noise std / sensitivity.
-        maximum_clip_bound: largest Δ of a clipped Gaussian.
-        maximum_images: most rows in one message of the central mode.
         minimum_clip_bound: least Δ of a clipped Gaussian.
+        maximum_clip_bound: largest Δ of a clipped Gaussian.
         maximum_rounds: most rounds of a plan of the central mode; pricing takes the longer, the
             more there are.
-        maximum_parameters: most weights of a generator whose gradient is asked for.
         maximum_rate: largest sampling rate q.
         labels: class indices that may be used; None: all.
         capacity: whether a plan must fix its batch capacity.
-        secure_aggregation: whether a reply may hold a share of the noise, one of `AGGREGATION`.
-            "refused": never. "untrusted": yes, judged and charged by the noise of this reply
-            alone. "trusted": yes, judged and charged by the noise of the sum, because the owner
-            vouches that nobody sees anything less.
+        secure_aggregation: whether a reply may hold a share of the noise. "refused": never.
+            "untrusted": yes, judged and charged by the noise of this reply alone. "trusted": yes,
+            judged and charged by the noise of the sum, because the owner vouches that nobody sees
+            anything less.
     """
 
     mechanisms: tuple[str, ...]
-    minimum_noise_multiplier: float = 0.0
-    maximum_clip_bound: float = 0.0
-    maximum_images: int = 0
-    maximum_rate: float = 1.0
-    minimum_clip_bound: float = 0.0
-    maximum_rounds: int = MAXIMUM_ROUNDS
-    maximum_parameters: int = MAXIMUM_PARAMETERS
-    labels: frozenset[int] | None = None
-    capacity: bool = False
-    secure_aggregation: str = "refused"
+    generators: tuple[str, ...]
+    limits: Mapping[str, int]
+    minimum_noise_multiplier: float
+    minimum_clip_bound: float
+    maximum_clip_bound: float
+    maximum_rounds: int
+    maximum_rate: float
+    labels: frozenset[int] | None
+    capacity: bool
+    secure_aggregation: str
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The owner's file, read strictly; its ε ceilings are held by the ledger.
+    """What the owner's file says; its ε ceilings are held by the ledger.
 
     Guarantees:
         - Only mechanisms, adjacencies and classes that the file names are answered.
+        - Nothing that a package has installed is imported unless the file names it.
         - The noise multiplier is at least the file's, and the clip bound lies between the file's;
           rate, rounds, and images and weights a message are at most the file's.
         - A share of the noise is refused unless the file allows it, and counts as the whole
@@ -95,7 +71,9 @@ class Policy:
         lineage: the owner's name of the data; budgets belong to it.
         data: which records, and their public description.
         on_change: ``"inherit"`` (default): changed data go on with every charge; ``"refuse"``.
-        state: folder of ledger, stored replies and noise key.
+        state: folder of ledger, stored replies, noise key and critics.
+        critic_days: for how many days what critics have learned is kept after they were asked last;
+            None: until the owner removes it.
         noise: ``"secure"`` or ``"fast"``.
         budgets: ceilings by adjacency.
         allowed: everything else.
@@ -106,36 +84,10 @@ class Policy:
     data: DataSpec
     on_change: str
     state: Path
+    critic_days: float | None
     noise: str
     budgets: Mapping[str, Budget]
     allowed: Allowed
-
-    @classmethod
-    def load(cls, path: Path) -> Policy:
-        """Read a policy file; relative paths in it start at its folder.
-
-        Raises:
-            ConfigError: it cannot be read, or a key is unknown, missing or of the wrong type.
-        """
-        path = path.absolute()
-        try:
-            with path.open("rb") as file:
-                whole = Table(tomllib.load(file), path.name, "")
-        except OSError as error:
-            raise ConfigError(f"The policy {path} cannot be read: {error.strerror}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"The policy {path} is no TOML file: {error}.") from None
-        data, state, noise = (whole.table(name) for name in ("data", "state", "noise"))
-        lineage = data.text("lineage")
-        on_change = data.choice("on_change", ("inherit", "refuse"), "inherit")
-        spec = _data_spec(data, path.parent)
-        folder = path.parent / state.text("folder")
-        backend = noise.choice("backend", ("secure", "fast"), REQUIRED)
-        budgets = _budgets(whole.table("budget"))
-        allowed = _allowed(whole.table("allow"), spec, budgets)
-        for table in (data, state, noise, whole):
-            table.finish()
-        return cls(path, lineage, spec, on_change, folder, backend, budgets, allowed)
 
     @property
     def ledger(self) -> Path:
@@ -148,60 +100,55 @@ class Policy:
         return self.state / "noise.key"
 
     @property
+    def critics(self) -> Path:
+        """What critics have learned from the data: as private as they are."""
+        return self.state / "critics"
+
+    @property
     def trusts_aggregation(self) -> bool:
         """Whether a share of the noise is charged as the sum that it becomes part of."""
         return self.allowed.secure_aggregation == "trusted"
 
-    def check_gradient(self, requests: Sequence[GradientRequest]) -> None:
-        """Refuse a message of the central mode that the owner does not allow.
+    def check_mechanism(self, name: str) -> None:
+        """Refuse a mechanism that the file does not name.
 
         Raises:
-            PolicyRefusedError: naming the key that forbids it.
+            PolicyRefusedError: as every check here, naming the key that forbids it.
         """
-        self._check_uses(requests, CENTRAL, sum(len(request.rows) for request in requests))
+        if name not in self.allowed.mechanisms:
+            self._refuse("allow.mechanisms", f"the message asks for {name}")
 
-    def check_parameters(self, request: ParameterRequest) -> None:
-        """Refuse a message that asks for the gradient of a generator's weights; see above.
+    def check_generator(self, name: object) -> None:
+        """Refuse a generator that is neither fedsink's own nor named by the file."""
+        if name not in GENERATORS.own and name not in self.allowed.generators:
+            self._refuse("allow.generators", f"the message asks for {name}")
 
-        Raises:
-            PolicyRefusedError: naming the key that forbids it.
+    def check_limit(self, key: str, size: int, what: str) -> None:
+        """Refuse a message that holds more of something than the limit of this key."""
+        if size > self.allowed.limits[key]:
+            self._refuse(f"allow.{key}", f"the message holds {size} {what}")
+
+    def check_use(self, plan: CentralPlan, share: int, label: int | None) -> None:
+        """Refuse a use of a plan of the central mode.
+
+        Args:
+            plan: of the use.
+            share: over how many clients its noise is spread.
+            label: the class of its records; None: records of every class.
         """
-        self._check_uses([request.gradient], PARAMETERS, len(request.latents))
-        if (weights := request.weights.numel()) > self.allowed.maximum_parameters:
-            self._refuse("allow.maximum_parameters", f"the message holds {weights} weights")
-
-    def _check_uses(self, requests: Sequence[GradientRequest], mechanism: str, images: int) -> None:
-        self.check_mechanism(mechanism)
-        if images > self.allowed.maximum_images:
-            self._refuse("allow.maximum_images", f"the message holds {images} images")
-        for request in requests:
-            if request.share > 1 and self.allowed.secure_aggregation == "refused":
-                self._refuse(
-                    "allow.secure_aggregation",
-                    f"the message asks for noise that {request.share} clients share",
-                )
-            self._check_plan(request.plan if self.trusts_aggregation else request.own_plan)
-            labels = None if request.label is None else {request.label}
-            self._check_labels(labels)
-
-    def check_privatize(self, request: PrivatizeRequest) -> None:
-        """Refuse a message of the local mode that the owner does not allow.
-
-        Raises:
-            PolicyRefusedError: naming the key that forbids it.
-        """
-        plan = request.plan
-        self.check_mechanism(plan.mechanism)
-        if plan.label_mechanism is not None:
-            self.check_mechanism(LABELS)
-        self._check_budget(REPLACE_ONE, plan.delta)
-        self._check_labels(None)
+        if share > 1 and self.allowed.secure_aggregation == "refused":
+            self._refuse(
+                "allow.secure_aggregation",
+                f"the message asks for noise that {share} clients share",
+            )
+        self._check_plan(plan if self.trusts_aggregation else plan.with_noise(1 / share))
+        self.check_labels(None if label is None else {label})
 
     def _check_plan(self, plan: CentralPlan) -> None:
         allowed = self.allowed
         if isinstance(plan, UnprotectedPlan):
             self._refuse("allow.minimum_noise_multiplier", "the plan has no noise and no clip")
-        self._check_budget(plan.adjacency, plan.delta)
+        self.check_budget(plan.adjacency, plan.delta)
         if plan.rounds > allowed.maximum_rounds:
             self._refuse("allow.maximum_rounds", f"T = {plan.rounds}")
         if plan.noise_multiplier < allowed.minimum_noise_multiplier:
@@ -222,92 +169,19 @@ class Policy:
                 "data.nominal_records", f"the plan accounts for {plan.nominal_records} records"
             )
 
-    def check_mechanism(self, name: str) -> None:
-        """Refuse a mechanism that the file does not name.
-
-        Raises:
-            PolicyRefusedError: naming the key that forbids it.
-        """
-        if name not in self.allowed.mechanisms:
-            self._refuse("allow.mechanisms", f"the message asks for {name}")
-
-    def _check_budget(self, adjacency: str, delta: float) -> None:
+    def check_budget(self, adjacency: str, delta: float) -> None:
+        """Refuse an adjacency without a budget, and a δ above its ceiling."""
         budget = self.budgets.get(adjacency)
         if budget is None:
             self._refuse(f"budget.{adjacency}", "there is no such budget")
         elif budget.admission == "reserve" and delta > budget.delta:
             self._refuse(f"budget.{adjacency}.delta", f"the plan has δ = {delta:g}")
 
-    def _check_labels(self, labels: set[int] | None) -> None:
-        """`labels` None: records of every class take part."""
+    def check_labels(self, labels: set[int] | None) -> None:
+        """Refuse classes that the file does not list; None: records of every class take part."""
         wanted = set(range(len(self.data.classes))) if labels is None else labels
         if self.allowed.labels is not None and not wanted <= self.allowed.labels:
             self._refuse("allow.labels", "the message uses a class that is not listed")
 
     def _refuse(self, key: str, what: str) -> NoReturn:
         raise PolicyRefusedError(f"The policy {self.path.name} refuses by {key}: {what}.")
-
-
-def _data_spec(data: Table, folder: Path) -> DataSpec:
-    root = data.text("root", None)
-    try:
-        return DataSpec(
-            name=data.text("name"),
-            shape=tuple(data.numbers("shape")),
-            classes=tuple(data.texts("classes")),
-            nominal_records=data.whole("nominal_records"),
-            root=None if root is None else str(folder / Path(root).expanduser()),
-            download=data.flag("download", False),
-        )
-    except ConfigError as error:
-        raise error if data.file in str(error) else ConfigError(f"{data.file}: {error}") from None
-
-
-def _budgets(tables: Table) -> dict[str, Budget]:
-    budgets = {}
-    for name in ADJACENCIES:
-        if (table := tables.optional_table(name)) is None:
-            continue
-        epsilon, delta = table.number("epsilon"), table.number("delta")
-        admission = table.text("admission", "reserve")
-        order = table.number("order", None)
-        try:
-            budgets[name] = Budget(epsilon, delta, admission, order)
-        except PrivacyError as error:
-            table.fail(str(error))
-        if admission == "rdp-filter" and name != ADD_REMOVE:
-            table.fail(f"the filter is known for {ADD_REMOVE} only: use admission = 'reserve'.")
-        table.finish()
-    tables.finish()
-    if not budgets:
-        tables.fail(f"at least one of {', '.join(ADJACENCIES)} is needed.")
-    return budgets
-
-
-def _allowed(table: Table, data: DataSpec, budgets: dict[str, Budget]) -> Allowed:
-    named = tuple(table.texts("mechanisms"))
-    if unknown := sorted(set(named) - set(mechanisms())):
-        table.fail(f"mechanisms: {unknown[0]!r} is none of {', '.join(mechanisms())}.")
-    central = {CENTRAL, PARAMETERS}
-    if set(named) - central and REPLACE_ONE not in budgets:
-        table.fail(f"mechanisms of the local mode need a [budget.{REPLACE_ONE}].")
-    # Limits of the central mode must be stated where it is allowed, and may be elsewhere.
-    missing: Any = REQUIRED if central & set(named) else 0
-    listed = table.texts("labels", None)
-    if unknown := sorted(set(listed or ()) - set(data.classes)):
-        table.fail(f"labels: {unknown[0]!r} is not in data.classes.")
-    allowed = Allowed(
-        mechanisms=named,
-        minimum_noise_multiplier=table.number("minimum_noise_multiplier", missing),
-        maximum_clip_bound=table.number("maximum_clip_bound", missing),
-        maximum_images=table.whole("maximum_images", missing),
-        maximum_rate=table.number("maximum_rate", 1.0),
-        minimum_clip_bound=table.number("minimum_clip_bound", 0.0),
-        maximum_rounds=table.whole("maximum_rounds", MAXIMUM_ROUNDS),
-        maximum_parameters=table.whole("maximum_parameters", MAXIMUM_PARAMETERS),
-        labels=None if listed is None else frozenset(map(data.classes.index, listed)),
-        capacity=table.choice("capacity", ("required", "optional"), "optional") == "required",
-        secure_aggregation=table.choice("secure_aggregation", AGGREGATION, AGGREGATION[0]),
-    )
-    table.finish()
-    return allowed

@@ -99,34 +99,6 @@ class Releases:
         self._reservation: tuple[tuple[str, str, str], Reservation] | None = None
         self._bound: bytes | None = None
 
-    def answer(
-        self,
-        run: str,
-        charge: Charge,
-        places: Sequence[Place],
-        digest: bytes,
-        content: Callable[[], bytes],
-        compute: Callable[[Sequence[bytes]], Mapping[str, Tensor]],
-    ) -> Mapping[str, Tensor]:
-        """The reply to one message, computed at most once for each state of the data.
-
-        Args:
-            run: public name of the run.
-            charge: its plan.
-            places: the rounds and classes of the message's uses.
-            digest: SHA-256 of the whole message.
-            content: fingerprint of the data, which it loads.
-            compute: the reply, from one digest for each use.
-
-        Raises:
-            ReleaseRefusedError: budget, ledger or store forbid an answer.
-            LedgerError: ledger or store cannot be read or written.
-        """
-        admitted = self.admit(run, charge, places, digest, content)
-        if admitted.stored is not None:
-            return admitted.stored
-        return admitted.release(compute(admitted.digests))
-
     def admit(
         self,
         run: str,
@@ -135,7 +107,19 @@ class Releases:
         digest: bytes,
         content: Callable[[], bytes],
     ) -> Admitted:
-        """The first half of `answer`: the charge is committed, and nothing computed yet."""
+        """Charge one message; its reply is computed at most once for each state of the data.
+
+        Args:
+            run: public name of the run.
+            charge: its plan.
+            places: the rounds and classes of the message's uses.
+            digest: SHA-256 of the whole message.
+            content: fingerprint of the data, which it loads.
+
+        Raises:
+            ReleaseRefusedError: budget, ledger or store forbid an answer.
+            LedgerError: ledger or store cannot be read or written.
+        """
         reservation = self._reserve(run, charge)
         fingerprint = content()
         if fingerprint != self._bound:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from fedsink.clients.policy import Policy
+from fedsink.clients.policy_file import read_policy
 from fedsink.data.corruption import Corruption
 from fedsink.data.partition import PartitionSpec
 from fedsink.data.spec import DataSpec
@@ -35,6 +35,10 @@ class NodeSettings:
             the operating system's entropy.
         key_file: the operating system's 32 random bytes, mode 0600, outside the run folder.
         ledger: SQLite file of what was charged and released; needed wherever there is no seed.
+        states: folder where a simulation keeps what its clients remember from message to message
+            for a run that goes on; None: nothing is kept. Under a policy it is the policy's.
+        states_at_once: whether that is done after every message, because any process may get the
+            client's next one; else where the server makes a checkpoint.
         policy: the owner's policy file; None in a simulation that needs none.
         unprotected: whether plans without clip and noise are answered: in simulations of public
             data alone, and never under a policy.
@@ -58,6 +62,8 @@ class NodeSettings:
     noise: Noise = "fast"
     key_file: Path | None = None
     ledger: Path | None = None
+    states: Path | None = None
+    states_at_once: bool = False
     policy: Path | None = None
     unprotected: bool = False
     device: str = "cpu"
@@ -113,7 +119,7 @@ class NodeSettings:
             ConfigError: the policy cannot be read or contains a mistake.
             PrivacyError: the noise key cannot be made or used.
         """
-        policy = Policy.load(path)
+        policy = read_policy(path)
         key_file = policy.key_file if policy.noise == "fast" else None
         try:
             policy.state.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import OrderedDict
 from typing import Any
@@ -73,6 +74,20 @@ class Shard:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def fingerprint(self, owner: str = "") -> bytes:
+        """SHA-256 over shapes, types and every byte of images, labels and users, in their order.
+
+        Args:
+            owner: tells apart simulated clients that happen to hold equal records.
+        """
+        state = hashlib.sha256(f"{owner}|".encode())
+        for values in (self.images, self.labels, self.users):
+            if values is None:
+                continue
+            state.update(f"{values.dtype}{tuple(values.shape)}|".encode())
+            state.update(values.detach().cpu().contiguous().numpy().data)
+        return state.digest()
 
     def members(self, label: int | None) -> Tensor:
         """Indices of the records of one class (all of them for None)."""

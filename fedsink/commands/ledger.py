@@ -55,9 +55,9 @@ def _path(keys: Mapping[str, Path]) -> Path:
         raise ConfigError("Name the ledger by policy= or by file=, one of the two.")
     if "file" in keys:
         return keys["file"].expanduser()
-    from fedsink.clients.policy import Policy
+    from fedsink.clients.policy_file import read_policy
 
-    return Policy.load(keys["policy"].expanduser()).ledger
+    return read_policy(keys["policy"].expanduser()).ledger
 
 
 def _show(database: Database) -> int:

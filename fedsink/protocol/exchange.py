@@ -24,19 +24,19 @@ class Content:
     Each is made when it is first needed: within one process nothing is packed that nobody sends.
 
     Args:
-        requests: gives the requests; raises ValueError where the record is malformed.
+        requests: gives the requests; None where they are still to be read from the record.
         record: gives the record.
     """
 
     def __init__(
-        self, requests: Callable[[], Sequence[Any]], record: Callable[[], RecordDict]
+        self, requests: Callable[[], Sequence[Any]] | None, record: Callable[[], RecordDict]
     ) -> None:
         self._requests, self._record = requests, record
 
     @cached_property
-    def requests(self) -> Sequence[Any]:
-        """One request for each use of the message."""
-        return self._requests()
+    def requests(self) -> Sequence[Any] | None:
+        """One request for each use of the message; None: its record is all there is."""
+        return None if self._requests is None else self._requests()
 
     @cached_property
     def record(self) -> RecordDict:

@@ -71,6 +71,11 @@ class ParameterRequest:
     extra_labels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     extra_gradient: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
 
+    @property
+    def run(self) -> str:
+        """Public name of the run that asks."""
+        return self.gradient.run
+
     def to_record(self) -> RecordDict:
         """The request as a message: that of `gradient`, and the generator."""
         fields, arrays = unpack(self.gradient.to_record())

@@ -29,9 +29,9 @@ class BatchedApp(Protocol):
         ...
 
     def answers(
-        self, contents: Sequence[Content], clients: Sequence[Sequence[int]]
+        self, message_type: str, contents: Sequence[Content], clients: Sequence[Sequence[int]]
     ) -> Iterator[tuple[int, Answers]]:
-        """The answers to several contents, each with which of them it is for.
+        """The answers to several contents of one type, each with which of them it is for.
 
         Those to one content come in increasing order of its clients, in whole blocks of `BLOCK`.
         """
@@ -100,7 +100,9 @@ class Cohort:
             answers.append((place, reply.error if reply.has_error() else reply.content))
         return answers
 
-    def add_up(self, contents: Sequence[Content], parts: Sequence[Part]) -> list[Partial]:
+    def add_up(
+        self, message_type: str, contents: Sequence[Content], parts: Sequence[Part]
+    ) -> list[Partial]:
         """Answer broadcasts, and add up the replies to each.
 
         Raises:
@@ -111,7 +113,8 @@ class Cohort:
             raise ValueError("This cohort answers client by client.")
         totals = [_Total(part) for part in parts]
         asked = [contents[part.place] for part in parts]
-        for number, batch in batched.answers(asked, [part.clients for part in parts]):
+        clients = [part.clients for part in parts]
+        for number, batch in batched.answers(message_type, asked, clients):
             totals[number].add(batch)
         return [total.partial() for total in totals]
 

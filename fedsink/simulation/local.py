@@ -54,7 +54,7 @@ class LocalGrid(SimulationGrid):
     def partials(self, exchange: Exchange) -> list[list[Partial]]:
         """The sums of all clients' replies."""
         contents = [broadcast.content for broadcast in exchange.broadcasts]
-        return [self._cohort.add_up(contents, parts(exchange, 1)[0])]
+        return [self._cohort.add_up(exchange.message_type, contents, parts(exchange, 1)[0])]
 
     def close(self) -> None:
         """Forget the clients, and the records that were laid out for them."""

@@ -14,7 +14,6 @@ from flwr.app import Error, Message, RecordDict
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ClientError, ConfigError
 from fedsink.protocol.exchange import Content, Exchange
-from fedsink.protocol.gradient import unpack_requests
 from fedsink.simulation.cohort import Cohort, Hosted, Job, fedsink_apps
 from fedsink.simulation.grid import SimulationGrid, client_of
 from fedsink.simulation.partial import Part, Partial, parts
@@ -49,16 +48,19 @@ class Actor:
         """Answer messages one by one."""
         return self._cohort.answer_jobs(contents, jobs)
 
-    def add_up(self, contents: list[RecordDict], parts: Sequence[Part]) -> list[Any]:
-        """Answer broadcasts; what `_partial` reads."""
+    def add_up(
+        self, contents: list[RecordDict], parts: Sequence[Part], message_type: str
+    ) -> list[Any]:
+        """Answer broadcasts; what `partials` reads."""
+        received = [_received(record) for record in contents]
         return [
             ([(client, values.numpy()) for client, values in p.sums], p.clients, p.failures)
-            for p in self._cohort.add_up([_received(content) for content in contents], parts)
+            for p in self._cohort.add_up(message_type, received, parts)
         ]
 
 
 def _received(record: RecordDict) -> Content:
-    return Content(lambda: unpack_requests(record), lambda: record)
+    return Content(None, lambda: record)
 
 
 class RayGrid(SimulationGrid):
@@ -150,8 +152,9 @@ class RayGrid(SimulationGrid):
         """
         shares = parts(exchange, len(self._actors))
         contents = [broadcast.content.record for broadcast in exchange.broadcasts]
+        answered = self._ask("add_up", contents, shares, exchange.message_type)
         partials = []
-        for share, answers in zip(shares, self._ask("add_up", contents, shares), strict=True):
+        for share, answers in zip(shares, answered, strict=True):
             of_cohort = [Partial([], 0, {}) for _ in contents]
             for part, (sums, counted, failures) in zip(share, answers, strict=True):
                 # Copied, for Ray's memory is read-only, and gone with the answer.
@@ -166,13 +169,15 @@ class RayGrid(SimulationGrid):
             self._ray.kill(actor)
         self._ray.shutdown()
 
-    def _ask(self, method: str, contents: list[RecordDict], work: Sequence[list[Any]]) -> list[Any]:
+    def _ask(
+        self, method: str, contents: list[RecordDict], work: Sequence[list[Any]], *more: Any
+    ) -> list[Any]:
         """Call a method of every actor that has work; an empty answer for each other one."""
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
         shared = self._ray.put(contents)
 
         def ask(place: int) -> Any:
-            return getattr(self._actors[place], method).remote(shared, work[place])
+            return getattr(self._actors[place], method).remote(shared, work[place], *more)
 
         calls = {place: ask(place) for place, mine in enumerate(work) if mine}
         answers: list[Any] = [[] for _ in work]

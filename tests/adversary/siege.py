@@ -21,7 +21,7 @@ from flwr.common.serde import recorddict_to_proto
 from scipy import stats
 from torch import Tensor
 
-from fedsink.clients import node as node_module
+from fedsink.clients import gradient, parameter_gradient, privatizer
 from fedsink.clients.node import close_nodes
 from fedsink.clients.shard import Shard
 from fedsink.data import sources
@@ -83,8 +83,12 @@ class Siege:
         self._charged: set[Place] = set()
         self._noise: dict[str, list[np.ndarray]] = {"normal": [], "laplace": []}
         _import_accountants()
-        for name in ("client_gradient", "parameter_gradient", "privatize"):
-            patch.setattr(node_module, name, self._watched(getattr(node_module, name)))
+        for module, name in (
+            (gradient, "client_gradient"),
+            (parameter_gradient, "parameter_gradient"),
+            (privatizer, "privatize"),
+        ):
+            patch.setattr(module, name, self._watched(getattr(module, name)))
 
     def begin(self) -> None:
         """Nodes that have answered nothing yet."""

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from fedsink.clients.charges import central_charge
+from fedsink.clients.central import central_charge
 from fedsink.clients.node import close_nodes
 from fedsink.errors import BudgetError, LedgerError, ReleaseRefusedError
 from fedsink.privacy.ledger import Budget, Charge, Database, Ledger, Use, problems

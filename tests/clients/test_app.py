@@ -83,8 +83,7 @@ def test_an_errors_text_never_leaves_the_client(
     def crash(*arguments: object) -> None:
         raise error(SECRET)
 
-    monkeypatch.setattr(Node, "gradients", crash)
-    monkeypatch.setattr(Node, "privatized", crash)
+    monkeypatch.setattr(Node, "release", crash)
     request = make_request() if kind == "train.gradient" else PrivatizeRequest(PLAN, 0, 8)
     with caplog.at_level(logging.WARNING, logger="fedsink.clients"):
         reply = ask(settings, kind, request.to_record())

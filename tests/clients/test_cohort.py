@@ -21,8 +21,10 @@ from fedsink.privacy import PrivacyPlan
 from fedsink.protocol import GradientRequest
 from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED
 from fedsink.protocol.exchange import Content
-from fedsink.protocol.gradient import pack_requests, unpack_requests
+from fedsink.protocol.gradient import pack_requests
 from fedsink.protocol.records import digest
+
+from ..asking import gradients
 
 Make = Callable[..., GradientRequest]
 
@@ -34,7 +36,7 @@ def together(
     replies: dict[int, Tensor] = {}
     failures: dict[int, int] = {}
     content = Content(lambda: list(requests), lambda: pack_requests(requests))
-    for _, answers in NodeCohort(settings).answers([content], [clients]):
+    for _, answers in NodeCohort(settings).answers("train.gradient", [content], [clients]):
         replies |= dict(zip(answers.clients, answers.replies, strict=True))
         failures |= answers.failures
     return replies, failures
@@ -44,10 +46,7 @@ def one_by_one(
     settings: NodeSettings, requests: Sequence[GradientRequest], clients: Sequence[int]
 ) -> dict[int, Tensor]:
     message = digest("train.gradient", pack_requests(requests))
-    return {
-        k: torch.stack([r.gradient for r in Node(settings, k).gradients(requests, message)])
-        for k in clients
-    }
+    return {k: torch.stack(gradients(Node(settings, k), requests, message)) for k in clients}
 
 
 @pytest.fixture
@@ -222,8 +221,8 @@ def test_a_malformed_request_fails_at_every_client(many: NodeSettings, make_requ
     request = make_request(clip="record")
     content = pack_requests([request])
     content.config_records["fields"]["json"] = "{}"
-    read = Content(lambda: unpack_requests(content), lambda: content)
-    ((number, answers),) = NodeCohort(many).answers([read], [[3, 5]])
+    read = Content(None, lambda: content)
+    ((number, answers),) = NodeCohort(many).answers("train.gradient", [read], [[3, 5]])
     assert number == 0
     assert answers.failures == {3: MALFORMED, 5: MALFORMED}
     wide = make_request(clip="record", rows=torch.zeros(6, 9))

@@ -31,6 +31,7 @@ from fedsink.protocol.exchange import Content
 from fedsink.protocol.gradient import pack_requests
 from fedsink.protocol.parameters import ParameterRequest, architecture_of
 
+from ..asking import gradient, privatized, weights_gradient
 from .conftest import CLASSES, RECORDS, SIZE
 
 Gpu = Callable[[], AbstractContextManager[Any]]
@@ -63,7 +64,7 @@ def request_of(make: Make, case: dict[str, Any]) -> GradientRequest:
 
 def ask_cohort(settings: NodeSettings, request: GradientRequest, clients: Sequence[int]) -> Tensor:
     content = Content(lambda: [request], lambda: pack_requests([request]))
-    ((_, answers),) = NodeCohort(settings).answers([content], [clients])
+    ((_, answers),) = NodeCohort(settings).answers("train.gradient", [content], [clients])
     assert answers.failures == {}
     return answers.replies
 
@@ -78,10 +79,10 @@ def test_a_node_on_a_gpu_answers_what_it_answers_on_the_cpu(
     settings: NodeSettings, make_request: Make, gpu: Gpu, case: str
 ) -> None:
     request = request_of(make_request, CASES[case])
-    expected = Node(settings, 0).gradient(request, b"").gradient
+    expected = gradient(Node(settings, 0), request, b"")
     with gpu() as mode:
         node = Node(on_gpu(settings), 0)
-        reply = node.gradient(request, b"").gradient
+        reply = gradient(node, request, b"")
         assert node.shard.images.device.type == node.shard.labels.device.type == "cuda"
         assert node.shard.coordinates(request.view).device.type == "cuda"
     assert mode.operations > 10
@@ -121,7 +122,7 @@ def test_gradients_of_weights_are_computed_on_the_gpu(
         torch.zeros(2, SIZE),
     )  # fmt: skip
     with gpu() as mode:
-        reply = Node(on_gpu(settings), 0).parameter_gradient(request, b"").gradient
+        reply = weights_gradient(Node(on_gpu(settings), 0), request, b"")
     assert mode.operations > 10
     assert (reply.device.type, reply.shape) == ("cpu", request.weights.shape)
     assert bool(reply.isfinite().all())
@@ -149,9 +150,9 @@ def test_records_are_privatized_on_the_gpu(
     install_source(pictures)
     settings = replace(settings, data=replace(settings.data, shape=SHAPE))
     request = PrivatizeRequest(PLANS[plan], 0, RECORDS)
-    expected = Node(settings, 0).privatized(request, b"")
+    expected = privatized(Node(settings, 0), request, b"")
     with gpu() as mode:
-        reply = Node(on_gpu(settings), 0).privatized(request, b"")
+        reply = privatized(Node(on_gpu(settings), 0), request, b"")
     assert mode.operations > 5
     assert {reply.values.device.type, reply.labels.device.type} == {"cpu"}
     assert torch.equal(reply.values, expected.values)
@@ -175,7 +176,7 @@ def test_a_tensor_left_on_the_cpu_is_noticed(
 
     monkeypatch.setattr(pool.Batch, "meets", forgetful)
     with gpu(), pytest.raises(RuntimeError, match="same device"):
-        Node(on_gpu(settings), 0).gradient(request, b"")
+        gradient(Node(on_gpu(settings), 0), request, b"")
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:7", "tpu"])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedsink.clients.policy import Policy, PolicyRefusedError
+from fedsink.clients.policy_file import read_policy
+from fedsink.clients.privatizer import PrivatizedAnswer
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError
 from fedsink.protocol import LocalPlan, PrivatizeRequest
+from fedsink.protocol.records import pack
 
 Install = Callable[[dict[str, str], str], None]
 
@@ -53,7 +57,7 @@ mechanisms = [{}]
 def _policy(folder: Path, *mechanisms: str) -> Policy:
     path = folder / "policy.toml"
     path.write_text(POLICY.format(", ".join(f'"{name}"' for name in mechanisms)))
-    return Policy.load(path)
+    return read_policy(path)
 
 
 @pytest.fixture
@@ -70,14 +74,28 @@ def test_a_policy_that_does_not_name_it_refuses_it(
     with pytest.raises(
         PolicyRefusedError, match=r"allow\.mechanisms: the message asks for rounded"
     ):
-        policy.check_privatize(request_for_it)
+        PrivatizedAnswer([request_for_it]).check_policy(policy)
+
+
+def test_a_mechanism_that_the_policy_does_not_name_is_never_imported(
+    install_package: Install, tmp_path: Path
+) -> None:
+    install_package({"plugin.py": PLUGIN}, POINT)
+    known = LocalPlan("laplace", PointBall("l1"), 3.0).to_dict()
+    asked = {"run": "run", "plan": known | {"mechanism": "rounded"}, "chunk": 0, "chunk_size": 5}
+    with pytest.raises(PolicyRefusedError, match="the message asks for rounded"):
+        PrivatizedAnswer.read(pack(asked, {}), _policy(tmp_path, "laplace"))
+    assert "plugin" not in sys.modules
+    PrivatizedAnswer.read(pack(asked, {}), _policy(tmp_path, "rounded"))
+    assert "plugin" in sys.modules
 
 
 def test_a_policy_that_names_it_allows_it(request_for_it: PrivatizeRequest, tmp_path: Path) -> None:
     policy = _policy(tmp_path, "rounded")
-    policy.check_privatize(request_for_it)
+    PrivatizedAnswer([request_for_it]).check_policy(policy)
+    other = PrivatizedAnswer([PrivatizeRequest(LocalPlan("laplace", PointBall("l1"), 3.0), 0, 5)])
     with pytest.raises(PolicyRefusedError, match="the message asks for laplace"):
-        policy.check_privatize(PrivatizeRequest(LocalPlan("laplace", PointBall("l1"), 3.0), 0, 5))
+        other.check_policy(policy)
 
 
 def test_a_policy_cannot_name_what_is_not_installed(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load as load_reply
 
+from fedsink.clients import central as central_module
+from fedsink.clients import gradient as gradient_module
 from fedsink.clients import node as node_module
 from fedsink.clients.node import Node, close_nodes, open_node
 from fedsink.clients.policy import PolicyRefusedError
@@ -35,12 +37,14 @@ from fedsink.privacy.ledger import Ledger
 from fedsink.protocol import GradientRequest, LocalPlan, PrivatizeRequest
 from fedsink.protocol.records import digest
 
+from ..asking import gradient, gradients, privatized
+
 Make = Callable[..., GradientRequest]
 PLAN = LocalPlan("laplace", PointBall("l1", 1.0, 4), 3.0, 0.0, 1.0, 3)
 
 
 def answer(node: Node, request: GradientRequest) -> torch.Tensor:
-    return node.gradient(request, digest("train.gradient", request.to_record())).gradient
+    return gradient(node, request, digest("train.gradient", request.to_record()))
 
 
 def upload(node: Node, chunk_size: int = 100, plan: LocalPlan = PLAN) -> torch.Tensor:
@@ -52,10 +56,10 @@ def plan_digest(plan: LocalPlan) -> bytes:
 
 
 def whole(node: Node, chunk_size: int, plan: LocalPlan = PLAN) -> tuple[torch.Tensor, torch.Tensor]:
-    replies = [node.privatized(PrivatizeRequest(plan, 0, chunk_size), plan_digest(plan))]
+    replies = [privatized(node, PrivatizeRequest(plan, 0, chunk_size), plan_digest(plan))]
     for chunk in range(1, replies[0].chunks):
         request = PrivatizeRequest(plan, chunk, chunk_size)
-        replies.append(node.privatized(request, plan_digest(plan)))
+        replies.append(privatized(node, request, plan_digest(plan)))
     return torch.cat([r.values for r in replies]), torch.cat([r.labels for r in replies])
 
 
@@ -88,8 +92,8 @@ def test_reproducible_noise_is_the_same_in_every_process_and_for_every_digest(
 ) -> None:
     """Engines differ in the last bits of a request."""
     request = make_request()
-    one = Node(settings, 0).gradient(request, b"one").gradient
-    other = Node(settings, 0).gradient(request, b"other").gradient
+    one = gradient(Node(settings, 0), request, b"one")
+    other = gradient(Node(settings, 0), request, b"other")
     assert torch.equal(one, other)
 
 
@@ -181,7 +185,7 @@ def test_a_place_is_claimed_before_its_answer_exists(
 
     request = make_request()
     with monkeypatch.context() as patch:
-        patch.setattr(node_module, "client_gradient", crash)
+        patch.setattr(gradient_module, "client_gradient", crash)
         with pytest.raises(RuntimeError):
             answer(Node(secret, 0), request)
     with pytest.raises(ReleaseRefusedError):
@@ -262,7 +266,7 @@ def test_the_last_chunk_is_shorter_and_nothing_lies_beyond(settings: NodeSetting
     node = Node(settings, 0)
     sizes = []
     for chunk in range(6):
-        reply = node.privatized(PrivatizeRequest(PLAN, chunk, 8), plan_digest(PLAN))
+        reply = privatized(node, PrivatizeRequest(PLAN, chunk, 8), plan_digest(PLAN))
         assert reply.chunks == math.ceil(21 / 8)
         assert len(reply.values) == len(reply.labels)
         sizes.append(len(reply.labels))
@@ -309,7 +313,7 @@ def test_the_same_plan_of_another_run_is_refused_without_a_ceiling(secret: NodeS
     upload(Node(secret, 0))
     other = PrivatizeRequest(PLAN, 0, 100, run="another")
     with pytest.raises(ReleaseRefusedError, match="admits one plan alone"):
-        Node(secret, 0).privatized(other, plan_digest(PLAN))
+        privatized(Node(secret, 0), other, plan_digest(PLAN))
 
 
 # Many uses in one message
@@ -320,12 +324,12 @@ def test_uses_of_one_message_are_claimed_together_and_answered_in_order(
 ) -> None:
     node = Node(secret, 0)
     requests = [make_request(round=t) for t in (1, 2, 3)]
-    replies = node.gradients(requests, b"message")
-    again = Node(secret, 0).gradients(requests, b"message")
-    assert all(torch.equal(a.gradient, b.gradient) for a, b in zip(replies, again, strict=True))
+    replies = gradients(node, requests, b"message")
+    again = gradients(Node(secret, 0), requests, b"message")
+    assert all(torch.equal(a, b) for a, b in zip(replies, again, strict=True))
     with pytest.raises(ReleaseRefusedError, match="round 3"):
-        node.gradients([make_request(round=t) for t in (4, 3)], b"other message")
-    node.gradients([make_request(round=4)], b"third message")  # the refusal has claimed nothing
+        gradients(node, [make_request(round=t) for t in (4, 3)], b"other message")
+    gradients(node, [make_request(round=4)], b"third message")  # the refusal has claimed nothing
 
 
 def test_uses_of_one_message_have_noise_of_their_own(
@@ -334,16 +338,16 @@ def test_uses_of_one_message_have_noise_of_their_own(
     """Pitfall 5."""
     rows = torch.zeros(100, 4)
     requests = [make_request(clip="record", rate=1e-12, rows=rows, round=t) for t in (1, 2, 3)]
-    assert_unrelated([reply.gradient for reply in Node(secret, 0).gradients(requests, b"m")])
+    assert_unrelated(gradients(Node(secret, 0), requests, b"m"))
 
 
 def test_uses_under_reproducible_noise_do_not_depend_on_their_message(
     settings: NodeSettings, make_request: Make
 ) -> None:
     requests = [make_request(round=t) for t in (1, 2)]
-    together = Node(settings, 0).gradients(requests, b"m")
+    together = gradients(Node(settings, 0), requests, b"m")
     for request, reply in zip(requests, together, strict=True):
-        assert torch.equal(answer(Node(settings, 0), request), reply.gradient)
+        assert torch.equal(answer(Node(settings, 0), request), reply)
 
 
 def test_uses_that_do_not_belong_together_are_refused(
@@ -359,7 +363,7 @@ def test_uses_that_do_not_belong_together_are_refused(
         ([one, replace(make_request(round=2), share=2)], "with one share of noise"),
     ):
         with pytest.raises(ValueError, match=message):
-            node.gradients(requests, b"m")
+            gradients(node, requests, b"m")
 
 
 # Changed data
@@ -478,7 +482,7 @@ def _die(path: Path, request: GradientRequest, step: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if step == "compute":
-        node_module.client_gradient = die  # type: ignore[assignment]
+        gradient_module.client_gradient = die  # type: ignore[assignment]
     elif step == "put":
         ReplyStore.put = die  # type: ignore[assignment, method-assign]
     else:
@@ -637,7 +641,7 @@ def test_a_view_of_other_records_is_refused_before_it_is_built(
     def build(view: object) -> None:
         raise AssertionError("a view was built")
 
-    monkeypatch.setattr(node_module, "view_from_dict", build)
+    monkeypatch.setattr(central_module, "view_from_dict", build)
     monkeypatch.setattr("fedsink.clients.shard.view_from_dict", build)
     node = Node(settings, 0)
     request = replace(make_request(), view={"name": name, "shape": shape, "radius": 9.0})

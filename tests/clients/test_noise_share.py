@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fedsink.clients.charges import central_charge
+from fedsink.clients.central import central_charge
 from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.node import Node, close_nodes
 from fedsink.clients.policy import PolicyRefusedError
@@ -24,6 +24,8 @@ from fedsink.protocol import GradientRequest
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.gradient import pack_requests
 from fedsink.protocol.records import digest
+
+from ..asking import gradient
 
 Make = Callable[..., GradientRequest]
 CLIENTS, ROWS = 12, 1500
@@ -36,7 +38,7 @@ def p_value(noise: Tensor, std: float) -> float:
 
 def one_by_one(settings: NodeSettings, request: GradientRequest, cohort: list[int]) -> Tensor:
     message = digest("train.gradient", pack_requests([request]))
-    return torch.stack([Node(settings, k).gradient(request, message).gradient for k in cohort])
+    return torch.stack([gradient(Node(settings, k), request, message) for k in cohort])
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def test_many_clients_at_once_add_the_same_shares(
         request = replace(request, plan=plan)
     expected = one_by_one(many, request, list(range(CLIENTS)))
     content = Content(lambda: [request], lambda: pack_requests([request]))
-    found = list(NodeCohort(many).answers([content], [range(CLIENTS)]))
+    found = list(NodeCohort(many).answers("train.gradient", [content], [range(CLIENTS)]))
     replies = torch.cat([answers.replies for _, answers in found]).squeeze(1)
     torch.testing.assert_close(replies, expected, rtol=0, atol=1e-4)
     whole = one_by_one(many, replace(request, share=1), list(range(CLIENTS)))
@@ -114,10 +116,10 @@ def test_noise_cannot_be_spread_over_more_clients_than_answer(
     for schedule, label, cohort in (("joint", None, 12), ("class", 1, 4)):
         request = make_request(schedule=schedule, label=label)
         node = Node(many, 0)
-        node.gradient(replace(request, share=cohort), b"1")
+        gradient(node, replace(request, share=cohort), b"1")
         told = rf"over {cohort + 1} clients, .* are {cohort}"
         with pytest.raises(ReleaseRefusedError, match=told):
-            node.gradient(replace(request, share=cohort + 1), b"2")
+            gradient(node, replace(request, share=cohort + 1), b"2")
 
 
 def test_what_is_charged_is_the_reply_alone_unless_the_aggregation_is_trusted(
@@ -156,27 +158,27 @@ def test_a_real_node_refuses_a_share_and_charges_it_as_its_owner_says(
     assert alone_costs > 3 * sum_costs
     between = (sum_costs + alone_costs) / 2
     with pytest.raises(PolicyRefusedError, match=r"refuses by allow.secure_aggregation: .* 9 cli"):
-        Node(_policy(policy_file, 1e6, ""), 0).gradient(request, b"1")
+        gradient(Node(_policy(policy_file, 1e6, ""), 0), request, b"1")
     close_nodes()
     with pytest.raises(PolicyRefusedError, match=r"refuses by allow.secure_aggregation"):
-        Node(_policy(policy_file, 1e6, "refused"), 0).gradient(request, b"1")
+        gradient(Node(_policy(policy_file, 1e6, "refused"), 0), request, b"1")
     close_nodes()
     with pytest.raises(BudgetError, match=rf"The plan costs about ε = {alone_costs:.3g}"):
-        Node(_policy(policy_file, between, "untrusted"), 0).gradient(request, b"1")
+        gradient(Node(_policy(policy_file, between, "untrusted"), 0), request, b"1")
     close_nodes()
     settings = _policy(policy_file, between, "trusted")
-    assert Node(settings, 0).gradient(request, b"1").gradient.shape == (6, 4)
+    assert gradient(Node(settings, 0), request, b"1").shape == (6, 4)
     # The same run cannot go on with another share of the noise.
     for other in (1, 3):
         with pytest.raises(ReleaseRefusedError, match="reserved for another plan"):
-            Node(settings, 0).gradient(replace(request, share=other, round=2), b"2")
+            gradient(Node(settings, 0), replace(request, share=other, round=2), b"2")
 
 
 def test_a_node_without_a_policy_charges_what_it_can_prove(
     secret: NodeSettings, make_request: Make
 ) -> None:
     request = replace(make_request(clip="record", sigma=2.0), share=3)
-    Node(secret, 0).gradient(request, b"1")
+    gradient(Node(secret, 0), request, b"1")
     assert secret.ledger is not None
     with sqlite3.connect(secret.ledger) as database:
         ((plan, use),) = database.execute("SELECT plan, use FROM reservations").fetchall()

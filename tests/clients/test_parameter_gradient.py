@@ -13,10 +13,15 @@ from opacus import GradSampleModule
 from torch import Tensor
 
 from fedsink.clients.app import client_app
-from fedsink.clients.gradient import client_batch_gradients
+from fedsink.clients.gradient import GradientAnswer, client_batch_gradients
 from fedsink.clients.node import Node, open_node
-from fedsink.clients.parameter_gradient import parameter_gradient, parameter_total
-from fedsink.clients.policy import Policy, PolicyRefusedError
+from fedsink.clients.parameter_gradient import (
+    ParameterGradientAnswer,
+    parameter_gradient,
+    parameter_total,
+)
+from fedsink.clients.policy import PolicyRefusedError
+from fedsink.clients.policy_file import read_policy
 from fedsink.clients.pool import Pool
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
@@ -29,6 +34,7 @@ from fedsink.protocol import GradientRequest
 from fedsink.protocol.errors import REFUSED
 from fedsink.protocol.parameters import ParameterRequest, architecture_of
 
+from ..asking import weights_gradient
 from .conftest import CLASSES, RECORDS, SIZE
 
 P = 64
@@ -259,13 +265,13 @@ def test_with_a_capacity_the_operations_do_not_depend_on_the_sample(
 
 def test_a_node_answers_charges_and_answers_the_same_again(ask: Make, secret: NodeSettings) -> None:
     request, node = ask(clip="record", rate=0.5), Node(secret, 0)
-    first = node.parameter_gradient(request, b"1" * 32).gradient
-    assert torch.equal(node.parameter_gradient(request, b"1" * 32).gradient, first)
+    first = weights_gradient(node, request, b"1" * 32)
+    assert torch.equal(weights_gradient(node, request, b"1" * 32), first)
     assert secret.ledger is not None
     Ledger(secret.ledger)  # it is on the disk
     other = replace(request, weights=request.weights + 1.0)
     with pytest.raises(ReleaseRefusedError):  # the round has been used with other weights
-        node.parameter_gradient(other, b"2" * 32)
+        weights_gradient(node, other, b"2" * 32)
 
 
 def test_one_content_sent_as_two_messages_is_answered_once(ask: Make, secret: NodeSettings) -> None:
@@ -287,24 +293,24 @@ def test_a_node_refuses_what_its_policy_does_not_name(
     request = ask(clip="record")
     node = open_node(NodeSettings.from_policy(path), 0)
     with pytest.raises(PolicyRefusedError, match=r"allow\.mechanisms: .* parameter-gradient"):
-        node.parameter_gradient(replace(request, architecture={"name": "no such"}), b"1" * 32)
+        weights_gradient(node, replace(request, architecture={"name": "no such"}), b"1" * 32)
     assert "shard" not in vars(node)
     allowed = path.read_text().replace('"clipped-gaussian"', '"parameter-gradient"')
     path.write_text(allowed)
-    policy = Policy.load(path)
-    policy.check_parameters(request)
+    policy = read_policy(path)
+    ParameterGradientAnswer([request]).check_policy(policy)
     with pytest.raises(PolicyRefusedError, match=r"allow\.mechanisms: .* clipped-gaussian"):
-        policy.check_gradient([request.gradient])
+        GradientAnswer([request.gradient]).check_policy(policy)
     with pytest.raises(PolicyRefusedError, match=r"allow\.maximum_images: .* 13 images"):
-        policy.check_parameters(ask(clip="record", extra=7))
+        ParameterGradientAnswer([ask(clip="record", extra=7)]).check_policy(policy)
     with pytest.raises(PolicyRefusedError, match=r"minimum_noise_multiplier"):
-        policy.check_parameters(ask(clip="record", sigma=0.1))
+        ParameterGradientAnswer([ask(clip="record", sigma=0.1)]).check_policy(policy)
     path.write_text(f"{allowed}maximum_parameters = {P - 1}\n")
     with pytest.raises(PolicyRefusedError, match=rf"maximum_parameters: .* {P} weights"):
-        Policy.load(path).check_parameters(request)
+        ParameterGradientAnswer([request]).check_policy(read_policy(path))
     path.write_text(f"{allowed}maximum_parameters = {P}\n")
     node = Node(NodeSettings.from_policy(path), 0)
-    assert node.parameter_gradient(request, b"1" * 32).gradient.shape == (P,)
+    assert weights_gradient(node, request, b"1" * 32).shape == (P,)
 
 
 def test_a_policy_for_parameter_gradients_states_the_limits_of_central_mode(
@@ -314,20 +320,20 @@ def test_a_policy_for_parameter_gradients_states_the_limits_of_central_mode(
     text = path.read_text().replace('"clipped-gaussian", "laplace", "randomized-response"',
                                     '"parameter-gradient"')  # fmt: skip
     path.write_text(text)
-    assert Policy.load(path).allowed.mechanisms == ("parameter-gradient",)
+    assert read_policy(path).allowed.mechanisms == ("parameter-gradient",)
     path.write_text(text.replace("maximum_images = 12", ""))
     with pytest.raises(ValueError, match="maximum_images is missing"):
-        Policy.load(path)
+        read_policy(path)
 
 
 def test_a_node_refuses_a_request_that_does_not_fit(ask: Make, settings: NodeSettings) -> None:
     request, node = ask(clip="record"), Node(settings, 0)
     with pytest.raises(ValueError, match="weights must be 64 finite float32"):
-        node.parameter_gradient(replace(request, weights=request.weights * math.nan), b"1" * 32)
+        weights_gradient(node, replace(request, weights=request.weights * math.nan), b"1" * 32)
     fewer = replace(request.gradient.objective, classes=2)
     unfit = replace(request, gradient=replace(request.gradient, objective=fewer))
     with pytest.raises(ValueError, match="has 2 classes, the data 3"):
-        node.parameter_gradient(unfit, b"1" * 32)
+        weights_gradient(node, unfit, b"1" * 32)
     assert "shard" not in vars(node)
-    assert len(node.parameter_gradient(request, b"1" * 32).gradient) == P
+    assert len(weights_gradient(node, request, b"1" * 32)) == P
     assert RECORDS > len(node.shard) > 0

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedsink.clients.gradient import GradientAnswer
 from fedsink.clients.policy import Policy, PolicyRefusedError
+from fedsink.clients.policy_file import read_policy
+from fedsink.clients.privatizer import PrivatizedAnswer
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError
 from fedsink.protocol import GradientRequest, LocalPlan, PrivatizeRequest
@@ -55,7 +58,7 @@ def write(tmp_path: Path) -> Write:
             text = text.replace(old, new)
         path = tmp_path / "policy.toml"
         path.write_text(text + more)
-        return Policy.load(path)
+        return read_policy(path)
 
     return load
 
@@ -143,12 +146,12 @@ def test_a_policy_needs_a_budget(write: Write) -> None:
 def test_limits_of_the_central_mode_are_needed_where_it_is_allowed_alone(write: Write) -> None:
     names = '"clipped-gaussian", '
     policy = write({names: "", "minimum_noise_multiplier = 0.5\n": "", "maximum_images = 10\n": ""})
-    policy.check_privatize(PrivatizeRequest(LOCAL, 0, 5))
+    PrivatizedAnswer([PrivatizeRequest(LOCAL, 0, 5)]).check_policy(policy)
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        Policy.load(tmp_path / "policy.toml")
+        read_policy(tmp_path / "policy.toml")
 
 
 # What it refuses
@@ -183,9 +186,10 @@ def test_every_key_of_the_central_mode_is_enforced(
 ) -> None:
     usual = {"rate": 0.5, "sigma": 0.5, "bound": 1.0}
     if set(changes) - {"= 10\n"}:
-        write().check_gradient([make_request(**usual)])  # it is the change that refuses
+        # It is the change that refuses.
+        GradientAnswer([make_request(**usual)]).check_policy(write())
     with pytest.raises(PolicyRefusedError, match=rf"policy.toml refuses by .*{key}"):
-        write(changes).check_gradient([make_request(**(usual | request_))])
+        GradientAnswer([make_request(**(usual | request_))]).check_policy(write(changes))
 
 
 def test_a_share_of_the_noise_is_judged_as_the_owner_says(write: Write, make_request: Make) -> None:
@@ -196,16 +200,16 @@ def test_a_share_of_the_noise_is_judged_as_the_owner_says(write: Write, make_req
         return write({"maximum_rate": f'secure_aggregation = "{word}"\nmaximum_rate'})
 
     for policy in (write(), with_word("refused")):
-        policy.check_gradient([replace(request, share=1)])
+        GradientAnswer([replace(request, share=1)]).check_policy(policy)
         with pytest.raises(PolicyRefusedError, match=r"allow.secure_aggregation: .* 4 clients"):
-            policy.check_gradient([replace(request, share=1), request])
+            GradientAnswer([replace(request, share=1), request]).check_policy(policy)
     with pytest.raises(PolicyRefusedError, match=r"minimum_noise_multiplier: σ = 0.45"):
-        with_word("untrusted").check_gradient([request])
-    with_word("untrusted").check_gradient([replace(request, share=3)])  # 0.52
-    with_word("trusted").check_gradient([request])
+        GradientAnswer([request]).check_policy(with_word("untrusted"))
+    GradientAnswer([replace(request, share=3)]).check_policy(with_word("untrusted"))  # 0.52
+    GradientAnswer([request]).check_policy(with_word("trusted"))
     weak = replace(request, plan=replace(request.plan, noise_multiplier=0.4))
     with pytest.raises(PolicyRefusedError, match=r"minimum_noise_multiplier: σ = 0.4"):
-        with_word("trusted").check_gradient([weak])
+        GradientAnswer([weak]).check_policy(with_word("trusted"))
 
 
 def test_limits_hold_for_the_whole_message_and_for_every_use(
@@ -214,16 +218,16 @@ def test_limits_hold_for_the_whole_message_and_for_every_use(
     policy = write()
     good, bad = make_request(rate=0.5), make_request(rate=0.9, rows=torch.zeros(2, 4))
     with pytest.raises(PolicyRefusedError, match="maximum_images: the message holds 12 images"):
-        policy.check_gradient([good, good])
+        GradientAnswer([good, good]).check_policy(policy)
     with pytest.raises(PolicyRefusedError, match="maximum_rate"):
-        policy.check_gradient([good, bad])
+        GradientAnswer([good, bad]).check_policy(policy)
 
 
 def test_an_adjacency_without_a_budget_is_refused(write: Write, make_request: Make) -> None:
     request = make_request(rate=0.5)
     request = replace(request, plan=replace(request.plan, adjacency="client"))
     with pytest.raises(PolicyRefusedError, match=r"budget.client: there is no such budget"):
-        write().check_gradient([request])
+        GradientAnswer([request]).check_policy(write())
 
 
 def test_a_plan_for_fewer_records_than_the_owner_states_is_refused(
@@ -234,12 +238,12 @@ def test_a_plan_for_fewer_records_than_the_owner_states_is_refused(
     for nominal, fits in ((61, True), (60, False)):
         plan = replace(request.plan, capacity=60, nominal_records=nominal)
         if fits:
-            write().check_gradient([replace(request, plan=plan)])
+            GradientAnswer([replace(request, plan=plan)]).check_policy(write())
             continue
         with pytest.raises(
             PolicyRefusedError, match=r"data.nominal_records: the plan accounts for"
         ):
-            write().check_gradient([replace(request, plan=plan)])
+            GradientAnswer([replace(request, plan=plan)]).check_policy(write())
 
 
 def test_a_capacity_beyond_all_records_is_refused(write: Write, make_request: Make) -> None:
@@ -248,10 +252,10 @@ def test_a_capacity_beyond_all_records_is_refused(write: Write, make_request: Ma
     for capacity, fits in ((61, True), (62, False)):
         message = [replace(request, plan=replace(request.plan, capacity=capacity))]
         if fits:
-            write().check_gradient(message)
+            GradientAnswer(message).check_policy(write())
             continue
         with pytest.raises(PolicyRefusedError, match=r"data.nominal_records: .* capacity of 62"):
-            write().check_gradient(message)
+            GradientAnswer(message).check_policy(write())
 
 
 @pytest.mark.parametrize(
@@ -271,6 +275,6 @@ def test_every_key_of_the_local_mode_is_enforced(
     write: Write, changes: dict[str, str], plan: dict[str, Any], key: str
 ) -> None:
     request = PrivatizeRequest(replace(LOCAL, **plan), 0, 5)
-    write().check_privatize(request)
+    PrivatizedAnswer([request]).check_policy(write())
     with pytest.raises(PolicyRefusedError, match=rf"policy.toml refuses by {key}"):
-        write(changes).check_privatize(request)
+        PrivatizedAnswer([request]).check_policy(write(changes))

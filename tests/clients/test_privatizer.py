@@ -3,12 +3,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import dp_accounting
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from fedsink.clients.privatizer import privatize
+from fedsink.clients.privatizer import local_charge, privatize
 from fedsink.clients.shard import Shard
 from fedsink.data.maps import PointBall
 from fedsink.privacy import Stream
@@ -130,3 +131,16 @@ def test_a_shard_without_records_uploads_none() -> None:
     values, labels = privatize(shard_of(0), plan_of(), keyed(b"k"))
     assert values.shape == (0, 2)
     assert labels.shape == (0,)
+
+
+@pytest.mark.parametrize("label_epsilon", [None, 1.0])
+def test_a_local_charge_holds_image_and_label(label_epsilon: float | None) -> None:
+    label = {} if label_epsilon is None else {"label_epsilon": label_epsilon, "classes": 3}
+    plan = LocalPlan("gaussian", PointBall("l2", 1.0, 4), 3.0, 1e-6, **label)
+    charge = local_charge(plan)
+    assert charge.adjacency == "replace-one"
+    assert (charge.rounds, charge.uses, charge.delta) == (1, 1, 1e-6)
+    assert charge.epsilon() == 3.0 + (label_epsilon or 0.0)
+    parts = getattr(charge.event, "events", [charge.event])
+    kinds = [dp_accounting.GaussianDpEvent, dp_accounting.RandomizedResponseDpEvent]
+    assert [type(part) for part in parts] == kinds[: 1 if label_epsilon is None else 2]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsink.clients.fingerprint import fingerprint
 from fedsink.clients.node import Node, close_nodes
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
@@ -61,7 +60,7 @@ def test_a_client_holds_whole_users_and_their_numbers(pictures: NodeSettings) ->
 
 def test_another_user_of_the_same_records_is_another_content() -> None:
     images, labels, users = _pictures(SPEC, "train")
-    prints = {fingerprint(Shard(images, labels, whose)) for whose in (None, users, users.flip(0))}
+    prints = {Shard(images, labels, whose).fingerprint() for whose in (None, users, users.flip(0))}
     assert len(prints) == 3
 
 
@@ -79,7 +78,7 @@ def test_all_records_of_a_chosen_client_are_inverted_and_no_byte_of_any_other(
         assert torch.equal(clean.labels, altered.labels)
         expected = 1 - clean.images if client in chosen else clean.images
         assert torch.equal(altered.images, expected)
-        assert (fingerprint(clean) == fingerprint(altered)) == (client not in chosen)
+        assert (clean.fingerprint() == altered.fingerprint()) == (client not in chosen)
     again = shards(replace(pictures, corruption=corruption))
     assert all(torch.equal(a.images, b.images) for a, b in zip(after, again, strict=True))
 

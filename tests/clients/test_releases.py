@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsink.clients.charges import central_charge
+from fedsink.clients.central import central_charge
 from fedsink.clients.releases import Releases, refuse_rollback
 from fedsink.clients.replies import ReplyStore
 from fedsink.errors import LedgerError

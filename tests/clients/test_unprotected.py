@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.gradient import GradientAnswer
 from fedsink.clients.node import Node
-from fedsink.clients.policy import Policy, PolicyRefusedError
+from fedsink.clients.policy import PolicyRefusedError
+from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import PrivacyError, ReleaseRefusedError
 from fedsink.privacy import JointSchedule, UnprotectedPlan
@@ -20,6 +22,8 @@ from fedsink.protocol.errors import REFUSED
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.gradient import pack_requests, unpack_requests
 from fedsink.transport import Mixed, transport_gradient
+
+from ..asking import gradient
 
 Make = Callable[..., GradientRequest]
 BATCH = UnprotectedPlan(1.0, 50, "batch", JointSchedule())
@@ -36,10 +40,10 @@ def test_a_message_cannot_switch_clip_and_noise_off(
 ) -> None:
     for node in (Node(settings, 0), Node(secret, 0)):
         with pytest.raises(ReleaseRefusedError, match="cannot switch clip and noise off"):
-            node.gradient(request_without_noise, b"d")
+            gradient(node, request_without_noise, b"d")
         assert "shard" not in vars(node)  # refused before any record was read
     content = Content(lambda: [request_without_noise], request_without_noise.to_record)
-    ((_, answers),) = NodeCohort(settings).answers([content], [[0, 1]])
+    ((_, answers),) = NodeCohort(settings).answers("train.gradient", [content], [[0, 1]])
     assert answers.failures == {0: REFUSED, 1: REFUSED}
 
 
@@ -47,12 +51,12 @@ def test_a_policy_always_refuses(
     policy_file: Callable[..., Path], request_without_noise: GradientRequest
 ) -> None:
     path = policy_file()
-    policy = Policy.load(path)
+    policy = read_policy(path)
     with pytest.raises(PolicyRefusedError, match="no noise and no clip"):
-        policy.check_gradient([request_without_noise])
+        GradientAnswer([request_without_noise]).check_policy(policy)
     under = NodeSettings.from_policy(path)
     with pytest.raises(PolicyRefusedError):
-        Node(under, 0).gradient(request_without_noise, b"d")
+        gradient(Node(under, 0), request_without_noise, b"d")
     with pytest.raises(PrivacyError, match="never answers without protection"):
         replace(under, unprotected=True)
 
@@ -63,8 +67,8 @@ def test_where_the_owner_says_so_the_gradient_is_the_plain_one(
     """No ledger is charged: the same request may be answered twice."""
     for owner in (settings, secret):
         node = Node(replace(owner, unprotected=True), 0)
-        reply = node.gradient(request_without_noise, b"d").gradient
-        assert torch.equal(node.gradient(request_without_noise, b"d").gradient, reply)
+        reply = gradient(node, request_without_noise, b"d")
+        assert torch.equal(gradient(node, request_without_noise, b"d"), reply)
         rows, objective = request_without_noise.rows, request_without_noise.objective
         records = node.shard.coordinates(request_without_noise.view)
         classes = torch.nn.functional.one_hot(node.shard.labels, 3) * objective.label_weight

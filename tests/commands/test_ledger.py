@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsink.clients.charges import central_charge
+from fedsink.clients.central import central_charge
 from fedsink.commands.ledger import run
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip

@@ -137,8 +137,8 @@ def _dying(marker: Path, after: int, act: Callable[[], None]) -> Callable[[Any],
             handles = batched.handles
             answered = 0
 
-            def answers(self, contents: Any, clients: Any) -> Any:
-                for answers in batched.answers(contents, clients):
+            def answers(self, message_type: str, contents: Any, clients: Any) -> Any:
+                for answers in batched.answers(message_type, contents, clients):
                     self.answered += 1  # charged and computed, but not on its way
                     if self.answered > after and marker.exists():
                         act()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsink.clients.charges import central_charge, local_charge
+from fedsink.clients.central import central_charge
+from fedsink.clients.privatizer import local_charge
 from fedsink.data.maps import PointBall
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip, epsilon
 from fedsink.privacy.ledger import (

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import dp_accounting
 import pytest
 
-from fedsink.clients.charges import central_charge, local_charge
-from fedsink.data.maps import PointBall
+from fedsink.clients.central import central_charge
 from fedsink.errors import BudgetError
 from fedsink.privacy import BatchClip, ClassSchedule, PrivacyPlan, RecordClip
 from fedsink.privacy.accounting.events import poisson_gaussian
 from fedsink.privacy.ledger import Budget, Ledger
-from fedsink.protocol import LocalPlan
 
 PLAN = PrivacyPlan(0.2, 2.0, 30, RecordClip(0.5), ClassSchedule(3), 1e-5)
 FULL = replace(PLAN, capacity=30, nominal_records=60)
@@ -49,19 +46,6 @@ def test_a_filter_admits_no_plan_whose_batches_may_overflow(tmp_path: Path) -> N
     never = replace(FULL, clip=BatchClip(0.5))  # where a capacity costs nothing
     ledger.reserve("ward", "batch", central_charge(never), FILTER)
     ledger.close()
-
-
-@pytest.mark.parametrize("label_epsilon", [None, 1.0])
-def test_a_local_charge_holds_image_and_label(label_epsilon: float | None) -> None:
-    label = {} if label_epsilon is None else {"label_epsilon": label_epsilon, "classes": 3}
-    plan = LocalPlan("gaussian", PointBall("l2", 1.0, 4), 3.0, 1e-6, **label)
-    charge = local_charge(plan)
-    assert charge.adjacency == "replace-one"
-    assert (charge.rounds, charge.uses, charge.delta) == (1, 1, 1e-6)
-    assert charge.epsilon() == 3.0 + (label_epsilon or 0.0)
-    parts = getattr(charge.event, "events", [charge.event])
-    kinds = [dp_accounting.GaussianDpEvent, dp_accounting.RandomizedResponseDpEvent]
-    assert [type(part) for part in parts] == kinds[: 1 if label_epsilon is None else 2]
 
 
 def test_charges_of_different_plans_are_told_apart() -> None:

@@ -1,0 +1,180 @@
+"""What a node answers to one type of message, from the reading of the message to the reply."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+from torch import Tensor
+
+from fedsink.clients.policy import Policy
+from fedsink.clients.releases import Place
+from fedsink.clients.shard import Shard
+from fedsink.clients.states import States
+from fedsink.data.spec import DataSpec
+from fedsink.privacy import Stream
+from fedsink.privacy.ledger import Charge
+from fedsink.privacy.randomness.keys import Key
+from fedsink.protocol.records import digest
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+    from fedsink.clients.pool import Pool
+
+
+class Task(NamedTuple):
+    """All that the answer of one client may depend on, once its charge is committed.
+
+    Attributes:
+        digests: one for each use; its randomness is drawn under it.
+        client: the client's number.
+        shard: the client's records.
+        key: of the client's randomness; see `stream`.
+        states: what answers remember of this client between messages, as private as the records.
+    """
+
+    digests: Sequence[bytes]
+    client: int
+    shard: Shard
+    key: Key
+    states: States
+
+    def stream(self, purpose: str, round: int, use: int = 0) -> Stream:
+        """The randomness of one use for one purpose."""
+        request = self.digests[use]
+        return self.key.stream(purpose, client=self.client, round=round, request=request)
+
+    def streams(self, round: int, use: int = 0) -> Callable[[str], Stream]:
+        """The randomness of one use, by purpose."""
+        return lambda purpose: self.stream(purpose, round, use)
+
+
+class Answer(ABC):
+    """The answer to one message of the type ``train.NAME``.
+
+    `Node` reads it, then asks `check_policy`, `check_turn` and `check_data`, and stops at the first
+    that refuses; the ledger commits the `charge` for the `places`; the records are loaded;
+    `compute` makes the reply, which is stored and leaves as `record`. A message that comes again
+    gets the stored reply, without `compute`.
+
+    An installed package adds one by the entry point NAME of the group ``fedsink.answers``. A policy
+    allows it by that name, and else it is never imported.
+
+    An answer with a state, as a critic that learns from message to message, reads and puts it in
+    `compute`: behind the ledger's commit and before the reply is stored. `Task.states` keeps it by
+    lineage, client and run. After a crash between its state t and the stored reply, the same
+    message computes again with the same streams: from state t − 1, which therefore stays until the
+    next message. A `BatchedAnswer` trains the critics of all clients of a cohort at once.
+
+    Attributes:
+        name: the message type without ``train.``.
+        limits: whole numbers of the policy's ``[allow]`` table that bound a message, with their
+            defaults; None: an owner who allows the answer must state it.
+        adjacency: what it is charged under. None: its plan says so, an answer of the central mode,
+            and an owner who allows it must state the limits of such plans.
+        in_parts: whether several messages ask for parts of one release, those of one `digest`;
+            then the node keeps the last one at hand.
+        run: public name of the run that asks.
+        places: the round of each use, and its class.
+        parts: the names of the reply's tensors.
+        most_records: how many records the plan accounts for; None: any number.
+        protected: whether the reply is noised; else a simulation of public data alone answers.
+    """
+
+    name: ClassVar[str]
+    limits: ClassVar[Mapping[str, int | None]] = {}
+    adjacency: ClassVar[str | None] = None
+    in_parts: ClassVar[bool] = False
+    run: str
+    places: Sequence[Place]
+    parts: Sequence[str]
+    most_records: int | None = None
+    protected: bool = True
+
+    @abstractmethod
+    def __init__(self, requests: Sequence[Any]) -> None:
+        """The answer to one request for each use."""
+
+    @classmethod
+    def words(cls) -> tuple[str, ...]:
+        """The policy's words for it; that of an installed answer is its name."""
+        return (cls.name,)
+
+    @classmethod
+    @abstractmethod
+    def read(cls, record: RecordDict, policy: Policy | None) -> Self:
+        """The answer to a message; raises ValueError where it is malformed.
+
+        Asks the policy before it looks up a name that a package may have installed.
+        """
+
+    def digest(self, record: RecordDict) -> bytes:
+        """SHA-256 of what is asked for: of the whole message."""
+        return digest(f"train.{self.name}", record)
+
+    @abstractmethod
+    def check_policy(self, policy: Policy) -> None:
+        """Raise PolicyRefusedError for what the owner does not allow."""
+
+    def check_turn(self, client: int, clients: int) -> None:  # noqa: B027
+        """Raise ReleaseRefusedError for what this client is not asked for."""
+
+    @abstractmethod
+    def check_data(self, data: DataSpec) -> None:
+        """Raise ValueError for what no node with such data can answer."""
+
+    @abstractmethod
+    def charge(self, *, trusted: bool) -> Charge:
+        """What the plan asks of the budget.
+
+        Args:
+            trusted: whether a share of the noise counts as the sum that it becomes part of.
+        """
+
+    @abstractmethod
+    def compute(self, task: Task) -> Sequence[Tensor]:
+        """The tensors of the reply, in the order of `parts`."""
+
+    @abstractmethod
+    def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
+        """The reply as it travels."""
+
+
+class BatchedAnswer(Answer):
+    """An answer that is computed for many virtual clients at once, in simulations.
+
+    The tensors of a reply have one shape, and together `values` numbers.
+    """
+
+    values: int
+
+    @abstractmethod
+    def fits(self, other: Self) -> bool:
+        """Whether clients that are asked this and the other may be computed together."""
+
+    @classmethod
+    @abstractmethod
+    def compute_each(
+        cls, answers: Sequence[Self], tasks: Sequence[Task], pool: Pool, clients: slice
+    ) -> Tensor:
+        """What `compute` gives for each of K clients, (K, parts, ...).
+
+        Args:
+            answers: to each client; they fit together.
+            tasks: of each client.
+            pool: the records of these clients, and of others.
+            clients: the clients' places among the pool's.
+        """
+
+
+def check_classes(classes: int, data: DataSpec) -> None:
+    """Refuse a class list that is not the data's; raises ValueError.
+
+    Before any record is looked at: a shorter list would fail only for clients or batches that hold
+    a class beyond its end, and so tell who does.
+    """
+    public = len(data.classes)
+    if classes != public:
+        raise ValueError(f"The request has {classes} classes, the data {public}.")

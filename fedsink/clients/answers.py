@@ -1,0 +1,63 @@
+"""What a node answers, by type of message: fedsink's own answers, and those of packages."""
+
+from __future__ import annotations
+
+from fedsink.clients.answer import Answer
+from fedsink.clients.critic_answer import CriticAnswer
+from fedsink.clients.gradient import GradientAnswer
+from fedsink.clients.parameter_gradient import ParameterGradientAnswer
+from fedsink.clients.policy import Policy
+from fedsink.clients.privatizer import PrivatizedAnswer
+from fedsink.errors import ConfigError
+from fedsink.registry import Registry
+
+_OWN = (CriticAnswer, GradientAnswer, ParameterGradientAnswer, PrivatizedAnswer)
+
+ANSWERS: Registry[type[Answer]] = Registry(
+    "answer",
+    {cls.name: cls for cls in _OWN},
+    group="fedsink.answers",
+)
+"""Every answer by the end of its message type: ``train.NAME``."""
+
+
+def find_answer(message_type: str, policy: Policy | None) -> type[Answer]:
+    """The answers to messages of a type.
+
+    Guarantees:
+        Under a policy no installed answer is imported whose name the policy does not hold.
+
+    Raises:
+        PolicyRefusedError: the policy does not name it.
+        ConfigError: there is none, or a package has installed something else.
+    """
+    name = message_type.removeprefix("train.")
+    if policy is not None and name not in ANSWERS.own:
+        policy.check_mechanism(name)
+    answer: object = ANSWERS.find(name)
+    if isinstance(answer, type) and issubclass(answer, Answer) and answer.name == name:
+        return answer
+    raise ConfigError(
+        f"The answer {name!r} was installed as {answer!r}, which is no Answer of that name: "
+        "correct or uninstall the package that adds it."
+    )
+
+
+def answers_by_word() -> dict[str, str]:
+    """Every word that a policy can allow, with the name of the answer that it belongs to.
+
+    Nothing is imported: an installed answer or local mechanism is allowed by its name alone.
+
+    Raises:
+        ConfigError: two of them have one word.
+    """
+    words: dict[str, str] = {}
+    for name in ANSWERS:
+        for word in ANSWERS[name].words() if name in ANSWERS.own else (name,):
+            if word in words:
+                raise ConfigError(
+                    f"An installed answer or local mechanism is called {word!r}, which a policy "
+                    "allows for something else: uninstall the package that adds it."
+                )
+            words[word] = name
+    return words

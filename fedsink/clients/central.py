@@ -1,0 +1,130 @@
+"""What all answers of the central mode check and charge: those to a plan's uses at public rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from fedsink.clients.answer import Answer
+from fedsink.clients.policy import Policy
+from fedsink.data.spec import DataSpec
+from fedsink.data.views import view_from_dict
+from fedsink.errors import ReleaseRefusedError
+from fedsink.privacy import PrivacyPlan, UnprotectedPlan
+from fedsink.privacy.ledger import Charge
+
+
+class CentralAnswer(Answer):
+    """An answer to uses of one plan in one run.
+
+    Guarantees:
+        - Noise is shared with no more clients than the owner's settings put in one cohort.
+        - A class or a round that the plan's schedule does not give the client is refused.
+        - A view that is not of the node's data is refused before it is built.
+
+    Args:
+        uses: each has the run, round, label, plan, share, view and rows of a `GradientRequest`.
+        images: generated images in the message.
+    """
+
+    limits: ClassVar[Mapping[str, int | None]] = {"maximum_images": None}
+
+    def __init__(self, uses: Sequence[Any], images: int) -> None:
+        if not uses:
+            raise ValueError("A message must ask for at least one use.")
+        self.uses, self.images, self.plan = uses, images, uses[0].plan
+        self.run = uses[0].run
+        self.places = [(use.round, use.label) for use in uses]
+        self.parts = [str(use.round) for use in uses]
+        self.most_records = self.plan.nominal_records
+        self.protected = not isinstance(self.plan, UnprotectedPlan)
+
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse other mechanisms, too many images, and plans that the owner does not allow."""
+        for word in self.words():
+            policy.check_mechanism(word)
+        policy.check_limit("maximum_images", self.images, "images")
+        for use in self.uses:
+            policy.check_use(use.plan, use.share, use.label)
+
+    def check_turn(self, client: int, clients: int) -> None:
+        """Refuse what this client is not asked for by the plan's schedule."""
+        for use in self.uses:
+            if not use.plan.schedule.answers(client, use.round):
+                raise ReleaseRefusedError(f"Round {use.round} is not a turn of client {client}.")
+            scheduled = use.plan.schedule.label(client, use.round)
+            if use.label != scheduled:
+                raise ReleaseRefusedError(
+                    f"Round {use.round} is for class {scheduled} at client {client}."
+                )
+            if use.share == 1:
+                continue
+            cohort = use.plan.schedule.cohort(client, clients)
+            if use.share > cohort:
+                raise ReleaseRefusedError(
+                    f"The request spreads the noise over {use.share} clients, and those that are "
+                    f"asked the same as client {client} are {cohort}."
+                )
+
+    def check_data(self, data: DataSpec) -> None:
+        """Refuse uses that do not belong together, or views of other records than the data's."""
+        first = self.uses[0]
+        if any(
+            (use.plan, use.run, use.share, use.view)
+            != (first.plan, first.run, first.share, first.view)
+            for use in self.uses
+        ):
+            raise ValueError(
+                "The uses of one message belong to one plan and one run, with one share of noise "
+                "and one view."
+            )
+        # Before the view is built, which takes time and memory in proportion to its shape.
+        if first.view.get("shape") not in (data.shape, list(data.shape)):
+            raise ValueError("The request's view is for records of another shape than the data's.")
+        if len(set(self.parts)) != len(self.parts):
+            raise ValueError("The uses of one message are in different rounds.")
+        dimension = _dimension(json.dumps(first.view, sort_keys=True))
+        for use in self.uses:
+            if use.rows.shape[1] != dimension:
+                raise ValueError(
+                    f"The rows have {use.rows.shape[1]} coordinates, the records in the "
+                    f"request's view {dimension}."
+                )
+
+    def charge(self, *, trusted: bool) -> Charge:
+        """All rounds of the plan; see `central_charge`."""
+        return central_charge(self.plan, self.uses[0].share, trusted=trusted)
+
+
+@lru_cache(maxsize=16)
+def central_charge(plan: PrivacyPlan, share: int = 1, *, trusted: bool = False) -> Charge:
+    """A central run: T rounds, of which a labelled record takes part in at most `plan.uses`.
+
+    Args:
+        plan: what is asked for.
+        share: n, over how many clients the plan's noise is spread. What this client can prove
+            by itself is the ε of its own reply, with σ/√n, and that is charged.
+        trusted: the owner vouches that nobody sees less than a sum with all of the plan's noise:
+            the plan itself is charged.
+    """
+    charged = plan if trusted else plan.with_noise(1 / share)
+    summable = plan.overflow == 0  # else a full batch is paid for in δ, once for the whole plan
+    spread = {} if share == 1 else {"share": share, "aggregation_trusted": trusted}
+    return Charge(
+        adjacency=plan.adjacency,
+        plan={"mode": "central", **plan.to_dict(), **spread},
+        event=charged.event,
+        use=charged.event.event if summable else None,
+        rounds=plan.rounds,
+        uses=plan.uses,
+        delta=plan.delta,
+        epsilon=charged.epsilon,
+        rough_epsilon=charged.rough_epsilon,
+    )
+
+
+@lru_cache(maxsize=8)
+def _dimension(view: str) -> int:
+    return view_from_dict(json.loads(view)).dimension

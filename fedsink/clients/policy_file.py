@@ -1,0 +1,128 @@
+"""The owner's policy file, read strictly."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from fedsink.clients.answer import Answer
+from fedsink.clients.answers import ANSWERS, answers_by_word, find_answer
+from fedsink.clients.policy import Allowed, Policy
+from fedsink.clients.toml_table import REQUIRED, Table
+from fedsink.data.spec import DataSpec
+from fedsink.errors import ConfigError, PrivacyError
+from fedsink.models import GENERATORS
+from fedsink.privacy.adjacency import ADD_REMOVE, ADJACENCIES
+from fedsink.privacy.ledger import Budget
+
+MAXIMUM_ROUNDS = 100_000  # where a policy does not say
+AGGREGATION = ("refused", "untrusted", "trusted")
+
+
+def read_policy(path: Path) -> Policy:
+    """Read a policy file; relative paths in it start at its folder.
+
+    Raises:
+        ConfigError: it cannot be read, or a key is unknown, missing or of the wrong type.
+    """
+    path = path.absolute()
+    try:
+        with path.open("rb") as file:
+            whole = Table(tomllib.load(file), path.name, "")
+    except OSError as error:
+        raise ConfigError(f"The policy {path} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The policy {path} is no TOML file: {error}.") from None
+    data, state, noise = (whole.table(name) for name in ("data", "state", "noise"))
+    lineage = data.text("lineage")
+    on_change = data.choice("on_change", ("inherit", "refuse"), "inherit")
+    spec = _data_spec(data, path.parent)
+    folder = path.parent / state.text("folder")
+    days = state.number("critic_days", None)
+    backend = noise.choice("backend", ("secure", "fast"), REQUIRED)
+    budgets = _budgets(whole.table("budget"))
+    allowed = _allowed(whole.table("allow"), spec, budgets)
+    for table in (data, state, noise, whole):
+        table.finish()
+    return Policy(path, lineage, spec, on_change, folder, days, backend, budgets, allowed)
+
+
+def _data_spec(data: Table, folder: Path) -> DataSpec:
+    root = data.text("root", None)
+    try:
+        return DataSpec(
+            name=data.text("name"),
+            shape=tuple(data.numbers("shape")),
+            classes=tuple(data.texts("classes")),
+            nominal_records=data.whole("nominal_records"),
+            root=None if root is None else str(folder / Path(root).expanduser()),
+            download=data.flag("download", False),
+        )
+    except ConfigError as error:
+        raise error if data.file in str(error) else ConfigError(f"{data.file}: {error}") from None
+
+
+def _budgets(tables: Table) -> dict[str, Budget]:
+    budgets = {}
+    for name in ADJACENCIES:
+        if (table := tables.optional_table(name)) is None:
+            continue
+        epsilon, delta = table.number("epsilon"), table.number("delta")
+        admission = table.text("admission", "reserve")
+        order = table.number("order", None)
+        try:
+            budgets[name] = Budget(epsilon, delta, admission, order)
+        except PrivacyError as error:
+            table.fail(str(error))
+        if admission == "rdp-filter" and name != ADD_REMOVE:
+            table.fail(f"the filter is known for {ADD_REMOVE} only: use admission = 'reserve'.")
+        table.finish()
+    tables.finish()
+    if not budgets:
+        tables.fail(f"at least one of {', '.join(ADJACENCIES)} is needed.")
+    return budgets
+
+
+def _allowed(table: Table, data: DataSpec, budgets: dict[str, Budget]) -> Allowed:
+    words, by_word = tuple(table.texts("mechanisms")), answers_by_word()
+    if unknown := sorted(set(words) - set(by_word)):
+        table.fail(f"mechanisms: {unknown[0]!r} is none of {', '.join(by_word)}.")
+    named = [find_answer(name, None) for name in sorted({by_word[word] for word in words})]
+    for answer in named:
+        if answer.adjacency not in (None, *budgets):
+            adjacency = answer.adjacency
+            table.fail(f"mechanisms charged under {adjacency} need a [budget.{adjacency}].")
+    generators = tuple(table.texts("generators", ()))
+    if unknown := sorted(set(generators) - set(GENERATORS)):
+        table.fail(f"generators: {unknown[0]!r} is none of {', '.join(GENERATORS)}.")
+    listed = table.texts("labels", None)
+    if unknown := sorted(set(listed or ()) - set(data.classes)):
+        table.fail(f"labels: {unknown[0]!r} is not in data.classes.")
+    # Limits of the central mode must be stated where it is allowed, and may be elsewhere.
+    missing: Any = REQUIRED if any(answer.adjacency is None for answer in named) else 0
+    allowed = Allowed(
+        mechanisms=words,
+        generators=generators,
+        limits=_limits(table, named),
+        minimum_noise_multiplier=table.number("minimum_noise_multiplier", missing),
+        minimum_clip_bound=table.number("minimum_clip_bound", 0.0),
+        maximum_clip_bound=table.number("maximum_clip_bound", missing),
+        maximum_rounds=table.whole("maximum_rounds", MAXIMUM_ROUNDS),
+        maximum_rate=table.number("maximum_rate", 1.0),
+        labels=None if listed is None else frozenset(map(data.classes.index, listed)),
+        capacity=table.choice("capacity", ("required", "optional"), "optional") == "required",
+        secure_aggregation=table.choice("secure_aggregation", AGGREGATION, AGGREGATION[0]),
+    )
+    table.finish()
+    return allowed
+
+
+def _limits(table: Table, named: list[type[Answer]]) -> dict[str, int]:
+    """The limits that answers state: fedsink's own, and those that the policy names."""
+    defaults: dict[str, Any] = {}
+    for name in ANSWERS.own:
+        defaults |= dict.fromkeys(ANSWERS[name].limits, 0)
+    for answer in named:
+        defaults |= {k: REQUIRED if v is None else v for k, v in answer.limits.items()}
+    return {key: table.whole(key, default) for key, default in defaults.items()}

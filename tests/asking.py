@@ -1,0 +1,36 @@
+"""A node's replies to single messages, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fedsink.clients.gradient import GradientAnswer
+from fedsink.clients.node import Node
+from fedsink.clients.parameter_gradient import ParameterGradientAnswer
+from fedsink.clients.privatizer import PrivatizedAnswer
+from fedsink.protocol import GradientRequest, PrivatizeReply, PrivatizeRequest
+from fedsink.protocol.parameters import ParameterRequest
+
+
+def gradients(node: Node, requests: Sequence[GradientRequest], digest: bytes) -> list[Tensor]:
+    """The gradients of several uses."""
+    reply = node.release(GradientAnswer(requests), digest)
+    return [reply[str(request.round)] for request in requests]
+
+
+def gradient(node: Node, request: GradientRequest, digest: bytes) -> Tensor:
+    """The gradient of one use."""
+    return gradients(node, [request], digest)[0]
+
+
+def weights_gradient(node: Node, request: ParameterRequest, digest: bytes) -> Tensor:
+    """The gradient of a generator's weights."""
+    return node.release(ParameterGradientAnswer([request]), digest)[str(request.gradient.round)]
+
+
+def privatized(node: Node, request: PrivatizeRequest, digest: bytes) -> PrivatizeReply:
+    """One chunk of the privatized records."""
+    answer = PrivatizedAnswer([request])
+    return PrivatizeReply.from_record(answer.record(node.release(answer, digest)))

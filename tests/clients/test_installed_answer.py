@@ -1,0 +1,321 @@
+"""Answers and generators that a package installs: the owner's policy decides which may run."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+
+from fedsink.clients.answers import ANSWERS
+from fedsink.clients.app import client_app
+from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.node import Node, close_nodes
+from fedsink.clients.policy_file import read_policy
+from fedsink.clients.replies import ReplyStore
+from fedsink.clients.settings import NodeSettings
+from fedsink.errors import ConfigError, LedgerError
+from fedsink.models import GENERATORS, build
+from fedsink.models.pullback import flat_weights
+from fedsink.protocol import GradientRequest
+from fedsink.protocol.errors import MALFORMED, REFUSED
+from fedsink.protocol.exchange import Content
+from fedsink.protocol.parameters import ParameterRequest, architecture_of
+from fedsink.protocol.records import pack, unpack
+
+from .conftest import CLASSES, RECORDS, SIZE
+
+Install = Callable[[dict[str, str], str], None]
+
+PLUGIN = '''
+"""Noised counts of the records, one release a round; what it has released so far is its state."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedsink.clients.answer import BatchedAnswer
+from fedsink.models import Mlp
+from fedsink.privacy import LaplaceMechanism
+from fedsink.privacy.ledger import Charge
+from fedsink.protocol.records import pack, unpack
+
+NOISE = LaplaceMechanism.from_epsilon(2.0, 2.0, 0.0)  # in each of nine rounds
+
+
+@dataclass(frozen=True)
+class Request:
+    run: str
+    round: int
+    bins: int
+    noised: bool
+
+
+class Counts(BatchedAnswer):
+    name = "counts"
+    limits = {"maximum_bins": None}
+    adjacency = "replace-one"
+    parts = ("counts",)
+
+    def __init__(self, requests):
+        [self.request] = requests
+        self.run, self.places = self.request.run, [(self.request.round, None)]
+        self.protected, self.values = self.request.noised, self.request.bins
+
+    @classmethod
+    def read(cls, record, policy):
+        try:
+            return cls([Request(**unpack(record)[0])])
+        except TypeError as error:
+            raise ValueError(f"Malformed request: {error}.") from error
+
+    def check_policy(self, policy):
+        policy.check_limit("maximum_bins", self.request.bins, "bins")
+        policy.check_budget("replace-one", 0.0)
+
+    def check_data(self, data):
+        pass
+
+    def charge(self, *, trusted):
+        event = NOISE.event
+        return Charge("replace-one", {"mode": "counts"}, event, event, 9, 9, 0.0, lambda: 18.0)
+
+    def compute(self, task):
+        round, folder = self.request.round, task.state
+        states = folder / "counts" if folder else None
+        if states:
+            states.mkdir(exist_ok=True)
+            before = [p.read_text() for p in sorted(states.glob(f"{task.client}-*"))][: round - 1]
+            (states / f"{task.client}-{round}").write_text("".join(before) + str(round))
+        else:
+            task.memory["counts"] = task.memory.get("counts", "") + str(round)
+        return [self.noised_counts(task)]
+
+    def noised_counts(self, task):
+        counts = torch.bincount(task.shard.labels, minlength=self.request.bins)
+        stream = task.stream("noise", self.request.round)
+        return NOISE.privatize(counts[: self.request.bins].double(), stream).to(torch.float32)
+
+    def record(self, reply):
+        return pack({}, dict(reply))
+
+    def fits(self, other):
+        return self.request.bins == other.request.bins
+
+    @classmethod
+    def compute_each(cls, answers, tasks, pool, clients):
+        pairs = zip(answers, tasks, strict=True)
+        return torch.stack([answer.noised_counts(task)[None] for answer, task in pairs])
+
+
+class Tiny(Mlp):
+    name = "tiny"
+'''
+POINTS = "[fedsink.answers]\ncounts = plugin:Counts\n[fedsink.generators]\ntiny = plugin:Tiny\n"
+
+
+@pytest.fixture
+def install(install_package: Install) -> Iterator[Install]:
+    """Installs a package; its answers and generators are forgotten afterwards."""
+
+    def forget() -> None:
+        for registry in (ANSWERS, GENERATORS):
+            vars(registry).pop("_installed", None)
+
+    def installed(files: dict[str, str], points: str) -> None:
+        install_package(files, points)
+        forget()
+
+    yield installed
+    forget()
+
+
+@pytest.fixture
+def plugin(install: Install) -> None:
+    """A package with an answer and a generator."""
+    install({"plugin.py": PLUGIN}, POINTS)
+
+
+def owned(policy_file: Callable[..., Path], *words: str, more: str = "") -> NodeSettings:
+    """The settings of a node whose policy names these words, and has more lines."""
+    path = policy_file()
+    names = ", ".join(f'"{word}"' for word in ("laplace", *words))
+    old = '"clipped-gaussian", "laplace", "randomized-response"'
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, names) + more)
+    close_nodes()
+    return NodeSettings.from_policy(path, clients=3)
+
+
+def question(round: int = 1, bins: int = 3, noised: bool = True) -> RecordDict:
+    return pack({"run": "run", "round": round, "bins": bins, "noised": noised}, {})
+
+
+def ask(settings: NodeSettings, content: RecordDict, kind: str = "train.counts") -> Message:
+    context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
+    return client_app(settings)(Message(content, dst_node_id=1, message_type=kind), context)
+
+
+def counts(reply: Message) -> torch.Tensor:
+    return unpack(reply.content)[1]["counts"]
+
+
+def test_an_installed_answer_that_the_policy_names_is_given_and_charged(
+    plugin: None, policy_file: Callable[..., Path]
+) -> None:
+    settings = owned(policy_file, "counts", more="maximum_bins = 3\n")
+    first = counts(ask(settings, question()))
+    assert bool((first != first.round()).all())
+    assert float((first.sum() - RECORDS).abs()) < 50  # three draws of Laplace noise of scale 1
+    close_nodes()  # another process
+    assert torch.equal(counts(ask(settings, question())), first)
+    assert ask(settings, question(bins=2)).error.code == REFUSED  # the round is taken
+    assert not torch.equal(counts(ask(settings, question(round=2))), first)
+    assert settings.ledger is not None
+    with sqlite3.connect(settings.ledger) as database:
+        assert database.execute("SELECT epsilon FROM reservations").fetchall() == [(18.0,)]
+        assert database.execute("SELECT COUNT(*) FROM claims").fetchone() == (2,)
+
+
+def test_one_that_the_policy_does_not_name_is_refused_and_never_imported(
+    plugin: None, policy_file: Callable[..., Path]
+) -> None:
+    settings = owned(policy_file, "clipped-gaussian")
+    assert ask(settings, question()).error.code == REFUSED
+    assert not NodeCohort(settings).handles("train.counts")
+    assert "plugin" not in sys.modules
+    assert ANSWERS["counts"].name == "counts"  # it was there to be imported
+
+
+def test_its_limits_are_keys_of_the_policy_that_names_it(
+    plugin: None, policy_file: Callable[..., Path]
+) -> None:
+    settings = owned(policy_file, "counts", more="maximum_bins = 2\n")
+    assert ask(settings, question(bins=3)).error.code == REFUSED
+    assert not ask(settings, question(bins=2)).has_error()
+    with pytest.raises(ConfigError, match="maximum_bins is missing"):
+        owned(policy_file, "counts")
+    with pytest.raises(ConfigError, match="unknown key 'maximum_bins'"):
+        owned(policy_file, more="maximum_bins = 2\n")
+
+
+def test_an_answer_without_noise_is_given_where_the_owner_says_so_alone(
+    plugin: None, policy_file: Callable[..., Path], settings: NodeSettings
+) -> None:
+    under = owned(policy_file, "counts", more="maximum_bins = 3\n")
+    for node in (under, settings):
+        assert ask(node, question(noised=False)).error.code == REFUSED
+        close_nodes()
+    assert not ask(replace(settings, unprotected=True), question(noised=False)).has_error()
+
+
+def test_its_state_lies_between_the_ledgers_commit_and_the_stored_reply(
+    plugin: None, policy_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = owned(policy_file, "counts", more="maximum_bins = 3\n")
+    assert settings.ledger is not None
+    states, seen = settings.ledger.parent / "counts", []
+
+    def full(self: ReplyStore, *arguments: object) -> None:
+        with sqlite3.connect(settings.ledger or "") as database:
+            seen.append(database.execute("SELECT COUNT(*) FROM claims").fetchone())
+        assert not list((states.parent / "replies").glob("*"))
+        raise LedgerError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplyStore, "put", full)
+        assert ask(settings, question()).has_error()
+    assert seen == [(1,)]
+    assert (states / "0-1").read_text() == "1"
+    (states / "0-1").write_text("half-trained")
+    close_nodes()
+    first = counts(ask(settings, question()))  # nothing had left: computed again, same charge
+    assert (states / "0-1").read_text() == "1"
+    assert not ask(settings, question(round=2)).has_error()
+    assert (states / "0-2").read_text() == "12"
+    (states / "0-1").unlink()
+    assert torch.equal(counts(ask(settings, question())), first)  # stored: nothing is computed
+    assert not (states / "0-1").exists()
+
+
+def test_a_simulated_client_keeps_its_state_in_memory(plugin: None, settings: NodeSettings) -> None:
+    answer, node = ANSWERS["counts"], Node(settings, 1)
+    for round in (1, 2):
+        node.release(answer.read(question(round), None), b"")
+    assert node._memory == {"counts": "12"}
+    assert Node(settings, 2)._memory == {}
+
+
+def test_a_cohort_computes_installed_batched_answers_at_once(
+    plugin: None, settings: NodeSettings
+) -> None:
+    cohort = NodeCohort(settings)
+    assert cohort.handles("train.counts")
+    assert cohort.handles("train.gradient")
+    assert not cohort.handles("train.privatize")
+    assert not cohort.handles("train.nothing")
+    content = Content(None, question)
+    ((_, answers),) = cohort.answers("train.counts", [content], [range(3)])
+    assert answers.failures == {}
+    for client, reply in zip(answers.clients, answers.replies, strict=True):
+        alone = Node(settings, client).release(ANSWERS["counts"].read(question(), None), b"")
+        assert torch.equal(reply, alone["counts"][None])
+    bad = Content(None, lambda: pack({"bins": 3}, {}))
+    ((_, answers),) = cohort.answers("train.counts", [bad], [range(3)])
+    assert answers.failures == dict.fromkeys(range(3), MALFORMED)
+
+
+@pytest.mark.parametrize("word", ["laplace", "clipped-gaussian"])
+def test_no_answer_can_take_a_word_that_a_policy_uses_for_something_else(
+    install: Install, policy_file: Callable[..., Path], word: str
+) -> None:
+    path = policy_file()
+    install({"plugin.py": PLUGIN}, POINTS.replace("counts =", f"{word} ="))
+    with pytest.raises(ConfigError, match=f"called '{word}', which a policy allows for something"):
+        read_policy(path)
+    assert "plugin" not in sys.modules
+
+
+def test_what_is_no_answer_of_its_name_is_refused(
+    install: Install, policy_file: Callable[..., Path]
+) -> None:
+    install({"plugin.py": PLUGIN}, "[fedsink.answers]\nnumbers = plugin:Counts\n")
+    with pytest.raises(ConfigError, match=r"'numbers' was installed as <class 'plugin\.Counts'>"):
+        owned(policy_file, "numbers")
+
+
+# Generators that a message names
+
+
+@pytest.fixture
+def names_it(make_request: Callable[..., GradientRequest]) -> RecordDict:
+    """A message that names the generator "tiny"."""
+    mlp = build("mlp", (SIZE,), CLASSES, latent_dim=2, hidden=[6], output="linear")
+    asked = make_request(clip="record")
+    described = architecture_of(mlp) | {"name": "tiny"}
+    z = torch.zeros(len(asked.rows), 2)
+    return ParameterRequest(asked, described, flat_weights(mlp).detach(), z).to_record()
+
+
+def test_an_installed_generator_that_the_policy_does_not_name_is_never_imported(
+    plugin: None, policy_file: Callable[..., Path], names_it: RecordDict
+) -> None:
+    settings = owned(policy_file, "parameter-gradient")
+    assert ask(settings, names_it, "train.parameters").error.code == REFUSED
+    assert "plugin" not in sys.modules
+    with pytest.raises(ConfigError, match=r"generators: 'tinny' is none of dcgan, .*mlp, tiny"):
+        owned(policy_file, "parameter-gradient", more='generators = ["tinny"]\n')
+    assert "plugin" not in sys.modules
+
+
+def test_an_installed_generator_that_the_policy_names_is_built(
+    plugin: None, policy_file: Callable[..., Path], names_it: RecordDict
+) -> None:
+    settings = owned(policy_file, "parameter-gradient", more='generators = ["tiny"]\n')
+    assert not ask(settings, names_it, "train.parameters").has_error()
+    assert "plugin" in sys.modules
