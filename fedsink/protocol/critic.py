@@ -180,13 +180,13 @@ class CriticRequest:
         fields, arrays = unpack(record)
         try:
             request = cls(
-                checks.count("round", fields["round"]),
-                plan_from_dict(fields["plan"]),
-                Critics.from_dict(fields["critics"]),
-                dict(fields["view"]),
-                *(arrays[name] for name in _ARRAYS),
-                run_name(fields["run"]),
-                fields["share"],
+                round=checks.count("round", fields["round"]),
+                plan=plan_from_dict(fields["plan"]),
+                critics=Critics.from_dict(fields["critics"]),
+                view=dict(fields["view"]),
+                run=run_name(fields["run"]),
+                share=fields["share"],
+                **{name: arrays[name] for name in _ARRAYS},
             )
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"Malformed critic request: {error}.") from error

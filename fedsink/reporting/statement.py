@@ -44,6 +44,7 @@ _EVERYBODY = (
 _PROTECTED = {
     "add-remove": "One labelled record of one client",
     "replace-one": "The value and the label of one record of one client",
+    "user": "All records of one user at one client",
     "client": "All records of one client together",
 }
 
@@ -109,6 +110,15 @@ def central_statement(
 
 def _sample(plan: PrivacyPlan, accountant: str) -> dict[str, Any]:
     """How the sample is kept secret, and what is left where it is not."""
+    if not plan.clip.sampled:
+        return {
+            "capacity": None,
+            "epsilon_unamplified": plan.epsilon(accountant),
+            "sample_secrecy": (
+                "No sampling is assumed: everybody may know who answers in which round, on which "
+                "records, and for how long."
+            ),
+        }
     if plan.capacity is None:
         return {
             "capacity": None,
@@ -136,14 +146,14 @@ def _not_protected(plan: PrivacyPlan, shared: bool) -> str:
     whole = "" if plan.adjacency == "client" else f"a client as a whole; {persons}"
     replacing = (
         " Replacing one record by another is another, larger guarantee."
-        if plan.adjacency == "add-remove"
+        if plan.adjacency == "add-remove" and plan.clip.sampled
         else ""
     )
     amplified = (
-        ""
-        if plan.adjacency == "client"
-        else " The subsampling needs batch and running time to stay secret: a simulation does not "
+        " The subsampling needs batch and running time to stay secret: a simulation does not "
         "hide them from whoever runs it."
+        if plan.adjacency != "client" and plan.clip.sampled
+        else ""
     )
     return (
         f"That a client takes part; {whole}the choice of hyper-parameters; the public numbers in "

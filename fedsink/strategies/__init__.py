@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from fedsink.strategies.base import RoundStrategy
     from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
     from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
+    from fedsink.strategies.gs_wgan.settings import GSWGANSettings
+    from fedsink.strategies.gs_wgan.strategy import GSWGAN
     from fedsink.strategies.parameter_gradient.settings import ParameterGradientSettings
     from fedsink.strategies.parameter_gradient.strategy import ParameterGradient
     from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
@@ -23,6 +25,8 @@ _MODULES = {
     "STRATEGIES": "registry",
     "DPSinkhorn": "dp_sinkhorn.strategy",
     "DPSinkhornSettings": "dp_sinkhorn.settings",
+    "GSWGAN": "gs_wgan.strategy",
+    "GSWGANSettings": "gs_wgan.settings",
     "ParameterGradient": "parameter_gradient.strategy",
     "ParameterGradientSettings": "parameter_gradient.settings",
     "PrivatizeOnce": "privatize_once.strategy",
@@ -32,9 +36,11 @@ _MODULES = {
 }
 
 __all__ = [
+    "GSWGAN",
     "STRATEGIES",
     "DPSinkhorn",
     "DPSinkhornSettings",
+    "GSWGANSettings",
     "ParameterGradient",
     "ParameterGradientSettings",
     "PrivatizeOnce",

@@ -10,6 +10,7 @@ from fedsink.models import Generator
 from fedsink.registry import Registry
 from fedsink.strategies.base import RoundStrategy
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
+from fedsink.strategies.gs_wgan.strategy import GSWGAN
 from fedsink.strategies.parameter_gradient.strategy import ParameterGradient
 from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
 from fedsink.strategies.settings import StrategySettings
@@ -17,7 +18,7 @@ from fedsink.values import Config
 
 STRATEGIES: Registry[type[RoundStrategy]] = Registry(
     "strategy.name",
-    {cls.Settings.name: cls for cls in (DPSinkhorn, ParameterGradient, PrivatizeOnce)},
+    {cls.Settings.name: cls for cls in (DPSinkhorn, GSWGAN, ParameterGradient, PrivatizeOnce)},
     group="fedsink.strategies",
 )
 

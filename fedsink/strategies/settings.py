@@ -9,7 +9,14 @@ from typing import Any, ClassVar, Protocol, Self
 
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
-from fedsink.privacy import NoiseShare
+from fedsink.privacy import (
+    LOCAL_NOISE,
+    CentralPlan,
+    ClippedGaussian,
+    NoiseShare,
+    UnprotectedPlan,
+)
+from fedsink.reporting.noise_share import notice
 from fedsink.values import Config
 
 NODE_ENGINES = ("local", "ray", "flower")
@@ -114,6 +121,75 @@ class StrategySettings(ABC):
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must share with a run that continues from it."""
         return {**asdict(self), "plan": self.plan.to_dict()}  # type: ignore[call-overload]
+
+
+class CentralSettings(StrategySettings):
+    """Everything public about a run of the central mode.
+
+    Attributes:
+        plan: what is clipped and noised in every round, with its accounting; without clip and
+            noise an `UnprotectedPlan`.
+        accountant: whose ε is reported, one of `fedsink.privacy.ACCOUNTANTS`.
+        share: whether each reply holds all of the plan's noise, or the sum of a cohort's does.
+    """
+
+    mode: ClassVar[str] = "central"
+
+    plan: CentralPlan
+    accountant: str
+    share: NoiseShare
+
+    def __post_init__(self) -> None:
+        if isinstance(self.plan, UnprotectedPlan) and self.share != LOCAL_NOISE:
+            raise ConfigError(
+                f"noise.share={self.share.name} has nothing to share where eps=inf adds no noise: "
+                "leave one of them out."
+            )
+        self.share.check(self.plan.schedule, self.clients)
+
+    def notice(self, stated: Mapping[str, Any]) -> str | None:
+        """What a shared noise protects, where noise is shared."""
+        return notice(stated, self.share, self.clients)
+
+    def sharers(self, client: int) -> int:
+        """n, over how many clients the noise of this client's cohort is spread."""
+        return self.share.sharers(self.plan.schedule, client, self.clients)
+
+    def noise_std(self, client: int) -> float:
+        """Standard deviation of the noise in one client's reply, σS/√n."""
+        return self.plan.with_noise(1 / self.sharers(client)).noise_std
+
+
+def check_central(config: Config) -> None:
+    """Refuse what belongs to the local mode.
+
+    Raises:
+        ConfigError: another mechanism than the central mode's, or a shuffler.
+    """
+    name = config["mechanism"]["name"]
+    if name != ClippedGaussian.choice:
+        raise ConfigError(
+            f"mode=central noises gradients with mechanism={ClippedGaussian.choice}, not "
+            f"{name!r}; mechanism={name} belongs to mode=ldp."
+        )
+    if config["shuffler"] != "none":
+        raise ConfigError(
+            f"shuffler={config['shuffler']} belongs to mode=ldp: a shuffler amplifies reports "
+            "that are private one by one, and those of mode=central are sums over a batch."
+        )
+
+
+def signal_to_noise(energy: float, noise: float) -> dict[str, float]:
+    """‖signal‖/‖noise‖ of a release, from the release alone, as a metric.
+
+    Args:
+        energy: its squared norm.
+        noise: expected squared norm of the noise in it.
+
+    Returns:
+        {} without noise.
+    """
+    return {"signal_to_noise": max(0.0, energy / noise - 1.0) ** 0.5} if noise > 0.0 else {}
 
 
 def noise_share(config: Config) -> NoiseShare:

@@ -123,7 +123,7 @@ def test_parts_that_do_not_fit_together_are_refused(changes: dict[str, Any], mes
         CriticRequest.from_record(make(**changes).to_record())
 
 
-HOSTILE = [0, -1, 1.5, True, None, "2", [2], {}, math.inf, math.nan, 2**40, 10**400]
+HOSTILE: list[Any] = [0, -1, 1.5, True, None, "2", [2], {}, math.inf, math.nan, 2**40, 10**400]
 
 
 @pytest.mark.parametrize("name", ["critics", "steps", "warm", "batch", "history"])

@@ -21,8 +21,8 @@ from fedsink.server.running import build_generator
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.fused.step import DrawsName, FusedStep
 from fedsink.simulation.local import LocalGrid
+from fedsink.strategies.central import CentralRounds
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
-from fedsink.strategies.dp_sinkhorn.strategy import CentralRounds
 
 log = logging.getLogger("fedsink.simulation")
 

@@ -6,37 +6,29 @@ import math
 from dataclasses import replace
 
 from fedsink.errors import ConfigError
-from fedsink.privacy import (
-    CentralPlan,
-    ClassSchedule,
-    JointSchedule,
-    PrivacyPlan,
-    UnprotectedPlan,
-)
+from fedsink.privacy import CentralPlan, PrivacyPlan, UnprotectedPlan
 from fedsink.privacy.accounting.capacity import capacity_for
-from fedsink.privacy.mechanisms.clipping import CLIPS
-from fedsink.values import Config, choice
+from fedsink.privacy.mechanisms.clipping import Clip
+from fedsink.privacy.sampling import Schedule
+from fedsink.values import Config
 
 
-def central_plan(config: Config, classes: int, nominal_records: int) -> CentralPlan:
+def central_plan(
+    config: Config, clip: Clip, schedule: Schedule, nominal_records: int
+) -> CentralPlan:
     """Two of (eps, sigma, rounds) give the third; what is left out comes from the recipe.
 
     Args:
         config: the resolved configuration.
-        classes: public classes; 1 without labels.
+        clip: bounds what a unit can change.
+        schedule: who is asked about what.
         nominal_records: ⌈N/K⌉, public; bounds a client's batch where there is a capacity.
 
     Raises:
         FedsinkError: a value is out of range, or the three contradict one another.
     """
-    chosen = config["strategy"]
-    clip = CLIPS[choice(config, "clip", "record", "batch")](chosen["bound"])
-    schedule = choice(chosen, "schedule", "class", "joint", where="strategy.")
-    by_class = schedule == "class" and classes > 1
     if config["eps"] == math.inf:
-        return _unprotected(
-            config, ClassSchedule(classes) if by_class else JointSchedule(), nominal_records
-        )
+        return _unprotected(config, clip, schedule, nominal_records)
     eps, sigma, rounds = config["eps"], config["sigma"], config["rounds"]
     if sigma is None:
         eps = config["recipe"]["eps"] if eps is None else eps
@@ -47,7 +39,7 @@ def central_plan(config: Config, classes: int, nominal_records: int) -> CentralP
         return PrivacyPlan.solve(
             rate=config["rate"],
             clip=clip,
-            schedule=ClassSchedule(classes) if by_class else JointSchedule(),
+            schedule=schedule,
             delta=config["delta"],
             eps=eps,
             sigma=sigma,
@@ -76,7 +68,7 @@ def _capacity(config: Config) -> int | None:
 
 
 def _unprotected(
-    config: Config, schedule: ClassSchedule | JointSchedule, nominal_records: int
+    config: Config, clip: Clip, schedule: Schedule, nominal_records: int
 ) -> UnprotectedPlan:
     """eps=inf: the same rounds with neither clip nor noise."""
     if config["sigma"] is not None:
@@ -88,7 +80,7 @@ def _unprotected(
             "eps=inf protects nothing, and real nodes always refuse it: it is for fedsink simulate."
         )
     rounds = config["recipe"]["rounds"] if config["rounds"] is None else config["rounds"]
-    plan = UnprotectedPlan(config["rate"], rounds, str(config["clip"]), schedule)
+    plan = UnprotectedPlan(config["rate"], rounds, clip.name, schedule)
     if config["capacity"] == "auto":
         most: int | None = capacity_for(plan.rate, nominal_records, plan.uses, config["delta"])
     else:

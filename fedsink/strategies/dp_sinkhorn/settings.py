@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -14,27 +14,34 @@ from fedsink.errors import ConfigError
 from fedsink.privacy import (
     LOCAL_NOISE,
     CentralPlan,
-    ClippedGaussian,
+    ClassSchedule,
+    JointSchedule,
     NoiseShare,
     RecordClip,
     UnprotectedPlan,
 )
+from fedsink.privacy.mechanisms.clipping import CLIPS
 from fedsink.protocol import Objective
 from fedsink.protocol.run import UNNAMED
-from fedsink.reporting.noise_share import notice
 from fedsink.reporting.statement import OF_IMAGES, central_statement
 from fedsink.reporting.unprotected import unprotected_statement
 from fedsink.strategies.dp_sinkhorn.budget import central_plan
 from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.strategies.self_term import SelfTermSettings
-from fedsink.strategies.settings import NODE_ENGINES, StrategySettings, noise_share
+from fedsink.strategies.settings import (
+    NODE_ENGINES,
+    CentralSettings,
+    check_central,
+    noise_share,
+    signal_to_noise,
+)
 from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.transport import solver_named
-from fedsink.values import Config, given, integer, number, positive
+from fedsink.values import Config, choice, given, integer, number, positive
 
 
 @dataclass(frozen=True)
-class DPSinkhornSettings(StrategySettings):
+class DPSinkhornSettings(CentralSettings):
     """Everything about a DP-Sinkhorn run; all of it is public.
 
     Attributes:
@@ -54,7 +61,6 @@ class DPSinkhornSettings(StrategySettings):
     """
 
     name: ClassVar[str] = "dp_sinkhorn"
-    mode: ClassVar[str] = "central"
     title: ClassVar[str] = "DP-Sinkhorn"
     engines: ClassVar[tuple[str, ...]] = (*NODE_ENGINES, "fused")
     mechanism: ClassVar[str] = OF_IMAGES
@@ -73,6 +79,7 @@ class DPSinkhornSettings(StrategySettings):
     share: NoiseShare = LOCAL_NOISE
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.rows < 1:
             raise ConfigError(f"strategy.rows must be at least 1, not {self.rows}.")
         if self.uses_per_message < 1:
@@ -85,12 +92,6 @@ class DPSinkhornSettings(StrategySettings):
                 f"strategy.cost={self.objective.cost} with strategy.m={self.objective.m:g} "
                 "needs clip=batch."
             )
-        if isinstance(self.plan, UnprotectedPlan) and self.share != LOCAL_NOISE:
-            raise ConfigError(
-                f"noise.share={self.share.name} has nothing to share where eps=inf adds no noise: "
-                "leave one of them out."
-            )
-        self.share.check(self.plan.schedule, self.clients)
 
     @classmethod
     def from_config(cls, config: Config, data: DataSpec, clients: int, run: str) -> Self:
@@ -99,25 +100,19 @@ class DPSinkhornSettings(StrategySettings):
         Raises:
             FedsinkError: a value is unknown, out of range, or belongs to the other mode.
         """
-        chosen, mechanism = config["strategy"], config["mechanism"]
-        if mechanism["name"] != ClippedGaussian.choice:
-            raise ConfigError(
-                f"mode=central noises gradients with mechanism={ClippedGaussian.choice}, not "
-                f"{mechanism['name']!r}; mechanism={mechanism['name']} belongs to mode=ldp."
-            )
-        if config["shuffler"] != "none":
-            raise ConfigError(
-                f"shuffler={config['shuffler']} belongs to mode=ldp: a shuffler amplifies reports "
-                "that are private one by one, and those of mode=central are sums over a batch."
-            )
+        check_central(config)
+        chosen = config["strategy"]
         classes = len(data.classes) if config["conditional"] else 1
-        plan = central_plan(config, classes, math.ceil(data.nominal_records / clients))
+        clip = CLIPS[choice(config, "clip", "record", "batch")](chosen["bound"])
+        by_class = choice(chosen, "schedule", "class", "joint", where="strategy.") == "class"
+        schedule = ClassSchedule(classes) if by_class and classes > 1 else JointSchedule()
+        nominal = math.ceil(data.nominal_records / clients)
         view = {"shape": list(data.shape), **given(config["view"])}
         view_from_dict(view)  # refuse these now rather than in a client
         solver_named(str(chosen["solver"]))
         label_weight = number(chosen, "label_weight", minimum=0.0, where="strategy.")
         return cls(
-            plan=plan,
+            plan=central_plan(config, clip, schedule, nominal),
             objective=Objective(
                 lam=positive(chosen, "lam", where="strategy."),
                 classes=classes,
@@ -150,10 +145,6 @@ class DPSinkhornSettings(StrategySettings):
             self.plan, self.clients, noise, self.accountant, self.share, mechanism=self.mechanism
         )
 
-    def notice(self, stated: Mapping[str, Any]) -> str | None:
-        """What a shared noise protects, where noise is shared."""
-        return notice(stated, self.share, self.clients)
-
     def check_sizes(self, sizes: Sequence[int]) -> None:
         """Refuse a client with more records than the plan's capacity counts on."""
         most = self.plan.nominal_records
@@ -163,14 +154,6 @@ class DPSinkhornSettings(StrategySettings):
                 f"(data.nominal_records/clients), and this partition deals {max(sizes)} to one: "
                 "choose capacity=null, another partition, or a larger data.nominal_records."
             )
-
-    def sharers(self, client: int) -> int:
-        """n, over how many clients the noise of this client's cohort is spread."""
-        return self.share.sharers(self.plan.schedule, client, self.clients)
-
-    def noise_std(self, client: int) -> float:
-        """Standard deviation of the noise in one client's reply, σS/√n."""
-        return self.plan.with_noise(1 / self.sharers(client)).noise_std
 
     @cached_property
     def mean_noise_variance(self) -> float:
@@ -207,12 +190,10 @@ class DPSinkhornSettings(StrategySettings):
         Returns:
             {} without noise.
         """
-        if self.plan.noise_std == 0.0:
-            return {}
         blocks, rows = self.layout.blocks, self.layout.block_rows
         entries = rounds * blocks * rows * view_from_dict(self.view).dimension
         noise = entries * self.mean_noise_variance * blocks / self.clients
-        return {"signal_to_noise": max(0.0, energy / noise - 1.0) ** 0.5}
+        return signal_to_noise(energy, noise)
 
     @property
     def nominal_batch(self) -> float:

@@ -6,67 +6,22 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ClientError
 from fedsink.models import Generator
-from fedsink.privacy import Stream
 from fedsink.privacy.mechanisms.clipping import sampled_clip
-from fedsink.protocol.exchange import Broadcast, Content, Exchange, Reduction, Sum
-from fedsink.protocol.gradient import checked, pack_requests, unpack_replies
-from fedsink.protocol.tree_sum import BLOCK, TreeSum
-from fedsink.strategies.base import RoundStrategy, failure
+from fedsink.protocol.exchange import Broadcast, Content, Exchange
+from fedsink.protocol.gradient import checked, pack_requests
 from fedsink.strategies.block import Block, Labels
+from fedsink.strategies.central import CentralRounds
 from fedsink.strategies.dp_sinkhorn.rows import Rows
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.self_term import SelfParts, self_term
 from fedsink.strategies.trainer import Trainer
-
-
-class CentralRounds(RoundStrategy):
-    """What a run of DP-Sinkhorn reports and samples from, whoever plays its rounds.
-
-    Args:
-        settings: public parameters.
-        trainer: of the generator.
-        key: keys the pictures' latents (not secret).
-        together: rounds in one exchange of messages.
-    """
-
-    def __init__(
-        self, settings: DPSinkhornSettings, trainer: Trainer, key: bytes, together: int
-    ) -> None:
-        super().__init__(settings.plan.rounds, settings.clients, together)
-        self.settings, self.trainer, self.classes = settings, trainer, settings.objective.classes
-        self._key = key
-
-    @property
-    def generator(self) -> Generator:
-        """The averaged generator."""
-        return self.trainer.averaged
-
-    def render(self, images: Tensor) -> Tensor:
-        """Images as they are."""
-        return images
-
-    def label_prior(self) -> Tensor:
-        """Uniform: class frequencies are private."""
-        return torch.full((self.classes,), 1.0 / self.classes)
-
-    def epsilon_so_far(self) -> float:
-        """ε of the rounds run so far, under the run's accountant."""
-        return self.settings.plan.epsilon_after(self.round, self.settings.accountant)
-
-    def epsilon_bound(self) -> float:
-        """The same, or an upper bound on it by Rényi DP while rounds are left."""
-        return self.settings.plan.epsilon_bound_after(self.round, self.settings.accountant)
-
-    def latent_stream(self, purpose: str, number: int) -> Stream:
-        """The server's latents of one round."""
-        return Stream(self._key, purpose, number)
 
 
 class DPSinkhorn(CentralRounds):
@@ -90,6 +45,7 @@ class DPSinkhorn(CentralRounds):
     """
 
     Settings = DPSinkhornSettings
+    settings: DPSinkhornSettings
 
     def __init__(self, settings: DPSinkhornSettings, generator: Generator, key: bytes) -> None:
         messages = -(-settings.plan.rounds // settings.uses_per_message)
@@ -140,7 +96,7 @@ class DPSinkhorn(CentralRounds):
         first, last = blocks[0].round, blocks[-1].round
         where = f"rounds {first} to {last}" if last > first else f"round {first}"
         asked = f"computing gradients in {where}"
-        sums = self._sums(replies, asked)
+        sums = self._sums(self._asked, replies, asked)
         means = torch.stack([block.means(sums, place) for place, block in enumerate(blocks)])
         scale = self.settings.gradient_scale
         gradient = torch.cat(
@@ -199,56 +155,3 @@ class DPSinkhorn(CentralRounds):
             for t, own_kinds, (own_rows, *own_parts) in zip(rounds, kinds, of_rounds, strict=True)
         ]
         return points, blocks
-
-    def _sums(self, replies: Iterable[Message] | Reduction, asked: str) -> dict[Labels, Sum]:
-        """The sums of the replies to each broadcast, whether or not the grid made them.
-
-        Raises:
-            ClientError: a client failed, or answered with something else.
-        """
-        if isinstance(replies, Reduction):
-            return self._added_up(replies, asked)
-        received = self.replies_by_client(replies, asked, range(self.clients))
-        sums = {}
-        for labels, broadcast in self._asked.items():
-            total, clients = TreeSum(), list(broadcast.nodes)
-            for block in range(-(-len(clients) // BLOCK)):
-                gradients = [
-                    self._checked(client, received[client], asked, broadcast.shape)
-                    for client in clients[block * BLOCK : (block + 1) * BLOCK]
-                ]
-                total.add_block(block, torch.stack(gradients))
-            sums[labels] = Sum(total.total(), len(clients))
-        return sums
-
-    def _added_up(self, reduction: Reduction, asked: str) -> dict[Labels, Sum]:
-        for client, code in sorted(reduction.failures.items()):
-            raise failure(code, asked, f"client {client}")
-        sums = {}
-        for (labels, broadcast), one in zip(self._asked.items(), reduction.sums, strict=True):
-            if one is None or one.clients != len(broadcast.nodes):
-                raise ClientError(f"While {asked}, not every client's answer was added up.")
-            sums[labels] = one
-        return sums
-
-    def _checked(
-        self, client: int, record: RecordDict, asked: str, expected: tuple[int, ...]
-    ) -> Tensor:
-        """The gradients of one client, if they are finite and at the rows that it was sent."""
-        try:
-            replies = unpack_replies(record)
-        except ValueError as error:
-            raise ClientError(f"While {asked}, client {client} answered: {error}") from error
-        if len(replies) != expected[0]:
-            raise ClientError(
-                f"While {asked}, client {client} answered with {len(replies)} gradients; "
-                f"expected {expected[0]}."
-            )
-        for reply in replies:
-            shape = tuple(reply.gradient.shape)
-            if shape != expected[1:] or not bool(reply.gradient.isfinite().all()):
-                raise ClientError(
-                    f"While {asked}, client {client} answered with a gradient of shape {shape}; "
-                    f"expected finite values of shape {expected[1:]}."
-                )
-        return torch.stack([reply.gradient for reply in replies])

@@ -21,6 +21,7 @@ from fedsink.strategies.dp_sinkhorn.layout import Label
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.strategies.parameter_gradient.settings import ParameterGradientSettings
 from fedsink.strategies.self_term import HistoryField, self_term
+from fedsink.strategies.settings import signal_to_noise
 from fedsink.transport.record_pullback import clipped_pullback
 
 
@@ -104,7 +105,7 @@ class ParameterGradient(DPSinkhorn):
         if not self._requests:
             raise ClientError(f"Replies for round {server_round} came before its request.")
         (block,) = self._blocks
-        sums = self._sums(replies, f"computing gradients in round {block.round}")
+        sums = self._sums(self._asked, replies, f"computing gradients in round {block.round}")
         per_record = isinstance(self.settings.plan.clip, RecordClip)
         scale = self.settings.nominal_batch if per_record else 1.0
         gradient = torch.zeros(len(next(iter(self._requests.values())).weights)).double()
@@ -120,9 +121,7 @@ class ParameterGradient(DPSinkhorn):
         self.self_term.remember(block.seen, block.kinds)
         self.round = block.round
         metrics = {"loss": float(gradient.norm())}
-        if noise > 0.0:
-            metrics["signal_to_noise"] = max(0.0, energy / noise - 1.0) ** 0.5
-        return None, MetricRecord({**metrics})
+        return None, MetricRecord({**metrics, **signal_to_noise(energy, noise)})
 
     def _own_field(
         self, request: ParameterRequest, labels: Sequence[Label], block: Block

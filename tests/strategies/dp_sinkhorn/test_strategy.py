@@ -483,7 +483,7 @@ def test_shared_noise_adds_up_to_the_plans_in_every_mean(
             cohort = [k for k in range(7) if schedule == "joint" or k % 3 == client % 3]
             assert request.share == len(cohort)
             assert request.plan == strategy.settings.plan
-    sums = strategy._sums(grid.send_and_receive(messages), "test")
+    sums = strategy._sums(strategy._asked, grid.send_and_receive(messages), "test")
     for place, block in enumerate(strategy._blocks):
         asked = block.layout.asked(block.round)
         means = block.means(sums, place).reshape(*block.seen.shape)

@@ -1,0 +1,137 @@
+"""Everything about a GS-WGAN run that the server decides."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from fedsink.data.spec import DataSpec
+from fedsink.data.views import view_from_dict
+from fedsink.errors import ConfigError, FedsinkError
+from fedsink.models.critics import CriticTraining
+from fedsink.privacy import (
+    LOCAL_NOISE,
+    CentralPlan,
+    CriticClip,
+    JointSchedule,
+    NoiseShare,
+    TurnSchedule,
+    UnprotectedPlan,
+)
+from fedsink.privacy.adjacency import ADJACENCIES, describe
+from fedsink.protocol import Critics
+from fedsink.protocol.run import UNNAMED
+from fedsink.reporting.statement import central_statement
+from fedsink.reporting.unprotected import unprotected_statement
+from fedsink.strategies.dp_sinkhorn.budget import central_plan
+from fedsink.strategies.settings import CentralSettings, check_central, noise_share
+from fedsink.strategies.trainer import OptimizerSettings
+from fedsink.values import Config, choice, given, integer, strictly
+
+
+@dataclass(frozen=True)
+class GSWGANSettings(CentralSettings):
+    """Everything about a GS-WGAN run; all of it is public.
+
+    Attributes:
+        plan: clip of the critics, noise, rounds and turns, with their accounting; without clip and
+            noise an `UnprotectedPlan`.
+        critics: what a client's critics are, and how they learn.
+        view: coordinates of the gradient, as `View.to_dict()`.
+        rows: n, generated images of a round whose gradient is asked for.
+        fakes: f, further ones for the critics to train against.
+        optimizer: the generator's optimiser.
+        clients: K.
+        accountant: whose ε is reported, one of `fedsink.privacy.ACCOUNTANTS`.
+        run: public name of the run, stated in every request.
+        share: whether each reply holds all of the plan's noise, or the sum of a turn's does.
+    """
+
+    name: ClassVar[str] = "gs_wgan"
+    title: ClassVar[str] = "GS-WGAN"
+    mechanism: ClassVar[str] = (
+        "Gaussian on the sum of critics' gradients at the generated images, each clipped as a whole"
+    )
+
+    plan: CentralPlan
+    critics: Critics
+    view: dict[str, Any]
+    rows: int
+    fakes: int
+    optimizer: OptimizerSettings
+    clients: int
+    accountant: str = "pld"
+    run: str = UNNAMED
+    share: NoiseShare = LOCAL_NOISE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rows", "fakes"):
+            integer(vars(self), name, where="strategy.")
+        turns = self.plan.schedule.period
+        if turns > self.clients:
+            raise ConfigError(
+                f"strategy.turns={turns} leaves rounds in which none of clients={self.clients} is "
+                "asked: choose at most as many turns as clients."
+            )
+        self.critics.architecture(view_from_dict(self.view))  # refused now rather than in a client
+
+    @classmethod
+    def from_config(cls, config: Config, data: DataSpec, clients: int, run: str) -> Self:
+        """Settings of the central mode.
+
+        Raises:
+            FedsinkError: a value is unknown, out of range, or belongs to another method or mode.
+        """
+        check_central(config)
+        chosen = config["strategy"]
+        if config["clip"] != chosen["default_clip"]:
+            raise ConfigError(
+                f"strategy={cls.name} clips the gradients of critics: leave out "
+                f"clip={config['clip']}."
+            )
+        number = integer(chosen, "critics", where="strategy.")
+        clip = CriticClip(chosen["bound"], number)
+        turns = chosen["turns"]
+        schedule = JointSchedule() if turns is None else TurnSchedule(turns)
+        classes = len(data.classes) if config["conditional"] else 1
+        return cls(
+            plan=central_plan(config, clip, schedule, math.ceil(data.nominal_records / clients)),
+            critics=_critics({**chosen["critic"]}, number, classes),
+            view={"shape": list(data.shape), **given(config["view"])},
+            rows=chosen["rows"],
+            fakes=chosen["fakes"],
+            optimizer=OptimizerSettings.from_config(chosen),
+            clients=clients,
+            accountant=str(config["accountant"]),
+            run=run,
+            share=noise_share(config),
+        )
+
+    def statement(self, noise: str) -> dict[str, Any]:
+        """The content of privacy.json, with all adjacencies that the same ε holds under."""
+        if isinstance(self.plan, UnprotectedPlan):
+            return unprotected_statement(self.plan, self.clients)
+        stated = central_statement(
+            self.plan, self.clients, noise, self.accountant, self.share, mechanism=self.mechanism
+        )
+        epsilon = stated["epsilon"]
+        also = {
+            name: describe(name)
+            for name in ADJACENCIES
+            if replace(self.plan, adjacency=name).epsilon(self.accountant) == epsilon
+        }
+        return {**stated, "critics": self.critics.training.critics, "adjacencies": also}
+
+
+def _critics(options: dict[str, Any], number: int, classes: int) -> Critics:
+    """The critics that `strategy.critic` describes; raises ConfigError, naming the key."""
+    kind = {name: options.pop(name) for name in ("kind", "hidden", "scale")}
+    training = strictly(CriticTraining, {"critics": number, **options}, "strategy.critic")
+    try:
+        return Critics(training, classes, **kind)
+    except FedsinkError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"strategy.critic: {error}") from error
