@@ -80,6 +80,7 @@ class Answer(ABC):
         places: the round of each use, and its class.
         parts: the names of the reply's tensors.
         most_records: how many records the plan accounts for; None: any number.
+        of_users: whether the records must tell users apart.
         protected: whether the reply is noised; else a simulation of public data alone answers.
     """
 
@@ -92,6 +93,7 @@ class Answer(ABC):
     parts: Sequence[str]
     most_records: int | None = None
     protected: bool = True
+    of_users: bool = False
 
     @abstractmethod
     def __init__(self, requests: Sequence[Any]) -> None:

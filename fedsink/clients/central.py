@@ -39,6 +39,7 @@ class CentralAnswer(Answer):
         self.places = [(use.round, use.label) for use in uses]
         self.parts = [str(use.round) for use in uses]
         self.most_records = self.plan.nominal_records
+        self.of_users = isinstance(self.plan, PrivacyPlan) and self.plan.unit == "user"
         self.protected = not isinstance(self.plan, UnprotectedPlan)
 
     def check_policy(self, policy: Policy) -> None:

@@ -156,11 +156,17 @@ class Node:
             admitted = Admitted.unrecorded(use_digests(digest, uses)) if secret else seeded(uses)
         else:
             trusted = self._policy is not None and self._policy.trusts_aggregation
-            charge, content = answer.charge(trusted=trusted), lambda: self._fingerprint
+            charge, content = answer.charge(trusted=trusted), lambda: self._content(answer)
             admitted = self._releases.admit(answer.run, charge, answer.places, digest, content)
         if answer.most_records is not None and len(self.shard) > answer.most_records:
             raise DataError("This node holds more records than the plan accounts for.")
         return admitted
+
+    def _content(self, answer: Answer) -> bytes:
+        """The fingerprint of records that the answer can be computed from."""
+        if answer.of_users:
+            self.shard.whole_users()
+        return self._fingerprint
 
     @cached_property
     def _fingerprint(self) -> bytes:
@@ -187,6 +193,7 @@ class Node:
         return States(
             settings.states,
             owner,
+            simulated=settings.states is not None,
             at_once=stored or settings.states_at_once,
             rewinds=not stored,
         )

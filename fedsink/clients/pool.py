@@ -12,9 +12,7 @@ from torch import Tensor
 
 from fedsink.clients.critic import Parts
 from fedsink.clients.shard import Shard
-from fedsink.errors import DataError
 from fedsink.privacy import PoissonSampler, PrivacyPlan, Stream
-from fedsink.privacy.adjacency import USER
 from fedsink.protocol.tree_sum import BLOCK
 
 if TYPE_CHECKING:
@@ -156,7 +154,7 @@ class Pool:
             ValueError: like `coordinates`.
         """
         plan, critics = request.plan, request.critics
-        by_user = isinstance(plan, PrivacyPlan) and plan.adjacency == USER
+        by_user = isinstance(plan, PrivacyPlan) and plan.unit == "user"
         view = json.dumps(request.view, sort_keys=True)
         key = (view, critics.training.critics, critics.classes, by_user)
         if self._dealt[0] != key:
@@ -167,16 +165,10 @@ class Pool:
             labels = classes_under(critics, self.labels)
             dealt = []
             for client in range(start, stop):
-                own = slice(
-                    int(self._starts[client]), int(self._starts[client] + self._sizes[client])
-                )
-                users = self.shards[client].users
-                if by_user and users is None:
-                    raise DataError(
-                        "The plan protects users, and this node's records do not tell them apart: "
-                        "name a source that does."
-                    )
-                dealt.append((coordinates[own], labels[own], users if by_user else None))
+                begin, shard = int(self._starts[client]), self.shards[client]
+                own = slice(begin, begin + len(shard))
+                slots = shard.whole_users() if by_user else None
+                dealt.append((coordinates[own], labels[own], slots))
             parts = Parts.deal(dealt, critics.training.critics, critics.classes)
             self._dealt[1][start, stop] = parts
         return self._dealt[1][start, stop]

@@ -147,8 +147,9 @@ class States:
     Args:
         folder: of all clients' states; None: they are kept in memory alone.
         owner: names the client and its records.
-        simulated: whether a state that is lost is an error, and files need not outlast a power
-            cut; else the answer starts anew, and the server is not told.
+        simulated: whether they are those of a simulation that can go on from a checkpoint: a state
+            that is lost is then an error, and files need not outlast a power cut. Else the answer
+            starts anew, and the server is not told.
         at_once, rewinds: see `State`.
     """
 
@@ -157,9 +158,9 @@ class States:
         folder: Path | None,
         owner: str,
         *,
-        simulated: bool = True,
-        at_once: bool = False,
-        rewinds: bool = True,
+        simulated: bool,
+        at_once: bool,
+        rewinds: bool,
     ) -> None:
         self.simulated = simulated
         self._folder, self._owner = folder, owner

@@ -19,7 +19,7 @@ from fedsink.data.spec import DataSpec
 from fedsink.privacy import SecretKey
 from fedsink.privacy.ledger import Database, problems, report
 
-from .honest import CLASSES, NOMINAL, Kind
+from .honest import CLASSES, CRITICS, NOMINAL, Kind
 
 Place = tuple[str, str, int]
 """An adjacency, a run and a round."""
@@ -163,8 +163,11 @@ class BesiegedNode:
             [allow]
             mechanisms = [
                 "clipped-gaussian", "parameter-gradient", "laplace", "gaussian",
-                "randomized-response",
+                "randomized-response", "critic",
             ]
+            maximum_critics = {CRITICS}
+            maximum_critic_width = 8
+            maximum_critic_steps = 6
             minimum_noise_multiplier = 0.5
             maximum_clip_bound = 0.5
             maximum_images = 12
