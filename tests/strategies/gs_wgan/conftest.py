@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedsink.models import Generator
+from fedsink.models.critics import CriticTraining
+from fedsink.privacy import CriticClip, JointSchedule, PrivacyPlan, TurnSchedule
+from fedsink.protocol import Critics
+from fedsink.strategies import GSWGAN, GSWGANSettings
+from fedsink.strategies.trainer import OptimizerSettings
+
+
+@pytest.fixture
+def make_gs_wgan(make_generator: Callable[..., Generator]) -> Callable[..., GSWGAN]:
+    """A GS-WGAN strategy; keywords are of the plan, the optimiser or the settings."""
+
+    def make(
+        *, clients: int = 3, rounds: int = 6, critics: int = 2, turns: int | None = None,
+        sigma: float = 1.0, lr: float = 0.05, key: bytes = b"server", **more: Any,
+    ) -> GSWGAN:  # fmt: skip
+        schedule = JointSchedule() if turns is None else TurnSchedule(turns)
+        training = CriticTraining(critics, steps=2, warm=4, batch=3, lr=5e-3)
+        settings = GSWGANSettings(
+            plan=PrivacyPlan(1.0, sigma, rounds, CriticClip(1.0, critics), schedule, 1e-5),
+            critics=Critics(training, classes=3, hidden=8, scale=2.0),
+            view={"name": "pixel", "shape": [4]},
+            rows=5,
+            fakes=7,
+            optimizer=OptimizerSettings(lr, (0.5, 0.9), warmup=2, ema=0.9),
+            clients=clients,
+        )
+        return GSWGAN(replace(settings, **more), make_generator(3), key)
+
+    return make
