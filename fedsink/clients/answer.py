@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from fedsink.clients.policy import Policy
 from fedsink.clients.releases import Place
 from fedsink.clients.shard import Shard
+from fedsink.clients.states import States
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import Stream
 from fedsink.privacy.ledger import Charge
@@ -32,19 +32,14 @@ class Task(NamedTuple):
         client: the client's number.
         shard: the client's records.
         key: of the client's randomness; see `stream`.
-        lineage: the name of the client's data in the ledger.
-        state: the owner's folder for what outlives the process; None without a policy.
-        memory: what answers keep of this client between messages in this process, each by a name
-            of its own; as private as the records.
+        states: what answers remember of this client between messages, as private as the records.
     """
 
     digests: Sequence[bytes]
     client: int
     shard: Shard
     key: Key
-    lineage: str
-    state: Path | None
-    memory: dict[str, Any]
+    states: States
 
     def stream(self, purpose: str, round: int, use: int = 0) -> Stream:
         """The randomness of one use for one purpose."""
@@ -67,12 +62,11 @@ class Answer(ABC):
     An installed package adds one by the entry point NAME of the group ``fedsink.answers``. A policy
     allows it by that name, and else it is never imported.
 
-    An answer with a state, as a critic that learns from message to message, reads and writes it in
-    `compute`: behind the ledger's commit and before the reply is stored. It keeps it under
-    `Task.state` by lineage, run and client, or in `Task.memory` where there is no such folder.
-    After a crash between its state t and the stored reply, the same message computes again with
-    the same streams: from state t − 1, which therefore stays until message t + 1. Its ceilings are
-    `limits`, and a `BatchedAnswer` trains the critics of all clients of a cohort at once.
+    An answer with a state, as a critic that learns from message to message, reads and puts it in
+    `compute`: behind the ledger's commit and before the reply is stored. `Task.states` keeps it by
+    lineage, client and run. After a crash between its state t and the stored reply, the same
+    message computes again with the same streams: from state t − 1, which therefore stays until the
+    next message. A `BatchedAnswer` trains the critics of all clients of a cohort at once.
 
     Attributes:
         name: the message type without ``train.``.
@@ -86,6 +80,7 @@ class Answer(ABC):
         places: the round of each use, and its class.
         parts: the names of the reply's tensors.
         most_records: how many records the plan accounts for; None: any number.
+        of_users: whether the records must tell users apart.
         protected: whether the reply is noised; else a simulation of public data alone answers.
     """
 
@@ -98,6 +93,7 @@ class Answer(ABC):
     parts: Sequence[str]
     most_records: int | None = None
     protected: bool = True
+    of_users: bool = False
 
     @abstractmethod
     def __init__(self, requests: Sequence[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedsink.clients.answer import Answer
+from fedsink.clients.critic_answer import CriticAnswer
 from fedsink.clients.gradient import GradientAnswer
 from fedsink.clients.parameter_gradient import ParameterGradientAnswer
 from fedsink.clients.policy import Policy
@@ -10,9 +11,11 @@ from fedsink.clients.privatizer import PrivatizedAnswer
 from fedsink.errors import ConfigError
 from fedsink.registry import Registry
 
+_OWN = (GradientAnswer, ParameterGradientAnswer, CriticAnswer, PrivatizedAnswer)
+
 ANSWERS: Registry[type[Answer]] = Registry(
     "answer",
-    {cls.name: cls for cls in (GradientAnswer, ParameterGradientAnswer, PrivatizedAnswer)},
+    {cls.name: cls for cls in _OWN},
     group="fedsink.answers",
 )
 """Every answer by the end of its message type: ``train.NAME``."""

@@ -21,7 +21,7 @@ class CentralAnswer(Answer):
 
     Guarantees:
         - Noise is shared with no more clients than the owner's settings put in one cohort.
-        - A class that the plan's schedule does not give the client is refused.
+        - A class or a round that the plan's schedule does not give the client is refused.
         - A view that is not of the node's data is refused before it is built.
 
     Args:
@@ -39,6 +39,7 @@ class CentralAnswer(Answer):
         self.places = [(use.round, use.label) for use in uses]
         self.parts = [str(use.round) for use in uses]
         self.most_records = self.plan.nominal_records
+        self.of_users = isinstance(self.plan, PrivacyPlan) and self.plan.unit == "user"
         self.protected = not isinstance(self.plan, UnprotectedPlan)
 
     def check_policy(self, policy: Policy) -> None:
@@ -52,6 +53,8 @@ class CentralAnswer(Answer):
     def check_turn(self, client: int, clients: int) -> None:
         """Refuse what this client is not asked for by the plan's schedule."""
         for use in self.uses:
+            if not use.plan.schedule.answers(client, use.round):
+                raise ReleaseRefusedError(f"Round {use.round} is not a turn of client {client}.")
             scheduled = use.plan.schedule.label(client, use.round)
             if use.label != scheduled:
                 raise ReleaseRefusedError(

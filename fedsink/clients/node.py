@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache, cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from fedsink.clients.releases import Admitted, Releases, refuse_rollback, seeded
 from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
+from fedsink.clients.states import States, forget
 from fedsink.data.partition import partition
 from fedsink.data.sources import load
 from fedsink.devices import device_named
@@ -55,7 +56,7 @@ class Node:
         self._policy = policy_of(settings)
         self._device = device_named(settings.device, "A client's device")
         self._kept: tuple[tuple[str, str, bytes], Mapping[str, Tensor]] | None = None
-        self._memory: dict[str, Any] = {}
+        self._forget_old_states()
 
     @cached_property
     def shard(self) -> Shard:
@@ -128,10 +129,7 @@ class Node:
 
     def task(self, admitted: Admitted) -> Task:
         """What an answer is computed from once it is admitted."""
-        return Task(
-            admitted.digests, self.client, self.shard, self._key, self._lineage,
-            None if self._policy is None else self._policy.state, self._memory,
-        )  # fmt: skip
+        return Task(admitted.digests, self.client, self.shard, self._key, self.states)
 
     def _check(self, answer: Answer, *, checked: bool = False) -> None:
         """Refuse what policy, schedule or the public description of the data forbid."""
@@ -158,11 +156,17 @@ class Node:
             admitted = Admitted.unrecorded(use_digests(digest, uses)) if secret else seeded(uses)
         else:
             trusted = self._policy is not None and self._policy.trusts_aggregation
-            charge, content = answer.charge(trusted=trusted), lambda: self._fingerprint
+            charge, content = answer.charge(trusted=trusted), lambda: self._content(answer)
             admitted = self._releases.admit(answer.run, charge, answer.places, digest, content)
         if answer.most_records is not None and len(self.shard) > answer.most_records:
             raise DataError("This node holds more records than the plan accounts for.")
         return admitted
+
+    def _content(self, answer: Answer) -> bytes:
+        """The fingerprint of records that the answer can be computed from."""
+        if answer.of_users:
+            self.shard.whole_users()
+        return self._fingerprint
 
     @cached_property
     def _fingerprint(self) -> bytes:
@@ -177,6 +181,27 @@ class Node:
         else:
             lineage = "" if settings.ledger is None else settings.ledger.stem
         return lineage if settings.partition is None else f"{lineage}/client-{self.client}"
+
+    @cached_property
+    def states(self) -> States:
+        """What answers remember of this client between messages."""
+        policy, settings = self._policy, self.settings
+        owner = f"{self._lineage}/{self.client}"
+        if policy is not None:
+            return States(policy.state, owner, simulated=False, at_once=True, rewinds=False)
+        stored = self._releases is not None and not self._key.repeatable
+        return States(
+            settings.states,
+            owner,
+            simulated=settings.states is not None,
+            at_once=stored or settings.states_at_once,
+            rewinds=not stored,
+        )
+
+    def _forget_old_states(self) -> None:
+        policy = self._policy
+        if policy is not None and policy.critic_days is not None:
+            forget(policy.critics, policy.critic_days)
 
     @cached_property
     def _releases(self) -> Releases | None:
@@ -197,15 +222,26 @@ class Node:
         )
 
 
-@cache
+_NODES: dict[tuple[NodeSettings, int], Node] = {}  # of this process
+
+
 def open_node(settings: NodeSettings, client: int) -> Node:
     """The node of this process that plays `client`, made at its first message."""
-    return Node(settings, client)
+    key = (settings, client)
+    if key not in _NODES:
+        _NODES[key] = Node(settings, client)
+    return _NODES[key]
+
+
+def keep_states(round: int) -> None:
+    """Make files of what the nodes of this process remember; see `States.keep`."""
+    for node in _NODES.values():
+        node.states.keep(round)
 
 
 def close_nodes() -> None:
     """Forget every node of this process, and the data they hold."""
-    open_node.cache_clear()
+    _NODES.clear()
     _deal.cache_clear()
     _open_ledger.cache_clear()
 

@@ -71,7 +71,9 @@ class Policy:
         lineage: the owner's name of the data; budgets belong to it.
         data: which records, and their public description.
         on_change: ``"inherit"`` (default): changed data keep every charge; ``"refuse"``.
-        state: folder of ledger, stored replies and noise key.
+        state: folder of ledger, stored replies, noise key and critics.
+        critic_days: for how many days what critics have learned is kept after they were asked last;
+            None: until the owner removes it.
         noise: ``"secure"`` or ``"fast"``.
         budgets: ceilings by adjacency.
         allowed: everything else.
@@ -82,6 +84,7 @@ class Policy:
     data: DataSpec
     on_change: str
     state: Path
+    critic_days: float | None
     noise: str
     budgets: Mapping[str, Budget]
     allowed: Allowed
@@ -95,6 +98,11 @@ class Policy:
     def key_file(self) -> Path:
         """The node's secret noise key, where noise is "fast"."""
         return self.state / "noise.key"
+
+    @property
+    def critics(self) -> Path:
+        """What critics have learned from the data: as private as they are."""
+        return self.state / "critics"
 
     @property
     def trusts_aggregation(self) -> bool:

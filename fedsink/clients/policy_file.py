@@ -39,12 +39,13 @@ def read_policy(path: Path) -> Policy:
     on_change = data.choice("on_change", ("inherit", "refuse"), "inherit")
     spec = _data_spec(data, path.parent)
     folder = path.parent / state.text("folder")
+    days = state.number("critic_days", None)
     backend = noise.choice("backend", ("secure", "fast"), REQUIRED)
     budgets = _budgets(whole.table("budget"))
     allowed = _allowed(whole.table("allow"), spec, budgets)
     for table in (data, state, noise, whole):
         table.finish()
-    return Policy(path, lineage, spec, on_change, folder, backend, budgets, allowed)
+    return Policy(path, lineage, spec, on_change, folder, days, backend, budgets, allowed)
 
 
 def _data_spec(data: Table, folder: Path) -> DataSpec:

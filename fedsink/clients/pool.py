@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedsink.clients.critic import Parts
 from fedsink.clients.shard import Shard
-from fedsink.privacy import PoissonSampler, Stream
+from fedsink.privacy import PoissonSampler, PrivacyPlan, Stream
 from fedsink.protocol.tree_sum import BLOCK
 
 if TYPE_CHECKING:
-    from fedsink.protocol import GradientRequest, Objective
+    from fedsink.protocol import CriticRequest, Critics, GradientRequest, Objective
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class Pool:
         self._starts = sizes.cumsum(0) - sizes
         self._by_class: tuple[Tensor, Tensor, Tensor] | None = None
         self._view: tuple[str, Tensor] | None = None
+        self._dealt: tuple[Any, dict[tuple[int, int], Parts]] = (None, {})
 
     def coordinates(self, view: dict[str, Any]) -> Tensor:
         """Every record in a public linear view, (N, D); raises ValueError like `Shard`'s."""
@@ -140,6 +142,36 @@ class Pool:
     def norm_bound(self, view: dict[str, Any]) -> float:
         """The view's public bound on the norm of a record's coordinates; raises like those."""
         return self.shards[0].norm_bound(view)
+
+    def parts(self, request: CriticRequest, clients: slice) -> Parts:
+        """The records of some clients, dealt to the critics of a request; kept for the next one.
+
+        Where users are protected, all records of a user belong to one critic; else a record's slot
+        is its place in its shard.
+
+        Raises:
+            DataError: users are to be protected, and the records do not tell them apart.
+            ValueError: like `coordinates`.
+        """
+        plan, critics = request.plan, request.critics
+        by_user = isinstance(plan, PrivacyPlan) and plan.unit == "user"
+        view = json.dumps(request.view, sort_keys=True)
+        key = (view, critics.training.critics, critics.classes, by_user)
+        if self._dealt[0] != key:
+            self._dealt = key, {}
+        start, stop, _ = clients.indices(len(self.shards))
+        if (start, stop) not in self._dealt[1]:
+            coordinates = self.coordinates(request.view)
+            labels = classes_under(critics, self.labels)
+            dealt = []
+            for client in range(start, stop):
+                begin, shard = int(self._starts[client]), self.shards[client]
+                own = slice(begin, begin + len(shard))
+                slots = shard.whole_users() if by_user else None
+                dealt.append((coordinates[own], labels[own], slots))
+            parts = Parts.deal(dealt, critics.training.critics, critics.classes)
+            self._dealt[1][start, stop] = parts
+        return self._dealt[1][start, stop]
 
     def draw(
         self, requests: Sequence[GradientRequest], part: slice, samples: Sequence[Stream]
@@ -237,7 +269,7 @@ class Pool:
         return self._by_class
 
 
-def classes_under(objective: Objective, labels: Tensor) -> Tensor:
+def classes_under(objective: Objective | Critics, labels: Tensor) -> Tensor:
     """The labels; where the objective knows one class, all records are of it."""
     return torch.zeros_like(labels) if objective.classes == 1 else labels
 

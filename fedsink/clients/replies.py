@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
+from fedsink.clients.sealed import seal, unseal
 from fedsink.errors import LedgerError, ReleaseRefusedError
 from fedsink.privacy.files import write_once
-
-_CHECKSUM_BYTES = 32
 
 
 class ReplyStore:
@@ -46,16 +43,16 @@ class ReplyStore:
             return None
         except OSError as error:
             raise LedgerError(f"the stored reply {path} cannot be read: {error}.") from None
-        payload = content[_CHECKSUM_BYTES:]
-        if hashlib.sha256(payload).digest() != content[:_CHECKSUM_BYTES]:
+        try:
+            reply = unseal(content)
+        except SafetensorError as error:  # intact, but not what this version writes
+            raise LedgerError(f"the stored reply {path} cannot be read: {error}.") from None
+        if reply is None:
             raise ReleaseRefusedError(
                 f"The stored reply {path} is damaged, and a released reply is never noised again: "
                 "restore it, or start another run."
             )
-        try:
-            return load(payload)
-        except SafetensorError as error:  # intact, but not what this version writes
-            raise LedgerError(f"the stored reply {path} cannot be read: {error}.") from None
+        return reply
 
     def digests(self) -> list[bytes]:
         """The digests of all stored replies.
@@ -74,11 +71,10 @@ class ReplyStore:
         Raises:
             LedgerError: the folder cannot be written; the reply must not leave.
         """
-        payload = save({name: values.cpu().contiguous() for name, values in reply.items()})
         path = self._path(digest)
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_once(path, hashlib.sha256(payload).digest() + payload)
+            write_once(path, seal(reply))
         except OSError as error:
             raise LedgerError(
                 f"the reply cannot be stored in {self._folder} ({error.strerror}), and nothing is "

@@ -35,6 +35,10 @@ class NodeSettings:
             the operating system's entropy.
         key_file: the operating system's 32 random bytes, mode 0600, outside the run folder.
         ledger: SQLite file of what was charged and released; needed wherever there is no seed.
+        states: folder where a simulation keeps what its clients remember from message to message
+            for a run that goes on; None: nothing is kept. Under a policy it is the policy's.
+        states_at_once: whether that is done after every message, because any process may get the
+            client's next one; else where the server makes a checkpoint.
         policy: the owner's policy file; None in a simulation that needs none.
         unprotected: whether plans without clip and noise are answered: in simulations of public
             data alone, and never under a policy.
@@ -58,6 +62,8 @@ class NodeSettings:
     noise: Noise = "fast"
     key_file: Path | None = None
     ledger: Path | None = None
+    states: Path | None = None
+    states_at_once: bool = False
     policy: Path | None = None
     unprotected: bool = False
     device: str = "cpu"

@@ -89,6 +89,19 @@ class Shard:
             state.update(values.detach().cpu().contiguous().numpy().data)
         return state.digest()
 
+    def whole_users(self) -> Tensor:
+        """The number of each record's user, (N,) int64, for what protects users.
+
+        Raises:
+            DataError: the records do not tell users apart.
+        """
+        if self.users is None:
+            raise DataError(
+                "The plan protects users, and this node's records do not tell them apart: name a "
+                "source that does."
+            )
+        return self.users
+
     def members(self, label: int | None) -> Tensor:
         """Indices of the records of one class (all of them for None)."""
         if label is not None and label not in self._members:

@@ -1,4 +1,4 @@
-"""`fedsink ledger`: what a node has charged and released, for its owner."""
+"""`fedsink ledger`: what a node has charged and released, and what it keeps, for its owner."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from fedsink.privacy.ledger import AccountReport, Database, export, problems, re
 from fedsink.reporting.atomic import write_atomic
 
 HELP = """Usage: fedsink ledger show|check|export policy=FILE | file=FILE [out=FILE]
+       fedsink ledger forget-critics POLICY
 
 show    one table of the accounts (lineage, adjacency, ceiling, what is left) and one of their runs
 check   whether every invariant holds; exit code 1 and a sentence for each that does not
 export  accounts, plans and events as JSON to out=, or to the terminal; no fingerprint is in it
 
-The ledger is named by the node's policy=, or directly by file=. Nothing is changed. "ε so far" is
+forget-critics removes what the critics of all runs have learned from the node's data. No charge is
+forgotten with it; a run that goes on starts its critics anew.
+
+The ledger is named by the node's policy=, or directly by file=, and is never changed. "ε so far" is
 information: the guarantee is the plan's ε, also for a run that stopped early.
 
 Example: fedsink ledger show policy=policy.toml"""
@@ -29,13 +33,15 @@ _ACTIONS = ACTIONS["ledger"]
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Show, check or export a ledger."""
+    """Show, check or export a ledger, or forget what critics have learned."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0
     action, *rest = arguments
     if action not in _ACTIONS:
         raise ConfigError(f"fedsink ledger {', '.join(_ACTIONS)}; received {action!r}.")
+    if action == "forget-critics":
+        return _forget_critics(rest)
     keys = parse(rest, {"policy": Path, "file": Path, "out": Path})
     if "out" in keys and action != "export":
         raise ConfigError(f"out= belongs to fedsink ledger export, not to {action}.")
@@ -48,6 +54,20 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         return _export(database, keys.get("out"))
     finally:
         database.close()
+
+
+def _forget_critics(rest: Sequence[str]) -> int:
+    if len(rest) != 1:
+        raise ConfigError(
+            f"fedsink ledger forget-critics POLICY names one policy file, received {list(rest)}."
+        )
+    from fedsink.clients.policy_file import read_policy
+    from fedsink.clients.states import forget
+
+    policy = read_policy(Path(rest[0].removeprefix("policy=")).expanduser())
+    forgotten = forget(policy.critics)
+    print(f"{forgotten} runs' critics of {policy.lineage} are removed.")
+    return 0
 
 
 def _path(keys: Mapping[str, Path]) -> Path:

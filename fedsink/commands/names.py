@@ -7,10 +7,10 @@ COMMANDS = {
     "deploy": "learn a generator on real nodes, through a Flower SuperLink",
     "sample": "draw labelled images from a finished run into a .npz file or a folder",
     "evaluate": "train classifiers on synthetic images and test them on real ones",
-    "ledger": "what a node has charged: ledger show, check or export",
+    "ledger": "what a node has charged and keeps: ledger show, check, export or forget-critics",
     "account": "ε, σ, rate or rounds of either mode, by every accountant",
     "audit": "lower bounds on ε from canaries and repeated runs, beside the claim",
 }
 
-ACTIONS = {"ledger": ("show", "check", "export")}
+ACTIONS = {"ledger": ("show", "check", "export", "forget-critics")}
 """Second words of the commands that have them."""

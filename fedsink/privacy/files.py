@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import IO
 
 
-def write_once(path: Path, content: bytes) -> bool:
+def write_once(path: Path, content: bytes, *, durable: bool = True) -> bool:
     """Write a new file of mode 0600 to the disk; False, and nothing is changed, where there is one.
 
     Guarantees:
         - The file has all of its content or does not exist, however the process ends.
         - Where the system knows files without a name (Linux), a killed process leaves none behind.
+
+    Args:
+        path: of the file.
+        content: all of it.
+        durable: whether to wait until it outlasts a power cut.
 
     Raises:
         OSError: it cannot be written; nothing is left.
@@ -24,14 +29,16 @@ def write_once(path: Path, content: bytes) -> bool:
         with file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
             try:
                 # Told a folder, os.link follows the link that leads to a file without a name.
                 os.link(name, path, src_dir_fd=folder)
                 new = True
             except FileExistsError:
                 new = False
-        os.fsync(folder)  # also for who was first: its name must last, too
+        if durable:
+            os.fsync(folder)  # also for who was first: its name must last, too
     finally:
         os.close(folder)
     return new

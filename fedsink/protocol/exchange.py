@@ -151,6 +151,15 @@ class Reduction:
 
 
 @runtime_checkable
+class Keeper(Protocol):
+    """A grid whose clients remember things, which belong to the server's checkpoint."""
+
+    def keep(self, round: int) -> None:
+        """Keep what clients remember after this round, for a run that goes on from there."""
+        ...
+
+
+@runtime_checkable
 class Roster(Protocol):
     """A grid that knows which client lives at which node without asking each of them."""
 

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 
 from fedsink.errors import CheckpointError
 from fedsink.models import save as save_generator
+from fedsink.protocol.exchange import Keeper
 from fedsink.reporting import Progress
 from fedsink.server import checkpoint
 from fedsink.server.folder import RunFolder
@@ -79,6 +80,9 @@ def train(
     pictured = {strategy.rounds * part // parts for part in range(1, parts)}
 
     def save() -> None:
+        # First: a checkpoint must never be ahead of what the clients can go on from.
+        if isinstance(grid, Keeper):
+            grid.keep(strategy.round)
         tensors, values = strategy.state()
         values |= {
             "round": strategy.round,

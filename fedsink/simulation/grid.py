@@ -45,6 +45,10 @@ class SimulationGrid(Grid):
         """What the cohorts' replies add up to: for each cohort one for each broadcast."""
         raise NotImplementedError
 
+    @abstractmethod
+    def keep(self, round: int) -> None:
+        """Keep what the clients remember after this round, beside the server's checkpoint."""
+
     def roster(self) -> Mapping[int, int]:
         """Client number → node id: nobody needs to be asked."""
         return {client: node_of(client) for client in range(self.clients)}

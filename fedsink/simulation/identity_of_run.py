@@ -34,6 +34,12 @@ class RunIdentity:
         """What was charged and released in this run, beside the key."""
         return self.key_file.with_suffix(".sqlite") if self.key_file else None
 
+    @property
+    def states(self) -> Path:
+        """What the run's clients remember, for a run that goes on: private, so beside the key."""
+        place = self.key_file.parent if self.key_file else key_folder()
+        return place / f"{self.name}.states"
+
     @classmethod
     def fresh(cls, seed: int | None) -> RunIdentity:
         """A new run; no key is made yet."""
@@ -82,7 +88,8 @@ class RunIdentity:
             Ledger(self.ledger, durable=False).close()
 
     def delete_key(self) -> None:
-        """Forget key, ledger and stored replies; nothing more can be released under them."""
+        """Forget key, ledger, stored replies and states; nothing more is released under them."""
+        shutil.rmtree(self.states, ignore_errors=True)
         if self.key_file and self.ledger:
             for path in (self.key_file, *self.ledger.parent.glob(self.ledger.name + "*")):
                 path.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedsink.clients.node import keep_states
 from fedsink.protocol.exchange import Exchange
 from fedsink.simulation.cohort import BatchedApp, Cohort, Hosted
 from fedsink.simulation.grid import SimulationGrid
@@ -55,6 +56,10 @@ class LocalGrid(SimulationGrid):
         """The sums of all clients' replies."""
         contents = [broadcast.content for broadcast in exchange.broadcasts]
         return [self._cohort.add_up(exchange.message_type, contents, parts(exchange, 1)[0])]
+
+    def keep(self, round: int) -> None:
+        """Keep what the clients of this process remember."""
+        keep_states(round)
 
     def close(self) -> None:
         """Forget the clients, and the records that were laid out for them."""

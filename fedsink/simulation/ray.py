@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from flwr.app import Error, Message, RecordDict
 
+from fedsink.clients.node import keep_states
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ClientError, ConfigError
 from fedsink.protocol.exchange import Content, Exchange
@@ -47,6 +48,10 @@ class Actor:
     ) -> list[tuple[int, RecordDict | Error]]:
         """Answer messages one by one."""
         return self._cohort.answer_jobs(contents, jobs)
+
+    def keep(self, contents: list[RecordDict], rounds: list[int]) -> None:
+        """Keep what this cohort's clients remember after a round."""
+        keep_states(rounds[0])
 
     def add_up(
         self, contents: list[RecordDict], parts: Sequence[Part], message_type: str
@@ -162,6 +167,14 @@ class RayGrid(SimulationGrid):
                 of_cohort[part.place] = Partial(tensors, counted, failures)
             partials.append(of_cohort)
         return partials
+
+    def keep(self, round: int) -> None:
+        """Keep what the cohorts' clients remember.
+
+        Raises:
+            ClientError: actors died again and again, or did not answer in time.
+        """
+        self._ask("keep", [], [[round] for _ in self._actors])
 
     def close(self) -> None:
         """End the actors and the Ray instance."""

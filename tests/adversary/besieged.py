@@ -20,7 +20,7 @@ from fedsink.privacy.ledger import Database, problems, report
 
 from ..support.policies import MECHANISMS, limits, policy
 from ..support.tiny import CLASSES, NOMINAL, RECORDS, points_of, with_secret_key
-from .honest import Kind
+from .honest import CRITICS, Kind
 
 Place = tuple[str, str, int]
 """An adjacency, a run and a round."""
@@ -146,6 +146,11 @@ class BesiegedNode:
                 "add-remove": limits(self._epsilon),
                 "replace-one": limits(self._epsilon, 1e-5),
             },
-            mechanisms=(*MECHANISMS, "parameter-gradient", "gaussian"),
+            mechanisms=(*MECHANISMS, "parameter-gradient", "gaussian", "critic"),
+            allow={
+                "maximum_critics": CRITICS,
+                "maximum_critic_width": 8,
+                "maximum_critic_steps": 6,
+            },
             data={"name": self.spec.name, "shape": list(self.spec.shape)},
         )

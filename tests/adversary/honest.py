@@ -12,8 +12,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedsink.data.maps import L1Ball, PointBall
 from fedsink.models import build
+from fedsink.models.critics import CriticTraining
 from fedsink.models.pullback import flat_weights
-from fedsink.protocol import GradientRequest, LocalPlan, Objective, PrivatizeRequest
+from fedsink.privacy import CriticClip, JointSchedule, PrivacyPlan
+from fedsink.protocol import (
+    CriticRequest,
+    Critics,
+    GradientRequest,
+    LocalPlan,
+    Objective,
+    PrivatizeRequest,
+)
 from fedsink.protocol.gradient import pack_requests
 from fedsink.protocol.parameters import ParameterRequest, architecture_of
 
@@ -22,7 +31,9 @@ from ..support.tiny import CLASSES, NOMINAL
 
 IDENTITY, GRADIENT = "query.identity", "train.gradient"
 PARAMETERS, PRIVATIZE = "train.parameters", "train.privatize"
-KINDS = (IDENTITY, GRADIENT, PARAMETERS, PRIVATIZE)
+CRITIC = "train.critic"
+KINDS = (IDENTITY, GRADIENT, PARAMETERS, PRIVATIZE, CRITIC)
+CRITICS = 4  # of a client, the most that a policy allows
 SHAPES: dict[str, tuple[int, ...]] = {"points": (4,), "images": (1, 4, 4)}
 
 Kind = str
@@ -81,6 +92,33 @@ class Honest:
             torch.randn(extra, self.dimension, generator=random),
         )
 
+    def critic(
+        self,
+        round: int = 1,
+        *,
+        rows: int = 6,
+        run: str = "run",
+        critics: dict[str, Any] | None = None,
+        **plan: Any,
+    ) -> CriticRequest:
+        """One use at the client's critics; `critics` and `plan` replace fields of these."""
+        random = torch.Generator().manual_seed(round)
+        x, fakes = (torch.randn(n, self.dimension, generator=random) for n in (rows, 6))
+        clip = CriticClip(0.5, CRITICS)
+        values = PrivacyPlan(1.0, 1.0, 50, clip, JointSchedule(), 1e-5).to_dict()
+        described = Critics(CriticTraining(CRITICS, 1, 2, 2), CLASSES, hidden=4, scale=1.0)
+        return CriticRequest(
+            round,
+            PrivacyPlan.from_dict(values | plan),
+            Critics.from_dict(described.to_dict() | (critics or {})),
+            {"name": "pixel", "shape": list(self.shape)},
+            x,
+            torch.arange(rows) % CLASSES,
+            fakes,
+            torch.arange(6) % CLASSES,
+            run,
+        )
+
     def upload(
         self, run: str = "run", chunk: int = 0, chunk_size: int = 20, label: float | None = 0.5
     ) -> PrivatizeRequest:
@@ -104,6 +142,7 @@ class Honest:
             (PARAMETERS, weights.to_record()),
             (PARAMETERS, self.parameters(clip="batch", extra=2, **full).to_record()),
             (PRIVATIZE, self.upload().to_record()),
+            (CRITIC, self.critic().to_record()),
         ]
 
 

@@ -17,6 +17,7 @@ from fedsink.protocol.gradient import pack_requests
 
 from .honest import (
     CLASSES,
+    CRITIC,
     GRADIENT,
     IDENTITY,
     KINDS,
@@ -64,7 +65,7 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
     "data": st.binary(max_size=64) | st.integers(0, 200).map(bytes),
 }
 NAMES = st.sampled_from(
-    ["rows", "row_labels", "potentials", "self_gradient", "weights", "latents", "other"]
+    ["rows", "row_labels", "potentials", "self_gradient", "weights", "latents", "fakes", "other"]
 )
 ARRAYS = st.builds(Array, PARTS["dtype"], PARTS["shape"], PARTS["stype"], PARTS["data"])
 
@@ -140,7 +141,7 @@ def random_records(draw: st.DrawFn) -> Sent:
         "fields": ConfigRecord({"json": draw(TEXTS)}),
         "arrays": ArrayRecord(draw(st.dictionaries(NAMES, ARRAYS))),
     }
-    return draw(st.sampled_from([GRADIENT, PARAMETERS, PRIVATIZE])), RecordDict(parts)
+    return draw(st.sampled_from([GRADIENT, PARAMETERS, PRIVATIZE, CRITIC])), RecordDict(parts)
 
 
 # Well-formed requests with hostile values
@@ -237,6 +238,56 @@ def _hostile_weights(draw: st.DrawFn, honest: Honest, asked: GradientRequest) ->
     return request.to_record()
 
 
+CRITIC_FIELDS: dict[tuple[str, ...], list[Any]] = {
+    ("round",): [2, 50, 51, 0, -1, 10**30],
+    ("share",): [2, 10**30, 0],
+    ("run",): [" ", "ε/../..", "x" * 200],
+    ("view", "shape"): [[4], [1, 4, 4], [4, 4, 1], [16]],
+    ("plan", "clip", "name"): ["batch", "record"],
+    ("plan", "clip", "bound"): [1e-30, 2.0**-40, 1e-300, 1.0],
+    ("plan", "clip", "critics"): [1, 3, 2**14, 2**14 + 1],
+    ("plan", "rate"): [0.5, 0.0],
+    ("plan", "noise_multiplier"): [0.5, 0.49, 7.0, 1e300],
+    ("plan", "adjacency"): ["replace-one", "user", "client"],
+    ("critics", "classes"): [1, 2, 4],
+    ("critics", "kind"): ["convolution"],
+    ("critics", "hidden"): [1, 8, 9, 2**14, 10**30],
+    ("critics", "scale"): [2.0**-20, 2.0**20, 1e-300, 1e300],
+    ("critics", "seed"): [2**62, 2**62 + 1, -1],
+    ("critics", "training", "critics"): [1, 2, 5, 2**14, 10**30],
+    ("critics", "training", "steps"): [0, 4, 5, 2**14],
+    ("critics", "training", "warm"): [0, 5, 2**14],
+    ("critics", "training", "batch"): [1, 100, 2**14, 10**30],
+    ("critics", "training", "history"): [1, 2**14, 10**30],
+    ("critics", "training", "lr"): [0.0, 2.0**20, 1e300],
+    ("critics", "training", "penalty"): [0.0, 2.0**20, 1e300],
+    ("critics", "training", "drift"): [0.0, 2.0**20, 1e300],
+}
+
+
+@st.composite
+def hostile_critics(draw: st.DrawFn, honest: Honest) -> Sent:
+    """A request to a client's critics whose arrays and fields have the right types."""
+    n = draw(st.sampled_from([6] * 9 + [1, 7, 400]))
+    f = draw(st.sampled_from([6] * 9 + [1, 5, 400]))
+    few, wild = (draw(st.lists(POINTS, min_size=1, max_size=6)) for _ in range(2))
+    labels = draw(st.lists(st.sampled_from([0, 0, 1, 2, 2]), min_size=1))
+    request = replace(
+        honest.critic(),
+        rows=filled(few, n, honest.dimension),
+        row_labels=filled(labels, n).to(torch.int64),
+        fakes=filled(wild, f, honest.dimension),
+        fake_labels=filled(labels[::-1], f).to(torch.int64),
+    )
+    fields = fields_of(request.to_record())
+    for place in draw(st.lists(st.sampled_from(sorted(CRITIC_FIELDS)), max_size=2)):
+        inner = fields
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = draw(st.sampled_from(CRITIC_FIELDS[place]))
+    return CRITIC, with_fields(request.to_record(), fields)
+
+
 @st.composite
 def _hostile_upload(draw: st.DrawFn, honest: Honest) -> RecordDict:
     fields = fields_of(honest.upload().to_record())
@@ -274,7 +325,7 @@ RUNS = ["one", "two", "three", "four"]
 STEP = st.tuples(
     st.sampled_from(
         ["ask", "ask", "weights", "weights", "retyped", "bit", "bit", "text", "join", "split",
-         "round", "upload", "upload-other", "restart", "plan", "reorder", "identity"]
+         "round", "upload", "upload-other", "restart", "plan", "reorder", "identity", "critic"]
     ),
     st.sampled_from(RUNS),
     st.integers(1, 4),
@@ -300,6 +351,8 @@ def in_message(step: Step, honest: Honest) -> Sent:
     how, run, round, bit = step
     if how == "identity":
         return IDENTITY, RecordDict()
+    if how == "critic":  # of any round, before or after another
+        return CRITIC, honest.critic(round, noise_multiplier=5.0, run=run).to_record()
     if how in ("upload", "upload-other"):
         label = {"upload": 0.5}.get(how, 0.6 if bit % 2 else None)
         return PRIVATIZE, honest.upload(run, bit % 5, label=label).to_record()

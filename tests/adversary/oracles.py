@@ -15,11 +15,14 @@ import numpy as np
 from scipy import stats
 from torch import Tensor
 
+from fedsink.clients.critic import CriticMessage, CriticState, critic_totals
+from fedsink.clients.critic_answer import architecture
 from fedsink.clients.gradient import client_total
 from fedsink.clients.parameter_gradient import parameter_total
+from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
-from fedsink.privacy import PrivacyPlan, Stream
-from fedsink.protocol import GradientRequest
+from fedsink.privacy import CriticClip, PrivacyPlan, Stream
+from fedsink.protocol import CriticRequest, GradientRequest
 from fedsink.protocol.parameters import ParameterRequest
 
 Request = GradientRequest | ParameterRequest
@@ -33,6 +36,20 @@ def total_of(request: Request, shard: Shard) -> Tensor:
     if isinstance(request, ParameterRequest):
         return parameter_total(request, shard, coins)
     return client_total(request, shard, coins)
+
+
+def critics_total(request: CriticRequest, shard: Shard) -> Tensor:
+    """What new critics of a shard add up to in their first round, under coins of the test's own."""
+    critic, training = architecture(request), request.critics.training
+    parts = Pool([shard]).parts(request, slice(0, 1))
+    start = CriticState.start(critic, training.critics, request.critics.initial, parts.records)
+    shown = CriticMessage(
+        request.rows, request.row_labels, request.fakes, request.fake_labels, request.rate
+    )
+    assert isinstance(request.plan.clip, CriticClip)
+    coins = [Stream(b"test", "critic")]
+    totals, _ = critic_totals(critic, training, request.plan.clip, shown, parts, [start], coins)
+    return totals[0]
 
 
 def of_everybody(request: Request) -> Request:

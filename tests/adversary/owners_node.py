@@ -17,25 +17,30 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import Context, Message
 from flwr.common.serde import recorddict_to_proto
 
 from fedsink.clients.app import app
 from fedsink.clients.node import close_nodes
-from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan
+from fedsink.models.critics import CriticTraining
+from fedsink.privacy import BatchClip, CriticClip, JointSchedule, PrivacyPlan
 from fedsink.privacy.ledger import Database, problems
-from fedsink.protocol import GradientRequest, Objective
+from fedsink.protocol import CriticRequest, Critics, GradientRequest, Objective
 from fedsink.protocol.errors import MEANING, REFUSED
 
 from ..support.policies import CENTRAL, limits, policy
 from ..support.requests import gradient_request
-from ..support.tiny import CLASSES
+from ..support.tiny import CLASSES, SIZE
 from .faults import AtStep, Fault, nothing
 
 Place = tuple[str, int]
 """A run and a round."""
 
 PLAN = PrivacyPlan(1.0, 1.0, 51, BatchClip(0.5), JointSchedule(), 1e-6)
+CRITIC_PLAN = PrivacyPlan(1.0, 1.0, 51, CriticClip(0.5, 4), JointSchedule(), 1e-6)
+Asked = GradientRequest | CriticRequest
+_TYPES: dict[type, str] = {GradientRequest: "train.gradient", CriticRequest: "train.critic"}
 _CHECKSUM_BYTES = 32
 _PATIENCE = 60.0
 _FORK = multiprocessing.get_context("fork")
@@ -47,7 +52,24 @@ def request(round: int, run: str = "run", rows: int = 6) -> GradientRequest:
     return gradient_request(PLAN, objective, round=round, rows=rows, run=run)
 
 
-def other(asked: GradientRequest) -> GradientRequest:
+def critic_request(round: int, run: str = "run") -> CriticRequest:
+    """One use of `CRITIC_PLAN`; the same arguments give the same request."""
+    random = torch.Generator().manual_seed(round)
+    rows, fakes = (torch.randn(n, SIZE, generator=random) for n in (6, 9))
+    return CriticRequest(
+        round,
+        CRITIC_PLAN,
+        Critics(CriticTraining(4, steps=2, warm=2, batch=3), CLASSES, hidden=5, scale=1.0),
+        {"name": "pixel", "shape": [SIZE]},
+        rows,
+        torch.arange(6) % CLASSES,
+        fakes,
+        torch.arange(9) % CLASSES,
+        run,
+    )
+
+
+def other(asked: Asked) -> Asked:
     """Another request for the same place."""
     return replace(asked, rows=asked.rows + 1)
 
@@ -98,8 +120,15 @@ class OwnersNode:
     answered with two different byte strings.
     """
 
-    def __init__(self, folder: Path, noise: str = "fast", epsilon: float = 1e6) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        noise: str = "fast",
+        epsilon: float = 1e6,
+        plan: PrivacyPlan = PLAN,
+    ) -> None:
         folder.mkdir(parents=True)
+        self._plan = plan
         self.policy = folder / "policy.toml"
         self.state = folder / "state"
         self.ledger = self.state / "ledger.sqlite"
@@ -107,15 +136,18 @@ class OwnersNode:
             policy(
                 backend=noise,
                 budget={"add-remove": limits(epsilon)},
-                mechanisms=CENTRAL,
-                allow={"maximum_images": 4096},
+                mechanisms=(*CENTRAL, "critic"),
+                allow={
+                    "maximum_images": 4096,
+                    "maximum_critics": 4,
+                    "maximum_critic_width": 5,
+                    "maximum_critic_steps": 4,
+                },
             )
         )
         self.left: dict[Place, bytes] = {}
 
-    def ask(
-        self, asked: GradientRequest, fault: Fault = nothing, *, stop: bool = True
-    ) -> Answer | None:
+    def ask(self, asked: Asked, fault: Fault = nothing, *, stop: bool = True) -> Answer | None:
         """The answer of a new process, which suffers the fault first; None: it was killed.
 
         Without `stop` the process does not close its files before it ends.
@@ -124,7 +156,7 @@ class OwnersNode:
         return None if answers is None else answers[0]
 
     def ask_at_once(
-        self, *messages: Sequence[GradientRequest], fault: Fault = nothing, stop: bool = True
+        self, *messages: Sequence[Asked], fault: Fault = nothing, stop: bool = True
     ) -> list[list[Answer] | None]:
         """The answers of as many processes: all to their first message at once, and so on."""
         together = barrier(len(messages))
@@ -138,7 +170,7 @@ class OwnersNode:
                 self._check(each, answer)
         return results
 
-    def steps(self, asked: GradientRequest) -> int:
+    def steps(self, asked: Asked) -> int:
         """How many steps lie between the charge of this request and its reply."""
         counter = AtStep(0, nothing)
 
@@ -149,7 +181,7 @@ class OwnersNode:
         [taken] = in_processes(count)
         return int(taken)
 
-    def recovers(self, asked: GradientRequest) -> None:
+    def recovers(self, asked: Asked) -> None:
         """Check that, with the fault gone, the place is charged once and answered with one reply.
 
         What was charged is neither lost nor charged again, and what was stored is what leaves.
@@ -174,7 +206,7 @@ class OwnersNode:
         with closing(Database(self.ledger, writable=False)) as database:
             assert problems(database) == []
             charged = database.rows("SELECT epsilon FROM reservations")
-            assert charged == [(PLAN.epsilon(),)] * len(database.rows("SELECT id FROM runs"))
+            assert charged == [(self._plan.epsilon(),)] * len(database.rows("SELECT id FROM runs"))
             rows = database.rows("SELECT name, round, released FROM claims JOIN runs ON run = id")
         return {(run, round): bool(released) for run, round, released in rows}
 
@@ -210,7 +242,7 @@ class OwnersNode:
         with closing(reader) as connection:
             return connection.execute("SELECT 1 FROM sqlite_master").fetchone() is not None
 
-    def _check(self, asked: GradientRequest, answer: Answer) -> None:
+    def _check(self, asked: Asked, answer: Answer) -> None:
         if answer.reply is None:
             assert answer.code in MEANING
             return
@@ -223,7 +255,7 @@ class OwnersNode:
 
 def _answers(
     policy: Path,
-    messages: Sequence[GradientRequest],
+    messages: Sequence[Asked],
     fault: Fault,
     stop: bool,
     together: Barrier,
@@ -242,11 +274,11 @@ def _answers(
     return answers
 
 
-def answer(policy: Path, asked: GradientRequest) -> Answer:
+def answer(policy: Path, asked: Asked) -> Answer:
     """What the deployed app answers, in this process."""
     node_config = {"policy": str(policy), "partition-id": 0, "num-partitions": 1}
     context = Context(1, 1, node_config, {}, {})
-    message = Message(asked.to_record(), dst_node_id=1, message_type="train.gradient")
+    message = Message(asked.to_record(), dst_node_id=1, message_type=_TYPES[type(asked)])
     reply = app(message, context)
     if reply.has_error():
         assert not reply.error.reason

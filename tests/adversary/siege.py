@@ -21,20 +21,29 @@ from flwr.common.serde import recorddict_to_proto
 from scipy import stats
 from torch import Tensor
 
-from fedsink.clients import gradient, parameter_gradient, privatizer
+from fedsink.clients import critic_answer, gradient, parameter_gradient, privatizer
 from fedsink.clients.node import close_nodes
 from fedsink.clients.shard import Shard
 from fedsink.data import sources
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol import GradientRequest, PrivatizeReply, PrivatizeRequest
+from fedsink.protocol import CriticRequest, GradientRequest, PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.errors import FAILED, MALFORMED, MEANING, REFUSED
 from fedsink.protocol.gradient import unpack_requests
 from fedsink.protocol.parameters import ParameterRequest
 from fedsink.protocol.records import unpack
 
 from .besieged import HOLDINGS, BesiegedNode, Place
-from .honest import GRADIENT, IDENTITY, NOMINAL, PARAMETERS, PRIVATIZE, SHAPES, Kind
-from .oracles import Cost, Request, assert_law, measured, of_everybody, squared_distance, total_of
+from .honest import CRITIC, GRADIENT, IDENTITY, NOMINAL, PARAMETERS, PRIVATIZE, SHAPES, Kind
+from .oracles import (
+    Cost,
+    Request,
+    assert_law,
+    critics_total,
+    measured,
+    of_everybody,
+    squared_distance,
+    total_of,
+)
 
 SECONDS = 0.2
 """The processor time that a refusal may take.
@@ -87,8 +96,12 @@ class Siege:
             (gradient, "client_gradient"),
             (parameter_gradient, "parameter_gradient"),
             (privatizer, "privatize"),
+            (critic_answer, "critic_gradients"),
         ):
             patch.setattr(module, name, self._watched(getattr(module, name)))
+
+        self._total = torch.zeros(0)
+        patch.setattr(critic_answer, "critic_totals", self._added_up(critic_answer.critic_totals))
 
     def begin(self) -> None:
         """Nodes that have answered nothing yet."""
@@ -153,6 +166,7 @@ class Siege:
             GRADIENT: self._check_gradient,
             PARAMETERS: self._check_parameters,
             PRIVATIZE: self._check_upload,
+            CRITIC: self._check_critics,
         }[kind]
         already = set(node.left)
         for place in check(node, content, reply.content):
@@ -169,6 +183,44 @@ class Siege:
             return compute(*arguments)
 
         return watched
+
+    def _added_up(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """The real sum over a client's critics, and a copy of it."""
+
+        def added_up(*arguments: Any) -> Any:
+            totals, states = compute(*arguments)
+            self._total = totals[0].clone()
+            return totals, states
+
+        return added_up
+
+    def _check_critics(
+        self, node: BesiegedNode, content: RecordDict, reply: RecordDict
+    ) -> list[Place]:
+        request = CriticRequest.from_record(content)
+        _check_schema(reply, {"gradient": ("float32", (1, *request.rows.shape))}, "{}")
+        released = unpack(reply)[1]["gradient"]
+        assert bool(released.isfinite().all())
+        assert isinstance(request.own_plan, PrivacyPlan)
+        place = (request.plan.adjacency, request.run, request.round)
+        if place not in node.left:
+            self._check_critics_sensitivity(request)
+            noise = (released[0].double() - self._total).flatten().numpy()
+            if request.own_plan.noise_multiplier >= 0.1:
+                self._noise["normal"].append(noise / request.own_plan.noise_std)
+        self._check_once(node, place, released.numpy().tobytes())
+        return [place]
+
+    def _check_critics_sensitivity(self, request: CriticRequest) -> None:
+        """The totals are no further apart than S where one critic's whole part differs."""
+        self.compared += 1
+        first, second = (node.shard for node in self.nodes)
+        other, critics = first.images.clone(), request.critics.training.critics
+        part = torch.arange(len(other)) % critics == self.compared % critics
+        other[part] = second.images[self.compared % len(second)]
+        shards = [first, Shard(other, torch.where(part, first.labels.flip(0), first.labels))]
+        distance = squared_distance(*(critics_total(request, shard) for shard in shards))
+        assert distance <= Fraction(request.plan.sensitivity) ** 2
 
     def _check_identity(
         self, node: BesiegedNode, content: RecordDict, reply: RecordDict

@@ -20,7 +20,16 @@ from fedsink.privacy import Stream
 from fedsink.protocol.errors import MALFORMED, REFUSED
 
 from .honest import GRADIENT, KINDS, SHAPES, Honest, Sent
-from .messages import STEP, Step, hostile, in_message, options_of, random_records, tampered
+from .messages import (
+    STEP,
+    Step,
+    hostile,
+    hostile_critics,
+    in_message,
+    options_of,
+    random_records,
+    tampered,
+)
 from .siege import Siege
 
 NODES = [("fast", "points"), ("fast", "images"), ("secure", "points"), ("keyed", "images")]
@@ -85,6 +94,24 @@ def test_hostile_values(
 
     assert siege.answered > cases / 10
     assert siege.measured()[0] > 5 * cases
+    siege.check_noise()
+
+
+@budgeted(25, 250)
+@under_siege
+def test_hostile_values_for_critics(
+    noise: str, records: str, cases: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    siege = Siege(tmp_path, monkeypatch, noise, records)
+
+    @attack(cases, message=hostile_critics(Honest(SHAPES[records])))
+    def _(message: Sent) -> None:
+        siege.begin()
+        siege.send(*message)
+
+    assert siege.answered > cases / 10
+    assert siege.codes[MALFORMED] + siege.codes[REFUSED] > cases / 10
+    assert siege.measured()[0] > 2 * cases
     siege.check_noise()
 
 

@@ -87,14 +87,9 @@ class Counts(BatchedAnswer):
         return Charge("replace-one", {"mode": "counts"}, event, event, 9, 9, 0.0, lambda: 18.0)
 
     def compute(self, task):
-        round, folder = self.request.round, task.state
-        states = folder / "counts" if folder else None
-        if states:
-            states.mkdir(exist_ok=True)
-            before = [p.read_text() for p in sorted(states.glob(f"{task.client}-*"))][: round - 1]
-            (states / f"{task.client}-{round}").write_text("".join(before) + str(round))
-        else:
-            task.memory["counts"] = task.memory.get("counts", "") + str(round)
+        round, state = self.request.round, task.states.of("counts", self.request.run)
+        before = (state.before(round) or {}).get("rounds", torch.zeros(0))
+        state.put(round, {"rounds": torch.cat([before, torch.tensor([float(round)])])})
         return [self.noised_counts(task)]
 
     def noised_counts(self, task):
@@ -216,36 +211,43 @@ def test_its_state_lies_between_the_ledgers_commit_and_the_stored_reply(
 ) -> None:
     settings = owned(policy_file, "counts", maximum_bins=3)
     assert settings.ledger is not None
-    states, seen = settings.ledger.parent / "counts", []
+    folder, seen = settings.ledger.parent, []
+
+    def states() -> list[str]:
+        return sorted(path.name for path in folder.glob("counts/*/*"))
 
     def full(self: ReplyStore, *arguments: object) -> None:
         with sqlite3.connect(settings.ledger or "") as database:
             seen.append(database.execute("SELECT COUNT(*) FROM claims").fetchone())
-        assert not list((states.parent / "replies").glob("*"))
+        assert not list((folder / "replies").glob("*"))
         raise LedgerError("the disk is full")
 
     with monkeypatch.context() as patch:
         patch.setattr(ReplyStore, "put", full)
         assert ask(settings, question()).has_error()
     assert seen == [(1,)]
-    assert (states / "0-1").read_text() == "1"
-    (states / "0-1").write_text("half-trained")
+    assert states() == ["1.state"]
+    [path] = folder.glob("counts/*/*")
+    whole = path.read_bytes()
+    path.write_text("half-trained")
     close_nodes()
     first = counts(ask(settings, question()))  # nothing had left: computed again, same charge
-    assert (states / "0-1").read_text() == "1"
+    assert path.read_bytes() == whole
     assert not ask(settings, question(round=2)).has_error()
-    assert (states / "0-2").read_text() == "12"
-    (states / "0-1").unlink()
+    assert states() == ["1.state", "2.state"]
+    path.unlink()
     assert torch.equal(counts(ask(settings, question())), first)  # stored: nothing is computed
-    assert not (states / "0-1").exists()
+    assert states() == ["2.state"]
 
 
 def test_a_simulated_client_keeps_its_state_in_memory(plugin: None, settings: NodeSettings) -> None:
     answer, node = ANSWERS["counts"], Node(settings, 1)
     for round in (1, 2):
         node.release(answer.read(question(round), None), b"")
-    assert node._memory == {"counts": "12"}
-    assert Node(settings, 2)._memory == {}
+    remembered = [Node(settings, 2), node]
+    states = [each.states.of("counts", "run").before(3) for each in remembered]
+    assert states[0] is None
+    assert (states[1] or {})["rounds"].tolist() == [1.0, 2.0]
 
 
 def test_a_cohort_computes_installed_batched_answers_at_once(

@@ -108,3 +108,22 @@ def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="No such file"):
         run(["show", f"file={tmp_path / 'none.sqlite'}"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_critics_are_forgotten_and_no_charge_is(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owners = tmp_path / "policy.toml"
+    owners.write_text(policy(budget={"add-remove": limits(10.0, 1e-5)}, mechanisms=CENTRAL))
+    for run_of in ("one", "two"):
+        (folder := tmp_path / "state" / "critics" / run_of).mkdir(parents=True)
+        (folder / "3.state").write_bytes(b"weights")
+    before = file.read_bytes()
+    assert run(["forget-critics", str(policy)]) == 0
+    assert capsys.readouterr().out == "2 runs' critics of ward are removed.\n"
+    assert not list((tmp_path / "state" / "critics").iterdir())
+    assert file.read_bytes() == before
+    assert run(["forget-critics", str(policy)]) == 0
+    assert capsys.readouterr().out == "0 runs' critics of ward are removed.\n"
+    with pytest.raises(ConfigError, match="names one policy file"):
+        run(["forget-critics"])

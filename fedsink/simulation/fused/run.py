@@ -71,6 +71,9 @@ class _NobodyGrid(SimulationGrid):
         """Nobody answers."""
         return []
 
+    def keep(self, round: int) -> None:
+        """Nobody remembers anything."""
+
 
 def run_fused(
     settings: ServerSettings, node: NodeSettings, step: FusedStep, *, together: int

@@ -1,0 +1,229 @@
+"""What the answers of one client remember from message to message: as private as its records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from fedsink.clients.sealed import seal, unseal
+from fedsink.errors import CheckpointError, LedgerError
+from fedsink.privacy.files import write_once
+
+log = logging.getLogger("fedsink.clients")
+
+Tensors = Mapping[str, Tensor]
+_DAY = 86_400.0
+
+
+class State:
+    """What answers of one kind remember of one run: tensors, by the round after which they hold.
+
+    The state after round t is put before the reply of round t is stored. The state that it was
+    made from stays until the client is asked again, so that a process that ends between the two
+    makes both again from there.
+
+    Guarantees:
+        - A file of a state is whole or does not exist, has mode 0600, and lies in a folder of mode
+          0700.
+        - The state that `before` gives is never one of that round or a later one.
+        - A damaged file counts as none.
+
+    Args:
+        folder: of this state's files; None: it is kept in memory alone.
+        at_once: whether a state is a file from the start; else `keep` makes files.
+        rewinds: whether rounds that were answered may be asked and computed again.
+        durable: whether files outlast a power cut.
+    """
+
+    def __init__(self, folder: Path | None, *, at_once: bool, rewinds: bool, durable: bool) -> None:
+        self._folder, self._durable = folder, durable
+        self._at_once, self._rewinds = at_once, rewinds
+        self._memory: dict[int, Tensors] = {}
+        self._kept: int | None = None
+
+    def before(self, round: int) -> Tensors | None:
+        """The state of the last round before this one; what is older is forgotten.
+
+        Raises:
+            LedgerError: files cannot be read or removed.
+        """
+        if (last := _last(self._memory, round)) is not None:
+            self._memory = {t: state for t, state in self._memory.items() if t >= last}
+            return self._memory[last]
+        for last in sorted(self._rounds(), reverse=True):
+            if last >= round or (state := self._read(last)) is None:
+                continue
+            self._kept = last
+            if self._at_once and not self._rewinds:
+                self._remove(t for t in self._rounds() if t < last)
+            return state
+        return None
+
+    def put(self, round: int, state: Tensors) -> None:
+        """Remember the state after a round, in place of one that was put before.
+
+        Raises:
+            LedgerError: it cannot be written.
+        """
+        if self._at_once:
+            self._write(round, state)
+        else:
+            self._memory[round] = state
+
+    def keep(self, round: int) -> None:
+        """Make a file of a state in memory, for a run that goes on after this round.
+
+        The file before it stays as well, until the next one: the server may not get to finish the
+        checkpoint that this belongs to.
+
+        Raises:
+            LedgerError: it cannot be written.
+        """
+        last = _last(self._memory, round + 1)
+        if last is None or last == self._kept or self._folder is None:
+            return
+        self._write(last, self._memory[last])
+        self._remove(t for t in self._rounds() if t not in (last, self._kept))
+        self._kept = last
+
+    def _rounds(self) -> list[int]:
+        if self._folder is None or not self._folder.is_dir():
+            return []
+        return [int(path.stem) for path in self._folder.glob("*.state")]
+
+    def _read(self, round: int) -> Tensors | None:
+        path = self._path(round)
+        try:
+            state = unseal(path.read_bytes())
+        except (OSError, SafetensorError) as error:
+            raise LedgerError(f"the state {path} cannot be read: {error}.") from None
+        if state is None:
+            log.error("the state %s is damaged and counts as lost", path)
+        return state
+
+    def _write(self, round: int, state: Tensors) -> None:
+        path = self._path(round)
+        try:
+            for folder in (path.parent.parent, path.parent):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.unlink(missing_ok=True)
+            write_once(path, seal(state), durable=self._durable)
+        except OSError as error:
+            raise LedgerError(
+                f"a state cannot be stored in {path.parent} ({error.strerror}), and nothing is "
+                "released without that: make room or correct its permissions."
+            ) from None
+
+    def _remove(self, rounds: Iterable[int]) -> None:
+        for round in rounds:
+            try:
+                self._path(round).unlink(missing_ok=True)
+            except OSError as error:
+                raise LedgerError(
+                    f"the old state {self._path(round)} cannot be removed ({error.strerror}): "
+                    "correct the permissions of its folder."
+                ) from None
+
+    def _path(self, round: int) -> Path:
+        if self._folder is None:
+            raise ValueError("This state has no folder.")
+        return self._folder / f"{round}.state"
+
+
+class States:
+    """The states of one client's answers: each belongs to one kind of answer in one run.
+
+    Guarantees:
+        - No answer is given a state of another client, of another lineage or of another run.
+
+    Args:
+        folder: of all clients' states; None: they are kept in memory alone.
+        owner: names the client and its records.
+        simulated: whether they are those of a simulation that can go on from a checkpoint: a state
+            that is lost is then an error, and files need not outlast a power cut. Else the answer
+            starts anew, and the server is not told.
+        at_once, rewinds: see `State`.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        owner: str,
+        *,
+        simulated: bool,
+        at_once: bool,
+        rewinds: bool,
+    ) -> None:
+        self.simulated = simulated
+        self._folder, self._owner = folder, owner
+        self._at_once, self._rewinds = at_once and folder is not None, rewinds
+        self._states: dict[tuple[str, ...], State] = {}
+
+    def of(self, kind: str, *names: str) -> State:
+        """The state of one kind of answer, told apart by the run and other names.
+
+        Args:
+            kind: the name of its folder.
+            names: any texts; a state of other names is another one.
+        """
+        key = (kind, *names)
+        if key not in self._states:
+            folder = None
+            if self._folder is not None:
+                place = json.dumps([self._owner, *names])
+                folder = self._folder / kind / hashlib.sha256(place.encode()).hexdigest()
+            self._states[key] = State(
+                folder, at_once=self._at_once, rewinds=self._rewinds, durable=not self.simulated
+            )
+        return self._states[key]
+
+    def keep(self, round: int) -> None:
+        """`State.keep` of all of them."""
+        for state in self._states.values():
+            state.keep(round)
+
+    def lost(self, what: str) -> None:
+        """Say that a state is not there.
+
+        Raises:
+            CheckpointError: in a simulation, whose end would be another one.
+        """
+        if self.simulated:
+            raise CheckpointError(f"{what}: go on from the checkpoint with resume=, or start anew.")
+        log.error("%s: it starts anew", what)
+
+
+def forget(folder: Path, days: float = 0.0) -> int:
+    """Remove the states of one kind that were not written for so many days; how many there were.
+
+    Args:
+        folder: of the kind, with a folder for each client and run.
+        days: by the dates of the files.
+
+    Raises:
+        LedgerError: they cannot be removed.
+    """
+    forgotten = 0
+    try:
+        for state in folder.iterdir() if folder.is_dir() else ():
+            written = max((path.stat().st_mtime for path in state.iterdir()), default=0.0)
+            if time.time() - written >= days * _DAY:
+                shutil.rmtree(state)
+                forgotten += 1
+    except OSError as error:
+        raise LedgerError(
+            f"the states in {folder} cannot be removed ({error}): correct their permissions."
+        ) from None
+    return forgotten
+
+
+def _last(states: Iterable[int], round: int) -> int | None:
+    return max((t for t in states if t < round), default=None)

@@ -1,0 +1,561 @@
+"""The answer of a client's critics: who may be asked, what is trained, and what leaves."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from torch import Tensor
+
+from fedsink.clients import critic_answer
+from fedsink.clients.app import client_app
+from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.critic import CriticState, critic_totals
+from fedsink.clients.critic_answer import STATES
+from fedsink.clients.node import Node, close_nodes, keep_states, open_node
+from fedsink.clients.policy import PolicyRefusedError
+from fedsink.clients.replies import ReplyStore
+from fedsink.clients.settings import NodeSettings
+from fedsink.clients.shard import Shard
+from fedsink.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    LedgerError,
+    ReleaseRefusedError,
+)
+from fedsink.models.critics import CriticTraining
+from fedsink.privacy import (
+    CriticClip,
+    JointSchedule,
+    PrivacyPlan,
+    ReproducibleKey,
+    TurnSchedule,
+    UnprotectedPlan,
+)
+from fedsink.protocol import CriticRequest, Critics, GradientReply
+from fedsink.protocol.exchange import Content
+
+from ..support.tiny import CLASSES, SIZE
+
+CRITICS, ROWS, FAKES = 4, 6, 9
+CLIP = CriticClip(0.5, CRITICS)
+PLAN = PrivacyPlan(1.0, 1.0, 12, CLIP, JointSchedule(), 1e-5)
+LIMITS = {"maximum_critics": 4, "maximum_critic_width": 5, "maximum_critic_steps": 5}
+
+Ask = Callable[..., CriticRequest]
+
+
+def request(round: int = 1, plan: Any = PLAN, run: str = "run", **critics: Any) -> CriticRequest:
+    """One use at the tiny data; keywords are of the critics or their training."""
+    random = torch.Generator().manual_seed(round)
+    training = {"critics": CRITICS, "steps": 2, "warm": 3, "batch": 3, "history": 2, "lr": 2e-3}
+    for name in training.keys() & critics.keys():
+        training[name] = critics.pop(name)
+    return CriticRequest(
+        round,
+        plan,
+        Critics(
+            CriticTraining(**training), **{"classes": CLASSES, "hidden": 5, "scale": 1.0, **critics}
+        ),
+        {"name": "pixel", "shape": [SIZE]},
+        torch.randn(ROWS, SIZE, generator=random),
+        torch.arange(ROWS) % CLASSES,
+        torch.randn(FAKES, SIZE, generator=random),
+        torch.arange(FAKES) % CLASSES,
+        run,
+    )
+
+
+def replied(node: Node, asked: CriticRequest) -> Tensor:
+    return GradientReply.from_record(node.answer("train.critic", asked.to_record())).gradient
+
+
+def trained(node: Node, asked: CriticRequest) -> Mapping[str, Tensor]:
+    """What the node's critics have learned after this request."""
+    place = node.states.of(STATES, asked.run, critic_answer._names(asked))
+    state = place.before(asked.round + 1)
+    assert state is not None
+    return state
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    close_nodes()
+
+
+@pytest.fixture
+def owned(policy_file: Callable[..., Path]) -> Callable[..., NodeSettings]:
+    """The settings of a node whose policy allows critics, with limits and state keys changed."""
+
+    def make(state: str = "", backend: str = "fast", **limits: int) -> NodeSettings:
+        path = policy_file(backend=backend)
+        lines = [f"{key} = {value}" for key, value in (LIMITS | limits).items()]
+        text = path.read_text().replace('"clipped-gaussian"', '"critic"')
+        text = text.replace("maximum_images = 12", "maximum_images = 15")
+        text = text.replace('folder = "state"', f'folder = "state"\n{state}')
+        path.write_text("\n".join([text, *lines]))
+        close_nodes()
+        return NodeSettings.from_policy(path)
+
+    return make
+
+
+# Who may be asked
+
+
+def test_a_policy_that_allows_critics_states_every_limit(
+    owned: Callable[..., NodeSettings],
+) -> None:
+    settings = owned()
+    assert replied(Node(settings, 0), request()).shape == (ROWS, SIZE)
+    text = (path := settings.policy or Path()).read_text()
+    for key in LIMITS:
+        path.write_text(text.replace(key, f"# {key}"))
+        with pytest.raises(ConfigError, match=f"{key} is missing"):
+            Node(settings, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "key"),
+    [
+        (request(critics=5, plan=replace(PLAN, clip=CriticClip(0.5, 5))), "maximum_critics"),
+        (request(hidden=6), "maximum_critic_width"),
+        (request(steps=3), "maximum_critic_steps"),
+        (request(warm=4), "maximum_critic_steps"),
+        (request(plan=replace(PLAN, clip=CriticClip(0.51, CRITICS))), "maximum_clip_bound"),
+        (request(plan=replace(PLAN, noise_multiplier=0.49)), "minimum_noise_multiplier"),
+        (request(plan=replace(PLAN, rounds=100_001)), "maximum_rounds"),
+        (request(plan=replace(PLAN, delta=1e-3)), "budget.add-remove.delta"),
+        (request(plan=replace(PLAN, adjacency="client")), "budget.client"),
+        (replace(request(), share=2), "secure_aggregation"),
+        (replace(request(), rows=torch.zeros(7, SIZE), row_labels=torch.zeros(7).long()),
+         "maximum_images"),
+    ],
+)  # fmt: skip
+def test_a_policy_refuses_what_exceeds_a_limit_by_its_key(
+    owned: Callable[..., NodeSettings],
+    asked: CriticRequest,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def built(*arguments: object) -> None:
+        raise AssertionError("an architecture was built")
+
+    node = Node(owned(), 0)
+    monkeypatch.setattr(Critics, "architecture", built)
+    with pytest.raises(PolicyRefusedError, match=key):
+        replied(node, asked)
+    assert not node.settings.ledger.exists()  # type: ignore[union-attr]
+
+
+def test_a_policy_without_the_word_answers_no_critics(policy_file: Callable[..., Path]) -> None:
+    node = Node(NodeSettings.from_policy(policy_file()), 0)
+    with pytest.raises(PolicyRefusedError, match=r"allow\.mechanisms: the message asks for critic"):
+        replied(node, request())
+
+
+def test_what_does_not_fit_the_data_is_refused_before_an_architecture_is_built(
+    settings: NodeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def built(*arguments: object) -> None:
+        raise AssertionError("an architecture was built")
+
+    node = Node(settings, 0)
+    other_view = replace(request(), view={"name": "pixel", "shape": [2, 2]})
+    other_rows = replace(request(), rows=torch.zeros(6, 3), fakes=torch.zeros(FAKES, 3))
+    with pytest.raises(ValueError, match="a perceptron"):
+        replied(node, request(kind="convolution"))
+    monkeypatch.setattr(Critics, "architecture", built)
+    for asked, message in (
+        (request(classes=4), "4 classes, the data 3"),
+        (other_view, "another shape"),
+        (other_rows, "3 coordinates"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            replied(node, asked)
+
+
+def test_a_client_answers_in_its_turn_alone(settings: NodeSettings) -> None:
+    plan = replace(PLAN, schedule=TurnSchedule(3))
+    for client in range(3):
+        node = Node(settings, client)
+        for round in range(1, 8):
+            if (round - client) % 3 == 0:
+                replied(node, request(round, plan))
+            else:
+                with pytest.raises(ReleaseRefusedError, match="not a turn of client"):
+                    replied(node, request(round, plan))
+
+
+def test_users_are_protected_where_records_tell_them_apart_alone(
+    settings: NodeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, node = replace(PLAN, adjacency="user"), Node(settings, 0)
+    with pytest.raises(DataError, match="do not tell them apart"):
+        replied(node, request(plan=plan))
+    node.shard.users = torch.arange(len(node.shard)) % 7 + 2**40
+    replied(node, request(plan=plan))
+
+
+# What is computed
+
+
+def node_with(settings: NodeSettings, shard: Shard) -> Node:
+    """A simulated client with other records."""
+    node = Node(settings, 0)
+    vars(node)["shard"] = shard
+    return node
+
+
+def records(n: int = 24, seed: int = 0) -> Shard:
+    images = 3.0 * torch.randn(n, SIZE, generator=torch.Generator().manual_seed(seed))
+    return Shard(images, torch.arange(n) % CLASSES, torch.arange(n) // 3)
+
+
+def changed(shard: Shard, places: list[int]) -> Shard:
+    """Other pictures and labels in these places."""
+    images, labels = shard.images.clone(), shard.labels.clone()
+    images[places] = -20.0 * images[places]
+    labels[places] = (labels[places] + 1) % CLASSES
+    return Shard(images, labels, shard.users)
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "user"])
+def test_what_one_part_holds_moves_a_reply_by_at_most_the_sensitivity(
+    settings: NodeSettings, adjacency: str
+) -> None:
+    """Noise of one seed is the same for both; the last round's states differ as well."""
+    plan = replace(PLAN, adjacency=adjacency)
+    secret = [1, 5, 9, 21] if adjacency == "add-remove" else [3, 4, 5]
+    one = node_with(settings, records())
+    two = node_with(settings, changed(records(), secret))
+    for round in (1, 2, 3):
+        asked = request(round, plan, steps=6, lr=0.1)
+        distance = float(torch.linalg.vector_norm(replied(one, asked) - replied(two, asked)))
+        assert 0.1 * plan.sensitivity < distance <= plan.sensitivity * (1 + 1e-6)
+    three = node_with(settings, changed(records(), [1, 2, 3, 4, 8, 9, 12, 13]))
+    asked = request(1, plan, steps=6, lr=0.1)
+    again = node_with(settings, records())
+    assert float(torch.linalg.vector_norm(replied(again, asked) - replied(three, asked))) > 1.0
+
+
+def test_a_user_is_dealt_to_one_critic_where_users_are_protected(settings: NodeSettings) -> None:
+    node = node_with(settings, records())
+    for adjacency, owners in (("user", 1), ("add-remove", 3)):
+        pool = critic_answer.Pool([node.shard])
+        parts = pool.parts(request(plan=replace(PLAN, adjacency=adjacency)), slice(0, 1))
+        critic_of = torch.arange(CRITICS).repeat_interleave(parts.sizes)
+        user = node.shard.images[3:6]  # the records of the second user
+        places = [
+            (parts.records[:-1] == parts_row).all(1).nonzero() for parts_row in _in_view(user)
+        ]
+        assert len({int(critic_of[place]) for place in places}) == owners
+
+
+def _in_view(images: Tensor) -> Tensor:
+    return Shard(images, torch.zeros(len(images)).long()).coordinates(request().view)
+
+
+def test_the_shape_of_a_reply_is_the_requests_and_an_empty_client_answers(
+    settings: NodeSettings,
+) -> None:
+    """Of no records the reply is the noise alone."""
+    empty = node_with(settings, Shard(torch.zeros(0, SIZE), torch.zeros(0).long()))
+    asked = request()
+    noise = asked.plan.release(
+        torch.zeros(ROWS, SIZE), empty._key.stream("noise", client=0, round=1)
+    )
+    assert torch.equal(replied(empty, asked), noise)
+    assert replied(node_with(settings, records(5)), asked).shape == noise.shape
+
+
+def test_the_share_of_the_noise_and_no_more_is_added(settings: NodeSettings) -> None:
+    shares = [replied(node_with(settings, records()), replace(request(), share=n)) for n in (1, 3)]
+    plan = UnprotectedPlan(1.0, 12, "critic", JointSchedule())
+    unprotected = node_with(replace(settings, unprotected=True), records())
+    clipped = replied(unprotected, request(plan=plan))
+    assert float(torch.linalg.vector_norm(clipped)) > CLIP.bound
+    totals = clipped_total(unprotected.shard)
+    stream = Node(settings, 0)._key.stream("noise", client=0, round=1)
+    normal = stream.normal(ROWS * SIZE).reshape(ROWS, SIZE)
+    for share, reply in zip((1, 3), shares, strict=True):
+        std = PLAN.noise_std / math.sqrt(share)
+        assert torch.allclose((reply - totals).double(), std * normal, atol=1e-5)
+
+
+def clipped_total(shard: Shard) -> Tensor:
+    """What a reply of the first round to `records` is but for its noise."""
+    asked, pool = request(), critic_answer.Pool([shard])
+    critic = critic_answer.architecture(asked)
+    parts = pool.parts(asked, slice(0, 1))
+    state = CriticState.start(critic, CRITICS, asked.critics.initial, parts.records)
+    shown = critic_answer._shown(asked, parts.records.device)
+    coins = ReproducibleKey(7).stream("critic", client=0, round=1)
+    training = asked.critics.training
+    return critic_totals(critic, training, CLIP, shown, parts, [state], [coins])[0][0]
+
+
+def test_nothing_but_the_gradient_leaves(settings: NodeSettings) -> None:
+    record = Node(settings, 0).answer("train.critic", request().to_record())
+    assert list(record.array_records["arrays"]) == ["gradient"]
+    assert dict(record.config_records["fields"]) == {"json": "{}"}
+
+
+def test_a_round_goes_on_from_what_was_learned_before(settings: NodeSettings) -> None:
+    node = Node(settings, 0)
+    replied(node, request(1))
+    before = trained(node, request(1))
+    assert int(before["rounds"]) == 1
+    assert before["fakes.rows"].shape == (FAKES, SIZE)
+    replied(node, request(2))
+    after = trained(node, request(2))
+    assert int(after["rounds"]) == 2
+    assert after["fakes.rows"].shape == (2 * FAKES, SIZE)
+    assert not torch.equal(after["weights"], before["weights"])
+    assert int(before["rounds"]) == 1
+
+
+def test_a_message_that_names_no_classes_asks_one_critic_of_all_records(
+    settings: NodeSettings,
+) -> None:
+    asked = replace(request(classes=1), row_labels=torch.zeros(ROWS).long(),
+                    fake_labels=torch.zeros(FAKES).long())  # fmt: skip
+    assert replied(Node(settings, 0), asked).shape == (ROWS, SIZE)
+
+
+# A cohort
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "client"])
+def test_a_cohort_answers_what_each_client_answers_up_to_rounding(
+    settings: NodeSettings, adjacency: str
+) -> None:
+    plan = replace(PLAN, adjacency=adjacency)
+    cohort = NodeCohort(settings)
+    alone = [Node(settings, client) for client in range(3)]
+    for round in (1, 2, 3):
+        asked = request(round, plan)
+        content = Content(lambda asked=asked: [asked], asked.to_record)  # type: ignore[misc]
+        [(_, answers)] = cohort.answers("train.critic", [content], [range(3)])
+        assert answers.failures == {}
+        for client, reply in zip(answers.clients, answers.replies, strict=True):
+            single = replied(alone[client], asked)
+            assert torch.allclose(reply[0], single, atol=2e-4)
+            assert not torch.equal(single, torch.zeros_like(single))
+
+
+def test_clients_of_a_cohort_share_the_rows_they_were_shown(settings: NodeSettings) -> None:
+    cohort = NodeCohort(settings)
+    asked = request()
+    content = Content(lambda: [asked], asked.to_record)
+    list(cohort.answers("train.critic", [content], [range(3)]))
+    nodes = [open_node(settings, client) for client in range(3)]
+    rows = [trained(node, asked)["fakes.rows"] for node in nodes]
+    assert rows[0] is rows[1] is rows[2]
+
+
+# What is remembered
+
+
+def files(settings: NodeSettings) -> list[Path]:
+    """Every file of a state under a policy."""
+    assert settings.ledger is not None
+    return sorted(settings.ledger.parent.glob("critics/*/*"))
+
+
+def test_a_stored_reply_is_sent_again_without_training(
+    owned: Callable[..., NodeSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = owned()
+    first = [replied(Node(settings, 0), request(round)) for round in (1, 2)]
+    before = {path: path.read_bytes() for path in files(settings)}
+
+    def train(*arguments: object) -> None:
+        raise AssertionError("critics were trained")
+
+    monkeypatch.setattr(critic_answer, "critic_totals", train)
+    node = Node(settings, 0)
+    for round in (1, 2, 1):
+        assert torch.equal(replied(node, request(round)), first[round - 1])
+    assert {path: path.read_bytes() for path in files(settings)} == before
+
+
+def test_a_state_stays_until_the_message_after_the_next(
+    owned: Callable[..., NodeSettings],
+) -> None:
+    settings, names = owned(), []
+    for round in range(1, 5):
+        replied(Node(settings, 0), request(round))
+        names.append([path.name for path in files(settings)])
+    assert names == [
+        ["1.state"], ["1.state", "2.state"], ["2.state", "3.state"], ["3.state", "4.state"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["fast", "secure"])
+def test_a_reply_that_was_not_stored_is_trained_again_from_the_state_before(
+    owned: Callable[..., NodeSettings], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a key whose streams come again the state is the same."""
+    settings = owned(backend=backend)
+    replied(Node(settings, 0), request(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplyStore, "put", full_disk)
+        with pytest.raises(LedgerError, match="the disk is full"):
+            replied(Node(settings, 0), request(2))
+    first = {path.name: path.read_bytes() for path in files(settings)}
+    assert list(first) == ["1.state", "2.state"]
+    reply = replied(Node(settings, 0), request(2))
+    again = {path.name: path.read_bytes() for path in files(settings)}
+    assert again["1.state"] == first["1.state"]
+    assert (again["2.state"] == first["2.state"]) == (backend == "fast")
+    assert int(trained(Node(settings, 0), request(2))["rounds"]) == 2
+    assert torch.equal(replied(Node(settings, 0), request(2)), reply)
+
+
+def full_disk(self: ReplyStore, *arguments: object) -> None:
+    raise LedgerError("the disk is full")
+
+
+@pytest.mark.parametrize("damage", ["deleted", "flipped", "emptied"])
+def test_a_node_that_lost_its_critics_starts_them_anew_and_says_so_to_its_owner(
+    owned: Callable[..., NodeSettings], damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = owned()
+    node = Node(settings, 0)
+    for round in (1, 2, 3):
+        replied(node, request(round))
+    assert not caplog.records
+    for path in files(settings):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        if damage == "deleted":
+            path.unlink()
+        else:
+            path.write_bytes(content if damage == "flipped" else b"")
+    message = Message(request(4).to_record(), dst_node_id=1, message_type="train.critic")
+    reply = client_app(settings)(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
+    assert not reply.has_error()
+    assert list(reply.content.array_records["arrays"]) == ["gradient"]
+    assert int(trained(node, request(4))["rounds"]) == 1
+    assert "it starts anew" in caplog.text
+    replied(node, request(5))
+    assert int(trained(node, request(5))["rounds"]) == 2
+
+
+def test_a_state_belongs_to_one_client_one_lineage_one_run_and_one_kind_of_critic(
+    owned: Callable[..., NodeSettings], settings: NodeSettings
+) -> None:
+    owners = owned()
+    places = set()
+    for run, hidden in (("run", 5), ("other", 5), ("run", 4)):
+        replied(Node(owners, 0), request(1 if run != "run" else hidden, run=run, hidden=hidden))
+        places = {path.parent for path in files(owners)}
+    assert len(places) == 3
+    for other in (replace(owners, clients=2),):
+        assert Node(other, 1).states.of(STATES, "run").before(9) is None
+
+
+def test_states_that_are_old_are_removed_when_the_node_opens(
+    owned: Callable[..., NodeSettings],
+) -> None:
+    settings = owned("critic_days = 2")
+    for run in ("old", "young"):
+        replied(Node(settings, 0), request(run=run))
+    old = files(settings)[0]
+    date = time.time() - 2.1 * 86_400
+    os.utime(old, (date, date))
+    Node(settings, 0)
+    assert len(files(settings)) == 1
+    assert not old.parent.exists()
+
+
+# A simulation that goes on from a checkpoint
+
+
+@pytest.fixture(params=["seed", "key", "secure", "flower"])
+def simulated(
+    request: pytest.FixtureRequest, settings: NodeSettings, secret: NodeSettings, tmp_path: Path
+) -> NodeSettings:
+    states = tmp_path / "run.states"
+    if request.param == "seed":
+        return replace(settings, states=states)
+    if request.param == "flower":
+        return replace(settings, states=states, states_at_once=True)
+    if request.param == "key":
+        return replace(secret, states=states)
+    return replace(secret, states=states, key_file=None, noise="secure")
+
+
+def test_a_simulation_goes_on_from_its_checkpoint_to_the_same_replies(
+    simulated: NodeSettings,
+) -> None:
+    """Killed after round 6, with checkpoints at 2 and 3, and the one at 4 never finished."""
+    cohort = NodeCohort(simulated)
+
+    def round(t: int) -> Tensor:
+        asked = request(t)
+        content = Content(lambda: [asked], asked.to_record)
+        [(_, answers)] = cohort.answers("train.critic", [content], [range(3)])
+        assert answers.failures == {}
+        return answers.replies
+
+    replies = []
+    for t in range(1, 7):
+        replies.append(round(t))
+        if t in (2, 3, 4):
+            keep_states(t)
+    for checkpoint, kept in ((3, None), (4, None), (3, 4), (4, 5), (5, None)):
+        close_nodes()
+        cohort = NodeCohort(simulated)
+        for t in range(checkpoint + 1, 7):
+            assert torch.equal(round(t), replies[t - 1])
+            if t == kept:
+                keep_states(t)
+                break
+
+
+def test_a_simulation_whose_critics_are_lost_says_so(
+    settings: NodeSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = replace(settings, states=tmp_path / "run.states")
+    for t in (1, 2):
+        replied(open_node(settings, 0), request(t))
+    keep_states(2)
+    replied(open_node(settings, 0), request(3))
+    close_nodes()
+    with pytest.raises(CheckpointError, match="trained in 2 rounds and not in 3: go on from"):
+        replied(open_node(settings, 0), request(4))
+    shutil.rmtree(tmp_path / "run.states")
+    close_nodes()
+    with pytest.raises(CheckpointError, match="trained in 0 rounds and not in 2: go on from"):
+        replied(open_node(settings, 0), request(3))
+
+
+def test_turns_go_on_from_their_own_last_round(settings: NodeSettings, tmp_path: Path) -> None:
+    plan = replace(PLAN, schedule=TurnSchedule(3))
+    settings = replace(settings, states=tmp_path / "run.states")
+
+    def play(first: int, last: int, kept: tuple[int, ...] = ()) -> list[Tensor]:
+        replies = []
+        for t in range(first, last + 1):
+            replies.append(replied(open_node(settings, t % 3), request(t, plan)))
+            if t in kept:
+                keep_states(t)
+        return replies
+
+    replies = play(1, 9, (2, 5))
+    for checkpoint in (5, 2):  # as if the one at 5 had not been finished
+        close_nodes()
+        assert all(map(torch.equal, play(checkpoint + 1, 9), replies[checkpoint:]))
