@@ -92,7 +92,7 @@ def test_nothing_is_changed(file: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["list"], "fedsink ledger show, check, export; received 'list'"),
+        (["list"], "fedsink ledger show, check, export, forget-critics; received 'list'"),
         (["show"], "by policy= or by file=, one of the two"),
         (["show", "file=a", "policy=b"], "by policy= or by file=, one of the two"),
         (["show", "fil=a"], r"Unknown key 'fil'. Did you mean file\?"),
@@ -119,11 +119,11 @@ def test_critics_are_forgotten_and_no_charge_is(
         (folder := tmp_path / "state" / "critics" / run_of).mkdir(parents=True)
         (folder / "3.state").write_bytes(b"weights")
     before = file.read_bytes()
-    assert run(["forget-critics", str(policy)]) == 0
+    assert run(["forget-critics", str(owners)]) == 0
     assert capsys.readouterr().out == "2 runs' critics of ward are removed.\n"
     assert not list((tmp_path / "state" / "critics").iterdir())
     assert file.read_bytes() == before
-    assert run(["forget-critics", str(policy)]) == 0
+    assert run(["forget-critics", str(owners)]) == 0
     assert capsys.readouterr().out == "0 runs' critics of ward are removed.\n"
     with pytest.raises(ConfigError, match="names one policy file"):
         run(["forget-critics"])
