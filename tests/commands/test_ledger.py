@@ -108,7 +108,7 @@ def test_nothing_is_changed(file: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["list"], "fedsink ledger show, check, export; received 'list'"),
+        (["list"], "fedsink ledger show, check, export, forget-critics; received 'list'"),
         (["show"], "by policy= or by file=, one of the two"),
         (["show", "file=a", "policy=b"], "by policy= or by file=, one of the two"),
         (["show", "fil=a"], r"Unknown key 'fil'. Did you mean file\?"),
