@@ -455,16 +455,27 @@ def test_a_node_that_lost_its_critics_starts_them_anew_and_says_so_to_its_owner(
 
 
 def test_a_state_belongs_to_one_client_one_lineage_one_run_and_one_kind_of_critic(
-    owned: Callable[..., NodeSettings], settings: NodeSettings
+    owned: Callable[..., NodeSettings],
 ) -> None:
-    owners = owned()
-    places = set()
-    for run, hidden in (("run", 5), ("other", 5), ("run", 4)):
-        replied(Node(owners, 0), request(1 if run != "run" else hidden, run=run, hidden=hidden))
-        places = {path.parent for path in files(owners)}
-    assert len(places) == 3
-    for other in (replace(owners, clients=2),):
-        assert Node(other, 1).states.of(STATES, "run").before(9) is None
+    settings = replace(owned(), clients=2)
+    asked = request()
+    replied(Node(settings, 0), asked)
+    name = critic_answer._names(asked)
+    narrow = critic_answer._names(request(hidden=4))
+    assert name != narrow
+
+    def before(client: int, run: str = "run", name: str = name) -> Any:
+        return Node(settings, client).states.of(STATES, run, name).before(2)
+
+    assert before(0) is not None
+    assert before(1) is None
+    assert before(0, run="other") is None
+    assert before(0, name=narrow) is None
+    replied(Node(settings, 0), request(run="other"))
+    assert len({path.parent for path in files(settings)}) == 2
+    assert settings.policy is not None
+    settings.policy.write_text(settings.policy.read_text().replace('"ward"', '"other ward"'))
+    assert before(0) is None
 
 
 def test_states_that_are_old_are_removed_when_the_node_opens(
