@@ -11,6 +11,7 @@ from fedsink.errors import ConfigError
 from fedsink.models import Generator
 from fedsink.server.compose import compose_config
 from fedsink.strategies import (
+    GSWGAN,
     STRATEGIES,
     DPSinkhorn,
     DPSinkhornSettings,
@@ -51,6 +52,7 @@ def config(mode: str = "central", **strategy: Any) -> Configuration:
 def test_every_method_is_found_by_the_name_of_its_settings() -> None:
     assert dict(STRATEGIES) == {
         "dp_sinkhorn": DPSinkhorn,
+        "gs_wgan": GSWGAN,
         "parameter_gradient": ParameterGradient,
         "privatize_once": PrivatizeOnce,
     }
@@ -75,8 +77,10 @@ def test_methods_of_the_other_mode_are_refused_with_those_that_fit(
     install: Callable[[str], None],
 ) -> None:
     install("other")
-    message = "mode=central runs strategy=dp_sinkhorn or parameter_gradient or other, not 'privatiz"
-    with pytest.raises(ConfigError, match=message):
+    fitting = "dp_sinkhorn or gs_wgan or parameter_gradient or other"
+    with pytest.raises(
+        ConfigError, match=f"mode=central runs strategy={fitting}, not 'privatize_o"
+    ):
         settings_of(config(name="privatize_once"), "run")
 
 
