@@ -90,7 +90,7 @@ _BAD: dict[str, tuple[list[str], str]] = {
         [*_LOCAL, "mode=ldp", "mechanism.map.block=3"],
         "Did you mean map.block?",
     ),
-    "added key": ([*_LOCAL, "+foo=1"], "Unknown key 'foo' in the configuration."),
+    "added key": ([*_LOCAL, "+foo=1"], "Unknown key foo; there are mode, data,"),
     "unknown choice": (
         [*_LOCAL, "data=mnits"],
         "There is no data=mnits: choose one of celeba, digits, fashion_mnist, femnist, "
@@ -121,17 +121,23 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "labels": ([*_LOCAL, "data.classes=[a]"], "label 1 is outside the 1 classes of data.classes"),
     "generator": ([*_LOCAL, "generator=dcgan"], "dcgan makes images of 28×28 or 32×32 pixels"),
     "seed": ([*_LOCAL, "seed=-1"], "seed must be a whole number of at least 0, not -1."),
-    "type": ([*_LOCAL, "strategy.m=abc"], "strategy.m must be a number of at least 0, not 'abc'."),
+    "type": ([*_LOCAL, "strategy.m=abc"], "strategy.m must be a number, not 'abc'."),
     "unmatched": ([*_LOCAL, "mode=ldp", "strategy.cost=l1"], "say strategy.unmatched=true"),
     "named folder": ([*_LOCAL, "eps=0", "hydra.run.dir=a/b/c"], "eps must be"),
-    "adjacency": ([*_LOCAL, "adjacency=x"], "adjacency is add-remove, replace-one or client, not"),
+    "adjacency": (
+        [*_LOCAL, "adjacency=x"],
+        "adjacency 'x' is unknown: choose one of add-remove, replace-one,",
+    ),
     "adjacency and clip": ([*_LOCAL, "adjacency=client"], "clip=batch"),
     "adjacency and accountant": (
         [*_LOCAL, "adjacency=replace-one", "accountant=rdp"],
         "accountant",
     ),
-    "accountant": ([*_LOCAL, "accountant=x"], "accountant is pld, prv, rdp"),
-    "capacity": ([*_LOCAL, "capacity=0"], "capacity is null, auto or a whole number"),
+    "accountant": (
+        [*_LOCAL, "accountant=x"],
+        "accountant 'x' is unknown: choose one of pld, prv, rdp",
+    ),
+    "capacity": ([*_LOCAL, "capacity=0"], "capacity must be null, auto or a whole number"),
     "capacity and a larger shard": (
         [*_LOCAL, "capacity=auto", "partition=unequal"],
         "counts on at most 719 records at a client (data.nominal_records/clients), and this",
@@ -171,11 +177,11 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "deploy twice": (["deploy", "app=x", "app=y"], "app was given twice."),
     "deploy with its own folder": (
         ["deploy", "app=x", "superlink=lab", "resume=y", "folder=z"],
-        "with the configuration stored in that folder: leave out folder.",
+        "uses the configuration stored in that folder: leave out folder.",
     ),
     "deploy resume with keys": (
         ["deploy", "app=x", "superlink=lab", "resume=y", "eps=3"],
-        "with the configuration stored in that folder: leave out eps=3.",
+        "uses the configuration stored in that folder: leave out eps=3.",
     ),
     "sweep": (
         ["simulate", *SMALL[:-1], "--multirun", "eps=0,-1"],
@@ -187,7 +193,7 @@ _BAD: dict[str, tuple[list[str], str]] = {
     ),
     "resume with keys": (
         ["simulate", "resume=x", "eps=3", "rounds=5"],
-        "with the configuration stored in that folder: leave out eps=3 rounds=5.",
+        "uses the configuration stored in that folder: leave out eps=3 rounds=5.",
     ),
     "unknown command": (["simulat"], "unknown command 'simulat'. Did you mean simulate?"),
     "sample without run": (["sample", "out=x.npz"], "run= is missing"),
