@@ -22,7 +22,7 @@ from fedsink.transport.losses import (
     self_gradient,
     transport_gradient,
 )
-from fedsink.transport.semidual import record_field, record_norms, row_weights
+from fedsink.transport.record_clip import record_field, record_norms, row_weights
 from fedsink.transport.solution import Solution
 from fedsink.transport.solvers.annealed import annealed, bounding_diameter, epsilon_schedule
 from fedsink.transport.solvers.backends import BACKENDS, NATIVE, by_backend, check_backend

@@ -299,6 +299,10 @@ def test_a_node_refuses_what_its_policy_does_not_name(
         ParameterGradientAnswer([ask(clip="record", extra=7)]).check_policy(policy)
     with pytest.raises(PolicyRefusedError, match=r"minimum_noise_multiplier"):
         ParameterGradientAnswer([ask(clip="record", sigma=0.1)]).check_policy(policy)
+    problem = replace(request.gradient.objective, solver="annealed", backend="geomloss")
+    by_library = replace(request, gradient=replace(request.gradient, objective=problem))
+    with pytest.raises(ReleaseRefusedError, match="backend=geomloss, and a real node solves its"):
+        ParameterGradientAnswer([by_library]).check_policy(policy)
     path.write_text(f"{allowed}maximum_parameters = {P - 1}\n")
     with pytest.raises(PolicyRefusedError, match=rf"maximum_parameters: .* {P} weights"):
         ParameterGradientAnswer([request]).check_policy(read_policy(path))

@@ -14,7 +14,7 @@ from fedsink.transport import (
     row_weights,
     transport_gradient,
 )
-from fedsink.transport.semidual import masked_row_weights
+from fedsink.transport.record_clip import masked_row_weights
 from fedsink.transport.solvers.solver import ConvergedSolver
 
 from ..support.clouds import cloud
