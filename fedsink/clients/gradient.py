@@ -23,14 +23,10 @@ from fedsink.data.spec import DataSpec
 from fedsink.privacy import RecordClip, Stream
 from fedsink.protocol import GradientReply, GradientRequest, Objective
 from fedsink.protocol.gradient import pack_replies, unpack_requests
-from fedsink.transport import (
-    Solver,
-    append_labels,
-    batch_gradients,
-    clipped_sums,
-    fixed_solver,
-    solver_named,
-)
+from fedsink.transport.batch_gradients import batch_gradients
+from fedsink.transport.clipped_sums import clipped_sums
+from fedsink.transport.costs import append_labels
+from fedsink.transport.solvers.solver import Solver, fixed_solver, solver_named
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,8 +30,10 @@ from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
 from fedsink.privacy.accounting import grids
 from fedsink.privacy.accounting.analytic import gaussian_epsilon
-from fedsink.privacy.mechanisms.clipping import BatchClip, Clip
-from fedsink.privacy.sampling import ClassSchedule, Schedule
+
+if TYPE_CHECKING:
+    from fedsink.privacy.mechanisms.clipping import Clip
+    from fedsink.privacy.sampling import Schedule
 
 
 def replacement_epsilon(
@@ -52,10 +54,8 @@ def replacement_epsilon(
     """
     rate, sigma = checks.probability("rate", rate), checks.positive("sigma", sigma)
     uses, delta = checks.count("uses", uses), checks.failure_probability(delta)
-    relabels = isinstance(schedule, ClassSchedule) and schedule.classes > 1
-    content = "without-replacement" if isinstance(clip, BatchClip) else "opposite"
-    found = _epsilon(content, rate, sigma, uses, delta)
-    return max(found, _epsilon("two-labels", rate, sigma, uses, delta)) if relabels else found
+    pairs = [clip.replacement, *(["two-labels"] if schedule.classes > 1 else [])]
+    return max(_epsilon(pair, rate, sigma, uses, delta) for pair in pairs)
 
 
 # How far apart, in clip sensitivities, one round's two means are, and the rounds per use.

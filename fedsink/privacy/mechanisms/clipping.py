@@ -46,6 +46,8 @@ class BatchClip:
 
     bound: float
     name: ClassVar[str] = "batch"
+    replacement: ClassVar[str] = "without-replacement"
+    """The dominating pair of another record in the same place; see `replacement_epsilon`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bound", checks.positive("bound", self.bound))
@@ -95,6 +97,8 @@ class RecordClip:
 
     bound: float
     name: ClassVar[str] = "record"
+    replacement: ClassVar[str] = "opposite"
+    """The dominating pair of another record in the same place; see `replacement_epsilon`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bound", checks.positive("bound", self.bound))
