@@ -26,7 +26,7 @@ FEDSINK = Path(sys.executable).with_name("fedsink")
 class Runs:
     """Runs and evaluates experiments below a folder, and knows which are done.
 
-    A run that was cut short goes on from its checkpoint. Its CPU seconds are those of all its
+    A run that was cut short continues from its checkpoint. Its CPU seconds are those of all its
     processes that ended by themselves or by Ctrl-C; where one was killed, the record says
     `resumed`, and they are a lower bound.
 
@@ -91,7 +91,7 @@ class Runs:
         return hashlib.sha256(" ".join([*arguments, f"n={self._n}"]).encode()).hexdigest()[:16]
 
     def _simulate(self, run: Path, arguments: Sequence[str]) -> dict[str, Any]:
-        """Start, or go on with, a run; the CPU seconds of all its processes."""
+        """Start, or continue, a run; the CPU seconds of all its processes."""
         spent_file = run.with_suffix(".json")
         spent = {"seconds": 0.0, "killed": False}
         if (run / "config.yaml").exists():

@@ -2,7 +2,7 @@
 
 Without an argument it lists the rows and what is measured of them. `run` runs experiments × seeds
 (`fedsink simulate`, then `fedsink evaluate`), one after the other, and adds a JSON line for each to
-FOLDER/results.jsonl; what is there is not run again, and a run that was cut short goes on.
+FOLDER/results.jsonl; what is there is not run again, and a run that was cut short continues.
 `render` writes Markdown tables between the markers of a document, of all tables that have a place
 there unless --only names some. Seconds are the CPU's.
 """

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 
 class FedsinkError(Exception):
-    """Base of every error that is the user's to mend; the command line prints it in one line."""
+    """Base of every error that is the user's to fix; the command line prints it in one line."""
 
     exit_code: ClassVar[int] = 2
 
@@ -32,7 +32,7 @@ class CheckpointError(FedsinkError):
 
 
 class ClientError(FedsinkError):
-    """Clients failed or refused, and the run cannot go on without them."""
+    """Clients failed or refused, and the run cannot continue without them."""
 
     exit_code: ClassVar[int] = 1
 

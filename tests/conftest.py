@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -17,14 +16,12 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 os.environ["FLWR_LOG_LEVEL"] = "WARNING"
 
-import numpy as np
 import torch
 from hypothesis import settings
-from PIL import Image
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from .stand_in import StandIn, gpu_standing_in
+from .support import picture_files
+from .support.operations import Operations
+from .support.stand_in import StandIn, gpu_standing_in
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci")
@@ -62,27 +59,7 @@ def shared_data() -> Path:
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MNIST, FashionMNIST and CelebA in their own file formats: 200 and 60 pictures of noise."""
     root = tmp_path_factory.mktemp("tiny-data")
-    random = np.random.default_rng(0)
-    for folder in ("MNIST", "FashionMNIST"):
-        raw = root / folder / "raw"
-        raw.mkdir(parents=True)
-        for split, n in (("train", 200), ("t10k", 60)):
-            labels = np.arange(n, dtype=np.uint8) % 10
-            pixels = random.integers(0, 256, (n, 28, 28), dtype=np.uint8)
-            for kind, array in (("images-idx3", pixels), ("labels-idx1", labels)):
-                header = struct.pack(f">{1 + array.ndim}i", 0x800 + array.ndim, *array.shape)
-                (raw / f"{split}-{kind}-ubyte").write_bytes(header + array.tobytes())
-    folder = root / "celeba"
-    (folder / "img_align_celeba").mkdir(parents=True)
-    attributes, members = ["260", "Male Young"], []
-    for i in range(260):
-        name = f"{i + 1:06}.jpg"
-        picture = Image.fromarray(random.integers(0, 256, (218, 178, 3), dtype=np.uint8))
-        picture.save(folder / "img_align_celeba" / name)
-        attributes.append(f"{name} {' 1' if i % 2 else '-1'} -1")
-        members.append(f"{name} {0 if i < 200 else 2}")
-    (folder / "list_attr_celeba.txt").write_text("\n".join(attributes) + "\n")
-    (folder / "list_eval_partition.txt").write_text("\n".join(members) + "\n")
+    picture_files.write(root)
     return root
 
 
@@ -136,29 +113,12 @@ def install_package(
             del sys.modules[name]
 
 
-class _Operations(TorchDispatchMode):
-    """Writes down every tensor operation: its name, and the shapes and types that go in and out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[Any, ...]] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # the names are torch's
-        out = func(*args, **(kwargs or {}))
-        leaves = tree_leaves((args, kwargs, out))
-        shapes = [(tuple(t.shape), t.dtype) for t in leaves if isinstance(t, torch.Tensor)]
-        self.seen.append((str(func), *shapes))
-        return out
-
-
 @pytest.fixture
 def operations() -> Callable[[Callable[[], object]], list[tuple[Any, ...]]]:
     """The tensor operations of a call, in order: what its running time may depend on."""
 
     def of(call: Callable[[], object]) -> list[tuple[Any, ...]]:
-        with _Operations() as mode:
+        with Operations() as mode:
             call()
         return mode.seen
 
@@ -167,7 +127,7 @@ def operations() -> Callable[[Callable[[], object]], list[tuple[Any, ...]]]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], AbstractContextManager[StandIn]]]:
-    """Opens a block in which `cuda` is a device (see `stand_in`); caches are emptied behind it."""
+    """Opens a block in which `cuda` is a device (`support/stand_in.py`), then empties caches."""
     from fedsink.data import dct, views
     from fedsink.protocol import parameters
 

@@ -74,10 +74,15 @@ from fedsink.strategies.dp_sinkhorn.statement import central_statement
 from fedsink.strategies.self_term import SelfTermSettings, self_term
 from fedsink.strategies.trainer import OptimizerSettings
 
-from .asking import gradient
+from .support import streams, tiny
+from .support.asking import gradient
+from .support.policies import limits, policy
+from .support.requests import gradient_request, plan_of
+from .support.streams import Streams, silent
+from .support.tiny import CLASSES, SIZE, points_of
 
-SIZE, CLASSES, RECORDS = 4, 3, 60
-SPEC = DataSpec("tiny", (SIZE,), tuple("abc"), RECORDS)
+RECORDS = 60
+SPEC = replace(tiny.SPEC, nominal_records=RECORDS)
 LOCAL = LocalPlan("laplace", PointBall("l1", 1.0, SIZE), 3.0, 0.0, 1.0, CLASSES)
 PUBLIC = {"name": "pixel", "shape": [SIZE]}
 Read = Callable[[DataSpec, str], tuple[Tensor, Tensor]]
@@ -86,9 +91,7 @@ Use = Callable[[Read], None]
 
 def records(spec: DataSpec = SPEC, split: str = "train") -> tuple[Tensor, Tensor]:
     """60 points of three classes, stored class by class."""
-    random = torch.Generator().manual_seed(5)
-    labels = (torch.arange(RECORDS) * CLASSES // RECORDS).to(torch.int64)
-    return torch.randn(RECORDS, SIZE, generator=random) / 4 + labels.unsqueeze(1), labels
+    return points_of(RECORDS)
 
 
 @pytest.fixture(autouse=True)
@@ -111,25 +114,12 @@ def owned(tmp_path: Path) -> Callable[..., NodeSettings]:
     """A node under a policy, as a new process would find it."""
 
     def make(
-        epsilon: float = 1e6, backend: str = "fast", delta: float = 1e-4, rule: str = ""
+        epsilon: float = 1e6, backend: str = "fast", delta: float = 1e-4, **rule: Any
     ) -> NodeSettings:
         path = tmp_path / "node" / "policy.toml"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(
-            f"""
-            data = {{lineage = "ward", name = "tiny", shape = [{SIZE}], classes = ["a", "b", "c"],
-                     nominal_records = 100}}
-            state.folder = "state"
-            noise.backend = "{backend}"
-            budget.add-remove = {{epsilon = {epsilon}, delta = {delta}{rule}}}
-            budget.replace-one = {{epsilon = {epsilon}, delta = 0.0}}
-            [allow]
-            mechanisms = ["clipped-gaussian", "laplace", "randomized-response"]
-            minimum_noise_multiplier = 0.5
-            maximum_clip_bound = 0.5
-            maximum_images = 12
-            """.replace("\n                     nominal", " nominal")
-        )
+        budget = {"add-remove": limits(epsilon, delta, **rule), "replace-one": limits(epsilon, 0.0)}
+        path.write_text(policy(backend=backend, budget=budget, data={"nominal_records": 100}))
         close_nodes()
         return NodeSettings.from_policy(path)
 
@@ -146,44 +136,19 @@ def ask_for(
     **plan: Any,
 ) -> GradientRequest:
     """A request for n rows, under a plan of which `plan` replaces fields."""
-    values: dict[str, Any] = {
-        "rate": 1.0,
-        "noise_multiplier": 1.0,
-        "rounds": 30,
-        "delta": 1e-5,
-        "clip": RecordClip(0.5) if clip == "record" else BatchClip(0.5),
-        "schedule": JointSchedule() if label is None else ClassSchedule(CLASSES),
-    }
-    return GradientRequest(
-        round,
-        label,
-        PrivacyPlan(**(values | plan)),
+    request = gradient_request(
+        plan_of(clip, "joint" if label is None else "class", **{"rounds": 30, **plan}),
         Objective(lam=0.5, classes=CLASSES),
-        PUBLIC,
-        torch.randn(n, SIZE, generator=torch.Generator().manual_seed(3)),
-        torch.arange(n) % CLASSES if label is None else torch.full((n,), label),
-        torch.zeros(n),
-        torch.zeros(n, SIZE),
-        run,
+        round=round,
+        label=label,
+        rows=torch.randn(n, SIZE, generator=torch.Generator().manual_seed(3)),
+        run=run,
     )
+    return replace(request, potentials=torch.zeros(n), self_gradient=torch.zeros(n, SIZE))
 
 
-class Silent(Stream):
-    """Its noise is zero."""
-
-    def normal(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float64)
-
-    def laplace(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float64)
-
-
-def silent(purpose: str) -> Stream:
-    return Silent(b"test", purpose)
-
-
-def keyed(key: object) -> Callable[[str], Stream]:
-    return lambda purpose: Stream(str(key).encode(), purpose)
+def keyed(key: object) -> Streams:
+    return streams.keyed(str(key).encode())
 
 
 def whole_shard() -> Shard:
@@ -539,7 +504,7 @@ def test_pitfall_15_a_node_admits_chosen_parameters_by_a_renyi_filter_and_not_by
     owned: Callable[..., NodeSettings],
 ) -> None:
     # Fails if a history is recomposed by PLD to admit the next use: δ would be 1.88e-5, not 1e-5.
-    settings = owned(3.0, delta=1e-5, rule=', admission = "rdp-filter", order = 10.0')
+    settings = owned(3.0, delta=1e-5, admission="rdp-filter", order=10.0)
     first, second, small = (
         ask_for(rounds=1, noise_multiplier=sigma, run=f"sigma {sigma}")
         for sigma in (2.0, 1.9351, 8.0)

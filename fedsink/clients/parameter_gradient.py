@@ -17,6 +17,7 @@ from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
 from fedsink.models.pullback import Pullback
 from fedsink.privacy import RecordClip, Stream
+from fedsink.privacy.mechanisms.clipping import sampled_clip
 from fedsink.protocol.parameters import ParameterReply, ParameterRequest
 from fedsink.transport.record_pullback import clipped_pullback
 
@@ -116,7 +117,7 @@ def parameter_total(request: ParameterRequest, shard: Shard, sample: Stream) -> 
     pool, samples = Pool([shard]), [sample]
     coordinates = pool.coordinates(inner.view)
     refuse_other_view(inner, coordinates)
-    device, clip = coordinates.device, inner.plan.clip
+    device, clip = coordinates.device, sampled_clip(inner.plan.clip)
     pull = request.pullback(device)
     if isinstance(clip, RecordClip):
         return _record_total(request, pool, samples, pull)

@@ -73,7 +73,7 @@ class Policy:
         path: the file.
         lineage: the owner's name of the data; budgets belong to it.
         data: which records, and their public description.
-        on_change: ``"inherit"`` (default): changed data go on with every charge; ``"refuse"``.
+        on_change: ``"inherit"`` (default): changed data keep every charge; ``"refuse"``.
         state: folder of ledger, stored replies and noise key.
         noise: ``"secure"`` or ``"fast"``.
         budgets: ceilings by adjacency.

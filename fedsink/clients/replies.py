@@ -82,7 +82,7 @@ class ReplyStore:
         except OSError as error:
             raise LedgerError(
                 f"the reply cannot be stored in {self._folder} ({error.strerror}), and nothing is "
-                "released without that: make room or mend its permissions."
+                "released without that: make room or fix its permissions."
             ) from None
         stored = self.get(digest)
         if stored is None:

@@ -119,7 +119,7 @@ class NodeSettings:
             policy.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise PrivacyError(
-                f"the state folder {policy.state} cannot be made ({error.strerror}): mend "
+                f"the state folder {policy.state} cannot be made ({error.strerror}): fix "
                 "state.folder in the policy."
             ) from None
         if key_file is not None and not key_file.exists():

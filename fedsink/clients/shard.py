@@ -60,7 +60,7 @@ class Shard:
         """
         low, high = (-POINT_LIMIT, POINT_LIMIT) if images.ndim == 2 else (0.0, 1.0)
         if not bool(images.isfinite().all()):
-            raise DataError("A private record is not finite: remove or mend it.")
+            raise DataError("A private record is not finite: remove or fix it.")
         if not bool(((images >= low) & (images <= high)).all()):
             raise DataError(
                 f"A private record leaves the public range [{low:g}, {high:g}]: rescale the data."
@@ -68,7 +68,7 @@ class Shard:
         if not bool(((labels >= 0) & (labels < classes)).all()):
             raise DataError(
                 f"A private label lies outside the {classes} public classes: extend data.classes "
-                "or mend the labels."
+                "or fix the labels."
             )
         return cls(images.to(device), labels.to(device), users)
 

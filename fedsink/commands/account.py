@@ -71,16 +71,16 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     _check_choice(keys, "clip", ("record", "batch"))
     _check_choice(keys, "accountant", ACCOUNTANTS)
     adjacency = keys.setdefault("adjacency", ADJACENCIES[0])
-    for ours, theirs in (("records", "nominal_records"), ("persons", "clients")):
-        if ours in keys:
-            keys[theirs] = keys.pop(ours)
+    for word, field in (("records", "nominal_records"), ("persons", "clients")):
+        if word in keys:
+            keys[field] = keys.pop(word)
     if "accountant" in keys:
         keys["accountants"] = [keys.pop("accountant")]
-    found = solve_account(**keys)
+    table = solve_account(**keys)
     solved = missing[0]
     rows = [
         {"accountant": name, solved: f"{value:,.6g}", "library": LIBRARIES[name]}
-        for name, value in found.items()
+        for name, value in table.items()
     ]
     print(format_table(rows))
     print(f"\nAdjacency: {describe(adjacency)}.")

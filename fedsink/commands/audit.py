@@ -135,8 +135,8 @@ def _local(
     delta = 0.0 if pure else keys.get("delta", 1e-5)
     plan = line_plan(mechanism, keys.get("eps", 1.0), delta)
     trials = keys.get("trials", 10_000)
-    found = audit_local(plan, key, trials=trials, confidence=keys["confidence"])
-    return plan.to_dict(), found, ()
+    findings = audit_local(plan, key, trials=trials, confidence=keys["confidence"])
+    return plan.to_dict(), findings, ()
 
 
 def _row(finding: Finding) -> dict[str, object]:

@@ -24,10 +24,10 @@ Usage: fedsink deploy app=DIR superlink=NAME [folder=DIR] [group=choice …] [ke
   app        folder of the Flower app: deploy/ of fedsink's repository
   superlink  name of a connection in $FLWR_HOME/config.toml (see docs/deploy.md)
   folder     the run folder, on the disk that this command shares with the SuperLink
-  resume     a run folder to go on with
+  resume     a run folder to continue
   clients    how many nodes take part; each holds one number from 0 in its --node-config
 
-Everything else is as in fedsink simulate, but for what is each node's owner's: data.root, seed,
+Everything else is as in fedsink simulate, except what is each node's owner's: data.root, seed,
 noise, policy and engine.
 
 Examples:
@@ -90,7 +90,7 @@ def _read(arguments: Sequence[str]) -> _Wanted:
             raise ConfigError(f"{key} must be given, for example {example}; see fedsink deploy -h.")
     if "resume" in own and (overrides or "folder" in own):
         raise ConfigError(
-            f"resume={own['resume']} goes on with the configuration stored in that folder: leave "
+            f"resume={own['resume']} uses the configuration stored in that folder: leave "
             f"out {' '.join(overrides or ['folder'])}."
         )
     chosen = own.get("resume") or own.get("folder") or _default_folder()
@@ -148,7 +148,7 @@ def _stopped(submission: Submission, wanted: _Wanted) -> int:
     submission.stop()
     print(
         f"\nfedsink: run {submission.run_id or 'not yet submitted'} was stopped. What the nodes "
-        "released is charged in their ledgers. Go on with: fedsink deploy "
+        "released is charged in their ledgers. Continue with: fedsink deploy "
         f"app={wanted.app} superlink={wanted.superlink} resume={wanted.folder}",
         file=sys.stderr,
     )

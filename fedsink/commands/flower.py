@@ -105,10 +105,10 @@ def _flwr() -> str:
         ConfigError: there is none.
     """
     beside = Path(sys.executable).with_name("flwr")
-    found = str(beside) if beside.is_file() else shutil.which("flwr")
-    if found is None:
+    command = str(beside) if beside.is_file() else shutil.which("flwr")
+    if command is None:
         raise ConfigError("Flower's command flwr was not found: pip install 'fedsink' again.")
-    return found
+    return command
 
 
 def _quiet() -> dict[str, str]:

@@ -68,11 +68,11 @@ def _no_recipe(mode: str, mechanism: str, records: str) -> str:
 def _dotted(node: object, prefix: str) -> list[str]:
     if not isinstance(node, dict):
         return []
-    found = []
+    words = []
     for key, value in node.items():
-        found.append(f"{prefix}{key}")
-        found += _dotted(value, f"{prefix}{key}.")
-    return found
+        words.append(f"{prefix}{key}")
+        words += _dotted(value, f"{prefix}{key}.")
+    return words
 
 
 def _flat(text: str) -> str:

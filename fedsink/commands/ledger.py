@@ -105,12 +105,12 @@ def _left(ceiling: float | None, spent: float | None) -> float | None:
 
 
 def _check(database: Database) -> int:
-    found = problems(database)
-    for problem in found:
+    damages = problems(database)
+    for problem in damages:
         print(f"{database.path}: {problem}.")
-    if not found:
+    if not damages:
         print(f"{database.path} is sound.")
-    return 1 if found else 0
+    return 1 if damages else 0
 
 
 def _export(database: Database, out: Path | None) -> int:

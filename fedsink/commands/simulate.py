@@ -106,7 +106,7 @@ def _task(debug: bool, standing: set[Path], failures: list[Exception]) -> Any:
 def _resume(path: str, others: list[str], debug: bool) -> None:
     if others:
         raise ConfigError(
-            f"resume={path} goes on with the configuration stored in that folder: leave out "
+            f"resume={path} uses the configuration stored in that folder: leave out "
             f"{' '.join(others)}."
         )
     from fedsink.simulation.simulate import resume

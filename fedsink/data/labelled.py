@@ -109,7 +109,7 @@ def _check_labels(labels: Tensor, spec: DataSpec) -> None:
     if len(wrong):
         raise DataError(
             f"{spec.name}: label {int(wrong[0])} is outside the {len(spec.classes)} classes of "
-            f"data.classes (0 to {len(spec.classes) - 1}); extend data.classes or mend the labels."
+            f"data.classes (0 to {len(spec.classes) - 1}); extend data.classes or fix the labels."
         )
 
 
@@ -118,7 +118,7 @@ def _check_floats(values: Tensor, spec: DataSpec) -> None:
     if not bool(finite.all()):
         raise DataError(
             f"{spec.name}: {int((~finite).sum())} values are not finite, the first is "
-            f"{float(values[~finite][0])}; remove or mend those records."
+            f"{float(values[~finite][0])}; remove or fix those records."
         )
     low, high = float(values.min()), float(values.max())
     if len(spec.shape) == 3 and (low < 0.0 or high > 1.0):

@@ -13,7 +13,7 @@ def haar(images: Tensor) -> tuple[Tensor, list[Tensor]]:
 
     One level turns every 2×2 square (a, b; c, d) into (a+b+c+d)/2 and the three details
     (a−b+c−d)/2, (a+b−c−d)/2, (a−b−c+d)/2: a rotation, so white noise stays white of the same
-    strength. Levels go on while both sides are even: 28×28 has two, down to 7×7.
+    strength. Levels continue while both sides are even: 28×28 has two, down to 7×7.
 
     Args:
         images: (N, C, H, W).

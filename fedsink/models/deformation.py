@@ -27,7 +27,7 @@ class ElasticDeformation:
 
     The vertical and the horizontal part of u are independent Gaussian fields with mean 0,
     standard deviation τ·m pixels and correlation exp(−‖p − p'‖²/(2(ℓ·m)²)), m = min(H, W). Values
-    between pixels are bilinear; outside the picture its border goes on.
+    between pixels are bilinear; outside the picture its border continues.
 
     Attributes:
         std: τ ≥ 0, in units of the shorter side; 0 deforms nothing.

@@ -54,12 +54,12 @@ class Ema:
         torch._foreach_lerp_(averages, values, 1.0 - decay)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of everything needed to go on after a restart."""
+        """Return copies of everything needed to continue after a restart."""
         average = {key: tensor.clone() for key, tensor in self.model.state_dict().items()}
         return {"decay": self.decay, "updates": self.updates, "average": average}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Continue from what `state_dict` returned."""
         try:
             self.model.load_state_dict(state["average"])
         except RuntimeError as error:

@@ -13,9 +13,10 @@ from fedsink.privacy.accounting.capacity import capacity_for, overflow_probabili
 from fedsink.privacy.accounting.comparison import account_table, solve_account
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.accounting.events import epsilon
+from fedsink.privacy.accounting.published import gs_wgan_epsilon
 from fedsink.privacy.adjacency import ADJACENCIES
 from fedsink.privacy.mechanisms.clipped_gaussian import ClippedGaussian
-from fedsink.privacy.mechanisms.clipping import BatchClip, Clip, RecordClip
+from fedsink.privacy.mechanisms.clipping import BatchClip, Clip, CriticClip, RecordClip
 from fedsink.privacy.mechanisms.gaussian import GaussianMechanism
 from fedsink.privacy.mechanisms.installed import LOCAL_MECHANISMS, local_mechanism
 from fedsink.privacy.mechanisms.laplace import LaplaceMechanism
@@ -28,7 +29,13 @@ from fedsink.privacy.plan import CentralPlan, PrivacyPlan, plan_from_dict
 from fedsink.privacy.randomness.keys import EntropyKey, Key, ReproducibleKey, SecretKey
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.privacy.randomness.secure import SecureStream
-from fedsink.privacy.sampling import ClassSchedule, JointSchedule, PoissonSampler, Schedule
+from fedsink.privacy.sampling import (
+    ClassSchedule,
+    JointSchedule,
+    PoissonSampler,
+    Schedule,
+    TurnSchedule,
+)
 from fedsink.privacy.unprotected import UnprotectedPlan
 
 __all__ = [
@@ -43,6 +50,7 @@ __all__ = [
     "Clip",
     "ClippedGaussian",
     "Cost",
+    "CriticClip",
     "EntropyKey",
     "GaussianMechanism",
     "Guarantee",
@@ -62,12 +70,14 @@ __all__ = [
     "SecretKey",
     "SecureStream",
     "Stream",
+    "TurnSchedule",
     "UnprotectedPlan",
     "account_table",
     "across_clients",
     "capacity_for",
     "delta_for",
     "epsilon",
+    "gs_wgan_epsilon",
     "local_mechanism",
     "one_person_at",
     "overflow_probability",

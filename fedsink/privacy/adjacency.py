@@ -13,11 +13,12 @@ from collections.abc import Iterable
 
 from fedsink.errors import PrivacyError
 
-ADD_REMOVE, REPLACE_ONE, CLIENT = "add-remove", "replace-one", "client"
+ADD_REMOVE, REPLACE_ONE, USER, CLIENT = "add-remove", "replace-one", "user", "client"
 
 _WORDS = {
     ADD_REMOVE: "zero-out/add-remove of one labelled record at one client",
     REPLACE_ONE: "replacement of one labelled record at one client by any other",
+    USER: "any change of all records of one user, whom one critic of one client holds",
     CLIENT: "zero-out/add-remove of all records of one client at once",
 }
 ADJACENCIES = tuple(_WORDS)
@@ -38,8 +39,8 @@ def describe(name: str) -> str:
 
 
 def unit_of(name: str) -> str:
-    """Whose secret is protected: ``"record"`` or ``"client"``."""
-    return "client" if check_adjacency(name) == CLIENT else "record"
+    """Whose secret is protected: ``"record"``, ``"user"`` or ``"client"``."""
+    return name if check_adjacency(name) in (USER, CLIENT) else "record"
 
 
 def common_adjacency(names: Iterable[str]) -> str:
@@ -49,10 +50,10 @@ def common_adjacency(names: Iterable[str]) -> str:
         PrivacyError: If there are none or they differ; such figures mean different things and
             have no sum and no maximum.
     """
-    found = sorted({check_adjacency(name) for name in names})
-    if len(found) != 1:
+    distinct = sorted({check_adjacency(name) for name in names})
+    if len(distinct) != 1:
         raise PrivacyError(
             "guarantees are combined under one adjacency only, received "
-            f"{', '.join(found) or 'none'}: account for each adjacency apart."
+            f"{', '.join(distinct) or 'none'}: account for each adjacency apart."
         )
-    return found[0]
+    return distinct[0]

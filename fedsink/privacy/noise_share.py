@@ -25,7 +25,8 @@ class NoiseShare:
     """How the noise N(0, (σS)² I) of one use is divided among the m clients asked the same.
 
     Those m clients are a cohort: all K clients under the joint schedule, those of one class under
-    the class schedule. Its size is public, and its replies are added up.
+    the class schedule, those of one turn under the turn schedule. Its size is public, and its
+    replies are added up.
 
     - ``"local"``: each client adds N(0, (σS)² I); every reply is private by itself.
     - ``"secure_aggregation"``: each adds N(0, (σS)²/n I) with n = m − d. Gaussians add up, so the
@@ -76,7 +77,7 @@ class NoiseShare:
 
     def cohorts(self, schedule: Schedule, clients: int) -> list[int]:
         """The different sizes m of the cohorts, increasing: one, or two where C ∤ K."""
-        some = range(min(clients, schedule.classes))
+        some = range(min(clients, schedule.period))
         return sorted({schedule.cohort(client, clients) for client in some})
 
     def check(self, schedule: Schedule, clients: int) -> None:
@@ -95,7 +96,7 @@ class NoiseShare:
 
     def gains(self, schedule: Schedule, clients: int) -> bool:
         """Whether any client adds less than the whole noise."""
-        return any(self.sharers(schedule, k, clients) > 1 for k in range(schedule.classes))
+        return any(self.sharers(schedule, k, clients) > 1 for k in range(schedule.period))
 
     def left(self, plan: PrivacyPlan, clients: int, missing: int) -> PrivacyPlan:
         """The plan that is left of the worst cohort's sum where `missing` shares are.

@@ -38,7 +38,7 @@ class Guarantee:
 
     @property
     def unit(self) -> str:
-        """``"record"`` or ``"client"``."""
+        """``"record"``, ``"user"`` or ``"client"``."""
         return unit_of(self.adjacency)
 
     @property
@@ -82,8 +82,8 @@ def one_person_at(plans: Sequence[PrivacyPlan], accountant: str = "pld") -> Guar
     if len(set(plans)) == 1:
         cost = first.cost
         uses = len(plans) * cost.uses(first.rounds)
-        found = cost.epsilon(first.rate, first.noise_multiplier, uses, delta, accountant)
-        return Guarantee(found, delta, adjacency, accountant)
+        bound = cost.epsilon(first.rate, first.noise_multiplier, uses, delta, accountant)
+        return Guarantee(bound, delta, adjacency, accountant)
     if adjacency == REPLACE_ONE:
         raise PrivacyError(
             "different plans are not composed under replace-one: give each its own δ and add up "

@@ -16,9 +16,19 @@ from fedsink.privacy.accounting.calibration import sigma_for, uses_for
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.adjacency import ADD_REMOVE, REPLACE_ONE, describe, unit_of
 from fedsink.privacy.mechanisms.clipped_gaussian import ClippedGaussian
-from fedsink.privacy.mechanisms.clipping import CLIPS, Clip
+from fedsink.privacy.mechanisms.clipping import (
+    Clip,
+    check_rate,
+    clip_from_dict,
+    clip_to_dict,
+)
 from fedsink.privacy.randomness.noise import Stream
-from fedsink.privacy.sampling import PoissonSampler, Schedule, schedule_named
+from fedsink.privacy.sampling import (
+    PoissonSampler,
+    Schedule,
+    schedule_from_dict,
+    schedule_to_dict,
+)
 from fedsink.privacy.unprotected import UnprotectedPlan
 
 _CONSISTENT = 1.001  # a stated ε may be exceeded by the rounding of a stated σ
@@ -41,8 +51,10 @@ class PrivacyPlan:
     Guarantees:
         - The noise's standard deviation is the multiplier times the sensitivity the clip states.
         - The event has the sampler's rate, the noise's multiplier and the schedule's uses.
-        - Under the client adjacency the event is unsampled and counts every round.
-        - ε is stated under the plan's adjacency, and no other adjacency costs the same by accident.
+        - Under the client adjacency the event is unsampled and counts every round that the client
+          answers.
+        - ε is stated under the plan's adjacency, and no other adjacency costs the same by accident:
+          add-remove, replace-one and user do with the critic clip.
         - Where a full batch can change what a record does, its probability is taken out of δ.
         - epsilon_after bounds ε at every round, and ends at epsilon; epsilon_bound_after bounds it
           too, and ends at epsilon.
@@ -52,12 +64,12 @@ class PrivacyPlan:
         rate: q in (0, 1].
         noise_multiplier: σ = noise std / sensitivity, > 0.
         rounds: T ≥ 1.
-        clip: `BatchClip` or `RecordClip`.
-        schedule: `JointSchedule` or `ClassSchedule`.
+        clip: `BatchClip`, `RecordClip` or `CriticClip` (rate 1).
+        schedule: `JointSchedule`, `ClassSchedule` or `TurnSchedule`.
         delta: δ in (0, 1).
         adjacency: ``"add-remove"`` (zero-out or add-remove of one labelled record at one client),
-            ``"replace-one"`` or ``"client"`` (all records of a client); see
-            `fedsink.privacy.accounting.cost`.
+            ``"replace-one"``, ``"user"`` (all records of a user, with the critic clip) or
+            ``"client"`` (all records of a client); see `fedsink.privacy.accounting.cost`.
         capacity: B ≥ 1: at most B sampled records take part; None: all of them.
         nominal_records: N ≥ 1, public: no client takes part with more records. Needed where a
             capacity meets the record clip.
@@ -81,7 +93,7 @@ class PrivacyPlan:
         cost = self.cost
         domain.CLIP_BOUND.check(self.clip.bound)
         plain = {
-            "rate": checks.probability("rate", self.rate),
+            "rate": check_rate(self.clip, self.rate),
             "noise_multiplier": domain.NOISE_MULTIPLIER.check(
                 checks.positive("sigma", self.noise_multiplier)
             ),
@@ -105,7 +117,7 @@ class PrivacyPlan:
 
     @property
     def unit(self) -> str:
-        """Whose secret is protected: ``"record"`` or ``"client"``."""
+        """Whose secret is protected: ``"record"``, ``"user"`` or ``"client"``."""
         return unit_of(self.adjacency)
 
     @property
@@ -125,7 +137,7 @@ class PrivacyPlan:
 
     @property
     def sensitivity(self) -> float:
-        """S in L2, as the clip states it: 2Δ per batch or Δ per record."""
+        """S in L2, as the clip states it: 2Δ per batch or critic, Δ per record."""
         return self.mechanism.sensitivity
 
     @property
@@ -193,10 +205,10 @@ class PrivacyPlan:
                 "make a plan for more rounds."
             )
         cost = self.cost
-        uses, every = cost.uses(rounds), cost.uses(self.rounds)
+        uses, all_uses = cost.uses(rounds), cost.uses(self.rounds)
         if uses == 0:
             return 0.0
-        if uses == every:
+        if uses == all_uses:
             return self.epsilon(accountant)
 
         def exactly(some: int) -> float:
@@ -208,7 +220,7 @@ class PrivacyPlan:
         if accountant == "prv":
             return filled
         exponent = math.ceil(math.log(uses) / math.log(_CURVE_STEP) - 1e-9)
-        grid_point = min(every, max(uses, math.ceil(_CURVE_STEP**exponent)))
+        grid_point = min(all_uses, max(uses, math.ceil(_CURVE_STEP**exponent)))
         return min(exactly(grid_point), filled)
 
     def epsilon_bound_after(self, rounds: int, accountant: str = "pld") -> float:
@@ -250,8 +262,8 @@ class PrivacyPlan:
             "rate": self.rate,
             "noise_multiplier": self.noise_multiplier,
             "rounds": self.rounds,
-            "clip": {"name": self.clip.name, "bound": self.clip.bound},
-            "schedule": {"name": self.schedule.name, "classes": self.schedule.classes},
+            "clip": clip_to_dict(self.clip),
+            "schedule": schedule_to_dict(self.schedule),
             "delta": self.delta,
             "adjacency": self.adjacency,
             "capacity": self.capacity,
@@ -262,13 +274,12 @@ class PrivacyPlan:
     def from_dict(cls, values: Mapping[str, Any]) -> PrivacyPlan:
         """The plan written by `to_dict`. Raises PrivacyError for a missing or unknown entry."""
         try:
-            clip, schedule = values["clip"], values["schedule"]
             return cls(
                 rate=values["rate"],
                 noise_multiplier=values["noise_multiplier"],
                 rounds=values["rounds"],
-                clip=CLIPS[clip["name"]](clip["bound"]),
-                schedule=schedule_named(schedule["name"], schedule["classes"]),
+                clip=clip_from_dict(values["clip"]),
+                schedule=schedule_from_dict(values["schedule"]),
                 delta=values["delta"],
                 adjacency=values.get("adjacency", ADD_REMOVE),
                 capacity=values.get("capacity"),
@@ -304,8 +315,8 @@ class PrivacyPlan:
 
         Args:
             rate: q in (0, 1].
-            clip: `BatchClip` or `RecordClip`.
-            schedule: `JointSchedule` or `ClassSchedule`.
+            clip: `BatchClip`, `RecordClip` or `CriticClip` (rate 1).
+            schedule: `JointSchedule`, `ClassSchedule` or `TurnSchedule`.
             delta: δ in (0, 1).
             eps: Target ε of the whole run under `adjacency`; the plan costs at most this much.
             sigma: Noise multiplier; never rounded down where it is solved for.

@@ -1,17 +1,18 @@
-"""Who takes part in a round: Poisson samples of records, and public schedules of classes.
+"""Who takes part in a round: Poisson samples of records, public schedules of classes and of turns.
 
->>> ClassSchedule(10).uses(3000), JointSchedule().uses(3000)
-(300, 3000)
+>>> ClassSchedule(10).uses(3000), TurnSchedule(50).uses(3000), JointSchedule().uses(3000)
+(300, 60, 3000)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 import torch
 
+from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
 from fedsink.privacy.randomness.noise import Stream, uniforms
 
@@ -80,6 +81,12 @@ class JointSchedule:
 
     name: ClassVar[str] = "joint"
     classes: ClassVar[int] = 1
+    period: ClassVar[int] = 1
+
+    @property
+    def of_client(self) -> JointSchedule:
+        """The schedule that a whole client sees: this one."""
+        return self
 
     def uses(self, rounds: int) -> int:
         """How many of the first T rounds can touch one record: T."""
@@ -91,6 +98,10 @@ class JointSchedule:
 
     def label(self, client: int, round: int) -> None:
         """The class that is used in this round: None, that is, all of them."""
+
+    def answers(self, client: int, round: int) -> bool:
+        """Whether `client` is asked in `round`: always."""
+        return True
 
     def cohort(self, client: int, clients: int) -> int:
         """m, how many of K clients are asked the same as `client` in every round: all K."""
@@ -121,6 +132,16 @@ class ClassSchedule:
     def __post_init__(self) -> None:
         checks.count("classes", self.classes)
 
+    @property
+    def period(self) -> int:
+        """After how many rounds a client is asked the same again: C."""
+        return self.classes
+
+    @property
+    def of_client(self) -> JointSchedule:
+        """The schedule that a whole client sees: it takes part in every round."""
+        return JointSchedule()
+
     def uses(self, rounds: int) -> int:
         """How many of the first T rounds can touch one record: ⌈T/C⌉."""
         return -(-checks.count("rounds", rounds, minimum=0) // self.classes)
@@ -133,6 +154,10 @@ class ClassSchedule:
         """The class that `client` uses in `round`: (client + round) mod C."""
         return (client + round) % self.classes
 
+    def answers(self, client: int, round: int) -> bool:
+        """Whether `client` is asked in `round`: always."""
+        return True
+
     def cohort(self, client: int, clients: int) -> int:
         """m, how many of K clients use the same class as `client`: those equal to it mod C.
 
@@ -141,13 +166,88 @@ class ClassSchedule:
         return len(range(client % self.classes, clients, self.classes))
 
 
-Schedule = JointSchedule | ClassSchedule
+@dataclass(frozen=True)
+class TurnSchedule:
+    """Clients answer in turn: client k in the rounds t ≡ k mod P, with all of its records.
+
+    A client, and so each of its records, is touched in at most ⌈T/P⌉ of the first T rounds. The
+    turns are public: nothing is amplified, and nobody is asked more often than anybody else, as
+    clients that are picked at random would be.
+
+    Guarantees:
+        - No client answers more than ⌈T/P⌉ times in its first T rounds.
+
+    Args:
+        turns: P, public and fixed in the configuration.
+
+    Raises:
+        PrivacyError: If the number of turns is not an integer ≥ 1.
+    """
+
+    turns: int
+    name: ClassVar[str] = "turn"
+    classes: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        checks.count("turns", self.turns)
+
+    @property
+    def period(self) -> int:
+        """After how many rounds a client is asked again: P."""
+        return self.turns
+
+    @property
+    def of_client(self) -> TurnSchedule:
+        """The schedule that a whole client sees: this one."""
+        return self
+
+    def uses(self, rounds: int) -> int:
+        """How many of the first T rounds can touch one record: ⌈T/P⌉."""
+        return -(-checks.count("rounds", rounds, minimum=0) // self.turns)
+
+    def rounds_within(self, uses: int) -> int:
+        """The largest number of rounds that touch a record at most `uses` times: uses·P."""
+        return checks.count("uses", uses, minimum=0) * self.turns
+
+    def label(self, client: int, round: int) -> None:
+        """The class that is used in this round: None, that is, all of them."""
+
+    def answers(self, client: int, round: int) -> bool:
+        """Whether `client` is asked in `round`: where round ≡ client mod P."""
+        return (round - client) % self.turns == 0
+
+    def cohort(self, client: int, clients: int) -> int:
+        """m, how many of K clients answer in the rounds of `client`: those equal to it mod P."""
+        return len(range(client % self.turns, clients, self.turns))
 
 
-def schedule_named(name: str, classes: int) -> Schedule:
-    """The schedule of this name; raises KeyError where there is none."""
-    if name == JointSchedule.name:
-        return JointSchedule()
-    if name == ClassSchedule.name:
-        return ClassSchedule(classes)
-    raise KeyError(name)
+Schedule = JointSchedule | ClassSchedule | TurnSchedule
+SCHEDULES: dict[str, type[JointSchedule] | type[ClassSchedule] | type[TurnSchedule]] = {
+    schedule.name: schedule for schedule in (JointSchedule, ClassSchedule, TurnSchedule)
+}
+
+
+def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
+    """The schedule as JSON-able values; `schedule_from_dict` gives the same schedule back."""
+    return {"name": schedule.name, "classes": schedule.classes, **asdict(schedule)}
+
+
+def schedule_from_dict(values: Mapping[str, Any]) -> Schedule:
+    """The schedule written by `schedule_to_dict`.
+
+    Raises:
+        PrivacyError: If a value is out of range.
+        KeyError, TypeError: If an entry is missing or unknown.
+    """
+    options = {**values}
+    kind = SCHEDULES[options.pop("name")]
+    if kind is not ClassSchedule:
+        options.pop("classes")
+    return kind(**options)
+
+
+def check_schedule(schedule: object) -> None:
+    """Raise PrivacyError for anything but a schedule."""
+    if not isinstance(schedule, Schedule):
+        names = ", ".join(kind.__name__ for kind in SCHEDULES.values())
+        raise PrivacyError(f"schedule must be one of {names}, received {schedule!r}.")

@@ -16,9 +16,15 @@ import torch
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks, domain
-from fedsink.privacy.mechanisms.clipping import CLIPS, Clip
+from fedsink.privacy.mechanisms.clipping import CLIPS, Clip, check_rate
 from fedsink.privacy.randomness.noise import Stream
-from fedsink.privacy.sampling import PoissonSampler, Schedule, schedule_named
+from fedsink.privacy.sampling import (
+    PoissonSampler,
+    Schedule,
+    check_schedule,
+    schedule_from_dict,
+    schedule_to_dict,
+)
 
 # No gradient at images is nearly as long, so that the factors of such a clip are exactly 1.
 UNREACHED = 2.0**100
@@ -39,9 +45,10 @@ class UnprotectedPlan:
     Args:
         rate: q in (0, 1], probability with which a record enters a round's batch.
         rounds: T ≥ 1.
-        kind: ``"record"`` (contributions of records are summed) or ``"batch"`` (the gradient of
-            the whole batch): what would be clipped.
-        schedule: `JointSchedule` or `ClassSchedule`.
+        kind: ``"record"`` (contributions of records are summed), ``"batch"`` (the gradient of
+            the whole batch) or ``"critic"`` (gradients of critics are summed): what would be
+            clipped.
+        schedule: `JointSchedule`, `ClassSchedule` or `TurnSchedule`.
         capacity: B ≥ 1: at most B sampled records take part; None: all of them.
         nominal_records: N ≥ 1, public: no client takes part with more records; None: any.
 
@@ -59,14 +66,11 @@ class UnprotectedPlan:
     noise_std: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", checks.probability("rate", self.rate))
         object.__setattr__(self, "rounds", checks.count("rounds", self.rounds))
         if self.kind not in CLIPS:
             raise PrivacyError(f"kind is {' or '.join(CLIPS)}, received {self.kind!r}.")
-        if not isinstance(self.schedule, Schedule):
-            raise PrivacyError(
-                f"schedule must be a JointSchedule or a ClassSchedule, received {self.schedule!r}."
-            )
+        object.__setattr__(self, "rate", check_rate(self.clip, self.rate))
+        check_schedule(self.schedule)
         for name in ("capacity", "nominal_records"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(
@@ -125,7 +129,7 @@ class UnprotectedPlan:
             "rate": self.rate,
             "rounds": self.rounds,
             "kind": self.kind,
-            "schedule": {"name": self.schedule.name, "classes": self.schedule.classes},
+            "schedule": schedule_to_dict(self.schedule),
             "capacity": self.capacity,
             "nominal_records": self.nominal_records,
         }
@@ -134,12 +138,11 @@ class UnprotectedPlan:
     def from_dict(cls, values: Mapping[str, Any]) -> UnprotectedPlan:
         """The plan written by `to_dict`. Raises PrivacyError for a missing or unknown entry."""
         try:
-            schedule = values["schedule"]
             return cls(
                 rate=values["rate"],
                 rounds=values["rounds"],
                 kind=values["kind"],
-                schedule=schedule_named(schedule["name"], schedule["classes"]),
+                schedule=schedule_from_dict(values["schedule"]),
                 capacity=values["capacity"],
                 nominal_records=values["nominal_records"],
             )

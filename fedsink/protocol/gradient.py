@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsink.privacy import checks, domain
+from fedsink.privacy.mechanisms.clipping import sampled_clip
 from fedsink.privacy.plan import CentralPlan, PrivacyPlan, plan_from_dict
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.records import pack, unpack
@@ -87,6 +88,7 @@ class GradientRequest:
         if self.round < 1 or self.round > self.plan.rounds:
             raise ValueError(f"Round {self.round} is not in the plan's 1..{self.plan.rounds}.")
         domain.ROUNDS.check_count(self.plan.rounds)
+        sampled_clip(self.plan.clip)
         checks.count("share", self.share)
         if isinstance(self.own_plan, PrivacyPlan):
             checks.noise_scale(self.own_plan.noise_std)

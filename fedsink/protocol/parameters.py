@@ -30,7 +30,7 @@ _DESCRIPTION = {"name", "shape", "classes", "options"}
 
 
 def architecture_of(generator: Generator) -> dict[str, Any]:
-    """What a generator is but for its weights, as JSON values.
+    """What a generator is, except its weights, as JSON values.
 
     Raises:
         ModelError: it has a state that its parameters do not hold, and that would not travel.
@@ -103,13 +103,14 @@ class ParameterRequest:
         Raises:
             ValueError: with what does not fit.
         """
-        asked = self.gradient
+        gradient_request = self.gradient
         self._check_size()
-        generator, n = self.generator, len(asked.rows)
-        view = view_from_dict(asked.view)
-        if asked.rows.shape[1] != view.dimension:
+        generator, n = self.generator, len(gradient_request.rows)
+        view = view_from_dict(gradient_request.view)
+        if gradient_request.rows.shape[1] != view.dimension:
             raise ValueError(
-                f"The rows have {asked.rows.shape[1]} coordinates, the view {view.dimension}."
+                f"The rows have {gradient_request.rows.shape[1]} coordinates, the view "
+                f"{view.dimension}."
             )
         extra = len(self.latents) - n if self.latents.ndim == 2 else -1
         if (

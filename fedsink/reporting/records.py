@@ -114,5 +114,5 @@ def _not_finite(value: object, place: str) -> tuple[str, float] | None:
         items = [(f"{place}[{index}]", item) for index, item in enumerate(value)]
     else:
         return None
-    found = (_not_finite(item, name) for name, item in items)
-    return next((hit for hit in found if hit is not None), None)
+    problems = (_not_finite(item, name) for name, item in items)
+    return next((hit for hit in problems if hit is not None), None)

@@ -9,7 +9,7 @@ class ForgivingStream:
     """Writes to another stream until that fails, and then writes nowhere.
 
     A pipe whose reader left, a terminal that was closed, a closed file: progress is lost, the run
-    goes on. (rich, left to itself, answers a broken pipe by closing standard output and exiting.)
+    continues. (rich, left to itself, answers a broken pipe by closing standard output and exiting.)
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""One file from which a run goes on, replaced atomically and checked when read."""
+"""One file from which a run continues, replaced atomically and checked when read."""
 
 from __future__ import annotations
 

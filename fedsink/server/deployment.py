@@ -107,10 +107,10 @@ def deployed_settings(
 
 
 def run_deployed(grid: Grid, run_config: Mapping[str, Any]) -> None:
-    """Run, or go on with, what `run_config` says.
+    """Run, or continue, what `run_config` says.
 
     Its keys are `folder` (the run folder on the server's disk), `overrides` (Hydra overrides as
-    one JSON list) and `resume` (whether to go on with the run in that folder).
+    one JSON list) and `resume` (whether to continue the run in that folder).
 
     An error is written to failed.json in the folder, for whoever submitted the run: `message`
     (one sentence) and `exit_code`.

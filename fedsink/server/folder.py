@@ -38,7 +38,7 @@ class RunFolder:
         taken = folder.path.exists() and not folder.path.is_dir()
         if taken or (folder.path.is_dir() and any(folder.path.iterdir())):
             raise ConfigError(
-                f"{path} is not an empty folder: give another hydra.run.dir=, or go on with the "
+                f"{path} is not an empty folder: give another hydra.run.dir=, or continue the "
                 f"run in it by fedsink simulate resume={path}."
             )
         return folder

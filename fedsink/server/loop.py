@@ -1,4 +1,4 @@
-"""The training loop: rounds, metrics, pictures, checkpoints; stop and go on."""
+"""The training loop: rounds, metrics, pictures, checkpoints; stop and continue."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def train(
         identity: public values that a checkpoint must share to be resumed (plan, seed).
         title: shown by the progress display.
         timeout: seconds to wait for the replies of one round; None waits for ever.
-        command: what goes on with a stopped run, for its last words.
+        command: what continues a stopped run, for its last words.
 
     Returns:
         The content of metrics.json.
@@ -118,7 +118,7 @@ def train(
             if stop.requested and unfinished:
                 raise InterruptedRunError(
                     f"Stopped after round {strategy.round} of {strategy.rounds}. "
-                    f"Go on with: {command} resume={folder.path}"
+                    f"Continue with: {command} resume={folder.path}"
                 )
     snapshot(strategy, folder)
     save()

@@ -47,19 +47,19 @@ class RunIdentity:
         """The identity that `to_config` wrote; a finished run needs its key no more.
 
         Raises:
-            CheckpointError: the secret key is gone, so the run cannot go on.
+            CheckpointError: the secret key is gone, so the run cannot continue.
         """
         key_file = Path(run["key_file"]) if run["key_file"] else None
         identity = cls(str(run["name"]), int(run["server_seed"]), key_file)
         if key_file and not finished and not key_file.is_file():
             raise CheckpointError(
                 f"The run's secret noise key {key_file} is missing: without it the rounds after "
-                "the checkpoint would get other noise, so this run cannot go on. Start a new one."
+                "the checkpoint would get other noise. Start a new run."
             )
         if identity.ledger and not finished and not identity.ledger.is_file():
             raise CheckpointError(
                 f"The run's ledger {identity.ledger} is missing: without it rounds could be "
-                "answered twice, so this run cannot go on. Start a new one."
+                "answered twice. Start a new run."
             )
         return identity
 

@@ -179,7 +179,7 @@ class RayGrid(SimulationGrid):
         def ask(place: int) -> Any:
             return getattr(self._actors[place], method).remote(shared, work[place], *more)
 
-        calls = {place: ask(place) for place, mine in enumerate(work) if mine}
+        calls = {place: ask(place) for place, jobs in enumerate(work) if jobs}
         answers: list[Any] = [[] for _ in work]
         together = True
         while calls:
@@ -187,7 +187,7 @@ class RayGrid(SimulationGrid):
             places = list(calls) if together else [next(iter(calls))]
             try:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                found = self._ray.get([calls[place] for place in places], timeout=left)
+                received = self._ray.get([calls[place] for place in places], timeout=left)
             except self._ray.exceptions.RayActorError as error:
                 if len(places) == 1:
                     self._revive(places[0], error)
@@ -197,9 +197,9 @@ class RayGrid(SimulationGrid):
             except self._ray.exceptions.GetTimeoutError as error:
                 raise ClientError(
                     f"Clients did not answer within engine.timeout={self._timeout:g} seconds: "
-                    "raise it, then go on from the checkpoint with resume=."
+                    "raise it, then continue from the checkpoint with resume=."
                 ) from error
-            for place, answer in zip(places, found, strict=True):
+            for place, answer in zip(places, received, strict=True):
                 answers[place] = answer
                 del calls[place]
         return answers
@@ -212,8 +212,8 @@ class RayGrid(SimulationGrid):
             ) from error
         if self._revivals == 0:
             raise ClientError(
-                "Ray actors that hosted clients died again and again, most likely for want of "
-                "memory: use fewer actors (engine.actors=1) or go on from the checkpoint with "
+                "Ray actors that hosted clients died again and again, most likely for lack of "
+                "memory: use fewer actors (engine.actors=1) or continue from the checkpoint with "
                 "resume=."
             ) from error
         self._revivals -= 1

@@ -68,7 +68,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
 
 
 def resume(path: Path, *, debug: bool = False) -> Path:
-    """Go on with the run in a folder, to the same end as if it had never stopped.
+    """Continue with the run in a folder, to the same end as if it had never stopped.
 
     Raises:
         CheckpointError: the folder holds no run, or its checkpoint or key is unusable.

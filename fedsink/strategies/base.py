@@ -103,7 +103,7 @@ class RoundStrategy(Strategy):
         if missing := sorted(set(expected) - set(contents)):
             raise ClientError(
                 f"While {asked}, {len(missing)} of {len(expected)} clients did not answer "
-                f"(client {missing[0]} first); go on from the checkpoint with resume=, or raise "
+                f"(client {missing[0]} first); continue from the checkpoint with resume=, or raise "
                 "engine.timeout."
             )
         return dict(sorted(contents.items()))
@@ -135,7 +135,7 @@ class RoundStrategy(Strategy):
 
     @abstractmethod
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and JSON-able values from which `load_state` goes on bit-identically."""
+        """Tensors and JSON-able values from which `load_state` continues bit-identically."""
 
     @abstractmethod
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:

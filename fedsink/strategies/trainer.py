@@ -111,11 +111,11 @@ class Trainer:
         self.generator.load_state_dict(_part(tensors, "generator."))
         moments = _part(tensors, f"{self.settings.name}.")
         for name, parameter in self.generator.named_parameters():
-            mine = _part(moments, f"{name}.")
-            if mine:
+            own = _part(moments, f"{name}.")
+            if own:
                 self.optimizer.state[parameter] = {
                     k: v.clone() if k == "step" else v.to(parameter.device, copy=True)
-                    for k, v in mine.items()
+                    for k, v in own.items()
                 }
         if self.ema:
             self.ema.model.load_state_dict(_part(tensors, "ema."))

@@ -16,10 +16,11 @@ from fedsink.clients.node import open_node
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
-from fedsink.privacy import SecretKey
 from fedsink.privacy.ledger import Database, problems, report
 
-from .honest import CLASSES, NOMINAL, Kind
+from ..support.policies import MECHANISMS, limits, policy
+from ..support.tiny import CLASSES, NOMINAL, RECORDS, points_of, with_secret_key
+from .honest import Kind
 
 Place = tuple[str, str, int]
 """An adjacency, a run and a round."""
@@ -27,11 +28,10 @@ Place = tuple[str, str, int]
 
 def many(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """61 records of three classes, stored class by class."""
-    random = torch.Generator().manual_seed(5)
-    labels = torch.arange(61) * CLASSES // 61
+    records, labels = points_of(RECORDS)
     if len(shape) == 1:
-        return torch.randn(61, *shape, generator=random) / 4 + labels.unsqueeze(1), labels
-    return torch.rand(61, *shape, generator=random) ** 2, labels
+        return records, labels
+    return torch.rand(RECORDS, *shape, generator=torch.Generator().manual_seed(5)) ** 2, labels
 
 
 def few(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -71,9 +71,7 @@ class BesiegedNode:
         """A node that has answered nothing yet."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        if self.noise == "keyed":
-            SecretKey.create(self.folder / "run.key", "ward/1")
-        else:
+        if self.noise != "keyed":
             (self.folder / "policy.toml").write_text(self._policy())
         self.left: dict[Place, bytes] = {}
         self.restart()
@@ -81,8 +79,7 @@ class BesiegedNode:
     def restart(self) -> None:
         """The same node in another process, once `close_nodes` has ended this one."""
         if self.noise == "keyed":
-            files = {"key_file": self.folder / "run.key", "ledger": self.folder / "run.sqlite"}
-            self.settings = NodeSettings(self.spec, None, 3, **files)  # type: ignore[arg-type]
+            self.settings = with_secret_key(NodeSettings(self.spec, None, 3), self.folder)
         else:
             self.settings = NodeSettings.from_policy(self.folder / "policy.toml", clients=3)
 
@@ -143,29 +140,12 @@ class BesiegedNode:
                 assert account.spent_delta <= (account.delta or 0.0) * (1 + 1e-9)
 
     def _policy(self) -> str:
-        return f"""
-            [data]
-            lineage = "ward"
-            name = "{self.spec.name}"
-            shape = {list(self.spec.shape)}
-            classes = ["a", "b", "c"]
-            nominal_records = {NOMINAL}
-            [state]
-            folder = "state"
-            [noise]
-            backend = "{self.noise}"
-            [budget.add-remove]
-            epsilon = {self._epsilon!r}
-            delta = 1e-4
-            [budget.replace-one]
-            epsilon = {self._epsilon!r}
-            delta = 1e-5
-            [allow]
-            mechanisms = [
-                "clipped-gaussian", "parameter-gradient", "laplace", "gaussian",
-                "randomized-response",
-            ]
-            minimum_noise_multiplier = 0.5
-            maximum_clip_bound = 0.5
-            maximum_images = 12
-            """
+        return policy(
+            backend=self.noise,
+            budget={
+                "add-remove": limits(self._epsilon),
+                "replace-one": limits(self._epsilon, 1e-5),
+            },
+            mechanisms=(*MECHANISMS, "parameter-gradient", "gaussian"),
+            data={"name": self.spec.name, "shape": list(self.spec.shape)},
+        )

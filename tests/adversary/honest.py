@@ -13,16 +13,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedsink.data.maps import L1Ball, PointBall
 from fedsink.models import build
 from fedsink.models.pullback import flat_weights
-from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol import GradientRequest, LocalPlan, Objective, PrivatizeRequest
 from fedsink.protocol.gradient import pack_requests
 from fedsink.protocol.parameters import ParameterRequest, architecture_of
 
+from ..support.requests import gradient_request, plan_of
+from ..support.tiny import CLASSES, NOMINAL
+
 IDENTITY, GRADIENT = "query.identity", "train.gradient"
 PARAMETERS, PRIVATIZE = "train.parameters", "train.privatize"
 KINDS = (IDENTITY, GRADIENT, PARAMETERS, PRIVATIZE)
-CLASSES = 3
-NOMINAL = 64  # the public number of records that no node exceeds
 SHAPES: dict[str, tuple[int, ...]] = {"points": (4,), "images": (1, 4, 4)}
 
 Kind = str
@@ -52,28 +52,14 @@ class Honest:
         **plan: Any,
     ) -> GradientRequest:
         """One use; the same arguments give the same request. `plan` replaces fields of the plan."""
-        random = torch.Generator().manual_seed(round)
-        label = round % CLASSES if schedule == "class" else None
-        joint = torch.arange(rows) % CLASSES
-        values: dict[str, Any] = {
-            "rate": 1.0,
-            "noise_multiplier": 1.0,
-            "rounds": 50,
-            "clip": RecordClip(0.5) if clip == "record" else BatchClip(0.5),
-            "schedule": JointSchedule() if label is None else ClassSchedule(CLASSES),
-            "delta": 1e-5,
-        }
-        return GradientRequest(
-            round,
-            label,
-            PrivacyPlan(**values | plan),
+        return gradient_request(
+            plan_of(clip, schedule, **plan),
             Objective(**{"lam": 0.5, "classes": CLASSES, **(objective or {})}),
-            {"name": "pixel", "shape": list(self.shape)},
-            torch.randn(rows, self.dimension, generator=random),
-            joint if label is None else torch.full((rows,), label),
-            torch.randn(rows, generator=random) / 10,
-            torch.randn(rows, self.dimension, generator=random) / 10,
-            run,
+            round=round,
+            label=round % CLASSES if schedule == "class" else None,
+            rows=rows,
+            shape=self.shape,
+            run=run,
         )
 
     def parameters(

@@ -17,7 +17,6 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import Context, Message
 from flwr.common.serde import recorddict_to_proto
 
@@ -28,7 +27,9 @@ from fedsink.privacy.ledger import Database, problems
 from fedsink.protocol import GradientRequest, Objective
 from fedsink.protocol.errors import MEANING, REFUSED
 
-from .conftest import CLASSES, RECORDS, SIZE
+from ..support.policies import CENTRAL, limits, policy
+from ..support.requests import gradient_request
+from ..support.tiny import CLASSES
 from .faults import AtStep, Fault, nothing
 
 Place = tuple[str, int]
@@ -42,19 +43,8 @@ _FORK = multiprocessing.get_context("fork")
 
 def request(round: int, run: str = "run", rows: int = 6) -> GradientRequest:
     """One use of `PLAN`; the same arguments give the same request."""
-    random = torch.Generator().manual_seed(round)
-    asked = GradientRequest(
-        round,
-        None,
-        PLAN,
-        Objective(lam=5.0, classes=CLASSES, label_weight=1.0),
-        {"name": "pixel", "shape": [SIZE]},
-        torch.randn(rows, SIZE, generator=random),
-        torch.arange(rows) % CLASSES,
-        torch.randn(rows, generator=random) / 10,
-        torch.randn(rows, SIZE, generator=random) / 10,
-    )
-    return replace(asked, run=run)
+    objective = Objective(lam=5.0, classes=CLASSES, label_weight=1.0)
+    return gradient_request(PLAN, objective, round=round, rows=rows, run=run)
 
 
 def other(asked: GradientRequest) -> GradientRequest:
@@ -114,26 +104,12 @@ class OwnersNode:
         self.state = folder / "state"
         self.ledger = self.state / "ledger.sqlite"
         self.policy.write_text(
-            f"""
-            [data]
-            lineage = "ward"
-            name = "tiny"
-            shape = [{SIZE}]
-            classes = ["a", "b", "c"]
-            nominal_records = {RECORDS + 3}
-            [state]
-            folder = "state"
-            [noise]
-            backend = "{noise}"
-            [budget.add-remove]
-            epsilon = {epsilon!r}
-            delta = 1e-4
-            [allow]
-            mechanisms = ["clipped-gaussian"]
-            minimum_noise_multiplier = 0.5
-            maximum_clip_bound = 0.5
-            maximum_images = 4096
-            """
+            policy(
+                backend=noise,
+                budget={"add-remove": limits(epsilon)},
+                mechanisms=CENTRAL,
+                allow={"maximum_images": 4096},
+            )
         )
         self.left: dict[Place, bytes] = {}
 

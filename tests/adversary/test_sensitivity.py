@@ -161,7 +161,7 @@ def test_the_clip_itself_at_the_edge_of_float32(clip: Callable[..., Any], keeps:
 def test_noise_is_added_in_float64_before_the_one_cast_to_float32(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What goes on the wire is fl32(total + std·noise), and no part of it was rounded before."""
+    """What is sent is fl32(total + std·noise), and no part of it was rounded before."""
     siege = Siege(tmp_path, monkeypatch)
     normal, drawn, wanted = Stream.normal, [], []
     release = PrivacyPlan.release

@@ -24,7 +24,7 @@ from fedsink.protocol.exchange import Content
 from fedsink.protocol.gradient import pack_requests
 from fedsink.protocol.records import digest
 
-from ..asking import gradients
+from ..support.asking import gradients
 
 Make = Callable[..., GradientRequest]
 

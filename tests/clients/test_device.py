@@ -1,4 +1,4 @@
-"""A client on a GPU: every path there, with the replies of the CPU. See `tests/stand_in.py`."""
+"""A client on a GPU: every path there, with the replies of the CPU. See `support/stand_in.py`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from fedsink.protocol.exchange import Content
 from fedsink.protocol.gradient import pack_requests
 from fedsink.protocol.parameters import ParameterRequest, architecture_of
 
-from ..asking import gradient, privatized, weights_gradient
-from .conftest import CLASSES, RECORDS, SIZE
+from ..support.asking import gradient, privatized, weights_gradient
+from ..support.tiny import CLASSES, RECORDS, SIZE
 
 Gpu = Callable[[], AbstractContextManager[Any]]
 Make = Callable[..., GradientRequest]

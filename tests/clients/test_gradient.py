@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,21 +18,15 @@ from fedsink.privacy import Stream
 from fedsink.protocol import GradientRequest
 from fedsink.transport import ConvergedSolver, Mixed, append_labels, private_gradient
 
+from ..support.numbers import FINITE, HOSTILE, LAM, PUBLIC_AND_PRIVATE, matrices
+from ..support.streams import Silent, Streams, keyed
+from ..support.tiny import shard_of
+
 Make = Callable[..., GradientRequest]
-Streams = Callable[[str], Stream]
 CLIPS = ["batch", "record"]
 FIXTURES_ARE_PURE = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
 )
-
-
-def shard_of(n: int = 40, seed: int = 0, size: int = 4) -> Shard:
-    random = torch.Generator().manual_seed(seed)
-    return Shard(torch.randn(n, size, generator=random), torch.arange(n) % 3)
-
-
-def keyed(key: bytes) -> Streams:
-    return lambda purpose: Stream(key, purpose)
 
 
 def matches(noise: Tensor, std: float) -> float:
@@ -139,22 +132,13 @@ def test_labels_keep_classes_apart_in_a_joint_batch(make_request: Make, silent: 
     assert float(moved[4:].min()) > 10 * float(moved[:4].max())
 
 
-HOSTILE = st.sampled_from([0.0, 1e-30, 1.0, -3.0, 1e4, -1e18, 3e38, math.inf, -math.inf, math.nan])
-FINITE = st.sampled_from([0.0, 1e-30, 1.0, -3.0, 1e4, -1e18, 3e38])
-
-
-def matrix(draw: Any, entry: Any, rows: int) -> Tensor:
-    values = draw(st.lists(entry, min_size=4 * rows, max_size=4 * rows))
-    return torch.tensor(values, dtype=torch.float32).reshape(rows, 4)
-
-
 @FIXTURES_ARE_PURE
 @given(data=st.data())
 def test_batch_release_without_noise_has_norm_at_most_the_bound_for_any_batch(
     make_request: Make, silent: Streams, data: st.DataObject
 ) -> None:
-    request = make_request(bound=0.5, rows=matrix(data.draw, FINITE, 3), lam=data.draw(LAM))
-    records = matrix(data.draw, HOSTILE, data.draw(st.integers(0, 4)))
+    request = make_request(bound=0.5, rows=data.draw(matrices(FINITE, 3)), lam=data.draw(LAM))
+    records = data.draw(matrices(HOSTILE, data.draw(st.integers(0, 4))))
     labels = torch.zeros(len(records), dtype=torch.int64)
     assert float(client_gradient(request, Shard(records, labels), silent).norm()) <= 0.5
 
@@ -170,26 +154,24 @@ def test_the_bound_holds_whatever_the_self_gradient(
         assert float(client_gradient(request, shard_of(n), silent).norm()) <= 0.5
 
 
-LAM = st.sampled_from([2.0**-40, 1e-9, 1e-6, 0.5, 1e6, 2.0**40])
-
-
 @FIXTURES_ARE_PURE
 @given(data=st.data(), clip=st.sampled_from(CLIPS))
 def test_removing_a_record_moves_the_release_by_at_most_the_sensitivity(
     make_request: Make, silent: Streams, data: st.DataObject, clip: str
 ) -> None:
-    """Pitfall 2. Rows, potentials, λ and records are hostile; q = 1."""
+    """Pitfall 2. λ, rows, potentials and records are hostile, or all but λ ordinary; q = 1."""
+    finite, entries = data.draw(PUBLIC_AND_PRIVATE)
     request = make_request(
         clip=clip,
         bound=0.5,
-        rows=matrix(data.draw, FINITE, 3),
+        rows=data.draw(matrices(finite, 3)),
         lam=data.draw(LAM),
         schedule=data.draw(st.sampled_from(["joint", "class"])),
         label=0,
     )
-    potentials = torch.tensor(data.draw(st.lists(HOSTILE, min_size=3, max_size=3)))
+    potentials = torch.tensor(data.draw(st.lists(entries, min_size=3, max_size=3)))
     request = dataclasses.replace(request, potentials=potentials)
-    records = matrix(data.draw, HOSTILE, data.draw(st.integers(1, 4)))
+    records = data.draw(matrices(entries, data.draw(st.integers(1, 4))))
     labels = torch.zeros(len(records), dtype=torch.int64)
     gone = data.draw(st.integers(0, len(records) - 1))
     kept = torch.arange(len(records)) != gone
@@ -220,14 +202,14 @@ def test_whether_it_fails_does_not_depend_on_the_batch(
     """Pitfall 1: an error code that only comes with a record tells that the record was drawn."""
     request = make_request(
         clip=clip,
-        rows=matrix(data.draw, FINITE, 3),
+        rows=data.draw(matrices(FINITE, 3)),
         lam=data.draw(LAM),
         m=data.draw(st.sampled_from([0.0, 1.0, 2.0**20])),
         label_weight=data.draw(st.sampled_from([0.0, 15.0, 2.0**20])),
         solver=data.draw(st.sampled_from(["converged", "annealed"])),
     )
     for n in (0, 1, 3):
-        records = matrix(data.draw, FINITE, n)
+        records = data.draw(matrices(FINITE, n))
         released = client_gradient(request, Shard(records, torch.arange(n) % 3), silent)
         assert released.shape == (3, 4)
         assert bool(released.isfinite().all())
@@ -328,12 +310,7 @@ def test_unconditional_requests_use_every_record_as_one_class(
 
 def counted(request: GradientRequest, shard: Shard, key: bytes) -> int:
     """How many records entered: each adds exactly Δ = 1 along the first axis."""
-
-    class Noiseless(Stream):
-        def normal(self, *shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64)
-
-    return round(-float(client_gradient(request, shard, lambda p: Noiseless(key, p))[0, 0]))
+    return round(-float(client_gradient(request, shard, lambda p: Silent(key, p))[0, 0]))
 
 
 def test_it_charges_what_the_plans_event_says(make_request: Make) -> None:

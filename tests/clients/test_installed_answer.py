@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from fedsink.protocol.exchange import Content
 from fedsink.protocol.parameters import ParameterRequest, architecture_of
 from fedsink.protocol.records import pack, unpack
 
-from .conftest import CLASSES, RECORDS, SIZE
+from ..support.tiny import CLASSES, RECORDS, SIZE
 
 Install = Callable[[dict[str, str], str], None]
 
@@ -141,13 +142,9 @@ def plugin(install: Install) -> None:
     install({"plugin.py": PLUGIN}, POINTS)
 
 
-def owned(policy_file: Callable[..., Path], *words: str, more: str = "") -> NodeSettings:
-    """The settings of a node whose policy names these words, and has more lines."""
-    path = policy_file()
-    names = ", ".join(f'"{word}"' for word in ("laplace", *words))
-    old = '"clipped-gaussian", "laplace", "randomized-response"'
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, names) + more)
+def owned(policy_file: Callable[..., Path], *words: str, **allow: Any) -> NodeSettings:
+    """The settings of a node whose policy names these words, and allows more."""
+    path = policy_file(mechanisms=("laplace", *words), allow=allow)
     close_nodes()
     return NodeSettings.from_policy(path, clients=3)
 
@@ -168,7 +165,7 @@ def counts(reply: Message) -> torch.Tensor:
 def test_an_installed_answer_that_the_policy_names_is_given_and_charged(
     plugin: None, policy_file: Callable[..., Path]
 ) -> None:
-    settings = owned(policy_file, "counts", more="maximum_bins = 3\n")
+    settings = owned(policy_file, "counts", maximum_bins=3)
     first = counts(ask(settings, question()))
     assert bool((first != first.round()).all())
     assert float((first.sum() - RECORDS).abs()) < 50  # three draws of Laplace noise of scale 1
@@ -195,19 +192,19 @@ def test_one_that_the_policy_does_not_name_is_refused_and_never_imported(
 def test_its_limits_are_keys_of_the_policy_that_names_it(
     plugin: None, policy_file: Callable[..., Path]
 ) -> None:
-    settings = owned(policy_file, "counts", more="maximum_bins = 2\n")
+    settings = owned(policy_file, "counts", maximum_bins=2)
     assert ask(settings, question(bins=3)).error.code == REFUSED
     assert not ask(settings, question(bins=2)).has_error()
     with pytest.raises(ConfigError, match="maximum_bins is missing"):
         owned(policy_file, "counts")
     with pytest.raises(ConfigError, match="unknown key 'maximum_bins'"):
-        owned(policy_file, more="maximum_bins = 2\n")
+        owned(policy_file, maximum_bins=2)
 
 
 def test_an_answer_without_noise_is_given_where_the_owner_says_so_alone(
     plugin: None, policy_file: Callable[..., Path], settings: NodeSettings
 ) -> None:
-    under = owned(policy_file, "counts", more="maximum_bins = 3\n")
+    under = owned(policy_file, "counts", maximum_bins=3)
     for node in (under, settings):
         assert ask(node, question(noised=False)).error.code == REFUSED
         close_nodes()
@@ -217,7 +214,7 @@ def test_an_answer_without_noise_is_given_where_the_owner_says_so_alone(
 def test_its_state_lies_between_the_ledgers_commit_and_the_stored_reply(
     plugin: None, policy_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = owned(policy_file, "counts", more="maximum_bins = 3\n")
+    settings = owned(policy_file, "counts", maximum_bins=3)
     assert settings.ledger is not None
     states, seen = settings.ledger.parent / "counts", []
 
@@ -309,13 +306,13 @@ def test_an_installed_generator_that_the_policy_does_not_name_is_never_imported(
     assert ask(settings, names_it, "train.parameters").error.code == REFUSED
     assert "plugin" not in sys.modules
     with pytest.raises(ConfigError, match=r"generators: 'tinny' is none of dcgan, .*mlp, tiny"):
-        owned(policy_file, "parameter-gradient", more='generators = ["tinny"]\n')
+        owned(policy_file, "parameter-gradient", generators=["tinny"])
     assert "plugin" not in sys.modules
 
 
 def test_an_installed_generator_that_the_policy_names_is_built(
     plugin: None, policy_file: Callable[..., Path], names_it: RecordDict
 ) -> None:
-    settings = owned(policy_file, "parameter-gradient", more='generators = ["tiny"]\n')
+    settings = owned(policy_file, "parameter-gradient", generators=["tiny"])
     assert not ask(settings, names_it, "train.parameters").has_error()
     assert "plugin" in sys.modules

@@ -16,6 +16,8 @@ from fedsink.errors import ConfigError
 from fedsink.protocol import LocalPlan, PrivatizeRequest
 from fedsink.protocol.records import pack
 
+from ..support.policies import limits, policy
+
 Install = Callable[[dict[str, str], str], None]
 
 PLUGIN = """
@@ -35,28 +37,11 @@ class Rounded(LaplaceMechanism):
         return torch.round(super().privatize(values, stream), decimals=2)
 """
 POINT = "[fedsink.local_mechanisms]\nrounded = plugin:Rounded\n"
-POLICY = """
-[data]
-lineage = "ward-7-scans"
-name = "tiny"
-shape = [2]
-classes = ["a"]
-nominal_records = 61
-[state]
-folder = "state"
-[noise]
-backend = "fast"
-[budget.replace-one]
-epsilon = 35.0
-delta = 1e-4
-[allow]
-mechanisms = [{}]
-"""
 
 
 def _policy(folder: Path, *mechanisms: str) -> Policy:
     path = folder / "policy.toml"
-    path.write_text(POLICY.format(", ".join(f'"{name}"' for name in mechanisms)))
+    path.write_text(policy(budget={"replace-one": limits(35.0)}, mechanisms=mechanisms))
     return read_policy(path)
 
 

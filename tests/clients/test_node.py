@@ -37,7 +37,7 @@ from fedsink.privacy.ledger import Ledger
 from fedsink.protocol import GradientRequest, LocalPlan, PrivatizeRequest
 from fedsink.protocol.records import digest
 
-from ..asking import gradient, gradients, privatized
+from ..support.asking import gradient, gradients, privatized
 
 Make = Callable[..., GradientRequest]
 PLAN = LocalPlan("laplace", PointBall("l1", 1.0, 4), 3.0, 0.0, 1.0, 3)
@@ -579,13 +579,15 @@ def test_more_records_than_the_policy_states_answer_nothing_at_all(
 def test_a_renamed_lineage_is_refused(policy_file: Callable[..., Path], make_request: Make) -> None:
     answer(node_of(policy_file()), make_request())
     with pytest.raises(ReleaseRefusedError, match="These data are 'ward' in the ledger"):
-        answer(node_of(policy_file(lineage="ward-2")), replace(make_request(), run="again"))
+        answer(
+            node_of(policy_file(data={"lineage": "ward-2"})), replace(make_request(), run="again")
+        )
 
 
 def test_a_policy_may_refuse_changed_data(
     policy_file: Callable[..., Path], make_request: Make, install_source: Callable[..., None]
 ) -> None:
-    path = policy_file(more='on_change = "refuse"')
+    path = policy_file(data={"on_change": "refuse"})
     answer(node_of(path), make_request())
     fresh(install_source, lambda spec, split: (torch.zeros(62, 4), torch.arange(62) % 3))
     with pytest.raises(ReleaseRefusedError, match="data of 'ward' have changed"):

@@ -25,7 +25,7 @@ from fedsink.protocol.exchange import Content
 from fedsink.protocol.gradient import pack_requests
 from fedsink.protocol.records import digest
 
-from ..asking import gradient
+from ..support.asking import gradient
 
 Make = Callable[..., GradientRequest]
 CLIENTS, ROWS = 12, 1500
@@ -168,7 +168,7 @@ def test_a_real_node_refuses_a_share_and_charges_it_as_its_owner_says(
     close_nodes()
     settings = _policy(policy_file, between, "trusted")
     assert gradient(Node(settings, 0), request, b"1").shape == (6, 4)
-    # The same run cannot go on with another share of the noise.
+    # The same run cannot continue with another share of the noise.
     for other in (1, 3):
         with pytest.raises(ReleaseRefusedError, match="reserved for another plan"):
             gradient(Node(settings, 0), replace(request, share=other, round=2), b"2")

@@ -34,8 +34,8 @@ from fedsink.protocol import GradientRequest
 from fedsink.protocol.errors import REFUSED
 from fedsink.protocol.parameters import ParameterRequest, architecture_of
 
-from ..asking import weights_gradient
-from .conftest import CLASSES, RECORDS, SIZE
+from ..support.asking import weights_gradient
+from ..support.tiny import CLASSES, RECORDS, SIZE, shard_of
 
 P = 64
 Make = Callable[..., ParameterRequest]
@@ -74,12 +74,6 @@ def ask(make_request: Callable[..., GradientRequest]) -> Make:
     return make
 
 
-def shard_of(records: int = 9, classes: int = CLASSES, scale: float = 1.0) -> Shard:
-    random = torch.Generator().manual_seed(records)
-    images = scale * torch.randn(records, SIZE, generator=random)
-    return Shard(images, torch.arange(records) % classes)
-
-
 def total(request: ParameterRequest, shard: Shard) -> Tensor:
     return parameter_total(request, shard, Stream(b"k", "sample"))
 
@@ -104,7 +98,7 @@ def clipped(gradients: Tensor, bound: float) -> Tensor:
 
 def test_per_record_gradients_are_those_of_opacus(ask: Make) -> None:
     """Record j is sample j of the loss Σ_i ⟨g_ij, x_i⟩: all n rows are generated for it."""
-    request, shard = ask(clip="record", bound=3.0), shard_of()
+    request, shard = ask(clip="record", bound=3.0), shard_of(9)
     generator, fields = generator_of(), record_fields(request, shard)
     inputs = torch.cat(
         [request.latents, torch.eye(CLASSES)[request.gradient.row_labels]], dim=1
@@ -122,7 +116,7 @@ def test_per_record_gradients_are_those_of_one_record_at_a_time(
 ) -> None:
     """Plain autograd; with BatchNorm the other rows of the batch count as well."""
     request = ask(clip="record", bound=3.0, batch_norm=batch_norm, extra=3)
-    generator, shard, gradients = generator_of(batch_norm), shard_of(), []
+    generator, shard, gradients = generator_of(batch_norm), shard_of(9), []
     for field in record_fields(request, shard):
         generator.zero_grad()
         labels = torch.cat([request.gradient.row_labels, request.extra_labels])
@@ -136,7 +130,7 @@ def test_per_record_gradients_are_those_of_one_record_at_a_time(
 def test_the_batch_gradient_is_clipped_in_the_weights(ask: Make, extra: int) -> None:
     """Data-independent gradients of the rows and of the extra rows are inside the clip."""
     for bound, small in ((1e4, False), (0.5, True)):
-        request, shard = ask(clip="batch", bound=bound, extra=extra), shard_of()
+        request, shard = ask(clip="batch", bound=bound, extra=extra), shard_of(9)
         asked, generator = request.gradient, generator_of()
         sample = [Stream(b"k", "sample")]
         inside = client_batch_gradients([asked], Pool([shard]), slice(0, 1), sample)[0]
@@ -182,7 +176,7 @@ def test_totals_of_neighbours_differ_by_at_most_the_sensitivity(
     sensitivity = request.gradient.plan.sensitivity
     largest = 0.0
     for scale in (1e-3, 1.0, 100.0):
-        shard = shard_of(scale=scale)
+        shard = shard_of(9, scale=scale)
         everybody = total(request, shard).double()
         assert bool(everybody.isfinite().all())
         others = [shard_of(0), shard_of(5, scale=scale)] if clip == "batch" else []
@@ -228,14 +222,14 @@ def test_every_coordinate_gets_independent_noise_of_the_plans_scale(
 @pytest.mark.parametrize("clip", ["record", "batch"])
 def test_an_empty_batch_is_answered_like_any_other(ask: Make, clip: str) -> None:
     request = ask(clip=clip, schedule="class", label=1, extra=2)
-    for shard in (shard_of(0), shard_of(4, classes=1), shard_of()):
+    for shard in (shard_of(0), shard_of(4, classes=1), shard_of(9)):
         released = parameter_gradient(request, shard, lambda purpose: Stream(b"k", purpose))
         assert released.shape == (P,)
         assert bool(released.isfinite().all())
     nothing = total(request, shard_of(4, classes=1))  # holds no record of class 1
     assert torch.equal(nothing, total(request, shard_of(0)))
     assert bool(nothing.any()) == (clip == "batch")  # the data-independent gradient
-    assert not torch.equal(nothing, total(request, shard_of()))
+    assert not torch.equal(nothing, total(request, shard_of(9)))
 
 
 @pytest.mark.parametrize("clip", ["record", "batch"])

@@ -139,7 +139,7 @@ def test_a_mistake_is_an_error_that_names_file_and_key(
 
 def test_a_policy_needs_a_budget(write: Write) -> None:
     cut = TEXT[TEXT.index("[budget.add") : TEXT.index("[allow]")]
-    with pytest.raises(ConfigError, match="at least one of add-remove, replace-one, client"):
+    with pytest.raises(ConfigError, match="at least one of add-remove, replace-one, user, client"):
         write({cut: "[budget]\n"})
 
 

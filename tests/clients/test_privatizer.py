@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import dp_accounting
@@ -15,11 +14,7 @@ from fedsink.data.maps import PointBall
 from fedsink.privacy import Stream
 from fedsink.protocol import LocalPlan
 
-Streams = Callable[[str], Stream]
-
-
-def keyed(key: bytes) -> Streams:
-    return lambda purpose: Stream(key, purpose)
+from ..support.streams import Streams, keyed
 
 
 def shard_of(n: int) -> Shard:

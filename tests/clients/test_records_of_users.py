@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedsink.clients.fingerprint import fingerprint
 from torch import Tensor
 
 from fedsink.clients.node import Node, close_nodes
@@ -21,7 +20,8 @@ from fedsink.data.spec import DataSpec
 from fedsink.data.users import user_number
 from fedsink.errors import DataError
 
-from ..data.writers import some, write_leaf
+from ..support.policies import CENTRAL, limits, policy
+from ..support.writers import some, write_leaf
 
 USERS = 6
 SPEC = DataSpec("tiny", (1, 4, 4), ("a", "b"), 60)
@@ -61,7 +61,7 @@ def test_a_client_holds_whole_users_and_their_numbers(pictures: NodeSettings) ->
 
 def test_another_user_of_the_same_records_is_another_content() -> None:
     images, labels, users = _pictures(SPEC, "train")
-    prints = {fingerprint(Shard(images, labels, whose)) for whose in (None, users, users.flip(0))}
+    prints = {Shard(images, labels, whose).fingerprint() for whose in (None, users, users.flip(0))}
     assert len(prints) == 3
 
 
@@ -79,7 +79,7 @@ def test_all_records_of_a_chosen_client_are_inverted_and_no_byte_of_any_other(
         assert torch.equal(clean.labels, altered.labels)
         expected = 1 - clean.images if client in chosen else clean.images
         assert torch.equal(altered.images, expected)
-        assert (fingerprint(clean) == fingerprint(altered)) == (client not in chosen)
+        assert (clean.fingerprint() == altered.fingerprint()) == (client not in chosen)
     again = shards(replace(pictures, corruption=corruption))
     assert all(torch.equal(a.images, b.images) for a, b in zip(after, again, strict=True))
 
@@ -90,27 +90,20 @@ def test_shared_data_stay_as_they_were_loaded(pictures: NodeSettings) -> None:
     assert torch.equal(load(SPEC, "train").values, before)
 
 
-POLICY = """
-[data]
-lineage = "writer"
-name = "femnist"
-root = "leaf"
-shape = [1, 28, 28]
-classes = ["0", "1", "Aa"]
-nominal_records = {records}
-[state]
-folder = "state"
-[noise]
-backend = "fast"
-[budget.add-remove]
-epsilon = 10.0
-delta = 1e-4
-[allow]
-mechanisms = ["clipped-gaussian"]
-minimum_noise_multiplier = 0.5
-maximum_clip_bound = 0.5
-maximum_images = 12
-"""
+def policy_of(records: int) -> str:
+    """The policy of a node that holds the pictures of one writer."""
+    return policy(
+        budget={"add-remove": limits(10.0)},
+        mechanisms=CENTRAL,
+        data={
+            "lineage": "writer",
+            "name": "femnist",
+            "root": "leaf",
+            "shape": [1, 28, 28],
+            "classes": ["0", "1", "Aa"],
+            "nominal_records": records,
+        },
+    )
 
 
 def test_a_node_under_a_policy_reads_its_writers_file(
@@ -118,13 +111,13 @@ def test_a_node_under_a_policy_reads_its_writers_file(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_leaf(tmp_path / "leaf", "train", some({"f0001_41": "01aAz9"}))
-    policy = tmp_path / "policy.toml"
-    policy.write_text(POLICY.format(records=4))
-    shard = Node(NodeSettings.from_policy(policy), 0).shard
+    path = tmp_path / "policy.toml"
+    path.write_text(policy_of(4))
+    shard = Node(NodeSettings.from_policy(path), 0).shard
     assert shard.labels.tolist() == [0, 1, 2, 2]
     assert shard.users is not None
     assert set(shard.users.tolist()) == {user_number("f0001_41")}
-    policy.write_text(POLICY.format(records=3))
+    path.write_text(policy_of(3))
     close_nodes()
     with pytest.raises(DataError, match="more records than its policy's public nominal_records=3"):
-        _ = Node(NodeSettings.from_policy(policy), 0).shard
+        _ = Node(NodeSettings.from_policy(path), 0).shard

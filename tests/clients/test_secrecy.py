@@ -22,8 +22,11 @@ from fedsink.privacy import Stream, domain
 from fedsink.protocol import GradientReply, GradientRequest
 from fedsink.transport import AnnealedSolver, Mixed, append_labels, transport_gradient
 
+from ..support.numbers import LAM, PUBLIC_AND_PRIVATE, matrices
+from ..support.streams import Silent
+from ..support.tiny import shard_of
+
 Make = Callable[..., GradientRequest]
-Streams = Callable[[str], Stream]
 Operations = Callable[[Callable[[], object]], list[tuple[Any, ...]]]
 
 RECORDS, CAPACITY = 40, 12
@@ -38,7 +41,7 @@ KINDS = [
 ]
 
 
-class Chosen(Stream):
+class Chosen(Silent):
     """The first `size` candidates are sampled at any rate up to 0.9, and no noise is added."""
 
     def __init__(self, size: int) -> None:
@@ -49,14 +52,6 @@ class Chosen(Stream):
         values = super().uniform(*shape)
         sampled = torch.arange(values.numel()) < self.size
         return torch.where(sampled, 1e-9 * values, 0.9 + 0.1 * values)
-
-    def normal(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float64)
-
-
-def shard_of(n: int = RECORDS, size: int = 4, classes: int = 3) -> Shard:
-    random = torch.Generator().manual_seed(n)
-    return Shard(torch.randn(n, size, generator=random), torch.arange(n) % classes)
 
 
 def answer(request: GradientRequest, shard: Shard, size: int) -> Tensor:
@@ -297,10 +292,6 @@ def test_an_unconditional_request_uses_every_record_as_one_class(ask: Make) -> N
         assert torch.equal(answer(request, shard, 6), answer(request, merged, 6))
 
 
-NUMBERS = st.sampled_from([0.0, 1e-30, 1.0, -3.0, 120.0, 1e4, -1e18, 3e38])
-ANY = st.one_of(NUMBERS, st.sampled_from([math.inf, -math.inf, math.nan]))
-
-
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
 )
@@ -308,24 +299,20 @@ ANY = st.one_of(NUMBERS, st.sampled_from([math.inf, -math.inf, math.nan]))
 def test_removing_a_record_moves_the_release_by_at_most_the_sensitivity(
     ask: Make, data: st.DataObject, clip: str
 ) -> None:
-    """Rows, potentials, λ and records are hostile, and no sample overflows."""
-
-    def matrix(entries: st.SearchStrategy[float], rows: int) -> Tensor:
-        values = data.draw(st.lists(entries, min_size=4 * rows, max_size=4 * rows))
-        return torch.tensor(values, dtype=torch.float32).reshape(rows, 4)
-
+    """λ, rows, potentials and records are hostile, or all but λ ordinary; no sample overflows."""
+    finite, entries = data.draw(PUBLIC_AND_PRIVATE)
     request = ask(
         clip,
         data.draw(st.sampled_from(["joint", "class"])),
         data.draw(st.sampled_from(["converged", "annealed"])),
         capacity=5,
-        rows=matrix(NUMBERS, 3),
-        lam=data.draw(st.sampled_from([2.0**-40, 1e-9, 1e-6, 0.5, 1e6, 2.0**40])),
+        rows=data.draw(matrices(finite, 3)),
+        lam=data.draw(LAM),
         bound=0.5,
     )
-    potentials = torch.tensor(data.draw(st.lists(ANY, min_size=3, max_size=3)))
+    potentials = torch.tensor(data.draw(st.lists(entries, min_size=3, max_size=3)))
     request = dataclasses.replace(request, potentials=potentials)
-    records = matrix(ANY, data.draw(st.integers(1, 4)))
+    records = data.draw(matrices(entries, data.draw(st.integers(1, 4))))
     labels = torch.zeros(len(records), dtype=torch.int64)
     kept = torch.arange(len(records)) != data.draw(st.integers(0, len(records) - 1))
     whole = answer(request, Shard(records, labels), 5).double()

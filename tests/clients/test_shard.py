@@ -76,8 +76,8 @@ def images(value: float) -> Tensor:
 @pytest.mark.parametrize(
     ("records", "labels", "message"),
     [
-        (images(math.nan), [0, 1, 2], "A private record is not finite: remove or mend it."),
-        (images(math.inf), [0, 1, 2], "A private record is not finite: remove or mend it."),
+        (images(math.nan), [0, 1, 2], "A private record is not finite: remove or fix it."),
+        (images(math.inf), [0, 1, 2], "A private record is not finite: remove or fix it."),
         (images(1.25), [0, 1, 2], "leaves the public range [0, 1]: rescale the data."),
         (images(-0.125), [0, 1, 2], "leaves the public range [0, 1]: rescale the data."),
         (128.5 * torch.ones(3, 2), [0, 1, 2], "leaves the public range [-128, 128]"),

@@ -23,7 +23,7 @@ from fedsink.protocol.exchange import Content
 from fedsink.protocol.gradient import pack_requests, unpack_requests
 from fedsink.transport import Mixed, transport_gradient
 
-from ..asking import gradient
+from ..support.asking import gradient
 
 Make = Callable[..., GradientRequest]
 BATCH = UnprotectedPlan(1.0, 50, "batch", JointSchedule())

@@ -172,7 +172,7 @@ def test_the_label_takes_its_share_of_eps(capsys: pytest.CaptureFixture[str]) ->
     [
         ([*_F2, "eps=3", "delta=1e-5"], "missing: none of them"),
         (["rate=0.2"], "missing: sigma, rounds, eps"),
-        ([*_F2, "adjacency=swap"], "adjacency=swap: choose one of add-remove, replace-one, client"),
+        ([*_F2, "adjacency=swap"], "adjacency=swap: choose one of add-remove, replace-one, user"),
         ([*_F2, "clip=layer"], "clip=layer: choose one of record, batch"),
         ([*_F2, "accountant=gdp"], "accountant=gdp: choose one of pld, prv, rdp"),
         ([*_F2, "adjacency=replace-one", "accountant=rdp"], "rdp accountant has no bound under"),

@@ -68,7 +68,7 @@ def test_a_run_stopped_by_ctrl_c_and_then_by_kill_9_ends_like_an_uninterrupted_o
     code, err = _signalled([*config, "hydra.run.dir=run"], tmp_path, signal.SIGINT, 5)
     assert code == 130
     last = err.splitlines()[-1]
-    assert re.fullmatch(r"fedsink: Stopped after round \d+ of 60\. Go on with: .*", last)
+    assert re.fullmatch(r"fedsink: Stopped after round \d+ of 60\. Continue with: .*", last)
     assert last.endswith(f"fedsink simulate resume={folder}")
     assert "Traceback" not in err
     stopped = _rounds(folder)

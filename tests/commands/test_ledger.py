@@ -14,27 +14,9 @@ from fedsink.errors import ConfigError, LedgerError
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
 from fedsink.privacy.ledger import Budget, Ledger, Use
 
+from ..support.policies import CENTRAL, limits, policy
+
 PLAN = PrivacyPlan(0.2, 2.0, 30, RecordClip(1.0), ClassSchedule(3), 1e-6)
-POLICY = """
-[data]
-lineage = "ward"
-name = "digits"
-shape = [1, 8, 8]
-classes = ["0"]
-nominal_records = 10
-[state]
-folder = "state"
-[noise]
-backend = "fast"
-[budget.add-remove]
-epsilon = 10.0
-delta = 1e-5
-[allow]
-mechanisms = ["clipped-gaussian"]
-minimum_noise_multiplier = 1.0
-maximum_clip_bound = 1.0
-maximum_images = 100
-"""
 
 
 @pytest.fixture
@@ -65,7 +47,9 @@ def test_show_prints_accounts_and_runs(file: Path, capsys: pytest.CaptureFixture
 def test_the_policy_names_its_ledger(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "policy.toml").write_text(POLICY)
+    (tmp_path / "policy.toml").write_text(
+        policy(budget={"add-remove": limits(10.0, 1e-5)}, mechanisms=CENTRAL)
+    )
     assert run(["show", f"policy={tmp_path / 'policy.toml'}"]) == 0
     assert "night-3" in capsys.readouterr().out
 

@@ -74,7 +74,7 @@ def test_it_is_read_from_a_configuration_and_can_be_shipped(
     ("values", "message"),
     [
         ("invert", r"data\.corrupt is null or such as .*, not 'invert'"),
-        ({}, r"configuration of data\.corrupt is incomplete"),
+        ({}, r"configuration lacks data\.corrupt\.kind"),
         ({"kind": "blur", "share": 0.5}, r"data\.corrupt\.kind is .*invert.*, not 'blur'"),
         ({"kind": "invert"}, "takes share or clients, one of them"),
         ({"kind": "invert", "share": 0.5, "clients": [1]}, "takes share or clients, one of them"),

@@ -11,7 +11,7 @@ from fedsink.errors import DataError, ModelError
 from fedsink.evaluation.classifiers.protocols import PAPER, classifier_set
 from fedsink.evaluation.sets import HeldOut, TrainingSet, fit_classifiers
 
-from .data import blobs
+from ..support.clouds import blobs
 
 
 def synthetic(n: int = 60, seed: int = 0) -> TrainingSet:

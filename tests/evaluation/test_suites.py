@@ -12,7 +12,7 @@ from fedsink.evaluation.classifiers.protocols import PAPER as PAPER_NAMES
 from fedsink.evaluation.classifiers.protocols import classifier_set
 from fedsink.evaluation.figures.memorisation import memorisation
 
-from .data import blobs
+from ..support.clouds import blobs
 
 pytestmark = pytest.mark.usefixtures("few_epochs")
 

@@ -15,6 +15,8 @@ from fedsink.evaluation.classifiers.protocols import FAST
 from fedsink.evaluation.sets import HeldOut
 from fedsink.evaluation.utility import accuracies
 
+from ..support.clouds import blobs
+
 
 @pytest.fixture(scope="module")
 def digits():
@@ -26,13 +28,6 @@ def digits():
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     images, labels = images[order], labels[order]
     return (images[:1400], labels[:1400]), (images[1400:], labels[1400:])
-
-
-def blobs(n: int, seed: int, classes: int = 3) -> tuple[Tensor, Tensor]:
-    centres = torch.rand(classes, 1, 8, 8, generator=torch.Generator().manual_seed(99))
-    labels = torch.arange(n) % classes
-    noise = torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
-    return (centres[labels] + 0.1 * noise).clamp(0, 1), labels
 
 
 def test_real_digits_reach_the_known_figures(digits):

@@ -14,6 +14,7 @@ from fedsink.privacy import (
     NoiseShare,
     PrivacyPlan,
     RecordClip,
+    TurnSchedule,
 )
 
 PLAN = PrivacyPlan(0.2, 1.5, 300, RecordClip(3.0), ClassSchedule(10), 1e-5)
@@ -21,11 +22,13 @@ SHARED = NoiseShare("secure_aggregation")
 
 
 @pytest.mark.parametrize("clip", [BatchClip(3.0), RecordClip(3.0)])
-@pytest.mark.parametrize("schedule", [JointSchedule(), ClassSchedule(10), ClassSchedule(3)])
+@pytest.mark.parametrize(
+    "schedule", [JointSchedule(), ClassSchedule(10), ClassSchedule(3), TurnSchedule(4)]
+)
 @pytest.mark.parametrize(("clients", "tolerated"), [(10, 0), (105, 0), (105, 7), (30, 2)])
 def test_the_variances_of_n_shares_add_up_to_the_plans(clip, schedule, clients, tolerated):
     plan = replace(PLAN, clip=clip, schedule=schedule)
-    if clients // schedule.classes <= tolerated:
+    if clients // schedule.period <= tolerated:
         return
     share = NoiseShare("secure_aggregation", tolerated)
     for client in range(clients):
@@ -56,14 +59,19 @@ def test_local_noise_is_whole_whatever_the_cohort():
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3, 4, 20, 23])
-@pytest.mark.parametrize("schedule", [JointSchedule(), ClassSchedule(3), ClassSchedule(10)])
+@pytest.mark.parametrize(
+    "schedule", [JointSchedule(), ClassSchedule(3), ClassSchedule(10), TurnSchedule(4)]
+)
 def test_a_cohort_is_whoever_is_asked_the_same_in_every_round(schedule, clients):
     for client in range(clients):
         for round in (1, 2, 5, 99):
+            if not schedule.answers(client, round):
+                continue
             same = [
                 other
                 for other in range(clients)
                 if schedule.label(other, round) == schedule.label(client, round)
+                and schedule.answers(other, round) == schedule.answers(client, round)
             ]
             assert schedule.cohort(client, clients) == len(same)
     sizes = {schedule.cohort(client, clients) for client in range(clients)}

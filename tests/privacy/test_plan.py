@@ -17,10 +17,12 @@ from fedsink.privacy import (
     BatchClip,
     ClassSchedule,
     ClippedGaussian,
+    CriticClip,
     JointSchedule,
     PrivacyPlan,
     RecordClip,
     Stream,
+    TurnSchedule,
     epsilon,
     overflow_probability,
 )
@@ -146,7 +148,7 @@ def test_under_the_client_adjacency_the_event_is_unsampled_and_counts_every_roun
 
 
 def test_epsilon_is_stated_under_the_plans_adjacency():
-    costs = {a: replace(BATCH, adjacency=a).epsilon() for a in ADJACENCIES}
+    costs = {a: replace(BATCH, adjacency=a).epsilon() for a in ADJACENCIES if a != "user"}
     assert costs["add-remove"] < costs["replace-one"] < costs["client"]
     with pytest.raises(PrivacyError, match="rdp accountant has no bound under replace-one"):
         replace(BATCH, adjacency="replace-one").epsilon("rdp")
@@ -288,8 +290,8 @@ def test_no_plan_lives_at_the_edge_of_the_floats(changes, message):
         ({"rounds": 1.5}, "rounds must be an integer ≥ 1, received 1.5"),
         ({"rate": 0}, r"rate must lie in \(0, 1\], received 0"),
         ({"delta": 1}, r"delta must lie in \(0, 1\), received 1"),
-        ({"clip": 0.5}, "clip must be a BatchClip or a RecordClip, received 0.5"),
-        ({"schedule": 10}, "schedule must be a JointSchedule or a ClassSchedule, received 10"),
+        ({"clip": 0.5}, "clip must be one of BatchClip, RecordClip, CriticClip, received 0.5"),
+        ({"schedule": 10}, "schedule must be one of JointSchedule, .*, received 10"),
         ({"accountant": "gdp"}, "accountant 'gdp' is unknown"),
     ],
 )
@@ -297,3 +299,63 @@ def test_bad_values_are_refused(changes, message):
     arguments = {"rate": 0.2, "eps": 10.0, "rounds": 100, **PARTS} | changes
     with pytest.raises(PrivacyError, match=message):
         PrivacyPlan.solve(**arguments)
+
+
+CRITICS = PrivacyPlan(1.0, 2.236, 20, CriticClip(1.0, 40), JointSchedule(), 1e-5)
+
+
+def test_with_the_critic_clip_a_record_and_a_user_cost_the_same_whatever_changes():
+    """μ = √20/2.236 = 2.0003: ε = 10 at δ = 1e-5, by the analytic Gaussian."""
+    for adjacency in ("add-remove", "replace-one", "user"):
+        plan = replace(CRITICS, adjacency=adjacency)
+        assert plan.epsilon() == plan.epsilon_unamplified() == pytest.approx(9.998, abs=1e-3)
+        assert plan.event == CRITICS.event
+        assert plan.epsilon("rdp") > plan.epsilon()
+        assert plan.epsilon_after(20) == plan.epsilon()
+        assert plan.epsilon_after(7) <= plan.epsilon_bound_after(7) < plan.epsilon()
+    assert CRITICS.noise_std == 2 * 2.236
+    assert CRITICS.event.event == dp_accounting.GaussianDpEvent(2.236)
+
+
+def test_a_client_of_m_critics_costs_m_times_the_distance():
+    client = replace(CRITICS, adjacency="client")
+    alone = replace(client, clip=CriticClip(1.0, 1))
+    assert alone.epsilon() == CRITICS.epsilon()
+    assert replace(client, noise_multiplier=40 * 2.236).epsilon() == pytest.approx(alone.epsilon())
+    assert client.event.event.noise_multiplier == 2.236 / 40
+
+
+def test_clients_that_answer_in_turn_pay_for_their_turns_as_units_too():
+    for adjacency in ("add-remove", "client"):
+        turns = replace(
+            CRITICS, adjacency=adjacency, rounds=999, schedule=TurnSchedule(50),
+            clip=CriticClip(1.0, 1),
+        )  # fmt: skip
+        assert turns.uses == turns.event.count == 20
+        assert turns.epsilon() == CRITICS.epsilon()
+        solved = PrivacyPlan.solve(
+            rate=1, clip=turns.clip, schedule=turns.schedule, delta=1e-5, eps=10, sigma=2.236,
+            adjacency=adjacency,
+        )  # fmt: skip
+        assert solved.rounds == 1000
+
+
+@pytest.mark.parametrize("rate", [0.999, 0.1])
+def test_a_secret_sample_of_critics_is_refused(rate):
+    message = f"clip=critic has rate=1 alone, received rate={rate}: a critic remembers"
+    with pytest.raises(PrivacyError, match=message):
+        replace(CRITICS, rate=rate)
+    options = {"clip": CRITICS.clip, "schedule": JointSchedule(), "delta": 1e-5, "eps": 10.0}
+    with pytest.raises(PrivacyError, match=message):
+        PrivacyPlan.solve(rate=rate, rounds=20, **options)
+
+
+@pytest.mark.parametrize("schedule", [JointSchedule(), TurnSchedule(7)])
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_a_plan_of_critics_is_written_and_read(schedule, adjacency):
+    plan = replace(CRITICS, schedule=schedule, adjacency=adjacency)
+    assert PrivacyPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    table = plan.to_dict()
+    for entry in ("clip", "schedule"):
+        with pytest.raises(PrivacyError, match="clip and schedule must be tables"):
+            PrivacyPlan.from_dict(table | {entry: table[entry] | {"more": 1}})

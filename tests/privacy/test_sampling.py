@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import ClassSchedule, JointSchedule, PoissonSampler, Stream
+from fedsink.privacy import (
+    ClassSchedule,
+    JointSchedule,
+    PoissonSampler,
+    Stream,
+    TurnSchedule,
+)
 
 
 def test_each_record_is_included_independently_with_the_rate():
@@ -96,7 +102,7 @@ def test_no_client_visits_one_class_more_often_than_the_uses(classes, rounds, cl
 
 @given(st.integers(1, 12), st.integers(1, 60))
 def test_rounds_within_is_the_largest_number_of_rounds_for_the_uses(classes, uses):
-    for schedule in (ClassSchedule(classes), JointSchedule()):
+    for schedule in (ClassSchedule(classes), TurnSchedule(classes), JointSchedule()):
         rounds = schedule.rounds_within(uses)
         assert schedule.uses(rounds) == uses
         assert schedule.uses(rounds + 1) == uses + 1
@@ -114,3 +120,32 @@ def test_the_schedule_is_client_plus_round_modulo_classes():
 def test_a_bad_number_of_classes_is_refused(classes):
     with pytest.raises(PrivacyError, match="classes must be an integer ≥ 1, received"):
         ClassSchedule(classes)
+
+
+@given(st.integers(1, 12), st.integers(0, 60), st.integers(0, 30), st.integers(0, 3))
+def test_no_client_answers_more_often_than_its_turns(turns, rounds, client, first):
+    schedule = TurnSchedule(turns)
+    answered = sum(schedule.answers(client, first + t) for t in range(rounds))
+    assert rounds // turns <= answered <= schedule.uses(rounds)
+    assert schedule.uses(rounds) == schedule.of_client.uses(rounds)
+
+
+def test_every_round_asks_the_clients_of_one_turn():
+    schedule, clients = TurnSchedule(4), 10
+    for round in range(1, 9):
+        asked = [k for k in range(clients) if schedule.answers(k, round)]
+        assert asked == [k for k in range(clients) if k % 4 == round % 4]
+        assert {schedule.cohort(k, clients) for k in asked} == {len(asked)}
+    assert schedule.label(client=3, round=5) is None
+    assert (schedule.classes, schedule.period) == (1, 4)
+    assert all(s.answers(3, t) for s in (ClassSchedule(4), JointSchedule()) for t in range(5))
+
+
+def test_a_class_schedule_reaches_a_whole_client_in_every_round():
+    assert ClassSchedule(10).of_client.uses(95) == JointSchedule().of_client.uses(95) == 95
+
+
+@pytest.mark.parametrize("turns", [0, -3, 2.5, "10", True])
+def test_a_bad_number_of_turns_is_refused(turns):
+    with pytest.raises(PrivacyError, match="turns must be an integer ≥ 1, received"):
+        TurnSchedule(turns)

@@ -11,7 +11,14 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from fedsink.errors import ConfigError
-from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
+from fedsink.privacy import (
+    BatchClip,
+    ClassSchedule,
+    CriticClip,
+    JointSchedule,
+    PrivacyPlan,
+    RecordClip,
+)
 from fedsink.protocol import GradientReply, GradientRequest, Objective
 from fedsink.protocol.gradient import (
     MOST_USES,
@@ -289,3 +296,9 @@ def test_more_classes_than_an_integer_can_hold_are_compared_all_the_same(
     objective = replace(make_request().objective, classes=10**30)
     request = GradientRequest.from_record(make_request(objective=objective).to_record())
     assert request.objective.classes == 10**30
+
+
+def test_a_plan_of_critics_is_no_plan_of_a_transport_gradient(make_request: Make) -> None:
+    plan = PrivacyPlan(1.0, 1.5, 7, CriticClip(1.0), JointSchedule(), 1e-5)
+    with pytest.raises(ValueError, match="clip=critic is for gradients of critics: choose clip=r"):
+        make_request(plan=plan).check()

@@ -15,13 +15,15 @@ from fedsink.clients.settings import NodeSettings
 from fedsink.data.maps import PixelRange
 from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec
-from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip, SecretKey
+from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol import LocalPlan, Objective
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.local import LocalGrid
 from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
 from fedsink.strategies.self_term import SelfTermSettings
 from fedsink.strategies.trainer import OptimizerSettings
+
+from ..support.tiny import with_secret_key
 
 SHAPE = (1, 4, 4)
 ROUNDS = 8
@@ -58,13 +60,10 @@ def make_grid(tmp_path: Path) -> Callable[[str], WatchedGrid]:
     def make(noise: str) -> WatchedGrid:
         close_nodes()
         spec = DataSpec("tiny", SHAPE, tuple("ab"), 40)
+        settings = NodeSettings(spec, Iid(), 2, seed=7)
         if noise == "reproducible":
-            return WatchedGrid(NodeSettings(spec, Iid(), 2, seed=7))
-        key_file = tmp_path / "run.key"
-        if not key_file.exists():
-            SecretKey.create(key_file, "tiny/1")
-        ledger = tmp_path / "run.sqlite"
-        return WatchedGrid(NodeSettings(spec, Iid(), 2, key_file=key_file, ledger=ledger))
+            return WatchedGrid(settings)
+        return WatchedGrid(with_secret_key(settings, tmp_path))
 
     return make
 

@@ -20,31 +20,19 @@ from fedsink.server.folder import RunFolder
 from fedsink.simulation.grid import client_of, node_of
 from fedsink.simulation.local import LocalGrid
 
-POLICY = """
-[data]
-name = "digits"
-shape = [1, 8, 8]
-classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
-nominal_records = 1437
-lineage = "ward-{number}"
-[state]
-folder = "state"
-[noise]
-backend = "fast"
-[budget.add-remove]
-epsilon = 10.0
-delta = 1e-4
-[budget.replace-one]
-epsilon = 25.0
-delta = 1e-4
-[allow]
-mechanisms = ["clipped-gaussian", "laplace", "randomized-response"]
-minimum_noise_multiplier = 0.5
-maximum_clip_bound = {bound}
-maximum_images = 1000
-"""
+from ..support.policies import DIGITS, limits, policy
+
 CENTRAL = ("clients=2", "rounds=25", "eps=5", "strategy.uses_per_message=10", "report.pictures=0")
 LOCAL = ("mode=ldp", "clients=2", "rounds=5", "eps=20", "report.pictures=0")
+
+
+def policy_of(number: int) -> str:
+    """The policy of a node that holds a part of the digits."""
+    return policy(
+        budget={"add-remove": limits(10.0), "replace-one": limits(25.0)},
+        data=DIGITS | {"lineage": f"ward-{number}"},
+        allow={"maximum_clip_bound": 10.0 - 7.0 * number, "maximum_images": 1000},
+    )
 
 
 class Nodes(LocalGrid):
@@ -54,12 +42,12 @@ class Nodes(LocalGrid):
         super().__init__(client, connected)
         self.asked: list[str] = []
         for number in range(connected):
-            policy = folder / f"node-{number}" / "policy.toml"
-            if not policy.exists():
-                policy.parent.mkdir()
-                policy.write_text(POLICY.format(number=number, bound=10.0 - 7.0 * number))
+            path = folder / f"node-{number}" / "policy.toml"
+            if not path.exists():
+                path.parent.mkdir()
+                path.write_text(policy_of(number))
             config: dict[str, Any] = {
-                "policy": str(policy), "partition-id": number, "num-partitions": 2,
+                "policy": str(path), "partition-id": number, "num-partitions": 2,
             }  # fmt: skip
             self._contexts[number] = Context(1, node_of(number), config, RecordDict(), {})
 

@@ -131,7 +131,7 @@ def test_an_interrupted_run_goes_on_bit_identically(
         assert (tmp_path / "run.sqlite").exists()
     folder = folder_at(tmp_path / "interrupted")
     settings = make_settings(mode, folder.path)
-    message = r"Stopped after round 3 of 8\. Go on with: fedsink simulate resume="
+    message = r"Stopped after round 3 of 8\. Continue with: fedsink simulate resume="
     with pytest.raises(InterruptedRunError, match=message):
         run(settings, make_grid(noise), at=interrupt)
     assert rounds_of(folder) == [1, 2, 3]

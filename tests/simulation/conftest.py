@@ -13,9 +13,21 @@ from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.settings import RunSettings
 from fedsink.simulation.simulate import configure
 
+from ..support.policies import CENTRAL, DIGITS, limits, policy
+
 Config = dict[str, Any]
 Compose = Callable[..., Config]
 Configure = Callable[..., RunSettings]
+
+
+def write_policy(folder: Path) -> Path:
+    """A policy file for the digits."""
+    path = folder / "policy.toml"
+    allow = {"maximum_clip_bound": 3.0, "maximum_images": 4000}
+    budget = {"add-remove": limits(10.0)}
+    path.write_text(policy(budget=budget, mechanisms=CENTRAL, data=DIGITS, allow=allow))
+    return path
+
 
 _SMALL = ("engine=local", "clients=2", "rounds=20", "report.pictures=0")
 

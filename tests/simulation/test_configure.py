@@ -16,28 +16,7 @@ from fedsink.simulation.simulate import configure
 from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
 from fedsink.values import strictly
 
-from .conftest import Compose, Configure
-
-POLICY = """
-[data]
-name = "digits"
-shape = [1, 8, 8]
-classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
-nominal_records = 1437
-lineage = "digits"
-[state]
-folder = "state"
-[noise]
-backend = "fast"
-[budget.add-remove]
-epsilon = 10.0
-delta = 1e-4
-[allow]
-mechanisms = ["clipped-gaussian"]
-minimum_noise_multiplier = 0.5
-maximum_clip_bound = 3.0
-maximum_images = 4000
-"""
+from .conftest import Compose, Configure, write_policy
 
 
 def _plan(configured: Configure, *overrides: str) -> PrivacyPlan:
@@ -180,20 +159,19 @@ def test_a_capacity_is_taken_or_computed_from_public_numbers(configured: Configu
 
 def test_secure_noise_and_a_policy_reach_the_node(configured: Configure, tmp_path: Path) -> None:
     assert configured("noise=secure").node.noise == "secure"
-    policy = tmp_path / "policy.toml"
-    policy.write_text(POLICY)
-    node = configured(f"policy={policy}", "clients=3").node
-    assert (node.policy, node.noise, node.clients) == (policy, "fast", 3)
+    path = write_policy(tmp_path)
+    node = configured(f"policy={path}", "clients=3").node
+    assert (node.policy, node.noise, node.clients) == (path, "fast", 3)
     assert node.ledger == tmp_path / "state" / "ledger.sqlite"
     assert node.data.name == "digits"
     with pytest.raises(ConfigError, match=r"policy\.toml says noise\.backend='fast'"):
-        configured(f"policy={policy}", "noise=secure")
+        configured(f"policy={path}", "noise=secure")
     with pytest.raises(ConfigError, match=r"data\.classes is .* but the policy .* state what"):
-        configured(f"policy={policy}", "data.classes=[a,b]")
+        configured(f"policy={path}", "data.classes=[a,b]")
     with pytest.raises(ConfigError, match=r"leave out data\.clients_file=x\.csv"):
-        configured(f"policy={policy}", "+data.clients_file=x.csv")
+        configured(f"policy={path}", "+data.clients_file=x.csv")
     with pytest.raises(ConfigError, match=r"leave out data\.corrupt or policy="):
-        configured(f"policy={policy}", "data.corrupt={kind: invert, share: 0.5}")
+        configured(f"policy={path}", "data.corrupt={kind: invert, share: 0.5}")
 
 
 def test_a_share_of_the_noise_reaches_the_strategy_and_leaves_the_plan(

@@ -1,4 +1,4 @@
-"""Runs whose server and clients are on a GPU. See `tests/stand_in.py`."""
+"""Runs whose server and clients are on a GPU. See `support/stand_in.py`."""
 
 from __future__ import annotations
 

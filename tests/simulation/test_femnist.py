@@ -16,7 +16,7 @@ from fedsink.data.sources import load
 from fedsink.errors import ConfigError, DataError
 from fedsink.simulation.simulate import resume, start
 
-from ..data.writers import some, write_hdf5, write_leaf
+from ..support.writers import some, write_hdf5, write_leaf
 from .conftest import Compose, Configure
 
 WORDS = {"f0000_14": "01AaBb", "f0001_41": "12zZ", "f0002_00": "0123", "f0003_12": "9yx"}

@@ -235,7 +235,7 @@ def test_the_words_say_what_is_protected_from_whom(configured: Configure, mode: 
     assert "takes part" in stated["not_protected"]
 
 
-# --- stop and go on ------------------------------------------------------------------------------
+# --- stop and continue ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", ["seed=3", "seed=null"])

@@ -15,7 +15,7 @@ from fedsink.privacy import UnprotectedPlan
 from fedsink.simulation.simulate import resume, start
 from fedsink.strategies import DPSinkhornSettings
 
-from .conftest import Compose, Configure
+from .conftest import Compose, Configure, write_policy
 
 COMMON = ("eps=inf", "seed=3", "clients=2", "rounds=4", "capacity=auto")
 
@@ -95,8 +95,5 @@ def test_what_makes_no_sense_without_noise_is_refused(
 
 
 def test_a_policy_is_refused_before_anything_runs(configured: Configure, tmp_path: Path) -> None:
-    from .test_configure import POLICY
-
-    (tmp_path / "policy.toml").write_text(POLICY)
     with pytest.raises(ConfigError, match="a policy always refuses it"):
-        configured("eps=inf", f"policy={tmp_path / 'policy.toml'}")
+        configured("eps=inf", f"policy={write_policy(tmp_path)}")

@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Message
-from torch import Tensor
 
 from fedsink.clients.app import client_app
 from fedsink.clients.settings import NodeSettings
 from fedsink.data.maps import PointBall
-from fedsink.data.partition import Iid, PartitionSpec
-from fedsink.data.spec import DataSpec
 from fedsink.models import Generator, build
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol import LocalPlan, Objective
@@ -27,20 +24,12 @@ from fedsink.strategies import (
 from fedsink.strategies.self_term import SelfTermSettings
 from fedsink.strategies.trainer import OptimizerSettings
 
-SIZE = 4
-CLASSES = 3
-RECORDS = 61
-
-
-def _tiny(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(5)
-    labels = (torch.arange(RECORDS) * CLASSES // RECORDS).to(torch.int64)
-    return torch.randn(RECORDS, SIZE, generator=random) / 4 + labels.unsqueeze(1), labels
+from ..support.tiny import CLASSES, RECORDS, SIZE, points, tiny_clients
 
 
 @pytest.fixture(autouse=True)
-def _tiny_data(install_source: Callable[..., None]) -> None:
-    install_source(_tiny)
+def _tiny_points(install_source: Callable[..., None]) -> None:
+    install_source(points)
 
 
 @pytest.fixture
@@ -77,10 +66,8 @@ class Wrapped(LocalGrid):
 def make_grid() -> Callable[..., Wrapped]:
     """A grid of K clients with the tiny data and reproducible noise."""
 
-    def make(clients: int = 3, partition: PartitionSpec | None = None, **more: Any) -> Wrapped:
-        spec = DataSpec("tiny", (SIZE,), tuple("abc"), RECORDS)
-        node = NodeSettings(spec, partition or Iid(), clients, seed=7)
-        return Wrapped(replace(node, **more))
+    def make(clients: int = 3, **more: Any) -> Wrapped:
+        return Wrapped(replace(tiny_clients(clients), **more))
 
     return make
 

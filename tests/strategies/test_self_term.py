@@ -9,18 +9,21 @@ from torch import Tensor
 from fedsink.clients.gradient import client_gradient
 from fedsink.clients.shard import Shard
 from fedsink.errors import ConfigError
-from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip, Stream
+from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol import GradientRequest, Objective
 from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.strategies.self_term import SelfParts, SelfTerm, SelfTermSettings, self_term
 from fedsink.transport import ConvergedSolver, Mixed, append_labels, semi_debiased_gradient
+
+from ..support.clouds import cloud
+from ..support.streams import silent
 
 PLAIN = Objective(lam=1.0, classes=1, label_weight=0.0)
 LABELLED = Objective(lam=1.0, classes=2, m=0.3, label_weight=1.5)
 
 
 def points(seed: int, n: int = 12) -> Tensor:
-    return torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
+    return cloud(n, 3, seed=seed, dtype=torch.float32)
 
 
 def term_of(
@@ -61,11 +64,6 @@ def alone(term: SelfTerm, rows: Tensor, kind: int, labels: Tensor) -> SelfParts:
     return SelfParts(*(part.squeeze(0) for part in parts))
 
 
-class Noiseless(Stream):
-    def normal(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("bound", [0.3, 100.0])
 def test_the_history_field_cancels_the_clients_where_the_records_are_the_history(
     bound: float,
@@ -82,7 +80,7 @@ def test_the_history_field_cancels_the_clients_where_the_records_are_the_history
 
     def mean_field(records: Tensor) -> Tensor:
         shard = Shard(records, torch.zeros(len(records), dtype=torch.int64))
-        total = client_gradient(request, shard, lambda purpose: Noiseless(b"k", purpose))
+        total = client_gradient(request, shard, silent)
         return total.double() / len(records)
 
     past = torch.cat([points(1), points(2)])
@@ -174,7 +172,7 @@ def test_the_batch_history_makes_the_sinkhorn_divergence(
     shard = Shard(torch.cat([points(1), points(2)]), labels.repeat(2))
 
     def released(shard: Shard) -> Tensor:
-        return client_gradient(request, shard, lambda purpose: Noiseless(b"k", purpose))
+        return client_gradient(request, shard, silent)
 
     assert float(released(shard).norm()) < 1e-5
     assert float(released(Shard(shard.images + 1.0, shard.labels)).norm()) > 0.5

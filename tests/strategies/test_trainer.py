@@ -14,6 +14,8 @@ from fedsink.privacy import Stream
 from fedsink.server import checkpoint
 from fedsink.strategies.trainer import OptimizerSettings, Trainer
 
+from ..support.models import weights
+
 Make = Callable[..., Generator]
 LABELS = torch.arange(6) % 3
 
@@ -22,10 +24,6 @@ def step(trainer: Trainer, round: int) -> None:
     z = trainer.generator.latent(6, Stream(b"k", round))
     output = trainer.generator(z, LABELS)
     trainer.step(output, torch.tanh(output.detach()).double() - 0.3, round)
-
-
-def weights(generator: Generator) -> torch.Tensor:
-    return torch.cat([t.flatten() for t in generator.state_dict().values()])
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd", "rmsprop"])

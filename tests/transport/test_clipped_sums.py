@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fedsink.transport import clipped_record_field, clipped_sums, summed_at_once
 
+from ..support.clouds import cloud
+
 
 def oblivious_record_field(x: Tensor, y: Tensor, f: Tensor, *rest: Any, **options: Any) -> Tensor:
     """One problem alone."""
@@ -52,17 +54,13 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def cloud(n: int, d: int = 4, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n, d, generator=generator, dtype=torch.float64).clamp(-2, 2)
-
-
 def ordinary(n: int = 9, m: int = 14) -> dict[str, Any]:
     """Three classes of rows and records; every third place is empty."""
     rows, records = torch.arange(n) % 3, torch.arange(m) % 3
     present = torch.arange(m) % 4 != 1
     return {
-        "x": cloud(n, seed=1), "y": cloud(m, seed=2), "f": cloud(n, 1, seed=3)[:, 0], "lam": 2.0,
+        "x": cloud(n, 4, seed=1).clamp(-2, 2), "y": cloud(m, 4, seed=2).clamp(-2, 2),
+        "f": cloud(n, seed=3).clamp(-2, 2), "lam": 2.0,
         "bound": 0.7, "mask": (rows[:, None] == records) & present, "radius": 4.0,
     }  # fmt: skip
 
@@ -227,12 +225,8 @@ def test_invalid_arguments_are_refused(change: dict[str, Any], message: str) -> 
 BOUND, LAM, RADIUS = 0.7, 2.0, 20.0
 
 
-def clouds(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-X, F = clouds(6, 4, seed=1), clouds(6, seed=2)
-Y = clouds(5, 7, 4, seed=3)
+X, F = cloud(6, 4, seed=1), cloud(6, seed=2)
+Y = cloud(5, 7, 4, seed=3)
 PRESENT = torch.rand(5, 7, generator=torch.Generator().manual_seed(4)) < 0.6
 PRESENT[2] = False
 

@@ -10,6 +10,8 @@ from fedsink.errors import ConfigError
 from fedsink.transport import L1, Cost, Mixed, SquaredEuclidean, append_labels, cost_named
 from fedsink.transport.kernels import pairwise
 
+from ..support.clouds import cloud
+
 COSTS: list[Cost] = [SquaredEuclidean(), L1(), Mixed(0.0), Mixed(0.3), Mixed(3.0)]
 BOUNDED: list[Cost] = [SquaredEuclidean(bounded=True), *(Mixed(m, bounded=True) for m in (0.0, 3))]
 
@@ -21,10 +23,6 @@ def definition(cost: Cost, x: Tensor, y: Tensor) -> Tensor:
     if isinstance(cost, L1):
         return absolute
     return squared + (cost.m if isinstance(cost, Mixed) else 0.0) * absolute
-
-
-def points(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 # Shapes on both sides of every switch in pairwise.py, batches that broadcast included.
@@ -42,7 +40,7 @@ SHAPES = [
 @pytest.mark.parametrize("cost", COSTS + BOUNDED, ids=str)
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_cost_equals_its_definition(cost: Cost, shapes: tuple) -> None:
-    x, y = points(*shapes[0], seed=1), points(*shapes[1], seed=2)
+    x, y = cloud(*shapes[0], seed=1), cloud(*shapes[1], seed=2)
     matrix = cost(x, y)
     torch.testing.assert_close(matrix, definition(cost, x, y), rtol=1e-10, atol=1e-10)
     assert (matrix >= 0).all()
@@ -51,8 +49,8 @@ def test_cost_equals_its_definition(cost: Cost, shapes: tuple) -> None:
 @pytest.mark.parametrize("cost", COSTS + BOUNDED, ids=str)
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_gradient_equals_autograd_of_the_definition(cost: Cost, shapes: tuple) -> None:
-    x, y = points(*shapes[0], seed=1), points(*shapes[1], seed=2)
-    plan = points(*cost(x, y).shape, seed=3).abs()
+    x, y = cloud(*shapes[0], seed=1), cloud(*shapes[1], seed=2)
+    plan = cloud(*cost(x, y).shape, seed=3).abs()
     x = x.expand(*plan.shape[:-2], *x.shape[-2:]).clone().requires_grad_()
     (expected,) = torch.autograd.grad((plan * definition(cost, x, y)).sum(), x)
     with torch.no_grad():
@@ -62,7 +60,7 @@ def test_gradient_equals_autograd_of_the_definition(cost: Cost, shapes: tuple) -
 
 @pytest.mark.parametrize("cost", COSTS, ids=str)
 def test_cost_is_symmetric(cost: Cost) -> None:
-    x, y = points(6, 4, seed=4), points(5, 4, seed=5)
+    x, y = cloud(6, 4, seed=4), cloud(5, 4, seed=5)
     torch.testing.assert_close(cost(x, y), cost(y, x).T)
 
 
@@ -73,7 +71,7 @@ def test_l1_gradient_of_equal_coordinates_is_zero() -> None:
 
 
 def test_squared_distance_of_equal_points_is_not_negative() -> None:
-    x = 100.0 + points(200, 30, seed=6, dtype=torch.float32)
+    x = 100.0 + cloud(200, 30, seed=6, dtype=torch.float32)
     assert SquaredEuclidean()(x, x).min() >= 0.0
 
 
@@ -100,7 +98,7 @@ def test_cost_of_non_finite_points_is_nan_and_only_theirs(cost: Cost) -> None:
     n=st.integers(1, 40), m=st.integers(1, 40), d=st.integers(1, 12), tile=st.sampled_from([1, 64])
 )
 def test_blocks_do_not_change_the_l1_cost_or_field(n: int, m: int, d: int, tile: int) -> None:
-    x, y, plan = points(n, d, seed=7), points(m, d, seed=8), points(n, m, seed=9)
+    x, y, plan = cloud(n, d, seed=7), cloud(m, d, seed=8), cloud(n, m, seed=9)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_COORDINATE_TILE", "_ROW_TILE", "_BACKWARD_TILE"):
             patch.setattr(pairwise, name, tile)
@@ -112,7 +110,7 @@ def test_blocks_do_not_change_the_l1_cost_or_field(n: int, m: int, d: int, tile:
 
 
 def test_empty_measures_have_empty_costs() -> None:
-    x, none = points(3, 2), points(0, 2)
+    x, none = cloud(3, 2), cloud(0, 2)
     for cost in COSTS:
         assert cost(x, none).shape == (3, 0)
         assert cost.gradient(x, none, torch.zeros(3, 0).double()).abs().sum() == 0.0
@@ -150,8 +148,8 @@ def test_labels_outside_the_classes_are_refused() -> None:
 
 def test_points_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"same d, got \(3, 2\) and \(4, 3\)"):
-        L1()(points(3, 2), points(4, 3))
+        L1()(cloud(3, 2), cloud(4, 3))
     with pytest.raises(ValueError, match=r"got torch\.float64 and torch\.float32"):
-        SquaredEuclidean()(points(3, 2), points(4, 2, dtype=torch.float32))
+        SquaredEuclidean()(cloud(3, 2), cloud(4, 2, dtype=torch.float32))
     with pytest.raises(ValueError, match=r"shape \(\.\.\., 3, 4\) to match the points, got"):
-        L1().gradient(points(3, 2), points(4, 2), torch.zeros(4, 3).double())
+        L1().gradient(cloud(3, 2), cloud(4, 2), torch.zeros(4, 3).double())

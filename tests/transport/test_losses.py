@@ -24,12 +24,10 @@ from fedsink.transport import (
     transport_gradient,
 )
 
+from ..support.clouds import cloud
+
 CONVERGED = ConvergedSolver(max_iterations=20000, tolerance=1e-12)
 COSTS: list[Cost] = [L1(), SquaredEuclidean(), Mixed(0.5)]
-
-
-def cloud(n: int, d: int = 3, seed: int = 0) -> Tensor:
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def finite_differences(loss: Callable[[Tensor], float], x: Tensor, step: float = 1e-5) -> Tensor:
@@ -48,7 +46,7 @@ def transport(x: Tensor, y: Tensor, cost: Cost, lam: float) -> float:
 @pytest.mark.parametrize("cost", COSTS, ids=str)
 @pytest.mark.parametrize("lam", [0.3, 3.0])
 def test_gradient_equals_finite_differences_of_the_converged_dual(cost: Cost, lam: float) -> None:
-    x, y = cloud(6, seed=1), cloud(8, seed=2)
+    x, y = cloud(6, 3, seed=1), cloud(8, 3, seed=2)
     result = transport_gradient(x, y, cost, lam, solver=CONVERGED)
     expected = finite_differences(lambda points: transport(points, y, cost, lam), x)
     torch.testing.assert_close(result.gradient, expected, rtol=1e-5, atol=1e-7)
@@ -56,7 +54,7 @@ def test_gradient_equals_finite_differences_of_the_converged_dual(cost: Cost, la
 
 
 def test_gradient_of_weighted_points_is_that_of_the_weighted_measure() -> None:
-    x, y, lam = cloud(5, seed=3), cloud(6, seed=4), 0.7
+    x, y, lam = cloud(5, 3, seed=3), cloud(6, 3, seed=4), 0.7
     log_a = cloud(5, 1, seed=5)[:, 0].log_softmax(0)
     log_b = cloud(6, 1, seed=6)[:, 0].log_softmax(0)
 
@@ -75,7 +73,7 @@ def test_gradient_of_weighted_points_is_that_of_the_weighted_measure() -> None:
 
 
 def test_extra_cost_enters_the_plan_but_has_no_gradient_of_its_own() -> None:
-    x, y, lam = cloud(5, seed=7), cloud(6, seed=8), 0.9
+    x, y, lam = cloud(5, 3, seed=7), cloud(6, 3, seed=8), 0.9
     extra = cloud(5, 6, seed=9).abs()
 
     def loss(points: Tensor) -> float:
@@ -91,7 +89,7 @@ def test_extra_cost_enters_the_plan_but_has_no_gradient_of_its_own() -> None:
 
 def test_an_extra_cost_that_forbids_pairs_separates_the_classes() -> None:
     # −λ log Q with Q → identity: transport within each class, as two problems of half the mass.
-    x, y, lam = cloud(6, seed=10), cloud(6, seed=11), 0.5
+    x, y, lam = cloud(6, 3, seed=10), cloud(6, 3, seed=11), 0.5
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     extra = 1e3 * (labels[:, None] != labels).double()
     joint = transport_gradient(x, y, SquaredEuclidean(), lam, extra_cost=extra, solver=CONVERGED)
@@ -100,8 +98,8 @@ def test_an_extra_cost_that_forbids_pairs_separates_the_classes() -> None:
 
 
 def test_no_graph_is_recorded() -> None:
-    x = cloud(4, seed=12).requires_grad_()
-    result = transport_gradient(x, cloud(5, seed=13), Mixed(1.0), 0.5)
+    x = cloud(4, 3, seed=12).requires_grad_()
+    result = transport_gradient(x, cloud(5, 3, seed=13), Mixed(1.0), 0.5)
     assert not result.value.requires_grad
     assert not result.gradient.requires_grad
 
@@ -116,7 +114,7 @@ def semi_debiased(x: Tensor, y: Tensor, n: int, n_extra: int, cost: Cost, lam: f
 @pytest.mark.parametrize("cost", COSTS, ids=str)
 def test_semi_debiased_gradient_equals_finite_differences(cost: Cost, n_extra: int) -> None:
     n, lam = 5, 2.0
-    x, y = cloud(n + n_extra, seed=14), cloud(7, seed=15)
+    x, y = cloud(n + n_extra, 3, seed=14), cloud(7, 3, seed=15)
     result = semi_debiased_gradient(x, y, n, n_extra, cost, lam, solver=CONVERGED)
     assert result.private_gradient.shape == (n, 3)
     assert result.self_gradient.shape == (n + n_extra, 3)
@@ -127,7 +125,7 @@ def test_semi_debiased_gradient_equals_finite_differences(cost: Cost, n_extra: i
 
 def test_the_halves_alone_equal_the_whole() -> None:
     n, n_extra, lam = 6, 2, 0.4
-    x, y = cloud(n + n_extra, seed=16), cloud(9, seed=17)
+    x, y = cloud(n + n_extra, 3, seed=16), cloud(9, 3, seed=17)
     whole = semi_debiased_gradient(x, y, n, n_extra, Mixed(1.0), lam)
     client = private_gradient(x[:n], y, Mixed(1.0), lam)
     server = self_gradient(x, n, Mixed(1.0), lam)
@@ -159,7 +157,7 @@ def test_the_published_loss_equals_autograd_through_geomloss(n_extra: int) -> No
 
 
 def test_padded_private_batches_give_the_unpadded_gradient() -> None:
-    x, y = cloud(5, seed=20), cloud(4, seed=21)
+    x, y = cloud(5, 3, seed=20), cloud(4, 3, seed=21)
     plain = private_gradient(x, y, Mixed(0.3), 0.5, solver=CONVERGED)
     padded_y = torch.cat((y, torch.zeros(3, 3, dtype=torch.float64)))
     log_b = torch.tensor([0.25] * 4 + [0.0] * 3, dtype=torch.float64).log()
@@ -168,7 +166,7 @@ def test_padded_private_batches_give_the_unpadded_gradient() -> None:
 
 
 def test_an_empty_private_batch_has_zero_gradient() -> None:
-    x, y = cloud(5, seed=22), cloud(3, seed=23)
+    x, y = cloud(5, 3, seed=22), cloud(3, 3, seed=23)
     for solver in (CONVERGED, AnnealedSolver()):
         log_b = torch.full((3,), -math.inf, dtype=torch.float64)
         result = private_gradient(x, y, Mixed(0.3), 0.5, log_b=log_b, solver=solver)
@@ -177,8 +175,8 @@ def test_an_empty_private_batch_has_zero_gradient() -> None:
 
 
 def test_a_cohort_in_one_call_equals_a_loop_over_clients() -> None:
-    x = cloud(6, seed=24)
-    y = torch.stack([cloud(5, seed=seed) for seed in (25, 26, 27)])
+    x = cloud(6, 3, seed=24)
+    y = torch.stack([cloud(5, 3, seed=seed) for seed in (25, 26, 27)])
     together = private_gradient(x.expand(3, 6, 3), y, Mixed(1.0), 0.5)
     for k in range(3):
         alone = private_gradient(x, y[k], Mixed(1.0), 0.5)
@@ -187,8 +185,8 @@ def test_a_cohort_in_one_call_equals_a_loop_over_clients() -> None:
 
 @pytest.mark.parametrize("solver", [CONVERGED, AnnealedSolver()], ids=["converged", "annealed"])
 def test_shared_points_and_padded_clients_equal_a_loop(solver: ConvergedSolver) -> None:
-    x, sizes = cloud(6, seed=31), (5, 2, 7)
-    batches = [cloud(m, seed=32 + m) for m in sizes]
+    x, sizes = cloud(6, 3, seed=31), (5, 2, 7)
+    batches = [cloud(m, 3, seed=32 + m) for m in sizes]
     y = torch.full((3, 7, 3), 1e3, dtype=torch.float64)
     log_b = torch.full((3, 7), -math.inf, dtype=torch.float64)
     for k, batch in enumerate(batches):
@@ -202,7 +200,7 @@ def test_shared_points_and_padded_clients_equal_a_loop(solver: ConvergedSolver) 
 
 
 def test_wrong_numbers_of_rows_are_refused() -> None:
-    x = cloud(6, seed=28)
+    x = cloud(6, 3, seed=28)
     with pytest.raises(ValueError, match=r"n \+ n_extra = 7 rows, got 6"):
         semi_debiased_gradient(x, x, 5, 2, L1(), 0.5)
     with pytest.raises(ValueError, match="between n and 2n rows with n ≥ 1, got 6 rows and n=2"):
@@ -217,7 +215,7 @@ def test_solver_named_lists_the_solvers() -> None:
 
 
 def test_a_public_diameter_fixes_the_number_of_iterations() -> None:
-    near, far = cloud(5, seed=29), 100.0 * cloud(5, seed=30)
+    near, far = cloud(5, 3, seed=29), 100.0 * cloud(5, 3, seed=30)
     counts = {
         int(transport_gradient(near, y, L1(), 0.1, solver=solver).solution.iterations)
         for y in (near, far)

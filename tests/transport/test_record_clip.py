@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fedsink.transport import SquaredEuclidean, clipped_record_field, record_clip, row_weights
 
+from ..support.clouds import cloud
+
 # Values that break careless arithmetic: overflow, underflow, subnormal, cancellation, non-finite.
 HOSTILE = [
     0.0, -0.0, 1.0, -1.0, 1.0 + 2**-52, 1e8, -1e8, 1e150, -1e150, 1e200, 1.7e308, -1.7e308,
@@ -34,11 +36,6 @@ def problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float, float]:
     return tensor(n, d), tensor(m, d), tensor(n), draw(lambdas), draw(bounds)
 
 
-def cloud(n: int, d: int = 4, seed: int = 0, scale: float = 1.0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(n, d, generator=generator, dtype=torch.float64)
-
-
 def relative_norm(field: Tensor, bound: float) -> float:
     """‖field‖/Δ, divided first so that no square vanishes at a tiny bound."""
     return float((field / bound).norm())
@@ -53,7 +50,7 @@ def written_out(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> Te
 
 @pytest.mark.parametrize("bound", [0.05, 0.7, 100.0])
 def test_the_field_equals_its_definition(bound: float) -> None:
-    x, y, f = cloud(10, seed=1), cloud(30, seed=2), cloud(10, 1, seed=3)[:, 0]
+    x, y, f = cloud(10, 4, seed=1), cloud(30, 4, seed=2), cloud(10, seed=3)
     field = clipped_record_field(x, y, f, 2.0, bound)
     torch.testing.assert_close(
         field, written_out(x, y, f, 2.0, bound), rtol=1e-3, atol=3e-5 * bound
@@ -61,7 +58,7 @@ def test_the_field_equals_its_definition(bound: float) -> None:
 
 
 def test_a_record_beyond_the_bound_contributes_the_bound_itself() -> None:
-    x, y = cloud(5, seed=4), cloud(1, seed=5, scale=50.0)
+    x, y = cloud(5, 4, seed=4), 50.0 * cloud(1, 4, seed=5)
     norm = float(clipped_record_field(x, y, torch.zeros(5), 1.0, 0.5).norm())
     assert 0.5 * (1 - 2**-15) < norm <= 0.5
 
@@ -102,8 +99,8 @@ def test_the_field_is_finite_for_any_input(
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from([1e-3, 1.0, 1e3, 1e6, 1e9]))
 def test_sensitivity_holds_in_ordinary_and_large_problems(seed: int, scale: float) -> None:
     # Long sums and large points at a small bound: where cancellation would show.
-    x, y = cloud(12, 40, seed, scale), cloud(60, 40, seed + 1, scale)
-    f, bound = cloud(12, 1, seed + 2, scale)[:, 0], 1e-2
+    x, y = scale * cloud(12, 40, seed=seed), scale * cloud(60, 40, seed=seed + 1)
+    f, bound = scale * cloud(12, seed=seed + 2), 1e-2
     whole = clipped_record_field(x, y, f, 0.5, bound)
     for j in (0, 17, 59):
         without = clipped_record_field(x, torch.cat((y[:j], y[j + 1 :])), f, 0.5, bound)
@@ -116,8 +113,8 @@ def test_nearly_equal_points_far_from_the_origin_keep_the_bound(offset: float, l
     # ‖x‖² + ‖y‖² − 2⟨x, y⟩ cancels here; a norm computed from it alone could be 0. The large λ
     # removes the weights' sensitivity, so that only sums and norms are left to go wrong.
     for seed in range(20):
-        x = offset + cloud(3, 5, seed=seed, scale=1.0)
-        y = offset + cloud(4, 5, seed=seed + 100, scale=1.0)
+        x = offset + cloud(3, 5, seed=seed)
+        y = offset + cloud(4, 5, seed=seed + 100)
         for bound in (0.3, 1e-4):
             whole = clipped_record_field(x, y, torch.zeros(3), lam, bound)
             for j in range(4):
@@ -177,8 +174,8 @@ def test_a_bound_whose_square_vanishes_is_kept() -> None:
 
 def test_many_unclipped_records_far_from_the_origin_add_up_exactly() -> None:
     # No record is clipped, so the matmul's rounding is that of numbers 1e8 times the result.
-    x = 1e8 + cloud(4, 6, seed=20, scale=1e-3)
-    y = 1e8 + cloud(300, 6, seed=21, scale=1e-3)
+    x = 1e8 + 1e-3 * cloud(4, 6, seed=20)
+    y = 1e8 + 1e-3 * cloud(300, 6, seed=21)
     whole = clipped_record_field(x, y, torch.zeros(4), 1e20, 0.01)
     single = sum(
         clipped_record_field(x, y[j : j + 1], torch.zeros(4), 1e20, 0.01) for j in range(300)
@@ -319,8 +316,8 @@ def test_contributions_and_sums_keep_the_bound_exactly(
 )
 def test_long_sums_near_the_bound_keep_it_exactly(seed: int, spread: float, ratio: float) -> None:
     """Some records are longer than Δ and some are not, and matmul adds them up."""
-    x, y = cloud(8, 5, seed, spread), cloud(40, 5, seed + 1, spread)
-    f, bound = cloud(8, 1, seed + 2)[:, 0], ratio * spread
+    x, y = spread * cloud(8, 5, seed=seed), spread * cloud(40, 5, seed=seed + 1)
+    f, bound = cloud(8, seed=seed + 2), ratio * spread
     whole = clipped_record_field(x, y, f, 0.5 * spread**2, bound)
     for j in (0, 17, 39):
         others = torch.cat((y[:j], y[j + 1 :]))

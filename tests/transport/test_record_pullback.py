@@ -12,11 +12,13 @@ from torch import Tensor
 
 from fedsink.transport.record_pullback import clipped_pullback
 
+from ..support.clouds import cloud
+
 N, D, P, M = 5, 3, 17, 8
 
 
 def numbers(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return scale * cloud(*shape, seed=seed, dtype=torch.float32)
 
 
 def linear(scale: float = 1.0) -> Callable[[Tensor], Tensor]:

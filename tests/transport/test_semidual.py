@@ -17,9 +17,7 @@ from fedsink.transport import (
 from fedsink.transport.semidual import masked_row_weights
 from fedsink.transport.solvers.solver import ConvergedSolver
 
-
-def cloud(n: int, d: int = 4, seed: int = 0) -> Tensor:
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from ..support.clouds import cloud
 
 
 def contributions(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
@@ -28,7 +26,11 @@ def contributions(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
 
 
 def test_row_weights_are_a_softmax_over_rows() -> None:
-    f, cost, lam = cloud(5, 1, seed=1)[:, 0], SquaredEuclidean()(cloud(5), cloud(7, seed=2)), 0.6
+    f, cost, lam = (
+        cloud(5, 1, seed=1)[:, 0],
+        SquaredEuclidean()(cloud(5, 4), cloud(7, 4, seed=2)),
+        0.6,
+    )
     w = row_weights(f, cost, lam)
     expected = torch.exp((f[:, None] - cost) / lam)
     torch.testing.assert_close(w, expected / expected.sum(0))
@@ -36,7 +38,7 @@ def test_row_weights_are_a_softmax_over_rows() -> None:
 
 
 def test_masked_row_weights_are_those_of_the_rows_left() -> None:
-    f, cost = cloud(5, 1, seed=1)[:, 0], SquaredEuclidean()(cloud(5), cloud(7, seed=2))
+    f, cost = cloud(5, 1, seed=1)[:, 0], SquaredEuclidean()(cloud(5, 4), cloud(7, 4, seed=2))
     mask = torch.ones(5, 7, dtype=torch.bool)
     torch.testing.assert_close(masked_row_weights(f, cost, 0.6, mask), row_weights(f, cost, 0.6))
     mask[[1, 3]] = False
@@ -54,7 +56,7 @@ def test_masked_row_weights_are_those_of_the_rows_left() -> None:
 
 
 def test_one_records_weights_do_not_depend_on_the_others() -> None:
-    f, cost = cloud(5, 1, seed=3)[:, 0], SquaredEuclidean()(cloud(5), cloud(7, seed=4))
+    f, cost = cloud(5, 1, seed=3)[:, 0], SquaredEuclidean()(cloud(5, 4), cloud(7, 4, seed=4))
     all_weights = row_weights(f, cost, 0.6)
     for j in range(7):
         alone = row_weights(f, cost[:, j : j + 1], 0.6)
@@ -62,7 +64,7 @@ def test_one_records_weights_do_not_depend_on_the_others() -> None:
 
 
 def test_field_and_norms_equal_the_contributions_written_out() -> None:
-    x, y = cloud(6, seed=5), cloud(9, seed=6)
+    x, y = cloud(6, 4, seed=5), cloud(9, 4, seed=6)
     w = row_weights(cloud(6, 1, seed=7)[:, 0], SquaredEuclidean()(x, y), 2.0)
     g = contributions(x, y, w)
     torch.testing.assert_close(record_field(x, y, w), g.sum(0))
@@ -71,7 +73,7 @@ def test_field_and_norms_equal_the_contributions_written_out() -> None:
 
 
 def test_field_is_half_the_gradient_of_the_semi_dual() -> None:
-    x, y, lam = cloud(6, seed=8).requires_grad_(), cloud(9, seed=9), 1.5
+    x, y, lam = cloud(6, 4, seed=8).requires_grad_(), cloud(9, 4, seed=9), 1.5
     f = cloud(6, 1, seed=10)[:, 0]
     distances = (x.unsqueeze(1) - y).square().sum(-1)
     value = -lam * torch.logsumexp((f.unsqueeze(1) - distances) / lam, 0).sum()
@@ -83,7 +85,7 @@ def test_field_is_half_the_gradient_of_the_semi_dual() -> None:
 
 def test_with_the_optimal_potential_the_field_is_the_transport_gradient() -> None:
     # At the optimum of X against Y itself, P_ij = w_ij/m: ∂W/∂x = (2/m)·field.
-    x, y, lam = cloud(6, seed=11), cloud(9, seed=12), 1.0
+    x, y, lam = cloud(6, 4, seed=11), cloud(9, 4, seed=12), 1.0
     solver = ConvergedSolver(max_iterations=9999, tolerance=1e-12)
     f = potential(x, y, lam, solver=solver)
     field = record_field(x, y, row_weights(f, SquaredEuclidean()(x, y), lam))
@@ -92,7 +94,7 @@ def test_with_the_optimal_potential_the_field_is_the_transport_gradient() -> Non
 
 
 def test_potential_has_mean_zero() -> None:
-    x = 30.0 + cloud(8, seed=13)
-    f = potential(x, cloud(20, seed=14), 0.5)
+    x = 30.0 + cloud(8, 4, seed=13)
+    f = potential(x, cloud(20, 4, seed=14), 0.5)
     assert float(f.mean()) == pytest.approx(0.0, abs=1e-12)
     assert float(f.abs().max()) > 0.1

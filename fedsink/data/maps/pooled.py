@@ -105,7 +105,7 @@ class PooledPower(Map):
         """Return p = f^(1/γ), interpolated to full size, between the black and the white level.
 
         The interpolation is that of the cosines of p. Levels between 0 and 1 make up for the
-        blur of coarse cells: a classifier trained on the pictures shall know sharp ones.
+        blur of coarse cells: a classifier trained on the pictures should know sharp ones.
         """
         device = coordinates.device
         down, across = (_interpolation(self.block, side).to(device) for side in self.shape[1:])

@@ -57,8 +57,8 @@ def _folder(spec: DataSpec, split: str) -> Path:
 def _files(folder: Path, spec: DataSpec) -> list[tuple[str, int]]:
     from torchvision.datasets import ImageFolder
 
-    found = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    unknown = [name for name in found if name not in spec.classes]
+    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    unknown = [name for name in names if name not in spec.classes]
     if unknown:
         raise DataError(
             f"{folder.absolute()} holds the folder {unknown[0]!r}, which is not in data.classes "

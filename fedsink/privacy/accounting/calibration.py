@@ -40,7 +40,7 @@ def sigma_for(
     rate, uses = checks.probability("rate", rate), checks.count("uses", uses)
     exact, quick = _epsilons(cost)
     if cost is not None:
-        cost.check_overflow(rate, uses, delta)  # no σ mends that
+        cost.check_overflow(rate, uses, delta)  # no σ fixes that
     inverse = _largest(
         eps,
         exact=lambda x: exact(rate, 1 / x, uses, delta, accountant),

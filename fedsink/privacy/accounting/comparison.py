@@ -64,14 +64,14 @@ def solve_account(
     Raises:
         PrivacyError: If not exactly one is left out, or a value is out of range.
     """
-    if clip not in CLIPS:
+    if clip not in CLIPS or not CLIPS[clip].sampled:
         raise PrivacyError(f"clip is record or batch, received {clip!r}.")
     cost = Cost(CLIPS[clip](1.0), ClassSchedule(classes), adjacency, capacity, nominal_records)
     clients = checks.count("clients", clients)
-    every = {"rate": rate, "sigma": sigma, "rounds": rounds, "eps": eps, "delta": delta}
-    known = {name: value for name, value in every.items() if value is not None}
-    if len(known) != len(every) - 1:
-        received = ", ".join(f"{name}={value}" for name, value in every.items())
+    parameters = {"rate": rate, "sigma": sigma, "rounds": rounds, "eps": eps, "delta": delta}
+    known = {name: value for name, value in parameters.items() if value is not None}
+    if len(known) != len(parameters) - 1:
+        received = ", ".join(f"{name}={value}" for name, value in parameters.items())
         raise PrivacyError(
             "exactly one of rate, sigma, rounds, eps and delta is left out and solved for, "
             f"received {received}."

@@ -2,12 +2,15 @@
 
 | adjacency | clip | what one unit sees |
 |---|---|---|
-| add-remove | either | Poisson-subsampled Gaussian (q, σ), the schedule's uses |
-| replace-one | either | the dominating pairs of `replacement`; accountant pld only |
-| client | batch | T Gaussians of multiplier σ: any two clipped gradients are within 2Δ |
-| client | record, capacity B | T Gaussians of multiplier σ/B: at most B contributions of norm Δ |
+| add-remove | record, batch | Poisson-subsampled Gaussian (q, σ), the schedule's uses |
+| replace-one | record, batch | the dominating pairs of `replacement`; accountant pld only |
+| client | batch | Gaussians of multiplier σ: any two clipped gradients are within 2Δ |
+| client | record, capacity B | Gaussians of multiplier σ/B: at most B contributions of norm Δ |
+| add-remove, replace-one, user | critic | Gaussians of multiplier σ: one critic's part changes |
+| client | critic, M critics | Gaussians of multiplier σ/M: all parts change |
 
-A client as a unit is not sampled, and a class schedule reaches it in every round.
+A client as a unit is not sampled, and a class schedule reaches it in every round. With the critic
+clip nothing is sampled, and every part of the records takes part in every use.
 """
 
 from __future__ import annotations
@@ -29,8 +32,15 @@ from fedsink.privacy.accounting.accountants import (
 )
 from fedsink.privacy.accounting.capacity import overflow_probability
 from fedsink.privacy.accounting.replacement import replacement_epsilon
-from fedsink.privacy.mechanisms.clipping import Clip, RecordClip
-from fedsink.privacy.sampling import JointSchedule, Schedule
+from fedsink.privacy.mechanisms.clipping import (
+    Clip,
+    CriticClip,
+    RecordClip,
+    check_clip,
+    check_rate,
+    sampled_clip,
+)
+from fedsink.privacy.sampling import ClassSchedule, Schedule, check_schedule
 
 
 @dataclass(frozen=True)
@@ -38,9 +48,9 @@ class Cost:
     """ε as a function of (rate, σ, uses, δ) for one adjacency, clip, schedule and capacity.
 
     Args:
-        clip: `BatchClip` or `RecordClip`.
-        schedule: `JointSchedule` or `ClassSchedule`.
-        adjacency: ``"add-remove"``, ``"replace-one"`` or ``"client"``.
+        clip: `BatchClip`, `RecordClip` or `CriticClip`.
+        schedule: `JointSchedule`, `ClassSchedule` or `TurnSchedule`.
+        adjacency: ``"add-remove"``, ``"replace-one"``, ``"user"`` or ``"client"``.
         capacity: B ≥ 1, at most so many sampled records take part; None: all of them.
         nominal_records: N ≥ 1, public; no client takes part with more records. Needed where a
             capacity meets the record clip.
@@ -56,12 +66,8 @@ class Cost:
     nominal_records: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.clip, Clip):
-            raise PrivacyError(f"clip must be a BatchClip or a RecordClip, received {self.clip!r}.")
-        if not isinstance(self.schedule, Schedule):
-            raise PrivacyError(
-                f"schedule must be a JointSchedule or a ClassSchedule, received {self.schedule!r}."
-            )
+        check_clip(self.clip)
+        check_schedule(self.schedule)
         adjacencies.check_adjacency(self.adjacency)
         for name in ("capacity", "nominal_records"):
             value = getattr(self, name)
@@ -74,6 +80,13 @@ class Cost:
                 "the client adjacency with clip=record needs a capacity: without one a client's "
                 "sum is unbounded. Give a capacity or use clip=batch."
             )
+        if isinstance(self.clip, CriticClip):
+            self._check_critics()
+        elif self.adjacency == adjacencies.USER:
+            raise PrivacyError(
+                f"the user adjacency is known for clip=critic alone, where one critic holds all "
+                f"records of a user, received clip={self.clip.name}: choose adjacency=client."
+            )
         if self._overflows and self.nominal_records is None:
             raise PrivacyError(
                 "a capacity with clip=record needs nominal_records, the public number of records "
@@ -83,22 +96,25 @@ class Cost:
     @property
     def accountants(self) -> tuple[str, ...]:
         """The accountants that give a bound under this adjacency."""
-        return ("pld",) if self.adjacency == adjacencies.REPLACE_ONE else ACCOUNTANTS
+        by_pairs = self.adjacency == adjacencies.REPLACE_ONE and self.clip.sampled
+        return ("pld",) if by_pairs else ACCOUNTANTS
 
     def uses(self, rounds: int) -> int:
         """How many of the first T rounds can touch one unit."""
-        return (JointSchedule() if self._by_client else self.schedule).uses(rounds)
+        return (self.schedule.of_client if self._by_client else self.schedule).uses(rounds)
 
     def rounds_within(self, uses: int) -> int:
         """The largest number of rounds that touch a unit at most `uses` times."""
-        return (JointSchedule() if self._by_client else self.schedule).rounds_within(uses)
+        schedule = self.schedule.of_client if self._by_client else self.schedule
+        return schedule.rounds_within(uses)
 
     def event(self, rate: float, sigma: float, uses: int) -> Any:
         """All uses of one unit as a `dp_accounting.DpEvent`, to be read under the adjacency."""
-        if not self._by_client:
+        check_rate(self.clip, rate)
+        if not self._unsampled:
             return poisson_gaussian(rate, sigma, uses)
         events = checks.require("dp_accounting")
-        return events.SelfComposedDpEvent(events.GaussianDpEvent(self._whole(sigma)), uses)
+        return events.SelfComposedDpEvent(events.GaussianDpEvent(self._of_unit(sigma)), uses)
 
     def overflow(self, rate: float, uses: int) -> float:
         """The part of δ that a full batch costs (see `fedsink.privacy.accounting.capacity`)."""
@@ -149,8 +165,8 @@ class Cost:
         delta -= self.overflow(rate, uses)
         if delta <= 0:
             return math.inf
-        if self._by_client:
-            exact = poisson_gaussian_epsilon(1.0, self._whole(sigma), uses, delta)
+        if self._unsampled:
+            exact = poisson_gaussian_epsilon(1.0, self._of_unit(sigma), uses, delta)
             return exact if exact > ceiling else None
         rough = rdp_epsilon(rate, sigma, uses, delta)
         if rough > 5.0 * ceiling + 0.5 / sigma**2 + 0.5:
@@ -160,18 +176,19 @@ class Cost:
 
     def quick_bound(self, rate: float, sigma: float, uses: int, delta: float) -> float:
         """A bound by Rényi DP for every round's progress; infinite where there is none."""
-        if self.adjacency == adjacencies.REPLACE_ONE:
+        if self.adjacency == adjacencies.REPLACE_ONE and self.clip.sampled:
             return math.inf
         delta -= self.overflow(rate, uses)
         if delta <= 0:
             return math.inf
-        if self._by_client:
-            rate, sigma = 1.0, self._whole(sigma)
+        if self._unsampled:
+            rate, sigma = 1.0, self._of_unit(sigma)
         return rdp_epsilon(rate, sigma, uses, delta)
 
     def _epsilon(
         self, seen: float, rate: float, sigma: float, uses: int, delta: float, accountant: str
     ) -> float:
+        check_rate(self.clip, rate)
         if check_accountant(accountant) not in self.accountants:
             raise PrivacyError(
                 f"the {accountant} accountant has no bound under replace-one: Rényi accountants "
@@ -181,10 +198,11 @@ class Cost:
         delta = checks.failure_probability(delta) - self.overflow(rate, uses)
         if delta <= 0:
             return math.inf
-        if self.adjacency == adjacencies.REPLACE_ONE:
-            return replacement_epsilon(seen, sigma, uses, delta, self.clip, self.schedule)
-        if self._by_client:
-            seen, sigma = 1.0, self._whole(sigma)
+        if self._unsampled:
+            seen, sigma = 1.0, self._of_unit(sigma)
+        elif self.adjacency == adjacencies.REPLACE_ONE:
+            clip = sampled_clip(self.clip)
+            return replacement_epsilon(seen, sigma, uses, delta, clip, self.schedule)
         return poisson_gaussian_epsilon(seen, sigma, uses, delta, accountant)
 
     @property
@@ -197,9 +215,30 @@ class Cost:
             self.capacity is not None and isinstance(self.clip, RecordClip) and not self._by_client
         )
 
-    def _whole(self, sigma: float) -> float:
-        """The noise multiplier against everything a client contributes to one round."""
+    @property
+    def _unsampled(self) -> bool:
+        """Whether a unit takes part in every use, whatever the rate."""
+        return self._by_client or not self.clip.sampled
+
+    def _of_unit(self, sigma: float) -> float:
+        """The noise multiplier against all that a unit contributes to one round."""
         checks.positive("sigma", sigma)
+        if not self._by_client:
+            return sigma
+        if isinstance(self.clip, CriticClip):
+            return sigma / self.clip.critics
         if isinstance(self.clip, RecordClip) and self.capacity is not None:
             return sigma / self.capacity
         return sigma
+
+    def _check_critics(self) -> None:
+        if self.capacity is not None:
+            raise PrivacyError(
+                f"clip=critic draws no batch of records, so capacity={self.capacity} has no "
+                "meaning: leave it out."
+            )
+        if isinstance(self.schedule, ClassSchedule) and self.schedule.classes > 1:
+            raise PrivacyError(
+                "clip=critic has no class schedule: a critic learns from records of every class, "
+                "and remembers them in the rounds of the others. Use a joint or a turn schedule."
+            )

@@ -235,8 +235,8 @@ def spent_rho(connection: Connection, account: int) -> float:
 def largest(by_label: Iterable[tuple[int, float]]) -> float:
     """The sum for the class with the largest one; uses of all classes count for each."""
     counts = dict(by_label)
-    every = counts.pop(EVERY_LABEL, 0)
-    return every + max(counts.values(), default=0)
+    of_all_labels = counts.pop(EVERY_LABEL, 0)
+    return of_all_labels + max(counts.values(), default=0)
 
 
 def _check_sums(

@@ -50,34 +50,34 @@ def _problems(database: Database) -> list[str]:
     integrity = [row[0] for row in database.rows("PRAGMA integrity_check")]
     if integrity != ["ok"]:
         return [f"the file is damaged: {line}" for line in integrity]
-    found = [
+    problems = [
         f"a row of {table} refers to a row of {parent} that is not there"
         for table, _, parent, _ in database.rows("PRAGMA foreign_key_check")
     ]
     for sentence, query in _NEVER.items():
-        found += [sentence.format(f"the run {row[0]}") for row in database.rows(query)]
-    return found + _overspent_labels(database) + _overspent_accounts(database)
+        problems += [sentence.format(f"the run {row[0]}") for row in database.rows(query)]
+    return problems + _overspent_labels(database) + _overspent_accounts(database)
 
 
 def _overspent_labels(database: Database) -> list[str]:
-    found = []
+    problems = []
     for id, name, uses, event, use in database.rows(
         "SELECT reservations.id, name, uses, event, use FROM reservations"
         " JOIN runs ON run = runs.id"
     ):
         counts = database.rows("SELECT label, uses FROM counts WHERE reservation=?", id)
         if largest(counts) > uses:
-            found.append(f"the run {name} has used a class more often than its {uses} times")
+            problems.append(f"the run {name} has used a class more often than its {uses} times")
         try:
             event_from_json(event)
             event_from_json(use or "null")
         except FedsinkError as error:
-            found.append(f"the run {name}: {error}")
-    return found
+            problems.append(f"the run {name}: {error}")
+    return problems
 
 
 def _overspent_accounts(database: Database) -> list[str]:
-    found = []
+    problems = []
     for id, lineage, adjacency, rule, alpha, epsilon, delta in database.rows(
         "SELECT id, lineage, adjacency, admission, alpha, epsilon, delta FROM accounts"
     ):
@@ -93,8 +93,10 @@ def _overspent_accounts(database: Database) -> list[str]:
         else:
             sound = _within_filter(database, id, epsilon, delta, alpha)
         if not sound:
-            found.append(f"the account of {lineage} ({adjacency}) has spent more than its ceiling")
-    return found
+            problems.append(
+                f"the account of {lineage} ({adjacency}) has spent more than its ceiling"
+            )
+    return problems
 
 
 def _within_filter(

@@ -76,7 +76,7 @@ class Ledger:
         Args:
             lineage: the owner's name of the data.
             fingerprint: hash of their content; it never leaves this file.
-            on_change: ``"inherit"`` lets changed data go on with all charges, ``"refuse"`` does
+            on_change: ``"inherit"`` lets changed data keep all charges, ``"refuse"`` does
                 not let them.
 
         Raises:

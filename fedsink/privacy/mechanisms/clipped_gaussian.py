@@ -15,7 +15,7 @@ import torch
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
-from fedsink.privacy.mechanisms.clipping import Clip
+from fedsink.privacy.mechanisms.clipping import Clip, check_clip
 from fedsink.privacy.randomness.noise import Stream, add_gaussian_each, noised
 
 
@@ -23,10 +23,10 @@ from fedsink.privacy.randomness.noise import Stream, add_gaussian_each, noised
 class ClippedGaussian:
     """total + N(0, (σ·S)² I), where S is the sensitivity that the clip states.
 
-    S is 2Δ for the clip of a batch's gradient and Δ for the clip of a record's contribution, so
-    the noise is Algorithm 1's 2Δσ (Cao et al. 2021), not the Δσ of their Theorem 4.1. Sampling,
-    composition and adjacency belong to `PrivacyPlan`; there is no matched cost, since nothing
-    here is deconvolved.
+    S is 2Δ for the clip of a batch's or a critic's gradient and Δ for that of a record's
+    contribution, so the noise is Algorithm 1's 2Δσ (Cao et al. 2021), not the Δσ of their
+    Theorem 4.1. Sampling, composition and adjacency belong to `PrivacyPlan`; there is no matched
+    cost, since nothing here is deconvolved.
 
     Guarantees:
         - The noise's standard deviation is the multiplier times the sensitivity the clip states.
@@ -36,11 +36,11 @@ class ClippedGaussian:
         - Nothing is released where the total is not finite.
 
     Args:
-        clip: `BatchClip` or `RecordClip`.
+        clip: `BatchClip`, `RecordClip` or `CriticClip`.
         noise_multiplier: σ = noise std / sensitivity, > 0.
 
     Raises:
-        PrivacyError: If the clip is neither, or the multiplier is not a finite number > 0.
+        PrivacyError: If the clip is none of them, or the multiplier is not a finite number > 0.
     """
 
     clip: Clip
@@ -50,8 +50,7 @@ class ClippedGaussian:
     choice: ClassVar[str] = "gaussian"  # its name among the configuration's mechanisms
 
     def __post_init__(self) -> None:
-        if not isinstance(self.clip, Clip):
-            raise PrivacyError(f"clip must be a BatchClip or a RecordClip, received {self.clip!r}.")
+        check_clip(self.clip)
         checks.positive("sigma", self.noise_multiplier)
 
     @property
@@ -74,7 +73,7 @@ class ClippedGaussian:
 
         Args:
             total: The clipped gradient (batch clip) or the sum of clipped contributions
-                (record clip), of any shape.
+                (record clip) or of clipped gradients (critic clip), of any shape.
             stream: A stream for this client and round alone; never one used before.
 
         Raises:

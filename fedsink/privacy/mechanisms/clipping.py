@@ -4,12 +4,15 @@
 1.0
 >>> RecordClip(bound=0.5).sensitivity
 0.5
+>>> CriticClip(bound=0.5, critics=40).sensitivity
+1.0
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 import torch
 
@@ -20,6 +23,8 @@ from fedsink.privacy import checks
 _SLACK = 2.0**-20
 # Below this bound that room would itself be lost in rounding.
 _SMALLEST = 2.0**-1000
+# With more critics the rounding of their sum could exceed the room below the bound.
+MOST_CRITICS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class BatchClip:
     name: ClassVar[str] = "batch"
     replacement: ClassVar[str] = "without-replacement"
     """The dominating pair of another record in the same place; see `replacement_epsilon`."""
+    sampled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bound", checks.positive("bound", self.bound))
@@ -67,11 +73,7 @@ class BatchClip:
 
     def apply_each(self, gradients: torch.Tensor) -> torch.Tensor:
         """Each client's gradient clipped by itself, (K, ...); otherwise like `apply`."""
-        if gradients.dtype not in (torch.float32, torch.float64):
-            raise PrivacyError(
-                f"a gradient to clip must be float32 or float64, received {gradients.dtype}: "
-                "narrower types round past the bound."
-            )
+        _check_type(gradients)
         clipped = shrunk(gradients.flatten(1), self.bound, cast=gradients.dtype)
         return clipped.reshape(gradients.shape)
 
@@ -99,6 +101,7 @@ class RecordClip:
     name: ClassVar[str] = "record"
     replacement: ClassVar[str] = "opposite"
     """The dominating pair of another record in the same place; see `replacement_epsilon`."""
+    sampled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bound", checks.positive("bound", self.bound))
@@ -126,8 +129,131 @@ class RecordClip:
         return torch.where(usable, factors, torch.zeros_like(factors))
 
 
-Clip = BatchClip | RecordClip
-CLIPS: dict[str, type[BatchClip] | type[RecordClip]] = {"batch": BatchClip, "record": RecordClip}
+@dataclass(frozen=True)
+class CriticClip:
+    """Clip each critic's gradient g_m, an n×D matrix, to norm ≤ C; a client releases Σ_m g_m.
+
+    The client deals its records to M critics by public slot numbers. A critic is any function of
+    its own part of the records, of the transcript and of the client's coins, and so is g_m. A
+    change of one part moves one summand within the ball of radius C: hence a sensitivity of 2C,
+    whether a record is added, removed, replaced or relabelled, or the whole part changes. A change
+    of all parts moves the sum by 2CM.
+
+    A critic remembers in which rounds it was trained, so that a secret sample of the rounds or of
+    the records amplifies nothing here: the rate of a plan with this clip is 1.
+
+    Guarantees:
+        - Each critic's clipped gradient has norm at most C, in exact arithmetic, for any gradient.
+        - Two totals that differ in one critic's gradient are at most the sensitivity apart.
+        - A critic whose gradient has a non-finite entry contributes zero.
+        - Which operations run does not depend on the gradients' values.
+
+    Args:
+        bound: C, in units of a gradient's L2 norm; finite and > 0.
+        critics: M from 1 to 2¹⁴, public: no client adds up more critics.
+
+    Raises:
+        PrivacyError: If the bound is not a finite number > 0, or M is not a whole number in range.
+    """
+
+    bound: float
+    critics: int = MOST_CRITICS
+    name: ClassVar[str] = "critic"
+    sampled: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bound", checks.positive("bound", self.bound))
+        object.__setattr__(self, "critics", checks.count("critics", self.critics))
+        if self.critics > MOST_CRITICS:
+            raise PrivacyError(
+                f"critics must be at most {MOST_CRITICS}, received {self.critics}: the rounding "
+                "of a larger sum could exceed its sensitivity."
+            )
+
+    @property
+    def sensitivity(self) -> float:
+        """2C: what one critic's part of the records can change."""
+        return 2.0 * self.bound
+
+    def total(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Σ_m clip(g_m, C) for each of K clients.
+
+        Args:
+            gradients: (K, M, n, D), float32 or float64, with M at most `critics`.
+
+        Returns:
+            (K, n, D) float64.
+
+        Raises:
+            PrivacyError: If the gradients are of another type, or of too many critics.
+        """
+        clients, critics, *shape = gradients.shape
+        if critics > self.critics:
+            raise PrivacyError(
+                f"the clip allows {self.critics} critics a client, received gradients of {critics}."
+            )
+        _check_type(gradients)
+        # Rounding moves either of two sums by less than 2⁻⁵²·M²·C ≤ 2⁻²⁴·C; shrunk leaves 2⁻²⁰·C.
+        clipped = shrunk(gradients.flatten(0, 1).flatten(1), self.bound)
+        return clipped.reshape(clients, critics, *shape).sum(1)
+
+
+SampledClip = BatchClip | RecordClip
+Clip = SampledClip | CriticClip
+CLIPS: dict[str, type[BatchClip] | type[RecordClip] | type[CriticClip]] = {
+    clip.name: clip for clip in (BatchClip, RecordClip, CriticClip)
+}
+
+
+def clip_to_dict(clip: Clip) -> dict[str, Any]:
+    """The clip as JSON-able values; `clip_from_dict` gives the same clip back."""
+    return {"name": clip.name, **asdict(clip)}
+
+
+def clip_from_dict(values: Mapping[str, Any]) -> Clip:
+    """The clip written by `clip_to_dict`.
+
+    Raises:
+        PrivacyError: If a value is out of range.
+        KeyError, TypeError: If an entry is missing or unknown.
+    """
+    options = {**values}
+    return CLIPS[options.pop("name")](**options)
+
+
+def check_clip(clip: object) -> None:
+    """Raise PrivacyError for anything but a clip."""
+    if not isinstance(clip, Clip):
+        names = ", ".join(kind.__name__ for kind in CLIPS.values())
+        raise PrivacyError(f"clip must be one of {names}, received {clip!r}.")
+
+
+def sampled_clip(clip: Clip) -> SampledClip:
+    """The clip of a gradient of sampled records; raises PrivacyError for a clip of critics."""
+    if isinstance(clip, CriticClip):
+        raise PrivacyError(
+            f"clip={clip.name} is for gradients of critics: choose clip=record or clip=batch."
+        )
+    return clip
+
+
+def check_rate(clip: Clip, rate: float) -> float:
+    """The rate as a float in (0, 1]; raises PrivacyError where the clip allows 1 alone."""
+    rate = checks.probability("rate", rate)
+    if rate < 1.0 and not clip.sampled:
+        raise PrivacyError(
+            f"clip={clip.name} has rate=1 alone, received rate={rate:g}: a critic remembers when "
+            "it was trained, so a secret sample would not amplify."
+        )
+    return rate
+
+
+def _check_type(gradients: torch.Tensor) -> None:
+    if gradients.dtype not in (torch.float32, torch.float64):
+        raise PrivacyError(
+            f"a gradient to clip must be float32 or float64, received {gradients.dtype}: "
+            "narrower types round past the bound."
+        )
 
 
 def shrunk(

@@ -82,7 +82,7 @@ def request(
     plan: PrivacyPlan, number: int, rows: Tensor, potentials: Tensor, self_gradient: Tensor
 ) -> GradientRequest:
     """An unconditional request with λ = 1, packed and read again."""
-    asked = GradientRequest(
+    request = GradientRequest(
         round=number,
         label=None,
         plan=plan,
@@ -93,7 +93,7 @@ def request(
         potentials=potentials,
         self_gradient=self_gradient,
     )
-    return GradientRequest.from_record(asked.to_record())
+    return GradientRequest.from_record(request.to_record())
 
 
 def points(values: Tensor) -> Shard:

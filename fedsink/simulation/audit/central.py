@@ -57,7 +57,7 @@ def audit_transcripts(
         raise ConfigError("An audit runs the joint schedule: its canary is used in every round.")
     if trials < 8:
         raise ConfigError(f"An audit needs at least 8 trials, received {trials}.")
-    found = []
+    findings = []
     for rate in dict.fromkeys([plan.rate, 1.0]):
         audited = replace(plan, rate=rate)
         canary, first = Canary(audited), 0 if rate == plan.rate else 2 * trials
@@ -67,7 +67,7 @@ def audit_transcripts(
         if rate == 1.0:
             bounds["Gaussian trade-off"] = partial(gaussian_epsilon, delta=plan.delta)
         for method, bound in bounds.items():
-            found.append(
+            findings.append(
                 Finding(
                     audited=f"{2 * trials} transcripts, q = {rate:g}",
                     method=method,
@@ -77,7 +77,7 @@ def audit_transcripts(
                     resolution=bound(Counts.perfect(trials - trials // 2), confidence=confidence),
                 )
             )
-    return found
+    return findings
 
 
 def _transcripts(

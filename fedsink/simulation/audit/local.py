@@ -95,12 +95,12 @@ def audit_local(
         _sum_and_distance(uploads([1.0, 1.0], 2 * trials)),
         _sum_and_distance(uploads([-1.0, 1.0], 3 * trials)),
     )
-    found = [finding(f"{2 * trials} uploads of one record", "threshold", alone, threshold)]
+    findings = [finding(f"{2 * trials} uploads of one record", "threshold", alone, threshold)]
     if plan.image_mechanism.gaussian_trade_off:
         trade_off = partial(gaussian_epsilon, delta=plan.delta)
-        found.append(finding(found[0].audited, "Gaussian trade-off", alone, trade_off))
-    found.append(finding(f"{2 * trials} uploads of two records", "threshold", beside, threshold))
-    return found
+        findings.append(finding(findings[0].audited, "Gaussian trade-off", alone, trade_off))
+    findings.append(finding(f"{2 * trials} uploads of two records", "threshold", beside, threshold))
+    return findings
 
 
 def _uploads(

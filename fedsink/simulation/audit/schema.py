@@ -30,12 +30,12 @@ def check_reply_schema(request: GradientRequest, reply: RecordDict) -> tuple[str
         - A reply passes only if request and gradient values determine all of it.
     """
     expected = _outside(GradientReply(torch.zeros_like(request.rows)).to_record())
-    found = _outside(reply)
-    names = dict.fromkeys([*expected, *found])
+    outside = _outside(reply)
+    names = dict.fromkeys([*expected, *outside])
     return tuple(
         f"The reply {verb} {name}."
         for name in names
-        if (verb := _difference(expected.get(name), found.get(name)))
+        if (verb := _difference(expected.get(name), outside.get(name)))
     )
 
 
@@ -78,11 +78,11 @@ def _outside(record: RecordDict) -> dict[str, object]:
     return parts
 
 
-def _difference(expected: object, found: object) -> str:
-    if expected == found:
+def _difference(expected: object, actual: object) -> str:
+    if expected == actual:
         return ""
     if expected is None:
         return "holds besides its gradient"
     return (
-        "lacks" if found is None else "has another value, shape or type than the request fixes in"
+        "lacks" if actual is None else "has another value, shape or type than the request fixes in"
     )

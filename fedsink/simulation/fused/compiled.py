@@ -20,7 +20,7 @@ class Compiled(Generic[P, R]):
 
     `FEDSINK_COMPILE` in the environment decides as for `fedsink.transport.kernels.compiled`. Only
     "auto" (the default) differs: on a GPU it compiles at once, as launching is most of a small
-    kernel's time, on a CPU never. Where compiling fails, the function itself goes on.
+    kernel's time, on a CPU never. Where compiling fails, the function itself continues.
 
     Args:
         function: free of side effects and of looks at values.

@@ -13,6 +13,7 @@ from fedsink.data.views import View, view_from_dict
 from fedsink.errors import ConfigError
 from fedsink.models import Generator
 from fedsink.privacy import RecordClip, ReproducibleKey
+from fedsink.privacy.mechanisms.clipping import sampled_clip
 from fedsink.simulation.fused.capture import Captured
 from fedsink.simulation.fused.compiled import Compiled
 from fedsink.simulation.fused.draws import DeviceDraws, Draw, Draws, KeyedDraws
@@ -48,7 +49,7 @@ class FusedStep:
         draws: "keyed" draws what every other engine draws, on the host; "device" draws the same
             laws on the device.
         capture: "auto" records on a GPU; False never does.
-        ahead: rounds that are prepared at once. With draws="device" a run that goes on after a
+        ahead: rounds that are prepared at once. With draws="device" a run that continues after a
             multiple of it equals one that never stopped.
 
     Attributes:
@@ -82,11 +83,11 @@ class FusedStep:
             raise ConfigError(f"engine.ahead must be at least 1, not {ahead}.")
         device = next(generator.parameters()).device
         self.trainer = StaticTrainer(generator, settings.optimizer, plan.rounds)
-        self._clip, layout = plan.clip, settings.layout
+        self._clip, layout = sampled_clip(plan.clip), settings.layout
         self._records = Records(shards, settings, device)
         self._rows = Rows(generator, self._view, layout, server_key)
         self._self_term = self_term(
-            settings.self_term, settings.objective, plan.clip, layout,
+            settings.self_term, settings.objective, self._clip, layout,
             torch.zeros(0, self._view.dimension, device=device), widest=self._view.diagonal_bound,
         )  # fmt: skip
         diameter = settings.objective.diameter(self._view.norm_bound, labels=layout.mixed)
@@ -133,7 +134,7 @@ class FusedStep:
         return tensors | self._self_term.state(), values
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any], round: int) -> None:
-        """Go on after a round from what `state` returned."""
+        """Continue after a round from what `state` returned."""
         self.trainer.load_state(tensors, values)
         self._self_term.load_state(tensors)
         self.round = self._ready = round

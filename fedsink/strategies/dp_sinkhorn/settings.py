@@ -24,7 +24,6 @@ from fedsink.privacy import (
     capacity_for,
 )
 from fedsink.privacy.accounting.accountants import check_accountant
-from fedsink.privacy.mechanisms.clipping import CLIPS
 from fedsink.protocol import Objective
 from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.dp_sinkhorn.layout import Layout
@@ -222,7 +221,8 @@ def central_plan(config: Configuration) -> CentralPlan:
     """
     chosen, classes = config.strategy, len(config.classes)
     records = math.ceil(config.data.nominal_records / config.clients)
-    clip = CLIPS[choice(vars(config), "clip", *sorted(CLIPS, reverse=True))](chosen["bound"])
+    clips = {clip.name: clip for clip in (RecordClip, BatchClip)}
+    clip = clips[choice(vars(config), "clip", *clips)](chosen["bound"])
     by_class = choice(chosen, "schedule", "class", "joint", where="strategy.") == "class"
     schedule = ClassSchedule(classes) if by_class and classes > 1 else JointSchedule()
     eps, sigma = config.eps, config.sigma

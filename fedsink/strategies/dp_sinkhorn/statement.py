@@ -205,8 +205,8 @@ def notice(stated: Mapping[str, Any], share: NoiseShare, clients: int) -> str | 
         what = stated["noise_share"]
         sizes = " or ".join(str(cohort["clients"]) for cohort in what["cohorts"])
         left = "".join(
-            f"ε = {one['epsilon']:.3g} with {one['missing']} missing; "
-            for one in what["missing_shares"][:-1]
+            f"ε = {missing['epsilon']:.3g} with {missing['missing']} missing; "
+            for missing in what["missing_shares"][:-1]
         )
         return (
             f"noise.share={share.name}: ε = {stated['epsilon']:.3g} holds for sums of {sizes} "

@@ -14,6 +14,7 @@ from fedsink.data.views import view_from_dict
 from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
+from fedsink.privacy.mechanisms.clipping import sampled_clip
 from fedsink.protocol.exchange import Broadcast, Content, Exchange, Reduction, Sum
 from fedsink.protocol.gradient import GradientRequest, checked, pack_requests, unpack_replies
 from fedsink.protocol.tree_sum import BLOCK, TreeSum
@@ -96,8 +97,9 @@ class DPSinkhorn(CentralRounds):
         super().__init__(settings, trainer, key, settings.uses_per_message)
         self.view, self.layout = view_from_dict(settings.view), settings.layout
         self.generated = Rows(generator, self.view, self.layout, key)
+        clip = sampled_clip(settings.plan.clip)
         self.self_term = self_term(
-            settings.self_term, settings.objective, settings.plan.clip, self.layout, self._like
+            settings.self_term, settings.objective, clip, self.layout, self._like
         )
         self._points: Tensor | None = None
         self._blocks: list[Block] = []

@@ -16,7 +16,7 @@ def unprotected_statement(plan: UnprotectedPlan, clients: int) -> dict[str, Any]
     """The content of privacy.json for the central mode without clip and noise.
 
     It has the keys of `central_statement`, and null for every number of a guarantee: JSON has no ∞,
-    and a reader that looks for a number shall find none.
+    and a reader that looks for a number should find none.
 
     Args:
         plan: what every client runs.

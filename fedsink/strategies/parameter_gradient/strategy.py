@@ -109,10 +109,10 @@ class ParameterGradient(DPSinkhorn):
         scale = self.settings.nominal_batch if per_record else 1.0
         gradient = torch.zeros(len(next(iter(self._requests.values())).weights)).double()
         energy = noise = 0.0
-        for labels, one in sums.items():
-            mean = one.total / one.clients
+        for labels, partial in sums.items():
+            mean = partial.total / partial.clients
             energy += float(mean.square().sum())
-            noise += len(mean) * self.settings.mean_noise_variance / one.clients
+            noise += len(mean) * self.settings.mean_noise_variance / partial.clients
             gradient += mean / scale
             if per_record:
                 gradient += self._own_field(self._requests[labels], labels, block)

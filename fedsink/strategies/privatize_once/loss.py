@@ -82,9 +82,9 @@ class LocalLoss:
             values = torch.stack([each.value for each in exact])
             gradients, iterations = torch.stack([each.gradient for each in exact]), 0
         else:
-            found = self._entropic(points, targets)
-            values, gradients = found.value, found.gradient
-            iterations = int(found.solution.iterations.max())
+            gradient = self._entropic(points, targets)
+            values, gradients = gradient.value, gradient.gradient
+            iterations = int(gradient.solution.iterations.max())
         if self._settings.loss == "debiased":
             # X is both marginals of W(X, X), so half of its gradient is that of one side.
             itself = self._entropic(points, points)

@@ -120,10 +120,10 @@ class PrivatizeOnce(RoundStrategy):
         generator = self.trainer.generator
         z = generator.latent(labels.numel(), stream)
         points = self.settings.plan.map(generator(z, labels.flatten()))
-        found = self._loss(points.unflatten(0, labels.shape), self._targets[records])
-        self.trainer.step(points, found.gradient.flatten(0, 1), server_round)
+        loss = self._loss(points.unflatten(0, labels.shape), self._targets[records])
+        self.trainer.step(points, loss.gradient.flatten(0, 1), server_round)
         self.round = server_round
-        return None, MetricRecord({"loss": found.value, "iterations": found.iterations})
+        return None, MetricRecord({"loss": loss.value, "iterations": loss.iterations})
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights, moments and average."""

@@ -2,7 +2,7 @@
 
 `FEDSINK_COMPILE` in the environment chooses: "0" never compiles, "1" compiles at the first call,
 "auto" (the default) once a kernel's work would have taken half a minute without. Without a C++
-compiler, or where compilation fails, the callers' eager code goes on with the same results to
+compiler, or where compilation fails, the callers' eager code takes over, with the same results to
 rounding.
 """
 

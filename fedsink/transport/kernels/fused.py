@@ -1,6 +1,6 @@
 """The pairwise kernels as one pass over the differences x_i − y_j, where compiled code is wanted.
 
-Each function returns None where it is not, for the caller's eager code to go on.
+Each function returns None where it is not, for the caller's eager code to continue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Sinkhorn iteration on potentials: slower than on scalings, but for every λ."""
+"""The Sinkhorn iteration on potentials: slower than on scalings, and for every λ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Progress:
         iterations: iterations done by each problem, (B,).
         converged: which problems have met the tolerance, (B,).
         cold: True if g says nothing, so that a loop may begin where it likes.
-        finished: False if the loop gave up and another one must go on from here.
+        finished: False if the loop gave up and another one must continue from here.
     """
 
     f: Tensor

@@ -35,7 +35,7 @@ def solve(
     met the tolerance. No gradient is recorded; see `losses` for those of W.
 
     Resolution: potentials are rounded to the dtype, so marginal errors below ε·max|C|/λ with
-    ε = 1.2e-7 (float32) or 2.2e-16 (float64) cannot be seen or mended; for such λ use float64.
+    ε = 1.2e-7 (float32) or 2.2e-16 (float64) cannot be seen or corrected; for such λ use float64.
 
     Args:
         cost_matrix: C, (..., n, m), float32 or float64, finite.
@@ -46,7 +46,7 @@ def solve(
         max_iterations: most iterations, ≥ 1.
         tolerance: on the L1 norm of the row violation; 0 runs exactly max_iterations.
         start: a potential g (..., m) to begin from, as of an earlier solution; 0 if None.
-        domain: "exp" multiplies by a kernel (fast, for λ ≥ range of C / 1000; it goes on in
+        domain: "exp" multiplies by a kernel (fast, for λ ≥ range of C / 1000; it continues in
             the log domain where it would lose precision), "log" works for every λ, and begins
             with an annealed schedule where λ is below that limit; "auto" chooses by λ.
 

@@ -23,7 +23,7 @@ from fedsink.data.users import user_number
 from fedsink.errors import ConfigError, DataError
 from fedsink.server.compose import compose_config
 
-from ..writers import leaf, some, write_hdf5, write_leaf
+from ...support.writers import leaf, some, write_hdf5, write_leaf
 
 WORDS = {"f0001_41": "07Aa", "f0002_00": "7zZb", "f0003_12": "5"}
 DIGITS = tuple("0123456789")

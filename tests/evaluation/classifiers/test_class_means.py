@@ -9,7 +9,7 @@ from fedsink.evaluation.classifiers.class_means import (
 )
 from fedsink.evaluation.sets import TrainingSet
 
-from ..data import blobs
+from ...support.clouds import blobs
 
 
 def test_means_and_the_classes_that_occur():

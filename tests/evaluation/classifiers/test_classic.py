@@ -8,7 +8,7 @@ import torch
 from fedsink.evaluation.classifiers.class_means import train_nearest_class_mean
 from fedsink.evaluation.classifiers.classic import Classic
 
-from ..data import blobs
+from ...support.clouds import blobs
 
 FOREST = "sklearn.ensemble.RandomForestClassifier"
 

@@ -7,7 +7,7 @@ from fedsink.errors import DataError
 from fedsink.evaluation.classifiers import lenet
 from fedsink.evaluation.classifiers.lenet import train_lenet
 
-from ..data import blobs
+from ...support.clouds import blobs
 
 
 @pytest.mark.parametrize("shape", [(1, 12, 12), (3, 13, 16), (1, 28, 28)])

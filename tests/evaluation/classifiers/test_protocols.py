@@ -11,7 +11,7 @@ from fedsink.evaluation.classifiers.classic import Classic
 from fedsink.evaluation.classifiers.network import HOLD_OUT, MAX_EPOCHS, PATIENCE
 from fedsink.evaluation.classifiers.protocols import FAST, OPTIONS, PAPER, classifier_set
 
-from ..data import blobs
+from ...support.clouds import blobs
 
 CLASSICS = [
     "random_forest",

@@ -10,7 +10,7 @@ from fedsink.evaluation.classifiers.real_classifier import (
 )
 from fedsink.evaluation.sets import HeldOut, TrainingSet
 
-from ..data import blobs
+from ...support.clouds import blobs
 
 pytestmark = pytest.mark.usefixtures("few_epochs")
 

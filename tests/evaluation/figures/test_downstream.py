@@ -9,7 +9,7 @@ from fedsink.evaluation.figures.columns import Figure, Spread
 from fedsink.evaluation.figures.downstream import accuracy_figures, calibrated
 from fedsink.evaluation.sets import HeldOut, TrainingSet
 
-from ..data import blobs
+from ...support.clouds import blobs
 
 SIMPLE = {"nearest_class_mean": train_nearest_class_mean}
 

@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from fedsink.evaluation.figures.fidelity import exact_w2, label_histogram, sliced_w2, subsample
 
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+from ...support.clouds import cloud
 
 
 def test_sliced_w2_of_two_diracs():
@@ -31,26 +28,26 @@ def test_sliced_w2_in_one_dimension_is_exact():
 def test_sliced_w2_of_gaussians(shift, scale):
     """Isotropic Gaussians: W₂² along θ is (θ·m)² + (s − 1)², so SW₂² = |m|²/d + (s − 1)²."""
     d = 6
-    x, y = normal(5000, d, seed=1), scale * normal(5000, d, seed=2) + shift
+    x, y = cloud(5000, d, seed=1), scale * cloud(5000, d, seed=2) + shift
     expected = math.sqrt(shift**2 + (scale - 1) ** 2)
     assert sliced_w2(x, y, projections=600) == pytest.approx(expected, rel=0.07)
 
 
 def test_sliced_w2_is_a_symmetric_pseudo_distance_below_w2():
-    x, y = normal(60, 3, seed=1), normal(60, 3, seed=2) * 2 + 1
+    x, y = cloud(60, 3, seed=1), cloud(60, 3, seed=2) * 2 + 1
     assert sliced_w2(x, x.flip(0)) == pytest.approx(0, abs=1e-12)
     assert sliced_w2(x, y) == pytest.approx(sliced_w2(y, x))
     assert 0 < sliced_w2(x, y) < exact_w2(x, y)
 
 
 def test_sliced_w2_takes_images_and_unequal_sizes():
-    x, y = normal(50, 2, 3, 3, seed=1), normal(80, 2, 3, 3, seed=2)
+    x, y = cloud(50, 2, 3, 3, seed=1), cloud(80, 2, 3, 3, seed=2)
     cut = subsample(y, 50, seed=4)
     assert sliced_w2(x, y, seed=4) == sliced_w2(x.flatten(1), cut.flatten(1), seed=4)
 
 
 def test_sliced_w2_depends_on_its_seed_alone():
-    x, y = normal(50, 5, seed=1), normal(50, 5, seed=2) + 1
+    x, y = cloud(50, 5, seed=1), cloud(50, 5, seed=2) + 1
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = sliced_w2(x, y, projections=10, seed=0)
@@ -70,7 +67,7 @@ def test_sliced_w2_depends_on_its_seed_alone():
 @settings(max_examples=30, deadline=None)
 def test_exact_w2_of_a_convex_gradient(n, d, seed, scale, shift):
     """T(x) = s·x + m is the gradient of a convex function, hence optimal (Brenier 1991)."""
-    x = normal(n, d, seed=seed)
+    x = cloud(n, d, seed=seed)
     image = scale * x + shift
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     expected = math.sqrt(float((image - x).square().sum(dim=1).mean()))
@@ -81,12 +78,12 @@ def test_exact_w2_with_unequal_sizes():
     assert exact_w2(torch.zeros(1, 2), torch.tensor([[3.0, 0.0], [0.0, -1.0]])) == pytest.approx(
         math.sqrt(5)
     )
-    x = normal(20, 2)
+    x = cloud(20, 2)
     assert exact_w2(x, torch.cat([x, x, x])) == pytest.approx(0, abs=1e-9)
 
 
 def test_exact_w2_without_pot_agrees(monkeypatch):
-    x, y = normal(40, 2, seed=1), normal(40, 2, seed=2) + 0.5
+    x, y = cloud(40, 2, seed=1), cloud(40, 2, seed=2) + 0.5
     with_pot = exact_w2(x, y)
     monkeypatch.setitem(sys.modules, "ot", None)
     assert exact_w2(x, y) == pytest.approx(with_pot, rel=1e-9)

@@ -8,12 +8,12 @@ import torch
 
 from fedsink.evaluation.figures.frechet import frechet_distance
 
-from ..data import normal
+from ...support.clouds import cloud
 
 
 def whitened(n: int, d: int, seed: int) -> torch.Tensor:
     """A sample with mean 0 and covariance I to rounding."""
-    x = normal(n, d, seed=seed)
+    x = cloud(n, d, seed=seed)
     x = x - x.mean(dim=0)
     return x @ torch.linalg.inv(torch.linalg.cholesky(torch.cov(x.T))).T
 
@@ -30,8 +30,8 @@ def test_agrees_with_scipys_matrix_root():
     from scipy.linalg import sqrtm
 
     x, y = (
-        normal(90, 6, seed=1) @ normal(6, 6, seed=3),
-        normal(80, 6, seed=2) @ normal(6, 6, seed=4),
+        cloud(90, 6, seed=1) @ cloud(6, 6, seed=3),
+        cloud(80, 6, seed=2) @ cloud(6, 6, seed=4),
     )
     c, d = np.cov(x.numpy().T), np.cov(y.numpy().T)
     gap = float((x.mean(dim=0) - y.mean(dim=0)).square().sum())
@@ -41,20 +41,20 @@ def test_agrees_with_scipys_matrix_root():
 
 def test_fewer_rows_than_dimensions_and_constant_features():
     """N(0, C) against a point at distance a: a² + tr C."""
-    x = normal(5, 12, seed=1)
+    x = cloud(5, 12, seed=1)
     y = (x.mean(dim=0) + 3 / math.sqrt(12)).expand(4, 12)
     assert frechet_distance(x, y) == pytest.approx(9 + float(x.var(dim=0).sum()), rel=1e-6)
     assert frechet_distance(x, x) == pytest.approx(0, abs=1e-6)
 
 
 def test_one_dimension():
-    x = normal(30, 1, seed=1)
+    x = cloud(30, 1, seed=1)
     x = (x - x.mean()) / x.std()
     assert frechet_distance(x, 2 * x + 3) == pytest.approx(10)
 
 
 @pytest.mark.parametrize(
-    ("x", "y"), [(normal(1, 2), normal(5, 2)), (normal(5, 2), normal(5, 3)), (normal(5), normal(5))]
+    ("x", "y"), [(cloud(1, 2), cloud(5, 2)), (cloud(5, 2), cloud(5, 3)), (cloud(5), cloud(5))]
 )
 def test_refuses_samples_without_a_covariance(x, y):
     with pytest.raises(ValueError, match="at least two rows"):
@@ -63,4 +63,4 @@ def test_refuses_samples_without_a_covariance(x, y):
 
 def test_refuses_what_is_not_finite():
     with pytest.raises(ValueError, match="finite features"):
-        frechet_distance(normal(5, 2), normal(5, 2) * math.nan)
+        frechet_distance(cloud(5, 2), cloud(5, 2) * math.nan)

@@ -8,16 +8,16 @@ import torch
 from fedsink.evaluation import memorisation as exported
 from fedsink.evaluation.figures.memorisation import memorisation
 
-from ..data import normal
+from ...support.clouds import cloud
 
-TRAIN, HELD_OUT = normal(300, 1, 4, 4, seed=1), normal(100, 1, 4, 4, seed=2)
+TRAIN, HELD_OUT = cloud(300, 1, 4, 4, seed=1), cloud(100, 1, 4, 4, seed=2)
 
 
 def test_a_generator_that_copies_the_training_set_is_detected():
     found = memorisation(TRAIN[:200], TRAIN, HELD_OUT, seed=0)
     assert found["excess"] == pytest.approx(1)
     assert found["z"] > 5
-    near = TRAIN[:200] + 0.01 * normal(200, 1, 4, 4, seed=3)
+    near = TRAIN[:200] + 0.01 * cloud(200, 1, 4, 4, seed=3)
     assert memorisation(near, TRAIN, HELD_OUT, seed=0)["z"] > 5
 
 
@@ -34,9 +34,9 @@ def test_the_distances_are_medians_to_equally_many_of_each():
 def test_a_generator_of_fresh_images_is_not():
     zs = [
         memorisation(
-            normal(200, 1, 3, 3, seed=3 * s),
-            normal(300, 1, 3, 3, seed=3 * s + 1),
-            normal(100, 1, 3, 3, seed=3 * s + 2),
+            cloud(200, 1, 3, 3, seed=3 * s),
+            cloud(300, 1, 3, 3, seed=3 * s + 1),
+            cloud(100, 1, 3, 3, seed=3 * s + 2),
             seed=0,
         )["z"]
         for s in range(60)
@@ -55,21 +55,21 @@ def test_one_that_saw_the_held_out_images_is_on_the_other_side():
 
 
 def test_the_excess_is_the_share_of_copies():
-    train, held_out = normal(3000, 1, 2, 2, seed=1), normal(3000, 1, 2, 2, seed=2)
-    images = torch.cat([train[:600], normal(1400, 1, 2, 2, seed=3)])
+    train, held_out = cloud(3000, 1, 2, 2, seed=1), cloud(3000, 1, 2, 2, seed=2)
+    images = torch.cat([train[:600], cloud(1400, 1, 2, 2, seed=3)])
     assert memorisation(images, train, held_out, seed=0)["excess"] == pytest.approx(0.3, abs=0.1)
 
 
 def test_returning_to_few_images_is_no_evidence():
     """A thousand draws of two pictures are two pieces of evidence, not a thousand."""
-    images = TRAIN.mean(dim=0) + 1e-3 * normal(2, 1, 4, 4, seed=3)
+    images = TRAIN.mean(dim=0) + 1e-3 * cloud(2, 1, 4, 4, seed=3)
     found = memorisation(images[torch.arange(1000) % 2], TRAIN, HELD_OUT, seed=0)
     assert abs(found["z"]) < 3
 
 
 def test_z_is_the_deviation_from_random_exchanges():
     images, pool = (
-        normal(80, 1, 2, 2, seed=5),
+        cloud(80, 1, 2, 2, seed=5),
         torch.cat([TRAIN[:40, :, :2, :2], HELD_OUT[:20, :, :2, :2]]),
     )
     generator = torch.Generator().manual_seed(0)

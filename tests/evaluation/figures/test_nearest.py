@@ -6,7 +6,7 @@ import torch
 from fedsink.evaluation.figures import nearest as module
 from fedsink.evaluation.figures.nearest import distance_blocks, nearest
 
-from ..data import normal
+from ...support.clouds import cloud
 
 
 @pytest.mark.parametrize("block", [2**24, 100, 1])
@@ -15,8 +15,8 @@ def test_finds_what_scikit_learn_finds_in_blocks_of_any_size(monkeypatch, block,
     from sklearn.neighbors import NearestNeighbors
 
     monkeypatch.setattr(module, "BLOCK", block)
-    points = normal(50, 3, seed=1) + 5
-    queries = points if same else normal(37, 3, seed=2) + 5
+    points = cloud(50, 3, seed=1) + 5
+    queries = points if same else cloud(37, 3, seed=2) + 5
     oracle = NearestNeighbors(n_neighbors=4).fit(points.numpy())
     # Without an argument scikit-learn leaves every point out of its own neighbours.
     expected = oracle.kneighbors(None if same else queries.numpy())
@@ -27,7 +27,7 @@ def test_finds_what_scikit_learn_finds_in_blocks_of_any_size(monkeypatch, block,
 
 def test_blocks_cover_all_queries_and_hold_no_more_than_they_may(monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 60)
-    queries, points = normal(23, 2, seed=1), normal(20, 2, seed=2)
+    queries, points = cloud(23, 2, seed=1), cloud(20, 2, seed=2)
     parts = list(distance_blocks(queries, points))
     assert all(part.numel() <= 60 for _, part in parts)
     assert torch.allclose(
@@ -50,11 +50,11 @@ def test_duplicates_are_neighbours_at_distance_zero():
 
 @pytest.mark.parametrize(("k", "same"), [(0, False), (6, False), (5, True)])
 def test_refuses_more_neighbours_than_there_are(k, same):
-    points = normal(5, 2)
+    points = cloud(5, 2)
     with pytest.raises(ValueError, match=f"{k} nearest neighbours need more points; received 5"):
         nearest(points, points, k=k, same=same)
 
 
 def test_refuses_samples_that_do_not_fit():
     with pytest.raises(ValueError, match=r"received \(4, 2\) and \(4, 3\)"):
-        nearest(normal(4, 2), normal(4, 3))
+        nearest(cloud(4, 2), cloud(4, 3))

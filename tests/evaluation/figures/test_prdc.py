@@ -7,7 +7,7 @@ import torch
 
 from fedsink.evaluation.figures.prdc import prdc
 
-from ..data import normal
+from ...support.clouds import cloud
 
 
 def brute(real: torch.Tensor, fake: torch.Tensor, k: int) -> dict[str, float]:
@@ -31,21 +31,21 @@ def brute(real: torch.Tensor, fake: torch.Tensor, k: int) -> dict[str, float]:
 
 @pytest.mark.parametrize(("shift", "k"), [(0.0, 1), (1.5, 2), (2.0, 5)])
 def test_agrees_with_the_definitions(shift, k):
-    real, fake = normal(30, 2, seed=1), normal(25, 2, seed=2) + shift
+    real, fake = cloud(30, 2, seed=1), cloud(25, 2, seed=2) + shift
     expected = brute(real, fake, k)
     assert all(0 < value < 1 for value in list(expected.values())[:2]), "a trivial case"
     assert prdc(real, fake, k=k) == pytest.approx(expected)
 
 
 def test_far_apart_nothing_is_shared():
-    assert set(prdc(normal(20, 3), normal(20, 3, seed=1) + 100).values()) == {0.0}
+    assert set(prdc(cloud(20, 3), cloud(20, 3, seed=1) + 100).values()) == {0.0}
 
 
 def test_half_of_the_modes():
     """Two real modes, one is drawn: all of it looks real, half of the real is reached."""
-    mode = normal(40, 2, seed=1)
-    real = torch.cat([mode, normal(40, 2, seed=2) + 100])
-    found = prdc(real, mode + 1e-6 * normal(40, 2, seed=3))
+    mode = cloud(40, 2, seed=1)
+    real = torch.cat([mode, cloud(40, 2, seed=2) + 100])
+    found = prdc(real, mode + 1e-6 * cloud(40, 2, seed=3))
     assert found["precision"] == 1
     assert found["recall"] == 0.5
     assert found["coverage"] == 0.5
@@ -53,7 +53,7 @@ def test_half_of_the_modes():
 
 
 def test_class_prototypes_are_precise_and_recall_nothing():
-    real = normal(60, 2, seed=1)
+    real = cloud(60, 2, seed=1)
     found = prdc(real, torch.zeros(60, 2))
     assert found["precision"] == 1
     assert found["recall"] == 0
@@ -66,7 +66,7 @@ def test_equal_laws_have_density_one_and_the_known_coverage():
     for i in range(1, k + 1):
         expected *= (n - i) / (n + m - i)
     expected = 1 - expected
-    runs = [prdc(normal(n, 4, seed=2 * s), normal(m, 4, seed=2 * s + 1), k=k) for s in range(20)]
+    runs = [prdc(cloud(n, 4, seed=2 * s), cloud(m, 4, seed=2 * s + 1), k=k) for s in range(20)]
     coverage = sum(run["coverage"] for run in runs) / 20
     density = sum(run["density"] for run in runs) / 20
     assert coverage == pytest.approx(expected, abs=0.02)
@@ -75,4 +75,4 @@ def test_equal_laws_have_density_one_and_the_known_coverage():
 
 def test_refuses_a_sample_without_a_kth_neighbour():
     with pytest.raises(ValueError, match="more than k=5 points on each side; received 5 and 9"):
-        prdc(normal(5, 2), normal(9, 2))
+        prdc(cloud(5, 2), cloud(9, 2))

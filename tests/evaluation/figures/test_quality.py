@@ -13,7 +13,7 @@ from fedsink.evaluation.figures.quality import (
 )
 from fedsink.evaluation.sets import HeldOut, TrainingSet
 
-from ..data import blobs
+from ...support.clouds import blobs
 
 pytestmark = pytest.mark.usefixtures("few_epochs")
 

@@ -11,8 +11,10 @@ from fedsink.privacy import (
     BatchClip,
     ClassSchedule,
     Cost,
+    CriticClip,
     JointSchedule,
     RecordClip,
+    TurnSchedule,
     overflow_probability,
     poisson_gaussian,
 )
@@ -108,8 +110,8 @@ def test_unamplified_keeps_the_overflow_of_the_true_rate():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clip": 0.5}, "clip must be a BatchClip or a RecordClip, received 0.5"),
-        ({"schedule": 10}, "schedule must be a JointSchedule or a ClassSchedule, received 10"),
+        ({"clip": 0.5}, "clip must be one of BatchClip, RecordClip, CriticClip, received 0.5"),
+        ({"schedule": 10}, "schedule must be one of JointSchedule, .*, received 10"),
         ({"adjacency": "swap"}, "adjacency 'swap' is unknown"),
         ({"capacity": 0}, "capacity must be an integer ≥ 1, received 0"),
         ({"nominal_records": 1.5}, "nominal_records must be an integer ≥ 1, received 1.5"),
@@ -149,6 +151,11 @@ ADJACENT = [
     ("client", BATCH, JOINT, None),
     ("client", RECORD, SPLIT, 60),
 ]
+ADJACENT_CRITICS = [
+    ("replace-one", CriticClip(1.0, 40), JOINT, None),
+    ("user", CriticClip(1.0, 40), TurnSchedule(3), None),
+    ("client", CriticClip(1.0, 3), JOINT, None),
+]
 GRID = [
     (rate, sigma, uses)
     for rate in (1.0, 0.2, 0.01)
@@ -156,7 +163,7 @@ GRID = [
 ]
 
 
-@pytest.mark.parametrize(("adjacency", "clip", "schedule", "capacity"), ADJACENT)
+@pytest.mark.parametrize(("adjacency", "clip", "schedule", "capacity"), ADJACENT + ADJACENT_CRITICS)
 @pytest.mark.parametrize(
     "grid", [GRID[::6], pytest.param(GRID, marks=pytest.mark.slow)], ids=["some", "all"]
 )
@@ -164,7 +171,49 @@ def test_a_rough_price_never_refuses_a_plan_that_fits(adjacency, clip, schedule,
     """Whose exact ε is the ceiling itself, or below it."""
     cost = Cost(clip, schedule, adjacency, capacity, None if capacity is None else 64)
     for rate, sigma, uses in grid:
+        if rate < 1.0 and not clip.sampled:
+            continue
         exact = cost.epsilon(rate, sigma, uses, 1e-5)
         if math.isfinite(exact):
             for ceiling in (exact, 1.01 * exact, 2 * exact):
                 assert cost.rough_epsilon(ceiling, rate, sigma, uses, 1e-5) is None
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one", "user"])
+def test_with_the_critic_clip_a_unit_in_one_part_sees_unsampled_gaussians(adjacency):
+    cost = Cost(CriticClip(1.0, 40), TurnSchedule(4), adjacency)
+    assert cost.accountants == ACCOUNTANTS
+    assert cost.uses(95) == 24
+    assert cost.epsilon(1.0, 2.0, 24, 1e-5) == gaussian_epsilon(2.0 / math.sqrt(24), 1e-5)
+    assert cost.event(1.0, 2.0, 24) == dp_accounting.SelfComposedDpEvent(
+        dp_accounting.GaussianDpEvent(2.0), 24
+    )
+    for method in (cost.epsilon, cost.epsilon_unamplified):
+        with pytest.raises(PrivacyError, match="clip=critic has rate=1 alone"):
+            method(0.5, 2.0, 24, 1e-5)
+    with pytest.raises(PrivacyError, match="clip=critic has rate=1 alone"):
+        cost.event(0.5, 2.0, 24)
+
+
+def test_a_client_sees_all_its_critics_change_in_its_turns():
+    cost = Cost(CriticClip(1.0, 40), TurnSchedule(4), "client")
+    assert cost.uses(95) == 24
+    assert cost.rounds_within(24) == 96
+    assert cost.event(1.0, 80.0, 24).event.noise_multiplier == 2.0
+    exact = gaussian_epsilon(2.0 / math.sqrt(24), 1e-5)
+    assert cost.epsilon(1.0, 80.0, 24, 1e-5) == exact
+    assert Cost(CriticClip(1.0), JOINT, "client").epsilon(1.0, 80.0, 24, 1e-5) > 1e5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"capacity": 5}, "clip=critic draws no batch of records, so capacity=5 has no meaning"),
+        ({"schedule": SPLIT}, "clip=critic has no class schedule: a critic learns from records of"),
+        ({"clip": BATCH, "adjacency": "user"}, "user adjacency is known for clip=critic alone"),
+        ({"clip": RECORD, "adjacency": "user"}, "received clip=record: choose adjacency=client"),
+    ],
+)
+def test_what_has_no_guarantee_with_critics_or_without_them_is_refused(options, message):
+    with pytest.raises(PrivacyError, match=message):
+        Cost(**({"clip": CriticClip(1.0), "schedule": JOINT} | options))

@@ -9,8 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import BatchClip, RecordClip, Stream
-from fedsink.privacy.mechanisms.clipping import shrunk
+from fedsink.privacy import BatchClip, CriticClip, RecordClip, Stream
+from fedsink.privacy.mechanisms.clipping import (
+    MOST_CRITICS,
+    clip_from_dict,
+    clip_to_dict,
+    sampled_clip,
+    shrunk,
+)
 
 BOUNDS = st.floats(1e-3, 1e3)
 SCALES = st.floats(1e-6, 1e6)
@@ -118,7 +124,7 @@ def test_negative_norms_are_refused():
         RecordClip(1.0).scales(torch.tensor([-1.0]))
 
 
-@pytest.mark.parametrize("clip", [BatchClip, RecordClip])
+@pytest.mark.parametrize("clip", [BatchClip, RecordClip, CriticClip])
 @pytest.mark.parametrize("bound", [0, -1.0, math.inf, math.nan, "1", None, True])
 def test_a_bad_bound_is_refused(clip, bound):
     with pytest.raises(PrivacyError, match=r"bound must be a finite number > 0, received"):
@@ -126,7 +132,9 @@ def test_a_bad_bound_is_refused(clip, bound):
 
 
 def test_names():
-    assert (BatchClip(1).name, RecordClip(1).name) == ("batch", "record")
+    assert [clip(1).name for clip in (BatchClip, RecordClip, CriticClip)] == [
+        "batch", "record", "critic",
+    ]  # fmt: skip
 
 
 # Sensitivity over the whole range of floats, against exact fractions
@@ -230,3 +238,75 @@ def test_scaled_contributions_keep_the_bound_over_the_whole_range_of_floats(norm
             assert factor == 1.0 or norm > bound * (1 - 2.0**-19)
         else:
             assert factor == 0.0
+
+
+# Sums of critics
+
+
+def critics(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Gradients (1, M, 1, N) of `count` critics: the vectors, over and over."""
+    rows = values[torch.arange(count) % len(values)]
+    return rows.unsqueeze(0).unsqueeze(2)
+
+
+@settings(max_examples=300)
+@given(problem=PROBLEMS, other=vectors(), count=st.integers(1, 50))
+def test_totals_that_differ_in_one_critic_are_within_the_sensitivity(problem, other, count):
+    """Exactly, rounding of the sums included, for any floats."""
+    values, bound = problem
+    bound = min(bound, 2.0**1000)
+    clip = CriticClip(bound, critics=count)
+    gradients = critics(values, count)
+    changed = gradients.clone()
+    filled = other.flatten().repeat(values.shape[1])[: values.shape[1]].to(values.dtype)
+    changed[0, 0, 0] = filled
+    one, two = clip.total(gradients), clip.total(changed)
+    assert one.dtype == torch.float64
+    assert bool(one.isfinite().all())
+    pairs = zip(one.flatten().tolist(), two.flatten().tolist(), strict=True)
+    apart = [Fraction(a) - Fraction(b) for a, b in pairs]
+    assert sum(x * x for x in apart) <= Fraction(clip.sensitivity) ** 2
+
+
+def test_the_roundings_of_the_longest_sum_fit_below_the_sensitivity():
+    """2¹⁴ critics of one direction, among which one turns round."""
+    clip = CriticClip(1.0)
+    gradients = torch.full((1, MOST_CRITICS, 3, 4), 0.3)
+    changed = gradients.clone()
+    changed[0, 5] *= -1e30
+    one, two = clip.total(gradients), clip.total(changed)
+    distance = math.sqrt(square(one - two))
+    assert clip.sensitivity * (1 - 2e-6) < distance <= clip.sensitivity
+
+
+def test_a_total_is_the_sum_of_the_clipped_gradients_of_each_client():
+    gradients = Stream(b"key").normal(3, 5, 2, 4)
+    gradients[1, 2] *= 100.0
+    gradients[2, 0, 1, 1] = math.nan
+    total = CriticClip(2.0, 5).total(gradients)
+    expected = sum(BatchClip(2.0).apply_each(gradients[:, m]) for m in range(5))
+    torch.testing.assert_close(total, expected)
+    assert bool(total.isfinite().all())
+
+
+def test_more_critics_than_stated_are_refused():
+    with pytest.raises(PrivacyError, match="the clip allows 4 critics a client, received gradient"):
+        CriticClip(1.0, 4).total(torch.zeros(1, 5, 2, 2))
+    with pytest.raises(PrivacyError, match=r"float32 or float64, received torch\.float16"):
+        CriticClip(1.0).total(torch.zeros(1, 5, 2, 2, dtype=torch.float16))
+    for number in (0, 2.5, True):
+        with pytest.raises(PrivacyError, match="critics must be an integer ≥ 1, received"):
+            CriticClip(1.0, number)
+    with pytest.raises(PrivacyError, match="critics must be at most 16384, received 16385"):
+        CriticClip(1.0, MOST_CRITICS + 1)
+
+
+@pytest.mark.parametrize("clip", [BatchClip(0.1), RecordClip(3.0), CriticClip(2.0, 40)])
+def test_a_clip_is_written_and_read(clip):
+    assert clip_from_dict(clip_to_dict(clip)) == clip
+
+
+def test_a_clip_of_critics_is_none_of_sampled_records():
+    assert sampled_clip(BatchClip(1.0)) == BatchClip(1.0)
+    with pytest.raises(PrivacyError, match="clip=critic is for gradients of critics: choose clip="):
+        sampled_clip(CriticClip(1.0))

@@ -133,10 +133,6 @@ def reference(of: DPSinkhornSettings) -> tuple[DPSinkhorn, list[dict[str, Any]]]
     return strategy, metrics
 
 
-def weights(model: Generator) -> Tensor:
-    return torch.cat([tensor.flatten().cpu() for tensor in model.state_dict().values()])
-
-
 def play(step: FusedStep, rounds: int) -> FusedStep:
     for _ in range(rounds):
         step.step()

@@ -15,7 +15,8 @@ from fedsink.privacy import ClassSchedule
 from fedsink.simulation.fused import FusedStep
 from fedsink.simulation.fused.draws import Draw
 
-from .conftest import CLASSES, SHAPE, fused, play, settings, shards, weights
+from ...support.models import weights
+from .conftest import CLASSES, SHAPE, fused, play, settings, shards
 
 BOTH = pytest.mark.parametrize("draws", ["keyed", "device"])
 

@@ -14,6 +14,7 @@ from fedsink.privacy import PoissonSampler, ReproducibleKey
 from fedsink.simulation.fused import FusedStep
 from fedsink.strategies.self_term import SelfTermSettings
 
+from ...support.models import weights
 from .conftest import (
     CASES,
     RECORDS,
@@ -26,7 +27,6 @@ from .conftest import (
     reference,
     settings,
     shards,
-    weights,
 )
 
 

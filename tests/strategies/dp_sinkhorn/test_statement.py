@@ -18,7 +18,7 @@ from fedsink.strategies.dp_sinkhorn.statement import central_statement
 _PLAN = PrivacyPlan(0.1, 2.0, 100, BatchClip(0.5), ClassSchedule(10), 1e-5)
 
 
-@pytest.mark.parametrize("adjacency", ADJACENCIES)
+@pytest.mark.parametrize("adjacency", sorted(set(ADJACENCIES) - {"user"}))
 def test_epsilon_is_stated_with_unit_adjacency_and_accountant(adjacency: str) -> None:
     plan = replace(_PLAN, adjacency=adjacency)
     stated = central_statement(plan, 3, "secret")

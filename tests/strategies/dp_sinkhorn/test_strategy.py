@@ -29,6 +29,8 @@ from fedsink.simulation.local import LocalGrid
 from fedsink.strategies import DPSinkhorn
 from fedsink.transport import ConvergedSolver, clipped_record_field, potential
 
+from ...support.models import weights
+
 Central = Callable[..., DPSinkhorn]
 Grids = Callable[..., Any]
 
@@ -40,10 +42,6 @@ def play(strategy: DPSinkhorn, grid: Any, rounds: int | None = None) -> list[dic
         _, record = strategy.aggregate_train(number, grid.send_and_receive(messages))
         metrics.append(dict(record or {}))
     return metrics
-
-
-def weights(generator: Generator) -> torch.Tensor:
-    return torch.cat([t.flatten() for t in generator.state_dict().values()])
 
 
 def test_one_round_equals_a_computation_by_hand(
@@ -393,7 +391,7 @@ def test_scaling_uses_public_numbers_only(make_central: Central, make_grid: Grid
     """Pitfall 17: other shard sizes, same requests in round 1 and same scale."""
     even, uneven = make_central(), make_central()
     assert even.settings.nominal_batch == pytest.approx(0.5 * 61 / 3 / 3)
-    first, second = make_grid(), make_grid(3, Unequal(sizes=(50, 10, 1)))
+    first, second = make_grid(), make_grid(partition=Unequal(sizes=(50, 10, 1)))
     contents = []
     for strategy, grid in ((even, first), (uneven, second)):
         messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))

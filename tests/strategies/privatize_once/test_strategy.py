@@ -19,6 +19,8 @@ from fedsink.strategies import PrivatizeOnce
 from fedsink.strategies.privatize_once.strata import LabelStrata
 from fedsink.transport import ConvergedSolver, cost_named, transport_gradient
 
+from ...support.models import weights
+
 Local = Callable[..., PrivatizeOnce]
 Grids = Callable[..., Any]
 
@@ -31,10 +33,6 @@ def play(strategy: PrivatizeOnce, grid: Any, rounds: int | None = None) -> list[
         _, record = strategy.aggregate_train(number, [])
         metrics.append(dict(record or {}))
     return metrics
-
-
-def weights(generator: Generator) -> torch.Tensor:
-    return torch.cat([t.flatten() for t in generator.state_dict().values()])
 
 
 def altered(change: Callable[[PrivatizeReply], PrivatizeReply], client: int = 1) -> Any:
@@ -64,7 +62,7 @@ def test_records_are_collected_once_in_chunks(make_local: Local, make_grid: Grid
 def test_clients_with_fewer_chunks_are_not_asked_further(
     make_local: Local, make_grid: Grids
 ) -> None:
-    strategy, grid = make_local(), make_grid(3, Unequal(sizes=(43, 17, 1)))
+    strategy, grid = make_local(), make_grid(partition=Unequal(sizes=(43, 17, 1)))
     strategy.collect(grid)
     asked = [m for m in grid.asked if m.metadata.message_type == "train.privatize"]
     assert [m.metadata.dst_node_id - 1000 for m in asked].count(0) == 6

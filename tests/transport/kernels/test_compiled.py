@@ -14,9 +14,7 @@ from fedsink.transport import L1, AnnealedSolver, Mixed, transport_gradient
 from fedsink.transport.kernels import compiled
 from fedsink.transport.kernels.compiled import Kernel, fits
 
-
-def cloud(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+from ...support.clouds import cloud
 
 
 def double(x: Tensor) -> Tensor:
@@ -43,7 +41,7 @@ def test_auto_compiles_after_the_work_that_pays(monkeypatch: pytest.MonkeyPatch)
 def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSINK_COMPILE", "yes")
     with pytest.raises(ConfigError, match='FEDSINK_COMPILE must be 0, 1 or auto, got "yes"'):
-        L1()(cloud(3, 2), cloud(4, 2))
+        L1()(cloud(3, 2, dtype=torch.float32), cloud(4, 2, dtype=torch.float32))
 
 
 def test_a_kernel_that_fails_is_not_tried_again(
@@ -55,15 +53,15 @@ def test_a_kernel_that_fails_is_not_tried_again(
         raise RuntimeError(f"not for {x.shape}")
 
     kernel = Kernel(broken)
-    assert kernel.run(cloud(2, 2)) is None
+    assert kernel.run(cloud(2, 2, dtype=torch.float32)) is None
     assert not kernel.wanted(1e9)
 
 
 def test_what_fits() -> None:
-    x = cloud(3, 2)
+    x = cloud(3, 2, dtype=torch.float32)
     assert fits(x)
-    assert not fits(x, cloud(1, 2))
-    assert not fits(x, cloud(0, 2))
+    assert not fits(x, cloud(1, 2, dtype=torch.float32))
+    assert not fits(x, cloud(0, 2, dtype=torch.float32))
     assert not fits(x.clone().requires_grad_())
     with torch.no_grad():
         assert fits(x.clone().requires_grad_())
@@ -138,7 +136,11 @@ def test_switching_does_not_look_at_values(monkeypatch: pytest.MonkeyPatch) -> N
 
     def counted(y: Tensor) -> float:
         before = fused._mixed._seconds
-        transport_gradient(cloud(4, 3), y, Mixed(1.0), 0.5, solver=AnnealedSolver())
+        transport_gradient(
+            cloud(4, 3, dtype=torch.float32), y, Mixed(1.0), 0.5, solver=AnnealedSolver()
+        )
         return fused._mixed._seconds - before
 
-    assert counted(cloud(6, 3, seed=1)) == pytest.approx(counted(100.0 * cloud(6, 3, seed=2)))
+    assert counted(cloud(6, 3, seed=1, dtype=torch.float32)) == pytest.approx(
+        counted(100.0 * cloud(6, 3, seed=2, dtype=torch.float32))
+    )

@@ -18,11 +18,9 @@ from fedsink.transport import (
 from fedsink.transport.kernels import sparse
 from fedsink.transport.kernels.sparse import sparse_field
 
+from ...support.clouds import cloud
+
 COSTS: list[Cost] = [L1(), Mixed(0.3), Mixed(0.0), SquaredEuclidean()]
-
-
-def cloud(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def thin(plan: Tensor, share: int = 20) -> Tensor:

@@ -20,9 +20,7 @@ from fedsink.transport import (
     transport_gradient,
 )
 
-
-def cloud(n: int, d: int = 4, seed: int = 0) -> Tensor:
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from ...support.clouds import cloud
 
 
 def written_out(cost: Cost) -> object:
@@ -43,7 +41,7 @@ def written_out(cost: Cost) -> object:
 def test_value_gradient_and_potentials_equal_geomloss(
     cost: Cost, lam: float, scaling: float
 ) -> None:
-    x, y = cloud(20, seed=1).requires_grad_(), cloud(15, seed=2) + 1.0
+    x, y = cloud(20, 4, seed=1).requires_grad_(), cloud(15, 4, seed=2) + 1.0
     a = torch.softmax(cloud(20, 1, seed=3)[:, 0], 0)
     b = torch.softmax(cloud(15, 1, seed=4)[:, 0], 0)
     options = {
@@ -65,7 +63,7 @@ def test_value_gradient_and_potentials_equal_geomloss(
 
 def test_geomloss_squared_exponent_maps_to_squared_schedule() -> None:
     # GeomLoss' p = 2: λ = blur², cost ½‖x − y‖², schedule of diameter² by scaling².
-    x, y, blur = cloud(12, seed=5), cloud(10, seed=6), 0.4
+    x, y, blur = cloud(12, 4, seed=5), cloud(10, 4, seed=6), 0.4
     expected = SamplesLoss("sinkhorn", p=2, blur=blur, scaling=0.7, debias=False)(x, y)
     diameter = bounding_diameter(x, y) ** 2
     ours = annealed(0.5 * SquaredEuclidean()(x, y), blur**2, diameter=diameter, scaling=0.7**2)
@@ -75,7 +73,7 @@ def test_geomloss_squared_exponent_maps_to_squared_schedule() -> None:
 # The GeomLoss mapping table of the design notes, with scaling close to 1 so that both converge.
 @pytest.mark.parametrize("sigma", [0.4, 1.3])
 def test_laplace_cost_is_geomloss_with_an_explicit_l1_cost(sigma: float) -> None:
-    x, y = cloud(40, seed=7), cloud(50, seed=8)
+    x, y = cloud(40, 4, seed=7), cloud(50, 4, seed=8)
     reference = SamplesLoss(
         "sinkhorn", p=1, blur=sigma, scaling=0.99, debias=False, cost=written_out(L1())
     )(x, y)
@@ -87,7 +85,7 @@ def test_laplace_cost_is_geomloss_with_an_explicit_l1_cost(sigma: float) -> None
 
 @pytest.mark.parametrize("sigma", [0.4, 1.3])
 def test_gaussian_cost_is_twice_geomloss(sigma: float) -> None:
-    x, y = cloud(40, seed=9), cloud(50, seed=10)
+    x, y = cloud(40, 4, seed=9), cloud(50, 4, seed=10)
     ours = solve(
         SquaredEuclidean()(x, y), 2 * sigma**2, tolerance=1e-9, max_iterations=5000
     ).dual_cost
@@ -129,7 +127,7 @@ def test_a_batch_follows_each_problems_own_schedule() -> None:
 
 
 def test_padding_changes_neither_schedule_nor_result() -> None:
-    x, y = cloud(9, seed=13), cloud(7, seed=14)
+    x, y = cloud(9, 4, seed=13), cloud(7, 4, seed=14)
     plain = transport_gradient(x, y, Mixed(1.0), 0.1, solver=AnnealedSolver())
     padded_y = torch.cat((y, torch.full((3, 4), 1e4, dtype=torch.float64)))
     log_b = torch.full((10,), -math.log(7), dtype=torch.float64)
@@ -141,7 +139,7 @@ def test_padding_changes_neither_schedule_nor_result() -> None:
 
 
 def test_source_and_target_plans_hold_their_marginals_exactly() -> None:
-    x, y = cloud(9, seed=15), cloud(7, seed=16)
+    x, y = cloud(9, 4, seed=15), cloud(7, 4, seed=16)
     solution = annealed(L1()(x, y), 0.05, diameter=bounding_diameter(x, y))
     ninth, seventh = torch.full((9,), 1 / 9).double(), torch.full((7,), 1 / 7).double()
     torch.testing.assert_close(solution.source_plan.sum(1), ninth, rtol=1e-6, atol=0)

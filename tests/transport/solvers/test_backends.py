@@ -10,9 +10,7 @@ from fedsink.errors import ConfigError
 from fedsink.transport import L1, AnnealedProblem, Cost, Mixed, SquaredEuclidean, backend_named
 from fedsink.transport.solvers.backends import geomloss, keops, native
 
-
-def cloud(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from ...support.clouds import cloud
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,9 @@ from fedsink.transport import L1, SquaredEuclidean, solve
 from fedsink.transport.problem import prepare
 from fedsink.transport.solvers import exp_domain
 
+from ...support.clouds import cloud
+
 DOMAINS = ["auto", "log", "exp"]
-
-
-def cloud(n: int, d: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def simplex(n: int, seed: int) -> Tensor:
@@ -83,7 +81,7 @@ def test_gaussians_on_a_grid_have_the_closed_form() -> None:
 @pytest.mark.parametrize("lam", [0.1, 1.0, 20.0])
 def test_plan_equals_pot(domain: str, lam: float) -> None:
     a, b = simplex(25, 1), simplex(30, 2)
-    cost = SquaredEuclidean()(cloud(25, seed=3), cloud(30, seed=4))
+    cost = SquaredEuclidean()(cloud(25, 3, seed=3), cloud(30, 3, seed=4))
     expected = ot.sinkhorn(a, b, cost, lam, method="sinkhorn_log", numItermax=20000, stopThr=1e-12)
     solution = solve(
         cost, lam, log_a=a.log(), log_b=b.log(), tolerance=1e-10, max_iterations=20000,
@@ -94,7 +92,7 @@ def test_plan_equals_pot(domain: str, lam: float) -> None:
 
 def test_primal_cost_tends_to_unregularised_transport() -> None:
     a, b = simplex(20, 5), simplex(15, 6)
-    cost = L1()(cloud(20, seed=7), cloud(15, seed=8))
+    cost = L1()(cloud(20, 3, seed=7), cloud(15, 3, seed=8))
     exact = float(ot.emd2(a.numpy(), b.numpy(), cost.numpy()))
     solution = solve(cost, 1e-3, log_a=a.log(), log_b=b.log(), max_iterations=20000, tolerance=1e-5)
     assert float(solution.primal_cost) == pytest.approx(exact, rel=1e-3)
@@ -105,7 +103,7 @@ def test_primal_cost_tends_to_unregularised_transport() -> None:
 @pytest.mark.parametrize("lam", [1e-4, 0.05, 5.0])
 def test_padding_gives_the_unpadded_result(domain: str, lam: float) -> None:
     a, b = simplex(12, 9), simplex(10, 10)
-    cost = SquaredEuclidean()(cloud(12, seed=11), cloud(10, seed=12))
+    cost = SquaredEuclidean()(cloud(12, 3, seed=11), cloud(10, 3, seed=12))
     options = {"tolerance": 1e-8, "max_iterations": 400, "domain": domain}
     plain = solve(cost, lam, log_a=a.log(), log_b=b.log(), **options)
     padded_cost = torch.full((15, 14), 1e9, dtype=torch.float64)
@@ -165,7 +163,7 @@ def test_a_batch_equals_a_loop(domain: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_exchanging_the_measures_transposes_the_plan(domain: str) -> None:
     a, b = simplex(8, 13), simplex(9, 14)
-    cost = L1()(cloud(8, seed=15), cloud(9, seed=16))
+    cost = L1()(cloud(8, 3, seed=15), cloud(9, 3, seed=16))
     options = {"tolerance": 1e-11, "max_iterations": 5000, "domain": domain}
     forward = solve(cost, 0.5, log_a=a.log(), log_b=b.log(), **options)
     backward = solve(cost.T, 0.5, log_a=b.log(), log_b=a.log(), **options)
@@ -216,7 +214,7 @@ def test_exp_domain_equals_log_domain_in_float32(lam: float, cost: L1 | SquaredE
 
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_it_stops_at_the_tolerance_and_says_so(domain: str) -> None:
-    cost = SquaredEuclidean()(cloud(40, seed=19), cloud(40, seed=20) + 1.0)
+    cost = SquaredEuclidean()(cloud(40, 3, seed=19), cloud(40, 3, seed=20) + 1.0)
     loose = solve(cost, 0.3, tolerance=1e-1, domain=domain)
     tight = solve(cost, 0.3, tolerance=1e-6, domain=domain)
     capped = solve(cost, 0.3, tolerance=1e-6, max_iterations=5, domain=domain)
@@ -233,7 +231,7 @@ def test_it_stops_at_the_tolerance_and_says_so(domain: str) -> None:
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("iterations", [1, 2, 3, 7])
 def test_zero_tolerance_runs_exactly_the_iterations(domain: str, iterations: int) -> None:
-    cost = SquaredEuclidean()(cloud(10, seed=21), cloud(12, seed=22))
+    cost = SquaredEuclidean()(cloud(10, 3, seed=21), cloud(12, 3, seed=22))
     solution = solve(cost, 1.0, tolerance=0.0, max_iterations=iterations, domain=domain)
     assert int(solution.iterations) == iterations
     assert not bool(solution.converged)
@@ -242,7 +240,7 @@ def test_zero_tolerance_runs_exactly_the_iterations(domain: str, iterations: int
 @pytest.mark.parametrize("domain", ["log", "exp"])
 def test_one_iteration_is_one_of_the_textbook(domain: str) -> None:
     # From a given g: f = softmin(g), then g = softmin(f).
-    cost, lam = SquaredEuclidean()(cloud(6, seed=23), cloud(7, seed=24)), 0.7
+    cost, lam = SquaredEuclidean()(cloud(6, 3, seed=23), cloud(7, 3, seed=24)), 0.7
     g0 = cloud(7, 1, seed=25)[:, 0]
     f = -lam * torch.logsumexp((g0 - cost) / lam - math.log(7), 1)
     g = -lam * torch.logsumexp((f[:, None] - cost) / lam - math.log(6), 0)
@@ -253,14 +251,14 @@ def test_one_iteration_is_one_of_the_textbook(domain: str) -> None:
 
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_a_good_start_saves_iterations(domain: str) -> None:
-    cost = SquaredEuclidean()(cloud(30, seed=26), cloud(30, seed=27))
+    cost = SquaredEuclidean()(cloud(30, 3, seed=26), cloud(30, 3, seed=27))
     cold = solve(cost, 1.0, tolerance=1e-6, domain=domain)
     warm = solve(cost, 1.0, tolerance=1e-6, start=cold.g + 3.0, domain=domain)
     assert int(warm.iterations) <= 6 < int(cold.iterations)
 
 
 def test_the_exp_domain_absorbs_and_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    cost = SquaredEuclidean()(cloud(20, seed=28), cloud(20, seed=29) + 2.0)
+    cost = SquaredEuclidean()(cloud(20, 3, seed=28), cloud(20, 3, seed=29) + 2.0)
     expected = solve(cost, 0.4, domain="log", tolerance=1e-7, max_iterations=20000)
     absorptions: list[int] = []
     absorb = exp_domain._Kernel.absorb
@@ -286,7 +284,9 @@ def test_the_exp_domain_absorbs_and_hands_over(monkeypatch: pytest.MonkeyPatch) 
 def test_the_absorbed_kernel_has_no_empty_row_and_no_subnormal_entry(
     dtype: torch.dtype, padded: bool
 ) -> None:
-    cost = 100.0 * SquaredEuclidean()(cloud(20, seed=31, dtype=dtype), cloud(25, seed=32).to(dtype))
+    cost = 100.0 * SquaredEuclidean()(
+        cloud(20, 3, seed=31, dtype=dtype), cloud(25, 3, seed=32).to(dtype)
+    )
     log_b = torch.full((25,), -math.log(25.0 - 3 * padded), dtype=dtype)
     log_b[: 3 * padded] = -math.inf
     problem = prepare(cost, 0.05, None, log_b)

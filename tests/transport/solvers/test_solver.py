@@ -24,13 +24,15 @@ from fedsink.transport import (
     transport_gradient,
 )
 
+from ...support.clouds import cloud
+
 Operations = Callable[[Callable[[], object]], list[tuple[Any, ...]]]
 LAM = 2.0
 SOLVERS = [FixedSolver(400.0), FixedSolver(400.0, diameter=30.0)]
 
 
 def points(n: int, seed: int) -> Tensor:
-    return torch.randn(n, 5, generator=torch.Generator().manual_seed(seed))
+    return cloud(n, 5, seed=seed, dtype=torch.float32)
 
 
 def gradient(solver: Solver, y: Tensor, log_b: Tensor | None = None) -> Tensor:

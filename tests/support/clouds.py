@@ -1,9 +1,14 @@
-"""Small labelled pictures for the tests of this folder."""
+"""Clouds of points and small labelled pictures, the same for the same seed."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+
+def cloud(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Standard normal numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def blobs(n: int, seed: int, classes: int = 3, side: int = 8) -> tuple[Tensor, Tensor]:
@@ -12,7 +17,3 @@ def blobs(n: int, seed: int, classes: int = 3, side: int = 8) -> tuple[Tensor, T
     labels = torch.arange(n) % classes
     noise = torch.randn(n, 1, side, side, generator=torch.Generator().manual_seed(seed))
     return (centres[labels] + 0.1 * noise).clamp(0, 1), labels
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -1,0 +1,318 @@
+"""Critics of private records: a client trains them in every round, and adds up what they say.
+
+The client deals its records to M critics (`Parts`), each of which learns to tell its part from
+generated rows (`CriticState`), and then asks every critic for the gradient of its output at the
+server's rows (`critic_totals`). The noise is the plan's: see `PrivacyPlan.release`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsink.models.critics import Adam, Critic, CriticTraining, wgan_gp_losses
+from fedsink.privacy import CriticClip, Stream
+from fedsink.privacy.randomness.noise import uniforms
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The records of K clients, each dealt to M critics by public slot number.
+
+    A record belongs to the critic whose number is the record's slot modulo M, whatever other
+    records there are: one that comes or goes moves no other. A slot is part of a record's public
+    identity, like its line in the owner's file, and stays empty where the record is not there.
+    Where all records of a user have one slot, one critic holds them all.
+
+    Attributes:
+        critics: M.
+        records: coordinates, (N + 1, D), critic by critic; the last one is zero, for empty parts.
+        labels: (N + 1,) int64.
+        starts: where each critic's part begins, (K·M,).
+        sizes: records of each part, (K·M,).
+        holds: whether a part has records of a class, (K·M, L) bool.
+    """
+
+    critics: int
+    records: Tensor
+    labels: Tensor
+    starts: Tensor
+    sizes: Tensor
+    holds: Tensor
+
+    @classmethod
+    def deal(
+        cls,
+        shards: Sequence[tuple[Tensor, Tensor, Tensor | None]],
+        critics: int,
+        classes: int,
+    ) -> Parts:
+        """Deal each client's own records.
+
+        Args:
+            shards: coordinates (n_k, D), labels (n_k,) in 0..L−1, and slots (n_k,) int64 ≥ 0 of
+                every client; slots None: the records' places in their shard.
+            critics: M.
+            classes: L.
+        """
+        owners = []
+        for client, (records, _, slots) in enumerate(shards):
+            places = torch.arange(len(records)) if slots is None else slots.cpu()
+            owners.append(client * critics + places % critics)
+        owner = torch.cat(owners)
+        order = owner.argsort(stable=True)
+        sizes = torch.bincount(owner, minlength=len(shards) * critics)
+        records = torch.cat([shard[0] for shard in shards])
+        labels = torch.cat([shard[1] for shard in shards])
+        holds = torch.zeros(len(shards) * critics, classes, dtype=torch.bool)
+        holds[owner, labels.cpu()] = True
+        device = records.device
+        order = order.to(device)
+        return cls(
+            critics,
+            torch.cat([records[order], records.new_zeros(1, records.shape[1])]),
+            torch.cat([labels[order], labels.new_zeros(1)]),
+            (sizes.cumsum(0) - sizes).to(device),
+            sizes.to(device),
+            holds.to(device),
+        )
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        """Places of own records, drawn with replacement by uniforms (K·M, …); N for empty parts."""
+        each = (-1, *[1] * (uniform.dim() - 1))
+        starts, sizes = self.starts.reshape(each), self.sizes.reshape(each)
+        chosen = starts + (uniform * sizes).to(torch.int64)
+        return torch.where(sizes > 0, chosen, len(self.labels) - 1)
+
+
+@dataclass(frozen=True)
+class Fakes:
+    """Generated rows that critics learn to tell from records: of the last messages; public.
+
+    Attributes:
+        rows: (R, D).
+        labels: (R,) int64.
+    """
+
+    rows: Tensor
+    labels: Tensor
+
+    def appended(self, rows: Tensor, labels: Tensor, history: int) -> Fakes:
+        """These and a message's rows, of which the last `history` messages' worth is kept."""
+        kept = history * len(rows)
+        return Fakes(torch.cat([self.rows, rows])[-kept:], torch.cat([self.labels, labels])[-kept:])
+
+    def draw(self, uniform: Tensor, labels: Tensor, classes: int) -> Tensor:
+        """Places of rows of the given labels, drawn by uniforms; of any where a class has none."""
+        counts = torch.bincount(self.labels, minlength=classes)
+        starts = torch.where(counts > 0, counts.cumsum(0) - counts, 0)
+        counts = torch.where(counts > 0, counts, len(self.labels))
+        places = starts[labels] + (uniform * counts[labels]).to(torch.int64)
+        return self.labels.argsort(stable=True)[places]
+
+
+@dataclass(frozen=True)
+class CriticState:
+    """What a client's M critics have learned: as private as the records, and never sent.
+
+    Attributes:
+        weights: (M, W).
+        adam: the optimiser's state.
+        fakes: what the critics were shown last.
+        rounds: in how many rounds they have been trained.
+    """
+
+    weights: Tensor
+    adam: Adam
+    fakes: Fakes
+    rounds: int = 0
+
+    @classmethod
+    def start(cls, critic: Critic, critics: int, public: Stream, like: Tensor) -> CriticState:
+        """M critics with one public initial state.
+
+        Args:
+            critic: the architecture.
+            critics: M.
+            public: source of the initial weights, the same at every client.
+            like: a tensor of the weights' device.
+        """
+        weights = critic.initial(public).to(like.device).repeat(critics, 1)
+        labels = torch.zeros(0, dtype=torch.int64, device=like.device)
+        fakes = Fakes(weights.new_zeros(0, critic.dimension), labels)
+        return cls(weights, Adam.start(weights), fakes)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """The state as tensors by name; `from_tensors` gives the same state back."""
+        return {
+            "weights": self.weights,
+            "adam.mean": self.adam.mean,
+            "adam.square": self.adam.square,
+            "adam.steps": self.adam.steps,
+            "fakes.rows": self.fakes.rows,
+            "fakes.labels": self.fakes.labels,
+            "rounds": torch.tensor(self.rounds),
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> CriticState:
+        """The state written by `to_tensors`; raises KeyError for a missing tensor."""
+        return cls(
+            tensors["weights"],
+            Adam(tensors["adam.mean"], tensors["adam.square"], tensors["adam.steps"]),
+            Fakes(tensors["fakes.rows"], tensors["fakes.labels"]),
+            int(tensors["rounds"]),
+        )
+
+
+@dataclass(frozen=True)
+class CriticMessage:
+    """What a round shows to the critics, all of it public.
+
+    Attributes:
+        rows: X, where the critics' gradients are asked for, (n, D).
+        row_labels: (n,) int64.
+        fakes: rows to train against, (f, D), of the same generator.
+        fake_labels: (f,) int64.
+        rate: learning rate of the round.
+    """
+
+    rows: Tensor
+    row_labels: Tensor
+    fakes: Tensor
+    fake_labels: Tensor
+    rate: float
+
+
+def critic_totals(
+    critic: Critic,
+    training: CriticTraining,
+    clip: CriticClip,
+    message: CriticMessage,
+    parts: Parts,
+    states: Sequence[CriticState],
+    coins: Sequence[Stream],
+) -> tuple[Tensor, list[CriticState]]:
+    """Train the critics of K clients for one round, and add up their clipped gradients.
+
+    Σ_m clip(∂D_m/∂X, C) for each client, where the rows of classes that a critic's part lacks are
+    zero before the clip. The clients are one batch; each alone gives the same, up to rounding.
+
+    Guarantees:
+        - Two totals are at most the clip's sensitivity apart where one part of the records
+          differs, in whatever way; so are they where one critic's state does.
+        - No record that comes, goes or changes moves another critic.
+        - A critic without records contributes zero.
+        - Which operations run, on what shapes, depends on the numbers of clients, critics and
+          records and on public values alone.
+        - The given states are not changed.
+
+    Args:
+        critic: the architecture.
+        training: how it is trained.
+        clip: bounds each critic's gradient.
+        message: of the round.
+        parts: the clients' records.
+        states: one a client; they have been trained in equally many rounds.
+        coins: one stream a client, of this round alone.
+
+    Returns:
+        (K, n, D) float64, without noise, and each client's next state.
+
+    Raises:
+        ValueError: the states have been trained in different numbers of rounds.
+    """
+    rounds = {state.rounds for state in states}
+    if len(rounds) > 1:
+        raise ValueError(
+            f"Clients of one batch have equally many rounds behind them, not {rounds}."
+        )
+    # Clients of a cohort share one object; before the first message all are alike.
+    keys = [id(state.fakes) if len(state.fakes.labels) else 0 for state in states]
+    pools = {
+        key: state.fakes.appended(message.fakes, message.fake_labels, training.history)
+        for key, state in dict(zip(keys, states, strict=True)).items()
+    }
+    weights = torch.cat([state.weights for state in states])
+    adam = Adam(
+        torch.cat([state.adam.mean for state in states]),
+        torch.cat([state.adam.square for state in states]),
+        torch.cat([state.adam.steps for state in states]),
+    )
+    shown = [pools[key] for key in keys]
+    _train(critic, training, message.rate, parts, shown, rounds.pop(), weights, adam, coins)
+    gradients = _gradients(critic, weights, message, parts)
+    totals = clip.total(gradients.unflatten(0, (len(states), parts.critics)))
+    size = parts.critics
+    trained = []
+    for client, (state, fakes) in enumerate(zip(states, shown, strict=True)):
+        own = slice(client * size, (client + 1) * size)
+        moments = Adam(adam.mean[own], adam.square[own], adam.steps[own])
+        trained.append(CriticState(weights[own], moments, fakes, state.rounds + 1))
+    return totals, trained
+
+
+def _train(
+    critic: Critic,
+    training: CriticTraining,
+    rate: float,
+    parts: Parts,
+    shown: Sequence[Fakes],
+    trained: int,
+    weights: Tensor,
+    adam: Adam,
+    coins: Sequence[Stream],
+) -> None:
+    """The round's steps, in place. One draw of uniforms a client: record, fake row, midpoint."""
+    steps, batch = training.steps_after(trained), training.batch
+    if not steps:
+        return
+    counts = [3 * steps * parts.critics * batch] * len(coins)
+    drawn = uniforms(coins, counts).reshape(len(coins), 3, parts.critics, steps, batch)
+    record, fake, share = drawn.to(weights.device).transpose(0, 1).flatten(1, 2)
+    chosen = parts.draw(record)
+    labels = parts.labels[chosen]
+    partners, rows = _partners(critic.classes, parts.critics, shown, fake, labels)
+    active = parts.sizes > 0
+    weights.requires_grad_(True)
+    for step in range(steps):
+        losses = wgan_gp_losses(
+            critic,
+            weights,
+            rows[partners[:, step]],
+            parts.records[chosen[:, step]],
+            share[:, step],
+            labels[:, step],
+            penalty=training.penalty,
+            drift=training.drift,
+        )
+        (gradient,) = torch.autograd.grad(losses.sum(), weights)
+        adam.step(weights, gradient, rate, active)
+    weights.requires_grad_(False)
+
+
+def _partners(
+    classes: int, critics: int, shown: Sequence[Fakes], uniform: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Places of the fakes that records are paired with, and the rows these are places of."""
+    pools = {id(fakes): fakes for fakes in shown}
+    places, before = torch.empty_like(labels), 0
+    for key, fakes in pools.items():
+        shows = torch.tensor([id(other) == key for other in shown], device=labels.device)
+        own = torch.nonzero(shows.repeat_interleave(critics)).flatten()
+        places[own] = before + fakes.draw(uniform[own], labels[own], classes)
+        before += len(fakes.rows)
+    return places, torch.cat([fakes.rows for fakes in pools.values()])
+
+
+@torch.no_grad()
+def _gradients(critic: Critic, weights: Tensor, message: CriticMessage, parts: Parts) -> Tensor:
+    """∂D/∂X of all critics, (K·M, n, D), zero at rows of classes that a part lacks."""
+    everyone = len(weights)
+    points = message.rows.expand(everyone, *message.rows.shape)
+    labels = message.row_labels.expand(everyone, -1)
+    gradients = critic.gradients(weights, points, labels)
+    return torch.where(parts.holds[:, message.row_labels].unsqueeze(-1), gradients, 0.0)

@@ -1,0 +1,63 @@
+"""How a client trains its critics in a round: public numbers, fixed for the run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedsink.errors import ModelError
+
+
+@dataclass(frozen=True)
+class CriticTraining:
+    """Steps, batches and loss of the M critics of a client.
+
+    Attributes:
+        critics: M, among which a client deals its records.
+        steps: of every critic in a round.
+        warm: further steps in the first round of a critic's life.
+        batch: b, a critic's own records in a step, drawn with replacement.
+        history: how many messages' generated rows a client keeps to train against.
+        lr: learning rate of Adam.
+        late: the part of the rounds that is left when the learning rate is halved.
+        penalty: weight of the gradient penalty.
+        drift: weight of the drift term.
+
+    Raises:
+        ModelError: a value is out of range.
+    """
+
+    critics: int
+    steps: int = 5
+    warm: int = 20
+    batch: int = 4
+    history: int = 4
+    lr: float = 2e-3
+    late: float = 0.3
+    penalty: float = 10.0
+    drift: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("critics", 1), ("steps", 0), ("warm", 0), ("batch", 1), ("history", 1),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ModelError(f"{name} must be a whole number of at least {least}, not {value}.")
+        for name in ("lr", "penalty", "drift", "late"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ModelError(f"{name} must be a number, not {value!r}.")
+            if not 0.0 <= value < math.inf:
+                raise ModelError(f"{name} must be a finite number of at least 0, not {value}.")
+            object.__setattr__(self, name, float(value))
+        if self.late > 1.0:
+            raise ModelError(f"late must lie in [0, 1], not {self.late}.")
+
+    def rate(self, round: int, rounds: int) -> float:
+        """The learning rate of round 1 ≤ `round` ≤ `rounds`."""
+        return self.lr / 2.0 if round > (1.0 - self.late) * rounds else self.lr
+
+    def steps_after(self, trained: int) -> int:
+        """How many steps a critic takes that has been trained in so many rounds."""
+        return self.steps if trained else self.steps + self.warm

@@ -1,0 +1,362 @@
+"""Critics at a client: what one part of the records can move, and what it cannot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedsink.clients.critic import CriticMessage, CriticState, Fakes, Parts, critic_totals
+from fedsink.data.views import PixelView
+from fedsink.models.critics import Adam, ConvolutionCritic, CriticTraining, PerceptronCritic
+from fedsink.privacy import CriticClip, RecordClip, Stream
+
+Shard = tuple[Tensor, Tensor, Tensor | None]
+Operations = Callable[[Callable[[], object]], list[tuple[Any, ...]]]
+
+D, CLASSES, CRITICS, ROWS = 4, 3, 5, 6
+CRITIC = PerceptronCritic(D, CLASSES, hidden=6, scale=1.0)
+PICTURES = ConvolutionCritic(PixelView((1, 2, 2)), CLASSES, features=2)
+TRAINING = CriticTraining(CRITICS, steps=2, warm=3, batch=3, history=2)
+CLIP = CriticClip(0.7, CRITICS)
+
+
+def message(seed: int = 0, rows: int = ROWS) -> CriticMessage:
+    stream = Stream(b"test", "message", seed)
+    x, fakes = (stream.normal(n, D).float() for n in (rows, 9))
+    return CriticMessage(x, torch.arange(rows) % CLASSES, fakes, torch.arange(9) % CLASSES, 0.01)
+
+
+def shard(n: int = 17, seed: int = 0) -> Shard:
+    records = 2.0 + Stream(b"test", "shard", seed).normal(n, D).float()
+    return records, torch.arange(n) % CLASSES, torch.arange(n)
+
+
+def start(critic: Any = CRITIC) -> CriticState:
+    return CriticState.start(critic, CRITICS, Stream(b"public"), torch.zeros(1))
+
+
+def totals(
+    shards: list[Shard],
+    states: list[CriticState] | None = None,
+    *,
+    rounds: int = 1,
+    clip: CriticClip = CLIP,
+    critic: Any = CRITIC,
+) -> tuple[Tensor, list[CriticState]]:
+    """The totals of the last of some rounds, and the states after it."""
+    states = states or [start(critic) for _ in shards]
+    parts = Parts.deal(shards, CRITICS, CLASSES)
+    for t in range(rounds):
+        coins = [Stream(b"test", "coins", client, t) for client in range(len(shards))]
+        total, states = critic_totals(critic, TRAINING, clip, message(t), parts, states, coins)
+    return total, states
+
+
+def square(total: Tensor, other: Tensor) -> Fraction:
+    """‖total − other‖², exactly."""
+    pairs = zip(total.flatten().tolist(), other.flatten().tolist(), strict=True)
+    return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), Fraction(0))
+
+
+# Dealing
+
+
+def test_a_record_belongs_to_the_critic_of_its_slot():
+    records, labels, _ = shard(12)
+    slots = torch.tensor([0, 7, 7, 3, 25, 1, 9, 14, 2, 2, 11, 5])
+    parts = Parts.deal([(records, labels, slots), shard(0), shard(6)], CRITICS, CLASSES)
+    assert parts.sizes.tolist() == [3, 2, 4, 1, 2, 0, 0, 0, 0, 0, 2, 1, 1, 1, 1]
+    for critic in range(CRITICS):
+        own = parts.records[parts.starts[critic] :][: parts.sizes[critic]]
+        assert torch.equal(own, records[slots % CRITICS == critic])
+        held = labels[slots % CRITICS == critic]
+        assert parts.holds[critic].tolist() == [bool((held == c).any()) for c in range(CLASSES)]
+
+
+def test_records_are_drawn_evenly_from_the_own_part_and_from_none_where_it_is_empty():
+    parts = Parts.deal([shard(7), shard(0)], CRITICS, CLASSES)
+    uniform = Stream(b"test").uniform(2 * CRITICS, 3000)
+    places = parts.draw(uniform)
+    for critic in range(CRITICS):
+        counts = torch.bincount(places[critic], minlength=8)
+        low, size = int(parts.starts[critic]), int(parts.sizes[critic])
+        assert counts[low : low + size].sum() == 3000
+        assert counts[low : low + size].min() > 0.9 * 3000 / size
+    assert bool((places[CRITICS:] == 7).all())
+    assert not parts.records[7].any()
+    edge = parts.draw(torch.full((2 * CRITICS, 1), 1.0 - 2.0**-53, dtype=torch.float64))
+    assert torch.equal(edge[:CRITICS, 0], parts.starts[:CRITICS] + parts.sizes[:CRITICS] - 1)
+
+
+def test_a_record_meets_a_fake_of_its_own_label_and_any_where_there_is_none():
+    fakes = Fakes(torch.arange(5.0).unsqueeze(1), torch.tensor([2, 0, 2, 0, 2]))
+    labels = torch.tensor([0, 1, 2]).repeat_interleave(2000).reshape(3, 2000)
+    places = fakes.draw(Stream(b"test").uniform(3, 2000), labels, CLASSES)
+    for label, allowed in ((0, {1, 3}), (1, {0, 1, 2, 3, 4}), (2, {0, 2, 4})):
+        counts = torch.bincount(places[label], minlength=5)
+        assert set(counts.nonzero().flatten().tolist()) == allowed
+        assert counts[counts > 0].min() > 0.85 * 2000 / len(allowed)
+
+
+def test_the_fakes_of_the_last_messages_are_kept():
+    fakes = start().fakes
+    for t in range(4):
+        fakes = fakes.appended(torch.full((3, D), float(t)), torch.full((3,), t), history=2)
+    assert fakes.labels.tolist() == [2, 2, 2, 3, 3, 3]
+    assert fakes.rows[:, 0].tolist() == [2, 2, 2, 3, 3, 3]
+
+
+# What one part can move
+
+ANY = st.one_of(
+    st.floats(width=32),
+    st.sampled_from([0.0, math.nan, math.inf, -math.inf, 1e-45, 2.0**-126, 3e38, -3e38]),
+)
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> Shard:
+    """Up to three records of the first critic, of any values."""
+    n = draw(st.integers(0, 3))
+    values = draw(st.lists(ANY, min_size=n * D, max_size=n * D))
+    labels = draw(st.lists(st.integers(0, CLASSES - 1), min_size=n, max_size=n))
+    return (
+        torch.tensor(values, dtype=torch.float32).reshape(n, D),
+        torch.tensor(labels, dtype=torch.int64),
+        torch.zeros(n, dtype=torch.int64),
+    )
+
+
+@st.composite
+def hostile(draw: st.DrawFn) -> CriticState:
+    """A state whose first critic holds any floats, and the others what they learned."""
+    state = totals([shard()], rounds=2)[1][0]
+    fill = draw(st.lists(ANY, min_size=4, max_size=4))
+    scale = draw(st.sampled_from([0.0, 1.0, 1e15]))
+    noise = Stream(b"test", draw(st.integers(0, 20))).normal(CRITIC.size).float()
+    row = torch.tensor(fill, dtype=torch.float32).repeat(CRITIC.size)[: CRITIC.size] + scale * noise
+    weights, mean, squares = (
+        v.clone() for v in (state.weights, state.adam.mean, state.adam.square)
+    )
+    weights[0], mean[0], squares[0] = row, row.flip(0), row
+    return replace(state, weights=weights, adam=Adam(mean, squares, state.adam.steps.clone()))
+
+
+@settings(max_examples=150)
+@given(parts(), parts(), hostile(), hostile(), st.sampled_from([1e-20, 0.7, 1e9]))
+def test_two_totals_that_differ_in_one_part_and_state_are_within_the_sensitivity(
+    part, other_part, state, other_state, bound
+):
+    clip = CriticClip(bound, CRITICS)
+    rest = tuple(values[shard()[2] % CRITICS != 0] for values in shard())
+
+    def total(own: Shard, own_state: CriticState) -> Tensor:
+        joined = tuple(torch.cat(pair) for pair in zip(own, rest, strict=True))
+        return totals([joined], [own_state], clip=clip)[0]
+
+    one, other = total(part, state), total(other_part, other_state)
+    assert bool(one.isfinite().all())
+    assert square(one, other) <= Fraction(clip.sensitivity) ** 2
+
+
+def negated(state: CriticState) -> CriticState:
+    """The state with the first critic's output negated."""
+    weights = state.weights.clone()
+    for name in ("head", "label_heads"):
+        CRITIC.arrays(weights)[name][0] *= -1.0
+    return replace(state, weights=weights)
+
+
+def critic_against_its_negation(clip: CriticClip, rows: int) -> tuple[Tensor, Tensor]:
+    """The totals of a steep critic and of its negation, none of which is trained further."""
+    state = start()
+    state = replace(state, weights=100.0 * state.weights)
+    still = replace(TRAINING, steps=0, warm=0)
+    dealt = Parts.deal([shard()], CRITICS, CLASSES)
+    found = [
+        critic_totals(CRITIC, still, clip, message(0, rows), dealt, [s], [Stream(b"test")])[0]
+        for s in (state, negated(state))
+    ]
+    return found[0], found[1]
+
+
+def test_the_sensitivity_is_attained_by_a_critic_against_its_negation():
+    one, other = critic_against_its_negation(CLIP, ROWS)
+    assert math.sqrt(square(one, other)) == pytest.approx(CLIP.sensitivity, rel=1e-5)
+
+
+def test_a_clip_of_every_row_breaks_the_sensitivity_by_the_root_of_the_rows():
+    """As published: each row clipped by itself, and noise for one of them."""
+
+    class RowClip(CriticClip):
+        def total(self, gradients: Tensor) -> Tensor:
+            scales = RecordClip(self.bound).scales(gradients.double().norm(dim=-1))
+            return (gradients * scales.unsqueeze(-1)).sum(1)
+
+    n = 32
+    one, other = critic_against_its_negation(RowClip(0.7, CRITICS), n)
+    distance = math.sqrt(square(one, other))
+    assert distance == pytest.approx(2 * 0.7 * math.sqrt(n), rel=1e-5)
+    assert distance > 5 * CLIP.sensitivity
+    one, other = critic_against_its_negation(CLIP, n)
+    assert square(one, other) <= Fraction(CLIP.sensitivity) ** 2
+
+
+@pytest.mark.parametrize("critic", [CRITIC, PICTURES], ids=["perceptron", "convolution"])
+@pytest.mark.parametrize("change", ["absent", "replaced", "relabelled", "not finite", "added"])
+def test_no_record_moves_another_critic(change, critic):
+    """Bit by bit, over several rounds: not the states, and so not what is added up."""
+    records, labels, slots = shard()
+    place = 8
+    if change == "absent":
+        kept = torch.arange(len(labels)) != place
+        other: Shard = (records[kept], labels[kept], slots[kept])
+    elif change == "added":
+        more = torch.full((1, D), 5.0)
+        other = (
+            torch.cat([more, records]),
+            torch.cat([labels[:1], labels]),
+            torch.cat([torch.tensor([103]), slots]),
+        )
+    else:
+        values, kinds = records.clone(), labels.clone()
+        values[place] = {"replaced": 9.0, "relabelled": values[place], "not finite": math.nan}[
+            change
+        ]
+        kinds[place] = (kinds[place] + (change == "relabelled")) % CLASSES
+        other = (values, kinds, slots)
+    moved = 103 % CRITICS if change == "added" else place % CRITICS
+    states = [totals([s], rounds=3, critic=critic)[1][0] for s in (shard(), other)]
+    same = torch.arange(CRITICS) != moved
+    assert not torch.equal(states[0].weights[moved], states[1].weights[moved])
+    for name in ("weights", "adam.mean", "adam.square", "adam.steps"):
+        one, two = (state.to_tensors()[name][same] for state in states)
+        assert torch.equal(one, two)
+
+
+# Masks and empty parts
+
+
+def test_rows_of_classes_that_a_part_lacks_are_zero():
+    records, labels, slots = shard()
+    kept = (labels == 1) & (slots % CRITICS == 2)
+    total, _ = totals([(records[kept], labels[kept], slots[kept])])
+    assert bool((total[0, message().row_labels != 1] == 0).all())
+    assert bool((total[0, message().row_labels == 1].norm(dim=-1) > 0).all())
+    assert float(total.norm()) == pytest.approx(CLIP.bound, rel=1e-5)
+
+
+def test_without_records_the_total_is_zero_and_nothing_is_learned():
+    total, [state] = totals([shard(0)], rounds=3)
+    assert torch.equal(total, torch.zeros(1, ROWS, D, dtype=torch.float64))
+    assert torch.equal(state.weights, start().weights)
+    assert not state.adam.steps.any()
+    assert state.rounds == 3
+
+
+def test_the_total_is_the_sum_of_the_critics_clipped_gradients():
+    total, [state] = totals([shard()])
+    x, row_labels = message().rows, message().row_labels
+    expected = torch.zeros(ROWS, D, dtype=torch.float64)
+    for m in range(CRITICS):
+        own = state.weights[m : m + 1]
+        gradient = CRITIC.gradients(own, x[None], row_labels[None])[0].double()
+        held = shard()[1][shard()[2] % CRITICS == m]
+        gradient[~torch.isin(row_labels, held)] = 0.0
+        expected += gradient * min(1.0, CLIP.bound / float(gradient.norm()))
+    torch.testing.assert_close(total[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_operations_do_not_depend_on_how_records_are_dealt(operations: Operations):
+    """A part may be empty, of one class, or hold all: the same work."""
+    records, labels, slots = shard()
+    kinds = [slots, torch.zeros_like(slots), 3 * slots, slots % 2]
+    classes = [labels, torch.zeros_like(labels)]
+    seen = []
+    for slot in kinds:
+        for label in classes:
+            dealt = Parts.deal([(records, label, slot)], CRITICS, CLASSES)
+            coins = [Stream(b"test")]
+
+            def ask(dealt: Parts = dealt, coins: list[Stream] = coins) -> object:
+                return critic_totals(CRITIC, TRAINING, CLIP, message(), dealt, [start()], coins)
+
+            seen.append(operations(ask))
+    assert all(each == seen[0] for each in seen)
+    assert len(seen[0]) > 100
+
+
+# Cohorts and states
+
+
+@pytest.mark.parametrize("critic", [CRITIC, PICTURES], ids=["perceptron", "convolution"])
+def test_clients_in_one_batch_give_what_each_gives_alone(critic):
+    shards = [shard(17), shard(0), shard(5, 1), shard(30, 2)]
+    together, states = totals(shards, rounds=3, critic=critic)
+    for client, own in enumerate(shards):
+        dealt, state = Parts.deal([own], CRITICS, CLASSES), start(critic)
+        for t in range(3):
+            coins = [Stream(b"test", "coins", client, t)]
+            alone, [state] = critic_totals(
+                critic, TRAINING, CLIP, message(t), dealt, [state], coins
+            )
+        torch.testing.assert_close(together[client], alone[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(states[client].weights, state.weights, rtol=1e-4, atol=1e-5)
+
+
+def test_the_same_coins_give_the_same_bits_and_other_coins_do_not():
+    again = [totals([shard()], rounds=2)[0] for _ in range(2)]
+    assert torch.equal(*again)
+    dealt = Parts.deal([shard()], CRITICS, CLASSES)
+    other = critic_totals(
+        CRITIC, TRAINING, CLIP, message(), dealt, [start()], [Stream(b"test", "other")]
+    )[0]
+    assert not torch.equal(other, totals([shard()])[0])
+
+
+def test_clients_of_one_batch_keep_one_copy_of_the_fakes():
+    _, states = totals([shard(), shard(9, 1), shard(0)], rounds=3)
+    assert len({id(state.fakes) for state in states}) == 1
+
+
+def test_given_states_are_not_changed():
+    _, states = totals([shard(), shard(9, 1)], rounds=2)
+    before = [{k: v.clone() for k, v in s.to_tensors().items()} for s in states]
+    totals([shard(), shard(9, 1)], states)
+    for state, tensors in zip(states, before, strict=True):
+        for name, value in state.to_tensors().items():
+            assert torch.equal(value, tensors[name])
+
+
+def test_a_state_goes_through_a_file_of_tensors_and_goes_on_alike():
+    _, states = totals([shard(), shard(9, 1)], rounds=2)
+    restored = [CriticState.from_tensors(load(save(state.to_tensors()))) for state in states]
+    expected, actual = (totals([shard(), shard(9, 1)], s) for s in (states, restored))
+    assert torch.equal(expected[0], actual[0])
+    assert actual[1][0].rounds == 3
+
+
+def test_clients_of_one_batch_have_equally_many_rounds_behind_them():
+    _, [state] = totals([shard()])
+    with pytest.raises(ValueError, match=r"have equally many rounds behind them, not \{0, 1\}"):
+        totals([shard(), shard()], [start(), state])
+
+
+def test_critics_learn_to_tell_records_from_fakes():
+    """Records lie around (2, …, 2) and fakes around 0: D grows towards the records."""
+    total, states = totals([shard(60)], rounds=40)
+    assert bool((total[0].sum(-1) > 0).all())
+    points = torch.cat([message().fakes, shard()[0][:9]]).expand(CRITICS, -1, -1)
+    labels = (torch.arange(18) % CLASSES).expand(CRITICS, -1)
+    scores = CRITIC.scores(states[0].weights, points, labels)
+    assert bool((scores[:, 9:].mean(1) > scores[:, :9].mean(1) + 1.0).all())

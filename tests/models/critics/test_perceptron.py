@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsink.models.critics import PerceptronCritic, wgan_gp_losses
+from fedsink.privacy import Stream
+
+CRITIC = PerceptronCritic(dimension=5, classes=3, hidden=7, scale=2.5)
+PAIRS, CRITICS = 11, 4
+
+
+class Reference(nn.Module):
+    """The same critic from torch.nn's layers, for one label at a time."""
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__()
+        arrays = {name: v[0].clone() for name, v in CRITIC.arrays(weights[None]).items()}
+        d, h, classes = CRITIC.dimension, CRITIC.hidden, CRITIC.classes
+        self.first, self.second = nn.Linear(d, h, bias=False).double(), nn.Linear(h, h).double()
+        self.label_biases = nn.Embedding(classes, h).double()
+        self.label_heads = nn.Embedding(classes, h).double()
+        self.head = nn.Linear(h, 1, bias=False).double()
+        with torch.no_grad():
+            self.first.weight.copy_(arrays["first"][:d].T)
+            self.label_biases.weight.copy_(arrays["first"][d:])
+            self.second.weight.copy_(arrays["second"].T)
+            self.second.bias.copy_(arrays["bias"][0])
+            self.head.weight.copy_(arrays["head"])
+            self.label_heads.weight.copy_(arrays["label_heads"])
+
+    def forward(self, points: Tensor, labels: Tensor) -> Tensor:
+        phi = nn.LeakyReLU(0.2)
+        hidden = phi(self.first(points / CRITIC.scale) + self.label_biases(labels))
+        hidden = phi(self.second(hidden))
+        heads = self.head.weight + self.label_heads(labels)
+        return (hidden * heads).sum(-1)
+
+    def input_gradient(self, points: Tensor, labels: Tensor) -> Tensor:
+        inputs = points.clone().requires_grad_(True)
+        total = self(inputs, labels).sum()
+        return torch.autograd.grad(total, inputs, create_graph=True)[0]
+
+    def flat_gradient(self) -> Tensor:
+        """The gradients in the order of a row of weights."""
+        parts = [
+            self.first.weight.grad.T, self.label_biases.weight.grad, self.second.weight.grad.T,
+            self.second.bias.grad, self.head.weight.grad, self.label_heads.weight.grad,
+        ]  # fmt: skip
+        return torch.cat([part.flatten() for part in parts])
+
+
+def problem() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Weights without zeros, fakes, records, shares and labels of four critics, float64."""
+    stream = Stream(b"test", "critic")
+    weights = 0.4 * stream.normal(CRITICS, CRITIC.size)
+    fakes, records = 3.0 * stream.normal(2, CRITICS, PAIRS, CRITIC.dimension)
+    shares = stream.uniform(CRITICS, PAIRS)
+    labels = (3 * stream.uniform(CRITICS, PAIRS)).long()
+    return weights, fakes, records, shares, labels
+
+
+def test_scores_and_input_gradients_are_those_of_torch_layers():
+    weights, points, _, _, labels = problem()
+    scores = CRITIC.scores(weights, points, labels)
+    gradients = CRITIC.gradients(weights, points, labels)
+    for m in range(CRITICS):
+        reference = Reference(weights[m])
+        torch.testing.assert_close(scores[m], reference(points[m], labels[m]))
+        expected = reference.input_gradient(points[m], labels[m])
+        torch.testing.assert_close(gradients[m], expected)
+
+
+@pytest.mark.parametrize(("penalty", "drift"), [(10.0, 1e-3), (0.0, 0.5), (3.0, 0.0)])
+def test_the_loss_and_its_gradient_are_those_of_autograd_on_torch_layers(penalty, drift):
+    """The penalty's second derivative included, with the slopes of φ detached."""
+    weights, fakes, records, shares, labels = problem()
+    weights.requires_grad_(True)
+    losses = wgan_gp_losses(
+        CRITIC, weights, fakes, records, shares, labels, penalty=penalty, drift=drift
+    )
+    (found,) = torch.autograd.grad(losses.sum(), weights)
+    for m in range(CRITICS):
+        reference = Reference(weights[m].detach())
+        u = shares[m, :, None]
+        slopes = reference.input_gradient(u * fakes[m] + (1 - u) * records[m], labels[m]).norm(
+            dim=1
+        )
+        real = reference(records[m], labels[m])
+        loss = (
+            reference(fakes[m], labels[m]).mean()
+            - real.mean()
+            + penalty * ((slopes - 1) ** 2).mean()
+            + drift * (real**2).mean()
+        )
+        loss.backward()
+        torch.testing.assert_close(losses[m], loss)
+        torch.testing.assert_close(found[m], reference.flat_gradient())
+
+
+def test_all_critics_at_once_are_each_critic_alone():
+    weights, fakes, records, shares, labels = (
+        v.float() if v.is_floating_point() else v for v in problem()
+    )
+    together = wgan_gp_losses(
+        CRITIC, weights, fakes, records, shares, labels, penalty=10.0, drift=1e-3
+    )
+    for m in range(CRITICS):
+        own = slice(m, m + 1)
+        alone = wgan_gp_losses(
+            CRITIC, weights[own], fakes[own], records[own], shares[own], labels[own],
+            penalty=10.0, drift=1e-3,
+        )  # fmt: skip
+        torch.testing.assert_close(together[own], alone)
+
+
+def test_the_initial_state_is_a_function_of_its_stream_and_tells_classes_apart_by_biases_alone():
+    initial = CRITIC.initial(Stream(b"public"))
+    assert torch.equal(initial, CRITIC.initial(Stream(b"public")))
+    assert not torch.equal(initial, CRITIC.initial(Stream(b"other")))
+    assert initial.shape == (CRITIC.size,)
+    assert initial.dtype == torch.float32
+    arrays = CRITIC.arrays(initial[None])
+    assert not arrays["label_heads"].any()
+    assert arrays["first"][0, CRITIC.dimension :].unique(dim=0).shape[0] == CRITIC.classes
+
+
+def test_the_initial_weights_keep_the_size_of_what_they_see():
+    critic = PerceptronCritic(dimension=200, classes=10, hidden=300, scale=5.0)
+    weights = critic.initial(Stream(b"public"))[None]
+    points = 5.0 * Stream(b"points").normal(1, 500, 200).float()
+    scores = critic.scores(weights, points, torch.zeros(1, 500, dtype=torch.int64))
+    assert 0.3 < float(scores.std()) < 3.0
+
+
+def test_the_penalty_has_no_pole_where_a_gradient_vanishes():
+    _, fakes, records, shares, labels = problem()
+    weights = torch.zeros(CRITICS, CRITIC.size, dtype=torch.float64, requires_grad=True)
+    losses = wgan_gp_losses(
+        CRITIC, weights, fakes, records, shares, labels, penalty=10.0, drift=1e-3
+    )
+    (gradient,) = torch.autograd.grad(losses.sum(), weights)
+    assert torch.equal(losses, torch.full_like(losses, 10.0))
+    assert bool(gradient.isfinite().all())
+
+
+def test_the_size_is_that_of_the_arrays():
+    assert CRITIC.size == (5 + 3) * 7 + 7 * 7 + 7 + 7 + 3 * 7

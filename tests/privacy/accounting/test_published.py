@@ -1,0 +1,55 @@
+"""The figures of GS-WGAN's accounting, and what can be proved of the same run."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy import BatchClip, Cost, JointSchedule, gs_wgan_epsilon
+
+ROUNDS, ROWS, CRITICS, DELTA, SIGMA = 20_000, 32, 1000, 1e-5, 1.07
+
+
+def test_the_published_epsilon_is_reproduced():
+    claimed = gs_wgan_epsilon(SIGMA, uses=ROUNDS * ROWS, critics=CRITICS, delta=DELTA)
+    assert claimed == pytest.approx(9.993, abs=1e-3)
+
+
+def test_the_published_federated_epsilon_is_reproduced():
+    claimed = gs_wgan_epsilon(SIGMA, uses=30_000 * ROWS, critics=CRITICS, delta=DELTA)
+    assert claimed == pytest.approx(12.7, abs=0.05)
+
+
+@pytest.mark.parametrize(("adjacency", "proved"), [("add-remove", 329), ("replace-one", 347)])
+def test_rows_that_are_selected_together_cost_what_one_gaussian_of_all_of_them_does(
+    adjacency, proved
+):
+    """Clipped row by row, 32 rows move by √32 times the sensitivity of one."""
+    cost = Cost(BatchClip(1.0), JointSchedule(), adjacency)
+    found = cost.epsilon(1 / CRITICS, SIGMA / math.sqrt(ROWS), ROUNDS, DELTA)
+    assert found == pytest.approx(proved, abs=0.6)
+
+
+def test_more_uses_less_noise_and_fewer_critics_cost_more():
+    costs = [
+        gs_wgan_epsilon(SIGMA, uses=1000, critics=CRITICS, delta=DELTA),
+        gs_wgan_epsilon(SIGMA, uses=2000, critics=CRITICS, delta=DELTA),
+        gs_wgan_epsilon(SIGMA / 2, uses=2000, critics=CRITICS, delta=DELTA),
+        gs_wgan_epsilon(SIGMA / 2, uses=2000, critics=CRITICS // 2, delta=DELTA),
+    ]
+    assert costs == sorted(costs)
+    assert len(set(costs)) == 4
+
+
+def test_bad_values_are_refused():
+    for options, message in (
+        ({"sigma": 0.0}, "sigma must be a finite number > 0"),
+        ({"uses": 0}, "uses must be an integer"),
+        ({"critics": 0}, "critics must be an integer"),
+        ({"delta": 1.0}, "delta must lie in"),
+    ):
+        values = {"sigma": 1.0, "uses": 10, "critics": 10, "delta": 1e-5} | options
+        with pytest.raises(PrivacyError, match=message):
+            gs_wgan_epsilon(values.pop("sigma"), **values)

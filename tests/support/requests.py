@@ -1,0 +1,76 @@
+"""Requests for a client's gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
+from fedsink.protocol import GradientRequest, Objective
+from fedsink.protocol.run import UNNAMED
+
+from .tiny import CLASSES, SIZE
+
+
+def plan_of(
+    clip: str = "batch", schedule: str = "joint", bound: float = 0.5, **fields: Any
+) -> PrivacyPlan:
+    """Fifty rounds at rate 1 with noise multiplier 1; `fields` replace those of the plan."""
+    values: dict[str, Any] = {
+        "rate": 1.0,
+        "noise_multiplier": 1.0,
+        "rounds": 50,
+        "clip": BatchClip(bound) if clip == "batch" else RecordClip(bound),
+        "schedule": JointSchedule() if schedule == "joint" else ClassSchedule(CLASSES),
+        "delta": 1e-5,
+    }
+    return PrivacyPlan(**values | fields)
+
+
+def gradient_request(
+    plan: PrivacyPlan,
+    objective: Objective,
+    *,
+    round: int = 1,
+    label: int | None = None,
+    rows: int | Tensor = 6,
+    row_labels: Tensor | None = None,
+    shape: Sequence[int] = (SIZE,),
+    run: str = UNNAMED,
+) -> GradientRequest:
+    """One use of a plan; the same arguments give the same request.
+
+    Args:
+        plan: what the answer is charged as.
+        objective: what is asked for.
+        round: of the run; it also seeds whatever is drawn.
+        label: the class of the records, and of the rows unless `row_labels` are given.
+        rows: how many to draw, or the rows themselves.
+        row_labels: take turns unless given.
+        shape: of a record where rows are drawn; rows that are given say it themselves.
+        run: the name of the run.
+    """
+    random = torch.Generator().manual_seed(round)
+    if isinstance(rows, int):
+        rows = torch.randn(rows, math.prod(shape), generator=random)
+    else:
+        shape = rows.shape[1:]
+    if row_labels is None:
+        turns = torch.arange(len(rows)) % CLASSES
+        row_labels = turns if label is None else torch.full((len(rows),), label)
+    return GradientRequest(
+        round,
+        label,
+        plan,
+        objective,
+        {"name": "pixel", "shape": list(shape)},
+        rows,
+        row_labels,
+        torch.randn(len(rows), generator=random) / 10,
+        torch.randn(rows.shape, generator=random) / 10,
+        run,
+    )
