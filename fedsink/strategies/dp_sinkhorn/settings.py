@@ -13,6 +13,7 @@ from fedsink.data.views import view_from_dict
 from fedsink.errors import ConfigError
 from fedsink.privacy import (
     LOCAL_NOISE,
+    BatchClip,
     CentralPlan,
     ClassSchedule,
     ClippedGaussian,
