@@ -33,7 +33,7 @@ from fedsink.server.running import build_generator
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.simulate import configure
 from fedsink.strategies import DPSinkhornSettings
-from fedsink.transport import append_labels, semi_debiased_gradient, solver_named
+from fedsink.transport import append_labels, self_gradient, transport_gradient
 
 
 class GradientOf:
@@ -75,12 +75,10 @@ class GradientOf:
         if objective.label_weight > 0:
             x = append_labels(x, labels, classes, objective.label_weight)
             y = append_labels(y, of_records, classes, objective.label_weight)
-        found = semi_debiased_gradient(
-            x, y, n, extra, objective.ground_cost, objective.lam,
-            solver=solver_named(objective.solver),
-        )  # fmt: skip
-        whole = found.self_gradient.clone()
-        whole[:n] += found.private_gradient
+        cost, solver = objective.transport
+        whole = self_gradient(x, n, cost, objective.lam, solver=solver).gradient
+        half = transport_gradient(x[:n], y, cost, objective.lam, solver=solver)
+        whole[:n] += 2.0 * half.gradient
         weights = [w for w in self.generator.parameters() if w.requires_grad]
         gradients = torch.autograd.grad(points, weights, whole[:, : points.shape[1]])
         # Rows have weight 1/n each in Ŝ, so batches of any size have gradients of one scale.

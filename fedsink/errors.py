@@ -27,6 +27,10 @@ class ModelError(FedsinkError, ValueError):
     """A generator cannot be built or loaded as asked."""
 
 
+class BackendError(FedsinkError):
+    """A library that was chosen to solve transport problems is missing, or cannot compile."""
+
+
 class CheckpointError(FedsinkError):
     """A run folder cannot be resumed: a file is missing, corrupt, or belongs to another run."""
 

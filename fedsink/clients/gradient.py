@@ -24,10 +24,14 @@ from fedsink.privacy import RecordClip, Stream
 from fedsink.privacy.mechanisms.clipping import sampled_clip
 from fedsink.protocol import GradientReply, GradientRequest, Objective
 from fedsink.protocol.gradient import pack_replies, unpack_requests
-from fedsink.transport.batch_gradients import batch_gradients
-from fedsink.transport.clipped_sums import clipped_sums
-from fedsink.transport.costs import append_labels
-from fedsink.transport.solvers.solver import Solver, fixed_solver, solver_named
+from fedsink.transport import (
+    Cost,
+    Solver,
+    append_labels,
+    batch_gradients,
+    clipped_sums,
+    fixed_solver,
+)
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -54,6 +58,12 @@ class GradientAnswer(CentralAnswer, BatchedAnswer):
     def read(cls, record: RecordDict, policy: Policy | None) -> Self:
         """The message's uses."""
         return cls(unpack_requests(record))
+
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse a library that would solve the node's problems as well."""
+        super().check_policy(policy)
+        for request in self.requests:
+            request.objective.refuse_library()
 
     def check_data(self, data: DataSpec) -> None:
         """Refuse a class list that is not the data's as well."""
@@ -272,7 +282,7 @@ def gradients_at_fixed_work(request: GradientRequest, batch: Batch, radius: floa
     """The gradients of one request's clients, with the same work whatever their batches."""
     try:
         solver = fixed_solver(request.objective.solver, **_public_bounds(request, radius))
-        return _gradients(request, batch, solver)
+        return _gradients(request, batch, request.objective.ground_cost, solver)
     except (ValueError, RuntimeError, ArithmeticError):
         # Bounds beyond the range of floats or of λ: they are public, so every batch meets this.
         log.warning("a transport problem is out of range; its gradient counts as zero")
@@ -282,7 +292,7 @@ def gradients_at_fixed_work(request: GradientRequest, batch: Batch, radius: floa
 def _gradients_as_they_come(request: GradientRequest, batch: Batch) -> Tensor:
     """The gradients of one request's clients, none of whose batches is empty."""
     try:
-        return _gradients(request, batch, solver_named(request.objective.solver))
+        return _gradients(request, batch, *request.objective.transport)
     except (ValueError, RuntimeError, ArithmeticError):
         # Costs beyond the range of floats or of λ. An error would tell the server that the batch
         # was not empty; the clip makes zero of a gradient that is not finite, and so does this.
@@ -295,13 +305,13 @@ def _gradients_as_they_come(request: GradientRequest, batch: Batch) -> Tensor:
     return torch.cat([_gradients_as_they_come(request, single) for single in alone])
 
 
-def _gradients(request: GradientRequest, batch: Batch, solver: Solver) -> Tensor:
+def _gradients(request: GradientRequest, batch: Batch, cost: Cost, solver: Solver) -> Tensor:
     objective, y = request.objective, batch.records
     x, own = request.rows.to(y.device), request.self_gradient.to(y.device)
     if weight := _label_weight(request):
         x = append_labels(x, request.row_labels.to(y.device), objective.classes, weight)
         y = append_labels(y, batch.labels, objective.classes, weight)
-    return batch_gradients(x, y, own, batch.present, objective.ground_cost, objective.lam, solver)
+    return batch_gradients(x, y, own, batch.present, cost, objective.lam, solver)
 
 
 def _zeros(request: GradientRequest, batch: Batch) -> Tensor:

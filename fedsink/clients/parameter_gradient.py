@@ -19,7 +19,7 @@ from fedsink.models.pullback import Pullback
 from fedsink.privacy import RecordClip, Stream
 from fedsink.privacy.mechanisms.clipping import sampled_clip
 from fedsink.protocol.parameters import ParameterReply, ParameterRequest
-from fedsink.transport.record_pullback import clipped_pullback
+from fedsink.transport.record_clip import clipped_pullback
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -50,8 +50,9 @@ class ParameterGradientAnswer(CentralAnswer):
         return cls([ParameterRequest.from_record(record)])
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuse too many weights and generators that the owner does not allow as well."""
+        """Refuse too many weights, generators that the owner does not allow, and libraries."""
         super().check_policy(policy)
+        self.request.gradient.objective.refuse_library()
         policy.check_limit("maximum_parameters", self.request.weights.numel(), "weights")
         policy.check_generator(self.request.architecture.get("name"))
 

@@ -67,7 +67,10 @@ class NodeSettings:
         if self.noise not in ("fast", "secure"):
             raise PrivacyError(f"noise is fast or secure, not {self.noise!r}.")
         if self.seed is not None and self.noise == "secure":
-            raise PrivacyError("noise=secure cannot be drawn again: leave out the seed.")
+            raise PrivacyError(
+                f"noise=secure comes from the operating system and cannot be repeated: leave out "
+                f"seed={self.seed}."
+            )
         if self.seed is not None and self.policy is not None:
             raise PrivacyError("A node under a policy never uses a seed's noise: leave it out.")
         if self.unprotected and self.policy is not None:

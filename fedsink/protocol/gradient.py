@@ -97,6 +97,7 @@ class GradientRequest:
                 f"Rows must be a finite n×D float32 matrix within ±{domain.ROWS.high:.4g}, not "
                 f"{tuple(self.rows.shape)} of {self.rows.dtype}."
             )
+        self.objective.check_plan(self.plan)
         n, classes = len(self.rows), self.objective.classes
         if self.row_labels.shape != (n,) or self.row_labels.dtype != torch.int64:
             raise ValueError(f"Row labels must be {n} integers.")

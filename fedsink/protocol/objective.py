@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedsink.errors import ConfigError
-from fedsink.privacy import domain
+from fedsink.errors import ConfigError, ReleaseRefusedError
+from fedsink.privacy import CentralPlan, RecordClip, domain
 from fedsink.transport.costs import Cost, Mixed, cost_named
-from fedsink.transport.solvers.solver import solver_named
+from fedsink.transport.solvers.backends import NATIVE, by_backend
+from fedsink.transport.solvers.solver import Solver, solver_named
 
 _DOMAIN = {
     "lam": domain.REGULARISATION,
@@ -30,6 +31,8 @@ class Objective:
         solver: "converged", or "annealed" for the published schedule.
         cost: "mixed" for c_m, or "l1" for ‖x−y‖₁ alone (an ablation of Cao et al. 2021, Table 2;
             m is not read then).
+        backend: who solves: "native", or the library "geomloss" or "keops". A library's work and
+            errors depend on the points in ways of its own, so that only simulated nodes use one.
 
     Raises:
         ConfigError, PrivacyError: a value out of range or outside the public domain
@@ -44,6 +47,7 @@ class Objective:
     label_weight: float = 15.0
     solver: str = "converged"
     cost: str = "mixed"
+    backend: str = NATIVE
 
     def __post_init__(self) -> None:
         for name in _DOMAIN:
@@ -65,7 +69,7 @@ class Objective:
         if self.cost not in ("mixed", "l1"):
             raise ConfigError(f"strategy.cost is mixed or l1, not {self.cost!r}.")
         cost_named("mixed", self.m)
-        solver_named(self.solver)
+        _ = self.transport  # refuses solver and backend
         for name, interval in _DOMAIN.items():
             interval.check(getattr(self, name))
 
@@ -73,6 +77,43 @@ class Objective:
     def ground_cost(self) -> Cost:
         """c(x, y), with its gradient."""
         return cost_named(self.cost, self.m)
+
+    @property
+    def transport(self) -> tuple[Cost, Solver]:
+        """The cost and the solver, as the backend has them."""
+        return by_backend(self.backend, self.ground_cost, solver_named(self.solver))
+
+    def check_plan(self, plan: CentralPlan) -> None:
+        """Refuse a library where the clients' problems are not solved by one.
+
+        Raises:
+            ConfigError: naming the option that leaves it nothing to do.
+        """
+        if self.backend == NATIVE:
+            return
+        if isinstance(plan.clip, RecordClip):
+            raise ConfigError(
+                f"strategy.backend={self.backend} belongs to clip=batch: clip=record solves no "
+                "problem with records in it, and native gives the potentials of generated points "
+                "faster."
+            )
+        if plan.capacity is not None:
+            raise ConfigError(
+                f"strategy.backend={self.backend} has no fixed work: its time depends on the "
+                f"records, which capacity={plan.capacity} is there to hide; leave one of them out."
+            )
+
+    def refuse_library(self) -> None:
+        """What a real node says to another backend than this package.
+
+        Raises:
+            ReleaseRefusedError: a library is named.
+        """
+        if self.backend != NATIVE:
+            raise ReleaseRefusedError(
+                f"The request wants backend={self.backend}, and a real node solves its problems "
+                "by native alone: libraries are for simulations and for the server's own problems."
+            )
 
     @property
     def bounded_cost(self) -> Cost:

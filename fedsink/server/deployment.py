@@ -31,6 +31,7 @@ _OWNERS = (
     ("seed", None, "every node draws noise of its own"),
     ("noise", "fast", "every node's policy says how its noise is drawn"),
     ("noise.share", "local", "nodes answer the server one by one, and nothing adds them up before"),
+    ("strategy.backend", "native", "real nodes solve their problems with fedsink alone"),
     ("policy", None, "every node is started with the policy of its owner"),
     ("data.clients_file", None, "every node's policy says which records are its own"),
     ("data.corrupt", None, "real nodes answer from their records as they are"),
@@ -52,6 +53,11 @@ def deployable(overrides: Sequence[str]) -> dict[str, Any]:
     noise, data = config["noise"], config["data"]
     chosen = {**config, "noise": noise["backend"], "noise.share": noise["share"]}
     chosen |= {f"data.{key}": data.get(key) for key in ("clients_file", "corrupt")}
+    # In local mode the problems are the server's own.
+    central = config["mode"] == "central"
+    chosen["strategy.backend"] = (
+        config["strategy"].get("backend", "native") if central else "native"
+    )
     for key, only, why in _OWNERS:
         if chosen[key] != only:
             raise ConfigError(f"{COMMAND} takes no {key}={chosen[key]}: {why}.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -19,12 +19,11 @@ from fedsink.privacy import BatchClip, RecordClip
 from fedsink.protocol import Objective
 from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.transport import (
+    AnnealedSolver,
     ConvergedSolver,
-    UnseenAnnealedSolver,
     append_labels,
     potential,
     self_gradient,
-    solver_named,
     transport_gradient,
 )
 from fedsink.transport.record_clip import reduced, sum_by_matmul
@@ -171,7 +170,8 @@ class HistoryField(_Remembering):
         super().__init__(settings, objective, layout, like)
         self.clip = clip
         self._unseen = widest is not None
-        self._solver = POTENTIAL_SOLVER if widest is None else POTENTIAL_SOLVER.unseen(widest**2)
+        largest_cost = None if widest is None else widest**2
+        self._solver = replace(POTENTIAL_SOLVER, largest_cost=largest_cost)
 
     def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
         """Potentials against the remembered rows, and the field that they feel themselves."""
@@ -191,9 +191,8 @@ class HistoryTransport(_Remembering):
         past, objective = self.past(kinds), self.objective
         x = with_labels(rows, row_labels, objective, self._layout)
         past = with_labels(past, row_labels.repeat(1, self.memory), objective, self._layout)
-        gradient = transport_gradient(
-            x, past, objective.ground_cost, objective.lam, solver=solver_named(objective.solver)
-        ).gradient
+        cost, solver = objective.transport
+        gradient = transport_gradient(x, past, cost, objective.lam, solver=solver).gradient
         inside = -2.0 * gradient[..., : rows.shape[-1]]
         return SelfParts(rows.new_zeros(len(rows), 0), inside, torch.zeros_like(inside))
 
@@ -209,11 +208,11 @@ class SemiDebiased(SelfTerm):
         self, objective: Objective, clip: BatchClip, layout: Layout, widest: float | None
     ) -> None:
         self.objective, self.clip, self._layout = objective, clip, layout
-        self._cost, self._solver = objective.ground_cost, solver_named(objective.solver)
+        self._cost, self._solver = objective.transport
         if widest is not None:
             labels = math.sqrt(layout.classes) * objective.label_weight if layout.mixed else 0.0
             self._cost = objective.bounded_cost
-            self._solver = UnseenAnnealedSolver(math.hypot(widest, labels))
+            self._solver = AnnealedSolver(widest=math.hypot(widest, labels))
 
     def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
         """The gradient against the shifted rows; what falls on the extra rows stays outside."""

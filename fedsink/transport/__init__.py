@@ -6,7 +6,6 @@ budgets or networks.
 
 from __future__ import annotations
 
-from fedsink.transport.batch_gradients import batch_gradients
 from fedsink.transport.clipped_sums import clipped_sums, summed_at_once
 from fedsink.transport.costs import (
     L1,
@@ -17,65 +16,54 @@ from fedsink.transport.costs import (
     cost_named,
 )
 from fedsink.transport.losses import (
-    SemiDebiasedGradient,
     TransportGradient,
+    batch_gradients,
     potential,
-    private_gradient,
     self_gradient,
-    semi_debiased_gradient,
     transport_gradient,
 )
-from fedsink.transport.record_clip import clipped_record_field
 from fedsink.transport.semidual import record_field, record_norms, row_weights
 from fedsink.transport.solution import Solution
 from fedsink.transport.solvers.annealed import annealed, bounding_diameter, epsilon_schedule
-from fedsink.transport.solvers.annealed_problem import AnnealedProblem
-from fedsink.transport.solvers.backends import Backend, backend_named
-from fedsink.transport.solvers.sinkhorn import solve
+from fedsink.transport.solvers.backends import BACKENDS, NATIVE, by_backend, check_backend
 from fedsink.transport.solvers.solver import (
     AnnealedSolver,
     ConvergedSolver,
     FixedSolver,
     Solver,
-    UnseenAnnealedSolver,
-    UnseenConvergedSolver,
     fixed_solver,
+    solve,
     solver_named,
 )
 
 __all__ = [
+    "BACKENDS",
     "L1",
-    "AnnealedProblem",
+    "NATIVE",
     "AnnealedSolver",
-    "Backend",
     "ConvergedSolver",
     "Cost",
     "FixedSolver",
     "Mixed",
-    "SemiDebiasedGradient",
     "Solution",
     "Solver",
     "SquaredEuclidean",
     "TransportGradient",
-    "UnseenAnnealedSolver",
-    "UnseenConvergedSolver",
     "annealed",
     "append_labels",
-    "backend_named",
     "batch_gradients",
     "bounding_diameter",
-    "clipped_record_field",
+    "by_backend",
+    "check_backend",
     "clipped_sums",
     "cost_named",
     "epsilon_schedule",
     "fixed_solver",
     "potential",
-    "private_gradient",
     "record_field",
     "record_norms",
     "row_weights",
     "self_gradient",
-    "semi_debiased_gradient",
     "solve",
     "solver_named",
     "summed_at_once",

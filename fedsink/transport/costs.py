@@ -13,9 +13,9 @@ from fedsink.transport.kernels.pairwise import (
     absolute_distances,
     mixed_distances,
     sign_field,
+    sparse_field,
     squared_distances,
 )
-from fedsink.transport.kernels.sparse import sparse_field
 
 
 class Cost(Protocol):

@@ -6,6 +6,7 @@ No gradient passes through an iteration: at the optimum ∂W/∂x_i = Σ_j P_ij 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -34,35 +35,12 @@ class TransportGradient:
     solution: Solution
 
 
-@dataclass(frozen=True)
-class SemiDebiasedGradient:
-    """Ŝ with the two halves of its gradient, which different parties may compute.
-
-    Attributes:
-        value: Ŝ = 2Ŵ(X[:n], Y) − Ŵ(X[:n], X[n′:n′+n]), in units of cost.
-        private_gradient: ∂ 2Ŵ(X[:n], Y)/∂X[:n], shape (n, d): the only half that sees Y.
-        self_gradient: −∂ Ŵ(X[:n], X[n′:n′+n])/∂X, shape (n + n′, d).
-    """
-
-    value: Tensor
-    private_gradient: Tensor
-    self_gradient: Tensor
-
-    @property
-    def gradient(self) -> Tensor:
-        """∂Ŝ/∂X, shape (n + n′, d): the private half added to the first n rows."""
-        total = self.self_gradient.clone()
-        total[: self.private_gradient.shape[0]] += self.private_gradient
-        return total
-
-
 def transport_gradient(
     x: Tensor,
     y: Tensor,
     cost: Cost,
     lam: float,
     *,
-    extra_cost: Tensor | None = None,
     log_a: Tensor | None = None,
     log_b: Tensor | None = None,
     solver: Solver = _DEFAULT_SOLVER,
@@ -74,9 +52,6 @@ def transport_gradient(
         y: points of the other measure, (..., m, d).
         cost: c, also with labels appended to both x and y.
         lam: λ > 0, in units of cost.
-        extra_cost: added to C, shape expanding to (..., n, m), with no gradient at x. For a
-            product channel it is −λ·log Q(ỹ_j | label_i), so that the whole cost is −λ times
-            the log-likelihood of image and label (Reshetova et al. 2024, Theorem 1).
         log_a: log-weights (..., n), −∞ for padding; uniform if None.
         log_b: log-weights (..., m), −∞ for padding; uniform if None.
         solver: `ConvergedSolver(...)` or `AnnealedSolver(...)`.
@@ -85,29 +60,9 @@ def transport_gradient(
         ValueError: if shapes or types disagree, or the solver refuses its input.
     """
     with torch.no_grad():
-        matrix = cost(x, y)
-        if extra_cost is not None:
-            matrix = matrix + extra_cost
-        solution = solver(matrix, lam, points=(x, y), log_a=log_a, log_b=log_b)
+        solution = solver(cost(x, y), lam, points=(x, y), log_a=log_a, log_b=log_b)
         gradient = cost.gradient(x, y, solution.source_plan, sparse=_may_look(solution))
     return TransportGradient(solution.potential_cost, gradient, solution)
-
-
-def private_gradient(
-    x: Tensor,
-    y: Tensor,
-    cost: Cost,
-    lam: float,
-    *,
-    log_b: Tensor | None = None,
-    solver: Solver = _DEFAULT_SOLVER,
-) -> TransportGradient:
-    """Return 2Ŵ(X[:n], Y) and its gradient at X[:n], (..., n, d): the client's half of ∂Ŝ.
-
-    `x` holds the n first rows only, uniformly weighted; `y` may be padded through log_b.
-    """
-    half = transport_gradient(x, y, cost, lam, log_b=log_b, solver=solver)
-    return TransportGradient(2.0 * half.value, 2.0 * half.gradient, half.solution)
 
 
 def self_gradient(
@@ -138,47 +93,32 @@ def self_gradient(
     return TransportGradient(-solution.potential_cost, gradient, solution)
 
 
-def semi_debiased_gradient(
-    x: Tensor,
-    y: Tensor,
-    n: int,
-    n_extra: int,
-    cost: Cost,
-    lam: float,
-    *,
-    log_b: Tensor | None = None,
-    solver: Solver = _DEFAULT_SOLVER,
-) -> SemiDebiasedGradient:
-    """Return Ŝ = 2Ŵ(X[:n], Y) − Ŵ(X[:n], X[n′:n′+n]) with its gradient in two halves.
+def batch_gradients(
+    x: Tensor, y: Tensor, own: Tensor, present: Tensor, cost: Cost, lam: float, solver: Solver
+) -> Tensor:
+    """Return ∂_X 2Ŵ_λ(X_k, Y_k) + G_k for each of K batches, shape (K, n, d).
 
-    Cao et al. 2021, Def. 4.3, with n′ = n_extra = ⌊n·p⌋: p = 0 is the biased loss, p = 1 the
-    unbiased one, p = 0.2 the paper's choice.
+    A batch without records gives G_k alone: a problem of the same size is solved, and its result
+    dropped. With a `FixedSolver` the operations depend on shapes and public numbers alone.
 
     Args:
-        x: generated points, (n + n′, d).
-        y: private points, (m, d).
-        n: rows of x that meet y.
-        n_extra: n′, rows of x that only meet generated ones, 0 ≤ n′ ≤ n.
+        x: generated points, (K, n, d′) or (n, d′) for all; labels may stand behind d coordinates.
+        y: private records in B ≥ 1 places, (K, B, d′), finite also in empty places.
+        own: G, the data-independent part of the gradient, (K, n, d) or (n, d).
+        present: which places hold a record, (K, B) bool; they weigh alike.
         cost: c.
         lam: λ > 0, in units of cost.
-        log_b: log-weights (m,) of y, −∞ for padding; uniform if None.
-        solver: of both problems, as in `transport_gradient`.
+        solver: what solves the problems.
 
     Raises:
-        ValueError: if x does not have n + n_extra rows, or n_extra is not in 0..n.
+        ValueError, RuntimeError, ArithmeticError: costs beyond the range of floats or of λ. With a
+            solver that looks at the costs this depends on the records.
     """
-    if x.shape[-2] != n + n_extra:
-        raise ValueError(
-            f"X must have n + n_extra = {n + n_extra} rows, got {x.shape[-2]}: generate the extra "
-            "points in the same batch."
-        )
-    against_self = self_gradient(x, n, cost, lam, solver=solver)
-    against_private = private_gradient(x[..., :n, :], y, cost, lam, log_b=log_b, solver=solver)
-    return SemiDebiasedGradient(
-        value=against_private.value + against_self.value,
-        private_gradient=against_private.gradient,
-        self_gradient=against_self.gradient,
-    )
+    some = present.any(-1, keepdim=True)
+    counted = present | ~some
+    log_b = torch.where(counted, -counted.sum(-1, keepdim=True).to(y.dtype).log(), -math.inf)
+    field = transport_gradient(x, y, cost, lam, log_b=log_b, solver=solver).gradient
+    return torch.where(some.unsqueeze(-1), 2.0 * field[..., : own.shape[-1]] + own, own)
 
 
 def _may_look(solution: Solution) -> bool:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from fedsink.privacy.mechanisms.clipping import shrunk
-from fedsink.transport.semidual import (
-    masked_row_weights,
-    record_field,
-    record_norms,
-    row_weights,
-)
+from fedsink.transport.semidual import masked_row_weights, record_field, record_norms, row_weights
 
 # Room for rounding: contributions are clipped to Δ(1 − 2⁻¹⁶), so that what all roundings of a sum
 # can move (less than Δ·2⁻¹⁶, see matmul_keeps_the_bound) still fits below Δ.
@@ -23,64 +19,9 @@ _UNIT = 2.0**-53
 _SMALLEST_PLAIN = 1e-140
 
 
-def clipped_record_field(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> Tensor:
-    """Return Σ_j min(1, Δ/‖g_j‖)·g_j, shape (n, d), float64, with g_j = (w_ij(x_i − y_j))_i.
-
-    w_ij = softmax_i((f_i − ‖x_i − y_j‖²)/λ) is computed here, in float64. Adding Gaussian noise
-    of standard deviation σΔ makes one release of noise multiplier σ under add/remove of one
-    record.
-
-    Rows of x that are not finite, or whose f is not, take no part and get zero. A record whose
-    own contribution is not finite contributes zero.
-
-    Guarantees:
-        - Each record's contribution has L2 norm at most Δ, for any x, y, f and λ.
-          (test_each_record_contribution_has_norm_at_most_the_bound)
-        - No record changes another record's contribution, so adding or removing a record moves
-          the result by at most Δ, rounding included.
-          (test_no_record_changes_another_records_contribution)
-        - The result is finite for any input. (test_the_field_is_finite_for_any_input)
-
-    Args:
-        x: generated points, (n, d), fixed without looking at the private records.
-        y: private records, (m, d); m = 0 gives zero.
-        f: potential on x, (n,), in units of cost, fixed like x.
-        lam: λ > 0, in units of cost (that of ‖x − y‖²).
-        bound: Δ > 0, in units of the points.
-
-    Raises:
-        ValueError: for shapes that disagree, λ ≤ 0 or Δ ≤ 0; never for values of x, y or f.
-    """
-    check_field(x, y, f, lam, bound)
-    with torch.no_grad():
-        x64, y64, f64 = (values.detach().to(torch.float64) for values in (x, y, f))
-        field = torch.zeros_like(x64)
-        rows = x64.isfinite().all(-1) & f64.isfinite()
-        if not bool(rows.any()) or y.shape[0] == 0:
-            return field
-        every_row = bool(rows.all())
-        if not every_row:
-            x64, f64 = x64[rows], f64[rows]
-        clip = reduced(bound)
-        plain = _is_plain(x64, y64, f64, lam, clip)
-        total = sum_by_matmul(x64, y64[plain] if not bool(plain.all()) else y64, f64, lam, clip)
-        for record in y64[~plain]:
-            total += single_contribution(x64, record, f64, lam, clip)
-        if every_row:
-            return total
-        field[rows] = total
-        return field
-
-
 def reduced(bound: float) -> float:
     """Return the length contributions are clipped to, so that rounding still fits below Δ."""
     return bound * (1.0 - _SLACK)
-
-
-def _is_plain(x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float) -> Tensor:
-    """Return which records may be summed by matmul, (m,); each other one is taken by itself."""
-    reach = y.square().sum(-1) + x.square().sum(-1).amax()
-    return matmul_keeps_the_bound(reach, f.abs().amax(), len(y), x.shape[-1], lam, clip)
 
 
 def matmul_keeps_the_bound(
@@ -130,19 +71,6 @@ def sum_by_matmul(
     Or (B, n, d) for B problems, with a leading dimension of x, y, f and the mask. `squares` are
     ‖y_j‖², (m,), where they are known.
     """
-    return record_field(x, y, clipped_weights(x, y, f, lam, clip, mask, squares))
-
-
-def clipped_weights(
-    x: Tensor,
-    y: Tensor,
-    f: Tensor,
-    lam: float,
-    clip: float,
-    mask: Tensor | None = None,
-    squares: Tensor | None = None,
-) -> Tensor:
-    """Return w_ij·min(1, Δ/‖g_j‖), (n, m), of such records; or (B, n, m) of B such problems."""
     squares = y.square().sum(-1) if squares is None else squares
     reach = x.square().sum(-1, keepdim=True) + squares.unsqueeze(-2)
     product = torch.addmm if x.dim() == 2 else torch.baddbmm
@@ -152,7 +80,7 @@ def clipped_weights(
     upper = distances.add_(reach, alpha=8.0 * _UNIT * (x.shape[-1] + 4))
     norms = record_norms(w, upper)
     scales = torch.where(norms > clip, clip / norms, torch.ones_like(norms))
-    return w.mul_(scales.unsqueeze(-2))
+    return record_field(x, y, w.mul_(scales.unsqueeze(-2)))
 
 
 def single_contribution(
@@ -175,6 +103,52 @@ def _weights(f: Tensor, distances: Tensor, lam: float, mask: Tensor | None) -> T
     if mask is None:
         return row_weights(f, distances, lam)
     return masked_row_weights(f, distances, lam, mask)
+
+
+def clipped_pullback(
+    x: Tensor,
+    y: Tensor,
+    f: Tensor,
+    lam: float,
+    bound: float,
+    pull: Callable[[Tensor], Tensor],
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Return Σ_j clip(Jᵀg_j, Δ), (P,) float64, with g_j = (w_ij(x_i − y_j))_i.
+
+    The g_j are those of `clipped_sums`, w_ij = softmax_i((f_i − ‖x_i − y_j‖²)/λ), not clipped at
+    the points; Jᵀ = `pull` carries each of them alone to P weights, where it is scaled
+    by min(1, Δ/‖Jᵀg_j‖): the per-sample gradients of DP-SGD (Abadi et al. 2016, Algorithm 1).
+
+    Guarantees:
+        - Each record's contribution has L2 norm at most Δ, whatever x, y, f, λ and J are.
+        - No record changes another record's contribution, not in its last bit.
+        - A record whose contribution is not finite contributes zero.
+        - A record that may choose from no row contributes zero.
+
+    Args:
+        x: generated points, (n, d), fixed without looking at the private records.
+        y: private records, (m, d); m = 0 gives zero.
+        f: potential on x, (n,), in units of cost, fixed like x.
+        lam: λ > 0, in units of cost (that of ‖x − y‖²).
+        bound: Δ > 0, in units of the weights' gradient.
+        pull: v ↦ Jᵀv from (n, d) to (P,), linear, fixed like x.
+        mask: from which rows each record may choose, (n, m) bool; None: all.
+
+    Raises:
+        ValueError: for shapes that disagree, λ ≤ 0 or Δ ≤ 0; never for values of x, y or f.
+    """
+    check_field(x, y, f, lam, bound)
+    with torch.no_grad():
+        x64, y64, f64 = (values.detach().to(torch.float64) for values in (x, y, f))
+        total = torch.zeros_like(pull(torch.zeros_like(x)), dtype=torch.float64)
+        clip = reduced(bound)  # leaves room for the rounding of the sum
+        # One by one: in a batch a record's place could change the rounding of its gradient.
+        for number, record in enumerate(y64):
+            rows = None if mask is None else mask[:, number]
+            pulled = pull(single_contribution(x64, record, f64, lam, math.inf, rows))
+            total += shrunk(pulled.unsqueeze(0), clip, slack=0.0).squeeze(0)
+    return total
 
 
 def check_field(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> None:

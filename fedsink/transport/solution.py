@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -26,6 +27,7 @@ class Solution:
         f_before: the potential that produced g, where that is not f (annealed solver).
         g_before: the potential that produced f, where that is not g (annealed solver).
         floor: the smallest exponent of a plan's entry, None where they are not cut off.
+        plans: source and target plan, where a library gave them in a form of its own.
     """
 
     f: Tensor
@@ -39,6 +41,7 @@ class Solution:
     f_before: Tensor | None = None
     g_before: Tensor | None = None
     floor: float | None = None
+    plans: tuple[Any, Any] | None = None
 
     @property
     def plan(self) -> Tensor:
@@ -52,6 +55,8 @@ class Solution:
         It is the plan of the gradient with respect to the source points. For the annealed
         solver its rows sum to a_i exactly; for `solve` it is `plan`.
         """
+        if self.plans is not None:
+            return self.plans[0]
         return self._plan_of(self.f, self.g if self.g_before is None else self.g_before)
 
     @property
@@ -61,6 +66,8 @@ class Solution:
         It is the plan of the gradient with respect to the target points; its columns sum to
         b_j exactly.
         """
+        if self.plans is not None:
+            return self.plans[1]
         return self._plan_of(self.f if self.f_before is None else self.f_before, self.g)
 
     @property
@@ -113,5 +120,5 @@ class Solution:
         columns = g + self.lam * self.log_b
         exponent = (rows.unsqueeze(-1) - self.cost_matrix).add_(columns.unsqueeze(-2))
         # No entry of a coupling exceeds 1. Without the clamp, rounding in potentials far above λ
-        # (see `sinkhorn.solve` on resolution) could overflow here.
+        # (see `solve` on resolution) could overflow here.
         return exponent.mul_(1.0 / self.lam).clamp_(self.floor, 0.0).exp_()

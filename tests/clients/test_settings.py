@@ -66,7 +66,7 @@ def test_secure_noise_needs_a_ledger_and_no_key_file(secret: NodeSettings) -> No
     ("changes", "message"),
     [
         ({"noise": "slow"}, "noise is fast or secure, not 'slow'"),
-        ({"noise": "secure", "seed": 1}, "cannot be drawn again: leave out the seed"),
+        ({"noise": "secure", "seed": 1}, "cannot be repeated: leave out seed=1"),
         ({"policy": Path("p"), "seed": 1}, "under a policy never uses a seed's noise"),
     ],
 )

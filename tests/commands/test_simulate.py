@@ -10,7 +10,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from .conftest import SMALL, Command, Outcome, run_many
+from .conftest import SMALL, Command, Outcome, run_many, run_once
 
 _PRIVACY = ("model", "epsilon", "delta", "unit", "adjacency", "mechanism", "accountant")
 
@@ -90,7 +90,7 @@ _BAD: dict[str, tuple[list[str], str]] = {
         [*_LOCAL, "mode=ldp", "mechanism.map.block=3"],
         "Did you mean map.block?",
     ),
-    "added key": ([*_LOCAL, "+foo=1"], "Unknown key 'foo' in the configuration."),
+    "added key": ([*_LOCAL, "+foo=1"], "Unknown key foo; there are mode, data,"),
     "unknown choice": (
         [*_LOCAL, "data=mnits"],
         "There is no data=mnits: choose one of celeba, digits, fashion_mnist, femnist, "
@@ -121,17 +121,23 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "labels": ([*_LOCAL, "data.classes=[a]"], "label 1 is outside the 1 classes of data.classes"),
     "generator": ([*_LOCAL, "generator=dcgan"], "dcgan makes images of 28×28 or 32×32 pixels"),
     "seed": ([*_LOCAL, "seed=-1"], "seed must be a whole number of at least 0, not -1."),
-    "type": ([*_LOCAL, "strategy.m=abc"], "strategy.m must be a number of at least 0, not 'abc'."),
+    "type": ([*_LOCAL, "strategy.m=abc"], "strategy.m must be a number, not 'abc'."),
     "unmatched": ([*_LOCAL, "mode=ldp", "strategy.cost=l1"], "say strategy.unmatched=true"),
     "named folder": ([*_LOCAL, "eps=0", "hydra.run.dir=a/b/c"], "eps must be"),
-    "adjacency": ([*_LOCAL, "adjacency=x"], "adjacency is add-remove, replace-one or client, not"),
+    "adjacency": (
+        [*_LOCAL, "adjacency=x"],
+        "adjacency 'x' is unknown: choose one of add-remove, replace-one,",
+    ),
     "adjacency and clip": ([*_LOCAL, "adjacency=client"], "clip=batch"),
     "adjacency and accountant": (
         [*_LOCAL, "adjacency=replace-one", "accountant=rdp"],
         "accountant",
     ),
-    "accountant": ([*_LOCAL, "accountant=x"], "accountant is pld, prv, rdp"),
-    "capacity": ([*_LOCAL, "capacity=0"], "capacity is null, auto or a whole number"),
+    "accountant": (
+        [*_LOCAL, "accountant=x"],
+        "accountant 'x' is unknown: choose one of pld, prv, rdp",
+    ),
+    "capacity": ([*_LOCAL, "capacity=0"], "capacity must be null, auto or a whole number"),
     "capacity and a larger shard": (
         [*_LOCAL, "capacity=auto", "partition=unequal"],
         "counts on at most 719 records at a client (data.nominal_records/clients), and this",
@@ -171,11 +177,11 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "deploy twice": (["deploy", "app=x", "app=y"], "app was given twice."),
     "deploy with its own folder": (
         ["deploy", "app=x", "superlink=lab", "resume=y", "folder=z"],
-        "with the configuration stored in that folder: leave out folder.",
+        "uses the configuration stored in that folder: leave out folder.",
     ),
     "deploy resume with keys": (
         ["deploy", "app=x", "superlink=lab", "resume=y", "eps=3"],
-        "with the configuration stored in that folder: leave out eps=3.",
+        "uses the configuration stored in that folder: leave out eps=3.",
     ),
     "sweep": (
         ["simulate", *SMALL[:-1], "--multirun", "eps=0,-1"],
@@ -187,7 +193,7 @@ _BAD: dict[str, tuple[list[str], str]] = {
     ),
     "resume with keys": (
         ["simulate", "resume=x", "eps=3", "rounds=5"],
-        "with the configuration stored in that folder: leave out eps=3 rounds=5.",
+        "uses the configuration stored in that folder: leave out eps=3 rounds=5.",
     ),
     "unknown command": (["simulat"], "unknown command 'simulat'. Did you mean simulate?"),
     "sample without run": (["sample", "out=x.npz"], "run= is missing"),
@@ -283,3 +289,28 @@ def test_one_bad_run_of_a_sweep_leaves_the_good_one(tmp_path: Path) -> None:
     assert outcome.err.splitlines()[-1] == "fedsink: eps must be a finite number > 0, received 0."
     assert not (tmp_path / "both" / "0").exists()
     assert (tmp_path / "both" / "1" / "metrics.json").is_file()
+
+
+def test_a_library_that_talks_leaves_standard_output_to_the_folder(tmp_path: Path) -> None:
+    """GeomLoss loads KeOps, which prints what it has found on the machine."""
+    done = run_once(
+        "simulate", "mode=central", *SMALL, "rounds=2", "clip=batch", "strategy.solver=annealed",
+        "strategy.backend=geomloss", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.out == f"{done.last}\n"
+    assert Path(done.last).is_dir()
+
+
+@pytest.mark.slow
+def test_keops_without_a_compiler_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    done = run_once(
+        "simulate", "mode=ldp", *SMALL, "strategy.backend=keops", cwd=tmp_path,
+        PATH="/nonexistent", CXX="/nonexistent/c++", KEOPS_CACHE_FOLDER=str(tmp_path / "cache"),
+    )  # fmt: skip
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[-1].endswith(
+        "backend=keops needs a C++ compiler (g++, or what CXX names), and that is missing on this "
+        "machine: install it, or choose backend=native."
+    )
+    assert not (tmp_path / "runs").exists()

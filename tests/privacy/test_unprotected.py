@@ -19,7 +19,9 @@ from fedsink.privacy import (
     UnprotectedPlan,
     plan_from_dict,
 )
-from fedsink.transport import clipped_record_field
+from fedsink.privacy.mechanisms.clipping import shrunk
+
+from ..support.oracles import clipped_record_field
 
 PLAN = UnprotectedPlan(0.2, 30, "record", ClassSchedule(10), 40, 150)
 BATCH = UnprotectedPlan(0.2, 30, "batch", JointSchedule())
@@ -42,8 +44,8 @@ def test_nothing_is_clipped_however_long() -> None:
     assert torch.equal(BATCH.clip.apply(gradient), gradient)
     assert isinstance(PLAN.clip, RecordClip)
     assert isinstance(BATCH.clip, BatchClip)
-    norms = torch.tensor([0.0, 1.0, 1e9])
-    assert torch.equal(PLAN.clip.scales(norms), torch.ones(3, dtype=torch.float64))
+    vectors = torch.tensor([[0.0], [1.0], [1e9]], dtype=torch.float64)
+    assert torch.equal(shrunk(vectors, PLAN.clip.bound), vectors)
 
 
 def test_the_unclipped_record_field_is_the_plain_sum() -> None:

@@ -154,6 +154,10 @@ def test_missing_nodes_are_named(tmp_path: Path, grid: Callable[..., Nodes]) -> 
             "fedsink deploy takes no noise.share=secure_aggregation: nodes answer the server one",
         ),
         (("policy=x.toml",), "fedsink deploy takes no policy=x.toml"),
+        (
+            ("mode=central", "strategy.backend=keops"),
+            "fedsink deploy takes no strategy.backend=keops: real nodes solve their problems with",
+        ),
         (("resume=x",), "fedsink deploy takes no resume=x: say fedsink deploy resume=FOLDER"),
         (("data.root=x",), "takes no data.root=x: the server sees no data"),
         (

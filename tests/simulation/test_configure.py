@@ -246,6 +246,24 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("conditional=maybe", "conditional is true or false, not 'maybe'"),
         ("strategy.schedule=x", "strategy.schedule is class or joint, not 'x'"),
         ("strategy.solver=x", 'Unknown solver "x"'),
+        ("strategy.backend=x", 'Unknown backend "x": choose one of native, geomloss, keops'),
+        ("clip=batch strategy.backend=geomloss", "annealed schedule alone: set solver=annealed"),
+        (
+            "strategy.backend=geomloss strategy.solver=annealed",
+            "strategy.backend=geomloss belongs to clip=batch",
+        ),
+        (
+            "clip=batch capacity=20 strategy.backend=geomloss strategy.solver=annealed",
+            "strategy.backend=geomloss has no fixed work: its time depends on the records, which "
+            "capacity=20 is there to hide",
+        ),
+        ("mode=ldp strategy.backend=x", 'Unknown backend "x"'),
+        ("mode=ldp strategy.backend=geomloss", "annealed schedule alone: set solver=annealed"),
+        ("mode=ldp strategy.solver=x", 'Unknown solver "x"'),
+        (
+            "mode=ldp strategy.loss=noisy_w1 strategy.backend=geomloss strategy.solver=annealed",
+            "strategy.loss=noisy_w1 is exact transport, which strategy.backend=geomloss does not",
+        ),
         ("strategy.self_term=x", "strategy.self_term is history or semi_debiased, not 'x'"),
         ("strategy.m=abc", "strategy.m must be a number, not 'abc'"),
         ("strategy.lam=0", "strategy.lam must be a positive number, not 0"),
@@ -287,7 +305,7 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("mode=ldp noise.share=secure_aggregation", "secure_aggregation belongs to mode=central"),
         ("mode=ldp noise.share=x", "noise.share is local or secure_aggregation, not 'x'"),
         ("eps=inf noise.share=secure_aggregation", "has nothing to share where eps=inf adds no"),
-        ("noise=secure seed=1", "noise=secure cannot be drawn again: leave out the seed"),
+        ("noise=secure seed=1", "cannot be repeated: leave out seed=1"),
         ("policy=nowhere.toml", "nowhere.toml cannot be read"),
         ("policy=nowhere.toml seed=1", "leave out seed=1 or policy="),
         ("shuffler=x", "shuffler is none or trusted, not 'x'"),

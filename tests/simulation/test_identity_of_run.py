@@ -82,7 +82,7 @@ def test_a_run_whose_key_is_gone_cannot_go_on() -> None:
     run.create_key()
     stored = run.to_config()
     run.delete_key()
-    with pytest.raises(CheckpointError, match=r"secret noise key .* is missing.*Start a new one"):
+    with pytest.raises(CheckpointError, match=r"secret noise key .* is missing.*Start a new run"):
         RunIdentity.from_config(stored)
 
 
@@ -93,7 +93,7 @@ def test_a_run_whose_ledger_is_gone_cannot_go_on() -> None:
     stored = run.to_config()
     assert run.ledger is not None
     run.ledger.unlink()
-    with pytest.raises(CheckpointError, match=r"ledger .* is missing.*Start a new one"):
+    with pytest.raises(CheckpointError, match=r"ledger .* is missing.*Start a new run"):
         RunIdentity.from_config(stored)
 
 

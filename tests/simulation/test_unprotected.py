@@ -81,7 +81,7 @@ def test_noise_is_all_that_is_missing(configured: Configure) -> None:
     [
         (("eps=inf", "sigma=1"), r"eps=inf adds no noise, so sigma=1"),
         (("eps=inf", "mode=ldp"), r"eps=inf belongs to mode=central"),
-        (("eps=inf", "capacity=0"), r"capacity is null, auto or a whole number"),
+        (("eps=inf", "capacity=0"), r"capacity must be null, auto or a whole number"),
         (("eps=inf", "rate=0"), r"rate must lie in"),
         (("eps=-inf",), r"eps must be a finite number > 0"),
         (("eps=nan",), r"eps must be a finite number > 0"),

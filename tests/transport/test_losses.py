@@ -16,15 +16,14 @@ from fedsink.transport import (
     Cost,
     Mixed,
     SquaredEuclidean,
-    private_gradient,
     self_gradient,
-    semi_debiased_gradient,
     solve,
     solver_named,
     transport_gradient,
 )
 
 from ..support.clouds import cloud
+from ..support.oracles import semi_debiased
 
 CONVERGED = ConvergedSolver(max_iterations=20000, tolerance=1e-12)
 COSTS: list[Cost] = [L1(), SquaredEuclidean(), Mixed(0.5)]
@@ -72,31 +71,6 @@ def test_gradient_of_weighted_points_is_that_of_the_weighted_measure() -> None:
     torch.testing.assert_close(result.gradient, finite_differences(loss, x), rtol=1e-5, atol=1e-7)
 
 
-def test_extra_cost_enters_the_plan_but_has_no_gradient_of_its_own() -> None:
-    x, y, lam = cloud(5, 3, seed=7), cloud(6, 3, seed=8), 0.9
-    extra = cloud(5, 6, seed=9).abs()
-
-    def loss(points: Tensor) -> float:
-        matrix = L1()(points, y) + extra
-        return float(solve(matrix, lam, tolerance=1e-12, max_iterations=9999).dual_cost)
-
-    result = transport_gradient(x, y, L1(), lam, extra_cost=extra, solver=CONVERGED)
-    assert float(result.value) == pytest.approx(loss(x))
-    torch.testing.assert_close(result.gradient, finite_differences(loss, x), rtol=1e-5, atol=1e-7)
-    without = transport_gradient(x, y, L1(), lam, solver=CONVERGED)
-    assert (without.gradient - result.gradient).abs().max() > 1e-3
-
-
-def test_an_extra_cost_that_forbids_pairs_separates_the_classes() -> None:
-    # −λ log Q with Q → identity: transport within each class, as two problems of half the mass.
-    x, y, lam = cloud(6, 3, seed=10), cloud(6, 3, seed=11), 0.5
-    labels = torch.tensor([0, 0, 0, 1, 1, 1])
-    extra = 1e3 * (labels[:, None] != labels).double()
-    joint = transport_gradient(x, y, SquaredEuclidean(), lam, extra_cost=extra, solver=CONVERGED)
-    first = transport_gradient(x[:3], y[:3], SquaredEuclidean(), lam, solver=CONVERGED)
-    torch.testing.assert_close(joint.gradient[:3], 0.5 * first.gradient, rtol=1e-6, atol=1e-9)
-
-
 def test_no_graph_is_recorded() -> None:
     x = cloud(4, 3, seed=12).requires_grad_()
     result = transport_gradient(x, cloud(5, 3, seed=13), Mixed(1.0), 0.5)
@@ -104,7 +78,7 @@ def test_no_graph_is_recorded() -> None:
     assert not result.gradient.requires_grad
 
 
-def semi_debiased(x: Tensor, y: Tensor, n: int, n_extra: int, cost: Cost, lam: float) -> float:
+def written_out(x: Tensor, y: Tensor, n: int, n_extra: int, cost: Cost, lam: float) -> float:
     """Definition 4.3, written out."""
     against_self = transport(x[:n], x[n_extra : n_extra + n], cost, lam)
     return 2.0 * transport(x[:n], y, cost, lam) - against_self
@@ -115,25 +89,11 @@ def semi_debiased(x: Tensor, y: Tensor, n: int, n_extra: int, cost: Cost, lam: f
 def test_semi_debiased_gradient_equals_finite_differences(cost: Cost, n_extra: int) -> None:
     n, lam = 5, 2.0
     x, y = cloud(n + n_extra, 3, seed=14), cloud(7, 3, seed=15)
-    result = semi_debiased_gradient(x, y, n, n_extra, cost, lam, solver=CONVERGED)
-    assert result.private_gradient.shape == (n, 3)
-    assert result.self_gradient.shape == (n + n_extra, 3)
-    assert float(result.value) == pytest.approx(semi_debiased(x, y, n, n_extra, cost, lam))
-    expected = finite_differences(lambda points: semi_debiased(points, y, n, n_extra, cost, lam), x)
-    torch.testing.assert_close(result.gradient, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_halves_alone_equal_the_whole() -> None:
-    n, n_extra, lam = 6, 2, 0.4
-    x, y = cloud(n + n_extra, 3, seed=16), cloud(9, 3, seed=17)
-    whole = semi_debiased_gradient(x, y, n, n_extra, Mixed(1.0), lam)
-    client = private_gradient(x[:n], y, Mixed(1.0), lam)
-    server = self_gradient(x, n, Mixed(1.0), lam)
-    torch.testing.assert_close(whole.private_gradient, client.gradient)
-    torch.testing.assert_close(whole.self_gradient, server.gradient)
-    torch.testing.assert_close(whole.value, client.value + server.value)
-    twice = transport_gradient(x[:n], y, Mixed(1.0), lam)
-    torch.testing.assert_close(client.gradient, 2.0 * twice.gradient)
+    value, gradient = semi_debiased(x, y, n, cost, lam, solver=CONVERGED)
+    assert gradient.shape == (n + n_extra, 3)
+    assert float(value) == pytest.approx(written_out(x, y, n, n_extra, cost, lam))
+    expected = finite_differences(lambda points: written_out(points, y, n, n_extra, cost, lam), x)
+    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("n_extra", [0, 2, 6])
@@ -151,17 +111,17 @@ def test_the_published_loss_equals_autograd_through_geomloss(n_extra: int) -> No
     leaf = x.clone().requires_grad_()
     value = 2.0 * loss(leaf[:n], y) - loss(leaf[:n], leaf[n_extra : n_extra + n])
     (expected,) = torch.autograd.grad(value, leaf)
-    result = semi_debiased_gradient(x, y, n, n_extra, Mixed(m), lam, solver=AnnealedSolver())
-    assert float(result.value) == pytest.approx(value.item(), abs=1e-8)
-    torch.testing.assert_close(result.gradient, expected, rtol=1e-7, atol=1e-7)
+    result, gradient = semi_debiased(x, y, n, Mixed(m), lam, solver=AnnealedSolver())
+    assert float(result) == pytest.approx(value.item(), abs=1e-8)
+    torch.testing.assert_close(gradient, expected, rtol=1e-7, atol=1e-7)
 
 
 def test_padded_private_batches_give_the_unpadded_gradient() -> None:
     x, y = cloud(5, 3, seed=20), cloud(4, 3, seed=21)
-    plain = private_gradient(x, y, Mixed(0.3), 0.5, solver=CONVERGED)
+    plain = transport_gradient(x, y, Mixed(0.3), 0.5, solver=CONVERGED)
     padded_y = torch.cat((y, torch.zeros(3, 3, dtype=torch.float64)))
     log_b = torch.tensor([0.25] * 4 + [0.0] * 3, dtype=torch.float64).log()
-    padded = private_gradient(x, padded_y, Mixed(0.3), 0.5, log_b=log_b, solver=CONVERGED)
+    padded = transport_gradient(x, padded_y, Mixed(0.3), 0.5, log_b=log_b, solver=CONVERGED)
     torch.testing.assert_close(padded.gradient, plain.gradient, rtol=1e-8, atol=1e-10)
 
 
@@ -169,7 +129,7 @@ def test_an_empty_private_batch_has_zero_gradient() -> None:
     x, y = cloud(5, 3, seed=22), cloud(3, 3, seed=23)
     for solver in (CONVERGED, AnnealedSolver()):
         log_b = torch.full((3,), -math.inf, dtype=torch.float64)
-        result = private_gradient(x, y, Mixed(0.3), 0.5, log_b=log_b, solver=solver)
+        result = transport_gradient(x, y, Mixed(0.3), 0.5, log_b=log_b, solver=solver)
         assert result.gradient.abs().max() == 0.0
         assert float(result.value) == 0.0
 
@@ -177,9 +137,9 @@ def test_an_empty_private_batch_has_zero_gradient() -> None:
 def test_a_cohort_in_one_call_equals_a_loop_over_clients() -> None:
     x = cloud(6, 3, seed=24)
     y = torch.stack([cloud(5, 3, seed=seed) for seed in (25, 26, 27)])
-    together = private_gradient(x.expand(3, 6, 3), y, Mixed(1.0), 0.5)
+    together = transport_gradient(x.expand(3, 6, 3), y, Mixed(1.0), 0.5)
     for k in range(3):
-        alone = private_gradient(x, y[k], Mixed(1.0), 0.5)
+        alone = transport_gradient(x, y[k], Mixed(1.0), 0.5)
         torch.testing.assert_close(together.gradient[k], alone.gradient, rtol=1e-9, atol=1e-12)
 
 
@@ -201,8 +161,6 @@ def test_shared_points_and_padded_clients_equal_a_loop(solver: ConvergedSolver) 
 
 def test_wrong_numbers_of_rows_are_refused() -> None:
     x = cloud(6, 3, seed=28)
-    with pytest.raises(ValueError, match=r"n \+ n_extra = 7 rows, got 6"):
-        semi_debiased_gradient(x, x, 5, 2, L1(), 0.5)
     with pytest.raises(ValueError, match="between n and 2n rows with n ≥ 1, got 6 rows and n=2"):
         self_gradient(x, 2, L1(), 0.5)
 

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsink.transport import SquaredEuclidean, clipped_record_field, record_clip, row_weights
+from fedsink.transport import SquaredEuclidean, row_weights
 
+from ..support import oracles
 from ..support.clouds import cloud
+from ..support.oracles import clipped_record_field
 
 # Values that break careless arithmetic: overflow, underflow, subnormal, cancellation, non-finite.
 HOSTILE = [
@@ -145,12 +147,12 @@ def test_a_record_that_changes_the_path_of_the_others_changes_nothing_else() -> 
         lam = (1e20, 5.0)[trial % 2]
         # Bounds from far inside the fast path to far inside the slow one.
         bound = offset * 10.0 ** float(-9 + 6 * torch.rand(1, generator=generator))
-        plain = record_clip._is_plain(x, y, f, lam, bound)
+        plain = oracles.is_plain(x, y, f, lam, bound)
         whole = clipped_record_field(x, y, f, lam, bound)
         for j in range(m):
             others = torch.cat((y[:j], y[j + 1 :]))
             kept = torch.cat((plain[:j], plain[j + 1 :]))
-            flips += int((kept != record_clip._is_plain(x, others, f, lam, bound)).any())
+            flips += int((kept != oracles.is_plain(x, others, f, lam, bound)).any())
             without = clipped_record_field(x, others, f, lam, bound)
             assert relative_norm(whole - without, bound) <= 1.0
     assert flips > 10
@@ -197,17 +199,17 @@ def test_hostile_potentials_and_rows_that_follow_a_record_gain_nothing() -> None
 def test_both_paths_give_the_same_field(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, f = cloud(8, 6, seed=9), cloud(20, 6, seed=10), cloud(8, 1, seed=11)[:, 0]
     calls: list[int] = []
-    original = record_clip.single_contribution
+    original = oracles.single_contribution
 
     def counted(*arguments: object) -> Tensor:
         calls.append(1)
         return original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(record_clip, "single_contribution", counted)
+    monkeypatch.setattr(oracles, "single_contribution", counted)
     fast = clipped_record_field(x, y, f, 1.0, 0.3)
     assert calls == []
     monkeypatch.setattr(
-        record_clip, "_is_plain", lambda x, y, *rest: torch.zeros(len(y), dtype=torch.bool)
+        oracles, "is_plain", lambda x, y, *rest: torch.zeros(len(y), dtype=torch.bool)
     )
     slow = clipped_record_field(x, y, f, 1.0, 0.3)
     assert len(calls) == 20
@@ -230,7 +232,7 @@ def test_ordinary_settings_take_the_matmul_path(
     # Images in [−1, 1]: if these fell to the slow path, a run would take many times longer.
     x, y = cloud(n, d, seed=12).clamp(-1, 1), cloud(m, d, seed=13).clamp(-1, 1)
     f = cloud(n, 1, seed=14)[:, 0]
-    assert record_clip._is_plain(x, y, f, lam, bound).all()
+    assert oracles.is_plain(x, y, f, lam, bound).all()
 
 
 def test_an_ordinary_record_is_untouched_by_hostile_company() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsink.transport.record_pullback import clipped_pullback
+from fedsink.transport.record_clip import clipped_pullback
 
 from ..support.clouds import cloud
 

@@ -84,11 +84,8 @@ class RecordClip:
 
     Adding or removing one record changes the sum by its own clipped contribution, hence a
     sensitivity of Δ. This holds for contributions that depend on no other record. The sum is
-    computed in `fedsink.transport`, where contributions are never stored one by one.
-
-    Guarantees:
-        - Every scaled contribution has norm at most Δ, so the sum's sensitivity is Δ.
-        - A record of zero norm keeps factor 1; one of non-finite norm gets factor 0.
+    computed by `fedsink.transport.clipped_sums`, which has these guarantees and never stores
+    contributions one by one.
 
     Args:
         bound: Δ, in units of a contribution's L2 norm; finite and > 0.
@@ -110,23 +107,6 @@ class RecordClip:
     def sensitivity(self) -> float:
         """Δ: what one record can add to the sum."""
         return self.bound
-
-    def scales(self, norms: torch.Tensor) -> torch.Tensor:
-        """The factors min(1, Δ/‖g_j‖) for the contributions' exact L2 norms, float64, same shape.
-
-        A factor too small for a normal float64 is 0. A factor of 0 does not remove a non-finite
-        entry (0·∞ is not a number): drop such a contribution before summing.
-
-        Raises:
-            PrivacyError: If a norm is negative.
-        """
-        if bool((norms < 0).any()):
-            raise PrivacyError("norms must not be negative: pass the contributions' L2 norms.")
-        norms = norms.to(torch.float64)
-        bound = 0.0 if self.bound < _SMALLEST else self.bound * (1.0 - _SLACK)
-        factors = torch.clamp(bound / norms, max=1.0)
-        usable = norms.isfinite() & (factors >= torch.finfo(torch.float64).tiny)
-        return torch.where(usable, factors, torch.zeros_like(factors))
 
 
 @dataclass(frozen=True)

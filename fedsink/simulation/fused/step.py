@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from fedsink.strategies.dp_sinkhorn.rows import Rows
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.self_term import SelfParts, self_term, with_labels
 from fedsink.transport import (
-    UnseenAnnealedSolver,
+    FixedSolver,
     batch_gradients,
     clipped_sums,
     summed_at_once,
@@ -91,7 +92,9 @@ class FusedStep:
             torch.zeros(0, self._view.dimension, device=device), widest=self._view.diagonal_bound,
         )  # fmt: skip
         diameter = settings.objective.diameter(self._view.norm_bound, labels=layout.mixed)
-        self._solver = UnseenAnnealedSolver(diameter, everywhere=True)
+        # ‖v‖₁ ≤ √D‖v‖₂
+        absolute = math.sqrt(self._records.coordinates.shape[1]) * diameter
+        self._solver = FixedSolver(diameter**2 + settings.objective.m * absolute, diameter)
         kind = KeyedDraws if draws == "keyed" else DeviceDraws
         self._draws: Draws = kind(settings, self._records, self._rows, ReproducibleKey(seed), ahead)
         self._timetable = Timetable(layout, self.trainer, ahead, device)

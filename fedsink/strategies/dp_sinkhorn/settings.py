@@ -33,6 +33,7 @@ from fedsink.strategies.dp_sinkhorn.unprotected import unprotected_statement
 from fedsink.strategies.self_term import SelfTermSettings
 from fedsink.strategies.settings import NODE_ENGINES, StrategySettings
 from fedsink.strategies.trainer import OptimizerSettings
+from fedsink.transport import check_backend
 from fedsink.values import choice, given, integer, strictly
 
 
@@ -86,6 +87,7 @@ class DPSinkhornSettings(StrategySettings):
                 f"strategy.cost={self.objective.cost} with strategy.m={self.objective.m:g} "
                 "needs clip=batch."
             )
+        self.objective.check_plan(self.plan)
         if isinstance(self.plan, UnprotectedPlan) and self.share != LOCAL_NOISE:
             raise ConfigError(
                 f"noise.share={self.share.name} has nothing to share where eps=inf adds no noise: "
@@ -112,6 +114,7 @@ class DPSinkhornSettings(StrategySettings):
                 "that are private one by one, and those of mode=central are sums over a batch."
             )
         classes, label_weight = len(config.classes), chosen["label_weight"]
+        check_backend(chosen["backend"])
         return cls(
             plan=central_plan(config),
             objective=Objective(
@@ -121,6 +124,7 @@ class DPSinkhornSettings(StrategySettings):
                 label_weight=label_weight if classes > 1 else 0.0,
                 solver=chosen["solver"],
                 cost=chosen["cost"],
+                backend=chosen["backend"],
             ),
             self_term=SelfTermSettings(chosen["self_term"], chosen["history"], chosen["p"]),
             view={"shape": list(config.data.shape), **given(config.view)},

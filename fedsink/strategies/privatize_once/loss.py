@@ -23,12 +23,7 @@ from torch import Tensor
 
 from fedsink.strategies.privatize_once.denoising import denoised_values
 from fedsink.strategies.privatize_once.settings import EXACT, PrivatizeOnceSettings
-from fedsink.transport import (
-    ConvergedSolver,
-    TransportGradient,
-    cost_named,
-    transport_gradient,
-)
+from fedsink.transport import TransportGradient, transport_gradient
 from fedsink.transport.solvers.exact import assignment_gradient
 
 
@@ -56,10 +51,7 @@ class LocalLoss:
 
     def __init__(self, settings: PrivatizeOnceSettings) -> None:
         self._settings = settings
-        self._cost = cost_named(settings.effective_cost)
-        self._solver = ConvergedSolver(
-            max_iterations=settings.max_iterations, tolerance=settings.tolerance
-        )
+        self._cost, self._solver = settings.transport
 
     def targets(self, values: Tensor) -> Tensor:
         """The records (N, D) that the generator is compared with."""

@@ -17,7 +17,16 @@ from fedsink.strategies.privatize_once.denoising import check_denoisable
 from fedsink.strategies.privatize_once.statement import local_statement
 from fedsink.strategies.settings import StrategySettings
 from fedsink.strategies.trainer import OptimizerSettings
-from fedsink.transport import cost_named
+from fedsink.transport import (
+    NATIVE,
+    ConvergedSolver,
+    Cost,
+    Solver,
+    by_backend,
+    check_backend,
+    cost_named,
+    solver_named,
+)
 from fedsink.values import choice, flag, given, integer, number, positive, strictly, within
 
 ENTROPIC = ("matched", "debiased")
@@ -43,7 +52,10 @@ class PrivatizeOnceSettings(StrategySettings):
             "debiased", "denoised" (see `fedsink.strategies.privatize_once.loss`).
         cost, lam: override the matched cost and λ; need `unmatched`.
         unmatched: declares that cost and λ are not those of Theorem 1.
-        max_iterations, tolerance: Sinkhorn iterations, L1 marginal error at which they stop.
+        solver: "converged", or "annealed" for the schedule of DP-Sinkhorn.
+        max_iterations, tolerance: of "converged": Sinkhorn iterations, L1 marginal error at which
+            they stop.
+        backend: who solves: "native", or the library "geomloss" or "keops".
         chunk_size: records per upload message.
         run: public name of the run, stated in every request.
         shuffling: what a trusted shuffler would add to the guarantee, for privacy.json; None
@@ -67,8 +79,10 @@ class PrivatizeOnceSettings(StrategySettings):
     cost: str | None = None
     lam: float | None = None
     unmatched: bool = False
+    solver: str = "converged"
     max_iterations: int = 30
     tolerance: float = 2e-2
+    backend: str = NATIVE
     chunk_size: int = 4096
     run: str = UNNAMED
     shuffling: dict[str, Any] | None = None
@@ -85,7 +99,7 @@ class PrivatizeOnceSettings(StrategySettings):
         integer(values, "chunk_size", where=where)
         if self.lam is not None:
             positive(values, "lam", where=where)
-        cost_named(self.effective_cost)
+        _ = self.transport  # refuses cost, solver and backend
         self._check_loss()
 
     @classmethod
@@ -115,6 +129,7 @@ class PrivatizeOnceSettings(StrategySettings):
                 "and without noise there is none."
             )
         chosen = config.strategy
+        check_backend(chosen["backend"])
         plan, factor = local_plan(
             config.recipe,
             mechanism=config.mechanism,
@@ -137,8 +152,10 @@ class PrivatizeOnceSettings(StrategySettings):
             cost=chosen["cost"],
             lam=chosen["lam"],
             unmatched=chosen["unmatched"],
+            solver=chosen["solver"],
             max_iterations=chosen["max_iterations"],
             tolerance=chosen["tolerance"],
+            backend=chosen["backend"],
             chunk_size=chosen["chunk_size"],
             run=run,
             shuffling=_shuffling(config, plan),
@@ -178,6 +195,11 @@ class PrivatizeOnceSettings(StrategySettings):
             )
         if self.loss == "denoised":
             check_denoisable(self.plan.map)
+        if self.loss in EXACT and self.backend != NATIVE:
+            raise ConfigError(
+                f"strategy.loss={self.loss} is exact transport, which strategy.backend="
+                f"{self.backend} does not solve: leave one of them out."
+            )
 
     @property
     def matched(self) -> bool:
@@ -190,6 +212,14 @@ class PrivatizeOnceSettings(StrategySettings):
         if self.loss == "noisy_w1":
             return "l1"
         return self.cost or self.plan.matched_cost.cost
+
+    @property
+    def transport(self) -> tuple[Cost, Solver]:
+        """The cost and the solver of an entropic loss, as the backend has them."""
+        solver = solver_named(self.solver)
+        if isinstance(solver, ConvergedSolver):
+            solver = ConvergedSolver(self.max_iterations, self.tolerance)
+        return by_backend(self.backend, cost_named(self.effective_cost), solver)
 
     @property
     def effective_lam(self) -> float:

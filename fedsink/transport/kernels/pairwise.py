@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsink.transport.kernels import fused
+from fedsink.transport.kernels import compiled
 
 # Elements of a temporary tile that stays in cache (float32: 1 MiB, and 256 KiB for blocks of rows,
 # which are read again by a reduction). Measured on one core of an AMD EPYC.
@@ -16,6 +16,10 @@ _ROW_TILE = 1 << 16
 _MANY_PAIRS = 1 << 14
 # The backward kernel of cdist may hold n·m·d elements on an accelerator, so it gets blocks too.
 _BACKWARD_TILE = 1 << 26
+# Beyond one pair in so many the dense kernels are as fast: they need no gathered copies.
+_PAIRS_PER_ENTRY = 16
+# Elements of a gathered block of differences: small enough to stay in cache.
+_BLOCK = 1 << 18
 
 
 def squared_distances(x: Tensor, y: Tensor, *, bounded: bool = False) -> Tensor:
@@ -42,9 +46,8 @@ def absolute_distances(x: Tensor, y: Tensor, *, bounded: bool = False) -> Tensor
     """
     if bounded:
         return torch.cdist(x, y, p=1.0)
-    compiled = fused.absolute_distances(x, y)
-    if compiled is not None:
-        return compiled
+    if (fused := compiled.absolute_distances(x, y)) is not None:
+        return fused
     batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     n, m, d = x.shape[-2], y.shape[-2], x.shape[-1]
     distances = x.new_zeros((*batch, n, m))
@@ -79,9 +82,8 @@ def mixed_distances(x: Tensor, y: Tensor, m: float, *, bounded: bool = False) ->
     if bounded:
         absolute = absolute_distances(x, y, bounded=True)
         return squared_distances(x, y, bounded=True).add_(absolute, alpha=m)
-    compiled = fused.mixed_distances(x, y, m)
-    if compiled is not None:
-        return compiled
+    if (fused := compiled.mixed_distances(x, y, m)) is not None:
+        return fused
     total = squared_distances(x, y).add_(absolute_distances(x, y), alpha=m)
     # Each part is finite for finite points; their sum saturates as they do.
     return total.clamp_(max=torch.finfo(total.dtype).max)
@@ -95,9 +97,8 @@ def sign_field(x: Tensor, y: Tensor, plan: Tensor, *, bounded: bool = False) -> 
     if bounded:
         x, y = (points.expand(*plan.shape[:-2], *points.shape[-2:]) for points in (x, y))
         return _backward(x, y, plan)
-    compiled = fused.sign_field(x, y, plan)
-    if compiled is not None:
-        return compiled
+    if (fused := compiled.sign_field(x, y, plan)) is not None:
+        return fused
     batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2], plan.shape[:-2])
     n, m, d = x.shape[-2], y.shape[-2], x.shape[-1]
     field = x.new_zeros((*batch, n, d))
@@ -109,6 +110,50 @@ def sign_field(x: Tensor, y: Tensor, plan: Tensor, *, bounded: bool = False) -> 
     for rows in _row_blocks(n, field.numel() // n * m, _BACKWARD_TILE):
         field[..., rows, :] = _backward(x[..., rows, :], y, plan[..., rows, :])
     return field
+
+
+def sparse_field(
+    x: Tensor, y: Tensor, plan: Tensor, *, quadratic: float, absolute: float
+) -> Tensor | None:
+    """Return Σ_j P_ij [2q(x_i − y_j) + a·sign(x_i − y_j)] over pairs with P_ij ≠ 0, (..., n, d).
+
+    Nothing is dropped: entries of the plan that are not exactly zero all count. At λ far below
+    the costs they are one or two a row.
+
+    The work depends on the plan. Where it must not, use `Cost.gradient` without `sparse`.
+
+    Returns:
+        None if the plan has too many entries for this to pay, or does not live on the CPU (where
+        sums in a fixed order are cheap).
+    """
+    if plan.device.type != "cpu" or plan.numel() == 0:
+        return None
+    if int(plan.count_nonzero()) * _PAIRS_PER_ENTRY > plan.numel():
+        return None
+    batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2], plan.shape[:-2])
+    n, m, d = x.shape[-2], y.shape[-2], x.shape[-1]
+    entries = plan.expand(*batch, n, m).reshape(-1)
+    pairs = entries.nonzero().squeeze(-1)
+    weights = entries.index_select(0, pairs).unsqueeze(-1)
+    rows = pairs.div(m, rounding_mode="floor")
+    columns = pairs.remainder(m)
+    x_points, x_rows = (x, rows.remainder(n)) if x.dim() == 2 else (_flat(x, batch), rows)
+    if y.dim() == 2:
+        y_points, y_rows = y, columns
+    else:
+        y_points, y_rows = _flat(y, batch), columns + rows.div(n, rounding_mode="floor") * m
+    field = x.new_zeros((int(np.prod(batch, dtype=int)) * n, d))
+    step = max(1, _BLOCK // max(1, d))
+    for start in range(0, len(pairs), step):
+        block = slice(start, start + step)
+        difference = x_points.index_select(0, x_rows[block])
+        difference.sub_(y_points.index_select(0, y_rows[block]))
+        if quadratic == 0.0:
+            terms = difference.sign_().mul_(absolute)
+        else:
+            terms = difference.sign().mul_(absolute).add_(difference, alpha=2.0 * quadratic)
+        field.index_add_(0, rows[block], terms.mul_(weights[block]))
+    return field.reshape(*batch, n, d)
 
 
 def _backward(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
@@ -123,6 +168,10 @@ def _backward(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
 
 def _coordinates(points: Tensor) -> Tensor:
     return points.movedim(-1, 0).contiguous()
+
+
+def _flat(points: Tensor, batch: tuple[int, ...]) -> Tensor:
+    return points.expand(*batch, *points.shape[-2:]).reshape(-1, points.shape[-1])
 
 
 def _row_blocks(rows: int, elements_per_row: int, tile: int) -> list[slice]:

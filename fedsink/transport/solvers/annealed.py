@@ -13,11 +13,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsink.transport.kernels import fused_schedule
-from fedsink.transport.kernels.fused_schedule import Potentials
+from fedsink.transport.kernels.compiled import Kernel
 from fedsink.transport.problem import Problem, prepare
 from fedsink.transport.solution import Solution
 from fedsink.transport.solvers.log_domain import Progress, SoftMinimum
+
+Potentials = tuple[Tensor, Tensor, Tensor, Tensor]
+# Updates in one call. More would save little (a call costs about as much as an update of 50×75
+# pairs) and compile for longer.
+_UPDATES = 5
+# Nominal seconds of an eager update: launching its operations, and each pair's share.
+_SECONDS_PER_UPDATE = 8e-5
+_SECONDS_PER_PAIR = 8e-9
 
 
 def annealed(
@@ -66,10 +73,11 @@ def annealed(
 def anneal(problem: Problem, starts: list[float], scaling: float) -> Solution:
     """Return what `annealed` does, for a prepared problem and one first value per problem."""
     schedules = [epsilon_schedule(start, problem.lam, scaling) for start in starts]
-    potentials = fused_schedule.run(problem, schedules)
-    if potentials is None:
-        potentials = _anneal(problem, schedules)
-    steps = torch.tensor([len(values) for values in schedules], device=problem.cost.device)
+    potentials = _compiled(problem, schedules) or follow(SoftMinimum(problem), schedules)
+    counts = [len(values) for values in schedules]
+    steps = problem.cost.new_full((len(counts),), counts[0], dtype=torch.long)
+    if any(count != counts[0] for count in counts):  # a recording cannot copy from the host
+        steps = torch.tensor(counts, device=steps.device)
     return _solution(problem, potentials, steps)
 
 
@@ -90,7 +98,8 @@ def anneal_unseen(problem: Problem, diameters: Tensor, widest: float) -> Solutio
     values = first * torch.exp2(-(step - waiting - 1.0).clamp_(min=0.0))
     # Made on the device: a recording cannot copy from the host.
     table = torch.where(step == longest - 1, problem.lam, values).to(problem.cost)
-    return _solution(problem, _follow(problem, table.unbind(), waiting), longest - waiting)
+    potentials = _follow(SoftMinimum(problem), table.unbind(), waiting)
+    return _solution(problem, potentials, longest - waiting)
 
 
 def epsilon_schedule(diameter: float, lam: float, scaling: float) -> list[float]:
@@ -157,7 +166,7 @@ def warm_start(problem: Problem, most_iterations: int) -> Progress:
     longest = max(len(values) for values in schedules)
     if longest >= most_iterations:
         return Progress.begin(problem)
-    _, _, f, g = _anneal(problem, schedules)
+    _, _, f, g = follow(SoftMinimum(problem), schedules)
     progress = Progress.begin(problem)
     progress.record(f, g, longest)
     return progress
@@ -169,31 +178,30 @@ def _solution(problem: Problem, potentials: Potentials, steps: Tensor) -> Soluti
     return problem.solution(f, g, steps, never, f_before, g_before)
 
 
-def _anneal(problem: Problem, schedules: list[list[float]]) -> Potentials:
+def follow(softmin: SoftMinimum, schedules: list[list[float]]) -> Potentials:
     """Run one schedule per problem; return potentials before and after the last full update."""
     if all(values == schedules[0] for values in schedules):
-        return _follow(problem, schedules[0], None)
+        return _follow(softmin, schedules[0], None)
     longest = max(len(values) for values in schedules)
     # Shorter schedules wait at their first value until the longest has as many steps left.
     table = torch.tensor(
         [[values[0]] * (longest - len(values)) + values for values in schedules],
-        dtype=problem.cost.dtype,
-        device=problem.cost.device,
+        dtype=softmin.log_a.dtype,
+        device=softmin.log_a.device,
     )
     waits = [longest - len(values) for values in schedules]
-    return _follow(problem, table.unbind(1), torch.tensor(waits, device=table.device))
+    return _follow(softmin, table.unbind(1), torch.tensor(waits, device=table.device))
 
 
 def _follow(
-    problem: Problem, values: Sequence[float | Tensor], waiting: Tensor | None
+    softmin: SoftMinimum, values: Sequence[float | Tensor], waiting: Tensor | None
 ) -> Potentials:
     """Run a schedule of one value per step, or of one for each problem (B,).
 
     Problem b waits for `waiting[b]` steps; None: all of them start at once.
     """
-    softmin = SoftMinimum(problem)
-    f = softmin.rows(torch.zeros_like(problem.log_b), values[0])
-    g = softmin.columns(torch.zeros_like(problem.log_a), values[0])
+    f = softmin.rows(torch.zeros_like(softmin.log_b), values[0])
+    g = softmin.columns(torch.zeros_like(softmin.log_a), values[0])
     for step, value in enumerate(values):
         f_new, g_new = softmin.rows(g, value), softmin.columns(f, value)
         f_new, g_new = f_new.add_(f).mul_(0.5), g_new.add_(g).mul_(0.5)
@@ -201,4 +209,70 @@ def _follow(
             late = (waiting > step).unsqueeze(-1)
             f_new, g_new = torch.where(late, f, f_new), torch.where(late, g, g_new)
         f, g = f_new, g_new
-    return f, g, softmin.rows(g, problem.lam), softmin.columns(f, problem.lam)
+    return f, g, softmin.rows(g, softmin.lam), softmin.columns(f, softmin.lam)
+
+
+def _compiled(problem: Problem, schedules: list[list[float]]) -> Potentials | None:
+    """Return potentials before and after the last full update, as `annealed` defines it.
+
+    None where the eager code is to run. Every update is f ← w·softmin_ε(g) + (1 − w)·f, and the
+    same for g: w = 1 for the first and the last one, ½ between, and 0 while a problem waits for
+    those of its batch with longer schedules.
+    """
+    cost = problem.cost
+    updates = max(len(values) for values in schedules) + 2
+    seconds = updates * (_SECONDS_PER_UPDATE + _SECONDS_PER_PAIR * cost.numel())
+    if min(cost.shape[1:]) < 2 or not _update.wanted(seconds):
+        return None
+    updates += -updates % _UPDATES
+    rows = []
+    for values in schedules:
+        waiting = updates - len(values) - 2
+        falling = [values[0]] * (waiting + 1) + values + [problem.lam]
+        rows.append([falling, [0.0] * waiting + [1.0] + [0.5] * len(values) + [1.0]])
+    # (2, calls, problems, updates in a call)
+    table = torch.tensor(rows, dtype=cost.dtype, device=cost.device).transpose(0, 1)
+    calls = table.unflatten(-1, (-1, _UPDATES)).movedim(2, 0)
+    floor = cost.new_full((), -math.inf if problem.floor is None else problem.floor)
+    cost = cost.contiguous()
+    transposed = cost.transpose(-1, -2).contiguous()
+    potentials: Potentials | None
+    f, g = torch.zeros_like(problem.log_a), torch.zeros_like(problem.log_b)
+    potentials = f, g, f, g
+    weights = problem.log_a.contiguous(), problem.log_b.contiguous()
+    for call in calls:
+        # Clones, because the compiler tells views of one tensor from those of another.
+        lam, weight = call[0].clone(), call[1].clone()
+        potentials = _update.run(cost, transposed, *weights, *potentials[2:], lam, weight, floor)
+        if potentials is None:
+            return None
+    return potentials
+
+
+@Kernel
+def _update(
+    cost: Tensor,
+    transposed: Tensor,
+    log_a: Tensor,
+    log_b: Tensor,
+    f: Tensor,
+    g: Tensor,
+    lam: Tensor,
+    weight: Tensor,
+    floor: Tensor,
+) -> Potentials:
+    f_before, g_before = f, g
+    for of_step, share in zip(lam.unbind(-1), weight.unbind(-1), strict=True):
+        f_before, g_before = f, g
+        column = of_step.unsqueeze(-1)
+        part = share.unsqueeze(-1)
+        f = part * _softmin(cost, log_b + g_before / column, column, floor) + (1.0 - part) * f
+        g = part * _softmin(transposed, log_a + f_before / column, column, floor) + (1.0 - part) * g
+    return f_before, g_before, f, g
+
+
+def _softmin(cost: Tensor, h: Tensor, lam: Tensor, floor: Tensor) -> Tensor:
+    scores = h.unsqueeze(-2) - cost / lam.unsqueeze(-1)
+    largest = scores.amax(-1, keepdim=True)
+    total = torch.maximum(scores - largest, floor).exp().sum(-1)
+    return -lam * (total.log() + largest.squeeze(-1))

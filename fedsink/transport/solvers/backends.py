@@ -1,93 +1,107 @@
-"""The annealed transport gradient by three libraries behind one interface, with the same answers.
+"""Transport problems solved by a library in this package's place, with the same answers.
 
-`native` is this package: the n×m cost in memory, no factor d. `geomloss` runs GeomLoss' loop on the
-same costs and backpropagates, as a second opinion. `keops` never holds n×m numbers either, for
-problems beyond the memory of a GPU; it generates and compiles code at the first call.
+`native` is this package. `geomloss` runs GeomLoss' loop on the same costs and asks its
+backpropagation for the plans, as a second opinion. `keops` never holds n×m numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedsink.errors import ConfigError
-from fedsink.transport.costs import Cost
-from fedsink.transport.losses import transport_gradient
-from fedsink.transport.solvers.annealed_problem import AnnealedProblem
-from fedsink.transport.solvers.keops import keops
-from fedsink.transport.solvers.solver import AnnealedSolver
+from fedsink.transport.costs import Cost, SquaredEuclidean
+from fedsink.transport.problem import prepare
+from fedsink.transport.solution import Solution
+from fedsink.transport.solvers.annealed import epsilon_schedule
+from fedsink.transport.solvers.keops import KeopsSolver, Symbolic, library
+from fedsink.transport.solvers.solver import AnnealedSolver, ConvergedSolver, Given, Points, Solver
 
-Backend = Callable[[AnnealedProblem], tuple[Tensor, Tensor]]
-"""Returns W (a scalar, in units of cost) and ∂W/∂x, (n, d)."""
-
-
-def native(problem: AnnealedProblem) -> tuple[Tensor, Tensor]:
-    """`transport_gradient` with `AnnealedSolver`."""
-    result = transport_gradient(
-        problem.x,
-        problem.y,
-        problem.cost,
-        problem.lam,
-        log_a=problem.log_a,
-        log_b=problem.log_b,
-        solver=AnnealedSolver(problem.scaling),
-    )
-    return result.value, result.gradient
+NATIVE = "native"
+BACKENDS = (NATIVE, "geomloss", "keops")
 
 
-def geomloss(problem: AnnealedProblem) -> tuple[Tensor, Tensor]:
-    """GeomLoss' SamplesLoss (p = 1, blur = λ), with the gradient by its own backpropagation."""
-    from geomloss import SamplesLoss
+def by_backend(name: str, cost: Cost, solver: Solver) -> tuple[Cost, Solver]:
+    """The cost and the solver by which a backend does what these two do; they belong together.
 
-    def matrix(first: Tensor, second: Tensor) -> Tensor:
-        values: Tensor = _Differentiable.apply(first, second, problem.cost)
-        return values
-
-    loss = SamplesLoss(
-        "sinkhorn",
-        p=1,
-        blur=problem.lam,
-        scaling=problem.scaling,
-        diameter=problem.diameter,
-        debias=False,
-        cost=matrix,
-        backend="tensorized",
-    )
-    log_a, log_b = problem.log_weights
-    with torch.enable_grad():
-        leaf = problem.x.detach().clone().requires_grad_()
-        value = loss(log_a.exp(), leaf, log_b.exp(), problem.y.detach()).reshape(())
-        (gradient,) = torch.autograd.grad(value, leaf)
-    return value.detach(), gradient
-
-
-def backend_named(name: str) -> Backend:
-    """Return the backend called "native", "geomloss" or "keops"; ConfigError for another name."""
-    backends: dict[str, Backend] = {"native": native, "geomloss": geomloss, "keops": keops}
-    if name not in backends:
-        raise ConfigError(f'Unknown backend "{name}": choose one of {", ".join(backends)}.')
-    return backends[name]
-
-
-class _Differentiable(torch.autograd.Function):
-    """A cost matrix whose backward pass is the cost's own gradient, at both points."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, cost: Cost) -> Tensor:
-        ctx.save_for_backward(x, y)
-        ctx.cost = cost
-        return cost(x.detach(), y.detach())
-
-    @staticmethod
-    def backward(ctx: Any, *plans: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, y = ctx.saved_tensors
-        (plan,) = plans
-        at_x, at_y = ctx.needs_input_grad[:2]
-        return (
-            ctx.cost.gradient(x, y, plan) if at_x else None,
-            ctx.cost.gradient(y, x, plan.transpose(-1, -2)) if at_y else None,
-            None,
+    Raises:
+        ConfigError: there is no such backend, or it does not have this cost or this solver.
+    """
+    if name == NATIVE:
+        return cost, solver
+    if name == "geomloss" and isinstance(solver, AnnealedSolver):
+        return cost, GeomlossSolver(solver)
+    if name == "geomloss":
+        raise ConfigError(
+            "backend=geomloss runs the annealed schedule alone: set solver=annealed, or choose "
+            "backend=native."
         )
+    if name == "keops" and isinstance(solver, AnnealedSolver | ConvergedSolver):
+        return Symbolic.of(cost), KeopsSolver(solver)
+    if name == "keops":
+        raise ConfigError("backend=keops has no solver of fixed work: choose backend=native.")
+    raise ConfigError(f'Unknown backend "{name}": choose one of {", ".join(BACKENDS)}.')
+
+
+def check_backend(name: str) -> None:
+    """Solve a problem of one point, and raise BackendError if the library cannot run here."""
+    point = torch.zeros(1, 1)
+    cost, solver = by_backend(name, SquaredEuclidean(), AnnealedSolver())
+    solver(cost(point, point), 1.0, points=(point, point))
+
+
+@dataclass(frozen=True)
+class GeomlossSolver:
+    """GeomLoss' SamplesLoss (p = 1, blur = λ) on the same cost matrix, one problem at a time.
+
+    Attributes:
+        annealed: the schedule's options.
+
+    Raises:
+        BackendError: GeomLoss is not installed.
+    """
+
+    annealed: AnnealedSolver
+
+    def __call__(
+        self, cost: Tensor, lam: float, *, points: Points, log_a: Given = None, log_b: Given = None
+    ) -> Solution:
+        """Return the potentials at the end of the schedule."""
+        problem = prepare(cost, lam, log_a, log_b)
+        shape, weights = problem.batch_shape, (problem.log_a.exp(), problem.log_b.exp())
+        starts = self.annealed.starts(points, log_a, log_b).expand(shape).reshape(-1).tolist()
+        problems = zip(problem.cost, *weights, starts, strict=True)
+        parts = [self._solve(matrix, lam, *rest) for matrix, *rest in problems]
+        f, g, *plans = (torch.stack(values) for values in zip(*parts, strict=True))
+        counts = [len(epsilon_schedule(start, lam, self.annealed.scaling)) for start in starts]
+        steps = torch.tensor(counts, device=f.device)
+        solution = problem.solution(f, g, steps, torch.zeros_like(steps, dtype=torch.bool))
+        source, target = (plan.reshape(*shape, *plan.shape[1:]) for plan in plans)
+        return replace(solution, plans=(source, target))
+
+    def _solve(
+        self, cost: Tensor, lam: float, a: Tensor, b: Tensor, diameter: float
+    ) -> tuple[Tensor, ...]:
+        """f, g and the two plans of one problem, C (n, m)."""
+        with library("geomloss", "the package geomloss"):
+            from geomloss import SamplesLoss
+        # Points that say no more than whose they are: GeomLoss asks for C and for its transpose.
+        source, target = cost.new_zeros(len(a), 1), cost.new_ones(len(b), 1)
+        matrix, transposed = (c.clone().requires_grad_() for c in (cost, cost.mT))
+        loss = SamplesLoss(
+            "sinkhorn",
+            p=1,
+            blur=lam,
+            scaling=self.annealed.scaling,
+            diameter=diameter or lam,  # a cloud of one point: the schedule λ, λ
+            debias=False,
+            potentials=True,
+            cost=lambda x, y: (transposed if bool(x.any()) else matrix).unsqueeze(0),
+            backend="tensorized",
+        )
+        with torch.enable_grad():
+            f, g = (values.reshape(-1) for values in loss(a, source, b, target))
+            plans = torch.autograd.grad((a * f).sum() + (b * g).sum(), (matrix, transposed))
+        return f.detach(), g.detach(), plans[0], plans[1].mT

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsink.transport.problem import Problem
-from fedsink.transport.solvers.log_domain import Progress
+from fedsink.transport.solvers.log_domain import CHECK_EVERY, Progress
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def supports(problem: Problem) -> bool:
 
 
 def iterate(
-    problem: Problem, progress: Progress, max_iterations: int, tolerance: float, check_every: int
+    problem: Problem, progress: Progress, max_iterations: int, tolerance: float
 ) -> Progress:
     """Alternate row and column scalings; the meaning is that of log_domain.iterate.
 
@@ -57,15 +57,11 @@ def iterate(
     s, s_next, u = (torch.empty_like(a) for _ in range(3))
     t, v = torch.empty_like(b), torch.empty_like(b)
     iteration = int(progress.iterations.max())
-    g = progress.g
+    g: Tensor | None = None
     for _ in range(_MOST_ABSORPTIONS):
         # s = K(b∘v) and u = a/s, t = Kᵀ(a∘u) and v = b/t: the weights live in u and v here.
-        if progress.cold:
-            kernel.absorb(None)
-            v.copy_(b)
-        else:
-            kernel.absorb(g)
-            torch.mul(b, kernel.scalings(g), out=v)
+        kernel.absorb(g)
+        torch.mul(b, 1.0 if g is None else kernel.scalings(g), out=v)
         kernel.rows(v, s)
         while True:
             torch.div(a, s, out=u)
@@ -73,7 +69,7 @@ def iterate(
             torch.div(b, t, out=v)
             iteration += 1
             last = iteration >= max_iterations
-            if not last and iteration % check_every:
+            if not last and iteration % CHECK_EVERY:
                 kernel.rows(v, s)
                 continue
             if not _bounded(s, t, limits.growth):
@@ -87,17 +83,16 @@ def iterate(
             if last or (met is not None and bool(met.any())):
                 progress.record(*kernel.potentials(s, t), iteration, met)
             if last or bool(progress.converged.all()):
+                progress.finished = True
                 return progress
             s, s_next = s_next, s
         f, g = kernel.potentials(s, t)
         if not bool(torch.isfinite(f.sum() + g.sum())):
-            progress.finished = False
             return progress
         progress.record(f, g, iteration)
         g = progress.g
         if iteration >= max_iterations:
             break
-    progress.finished = False
     return progress
 
 

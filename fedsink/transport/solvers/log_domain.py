@@ -21,27 +21,24 @@ class Progress:
         f, g: potentials, (B, n) and (B, m), in units of cost.
         iterations: iterations done by each problem, (B,).
         converged: which problems have met the tolerance, (B,).
-        cold: True if g says nothing, so that a loop may begin where it likes.
-        finished: False if the loop gave up and another one must continue from here.
+        finished: whether nothing is left for another loop to do from here.
     """
 
     f: Tensor
     g: Tensor
     iterations: Tensor
     converged: Tensor
-    cold: bool = False
-    finished: bool = True
+    finished: bool = False
 
     @classmethod
-    def begin(cls, problem: Problem, g: Tensor | None = None) -> Progress:
-        """Return zero potentials (or the given g) and no iterations."""
-        batch = problem.cost.shape[0]
+    def begin(cls, problem: Problem | SoftMinimum) -> Progress:
+        """Return zero potentials and no iterations."""
+        batch = len(problem.log_a)
         return cls(
             f=torch.zeros_like(problem.log_a),
-            g=torch.zeros_like(problem.log_b) if g is None else g,
-            iterations=problem.cost.new_zeros(batch, dtype=torch.long),
-            converged=problem.cost.new_zeros(batch, dtype=torch.bool),
-            cold=g is None,
+            g=torch.zeros_like(problem.log_b),
+            iterations=problem.log_a.new_zeros(batch, dtype=torch.long),
+            converged=problem.log_a.new_zeros(batch, dtype=torch.bool),
         )
 
     def record(self, f: Tensor, g: Tensor, iteration: int, met: Tensor | None = None) -> None:
@@ -50,7 +47,6 @@ class Progress:
         A problem that has met the tolerance is never touched again: its result does not
         depend on the other problems in its batch.
         """
-        self.cold = False
         running = ~self.converged
         if bool(running.all()):
             self.f, self.g = f, g
@@ -63,21 +59,27 @@ class Progress:
 
 
 class SoftMinimum:
-    """Half-iterations f_i = −λ·LSE_j(log b_j + (g_j − C_ij)/λ) without new n×m memory."""
+    """Half-iterations f_i = −λ·LSE_j(log b_j + (g_j − C_ij)/λ) without new n×m memory.
+
+    Attributes:
+        log_a, log_b: log-weights of the B problems, (B, n) and (B, m).
+        lam: the problems' own λ.
+    """
 
     def __init__(self, problem: Problem) -> None:
         """Allocate the one n×m buffer that all half-iterations share."""
+        self.log_a, self.log_b, self.lam = problem.log_a, problem.log_b, problem.lam
         self._problem = problem
         self._buffer = torch.empty_like(problem.cost)
 
     def rows(self, g: Tensor, lam: float | Tensor) -> Tensor:
         """Return f, (B, n), from g, (B, m); λ is a number or one per problem (B,)."""
-        h = self._problem.log_b + g / _column(lam)
+        h = self.log_b + g / _column(lam)
         return -_column(lam) * self._reduce(h.unsqueeze(-2), lam, -1)
 
     def columns(self, f: Tensor, lam: float | Tensor) -> Tensor:
         """Return g, (B, m), from f, (B, n); λ is a number or one per problem (B,)."""
-        h = self._problem.log_a + f / _column(lam)
+        h = self.log_a + f / _column(lam)
         return -_column(lam) * self._reduce(h.unsqueeze(-1), lam, -2)
 
     def _reduce(self, h: Tensor, lam: float | Tensor, dim: int) -> Tensor:
@@ -95,32 +97,31 @@ class SoftMinimum:
 
 
 def iterate(
-    problem: Problem, progress: Progress, max_iterations: int, tolerance: float, check_every: int
+    softmin: SoftMinimum, progress: Progress, max_iterations: int, tolerance: float
 ) -> Progress:
     """Alternate row and column updates until the row violation is within the tolerance.
 
     The column update comes last, so columns hold exactly and Σ_i |Σ_j P_ij − a_i| is the
-    whole marginal error. It is known from the next row update, every `check_every` iterations.
+    whole marginal error. It is known from the next row update, every `CHECK_EVERY` iterations.
     """
-    softmin = SoftMinimum(problem)
-    weights = problem.log_a.exp()
+    weights = softmin.log_a.exp()
     done = int(progress.iterations.max())
     f, g = progress.f, progress.g
     fresh = True
     for iteration in range(done, max_iterations):
-        updated = softmin.rows(g, problem.lam)
-        if not fresh and tolerance > 0.0 and (iteration - done) % check_every == 0:
-            error = (weights * torch.expm1((f - updated) / problem.lam).abs()).sum(-1)
+        updated = softmin.rows(g, softmin.lam)
+        if not fresh and tolerance > 0.0 and (iteration - done) % CHECK_EVERY == 0:
+            error = (weights * torch.expm1((f - updated) / softmin.lam).abs()).sum(-1)
             progress.record(f, g, iteration, error <= tolerance)
             if bool(progress.converged.all()):
                 return progress
         f, fresh = updated, False
-        g = softmin.columns(f, problem.lam)
+        g = softmin.columns(f, softmin.lam)
     if not fresh:
         met = None
         if tolerance > 0.0:
-            updated = softmin.rows(g, problem.lam)
-            error = (weights * torch.expm1((f - updated) / problem.lam).abs()).sum(-1)
+            updated = softmin.rows(g, softmin.lam)
+            error = (weights * torch.expm1((f - updated) / softmin.lam).abs()).sum(-1)
             met = error <= tolerance
         progress.record(f, g, max_iterations, met)
     return progress

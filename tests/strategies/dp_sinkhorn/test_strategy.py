@@ -27,9 +27,10 @@ from fedsink.protocol.gradient import unpack_requests
 from fedsink.server import checkpoint
 from fedsink.simulation.local import LocalGrid
 from fedsink.strategies import DPSinkhorn
-from fedsink.transport import ConvergedSolver, clipped_record_field, potential
+from fedsink.transport import ConvergedSolver, potential
 
 from ...support.models import weights
+from ...support.oracles import clipped_record_field
 
 Central = Callable[..., DPSinkhorn]
 Grids = Callable[..., Any]

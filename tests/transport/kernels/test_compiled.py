@@ -71,7 +71,8 @@ def test_what_fits() -> None:
 PROGRAM = """
 import sys, torch
 from fedsink.transport import *
-from fedsink.transport import fused, fused_schedule
+from fedsink.transport.kernels import compiled
+import fedsink.transport.solvers.annealed as schedule
 g = torch.Generator().manual_seed(0)
 out = []
 for dtype in (torch.float32, torch.float64):
@@ -90,7 +91,7 @@ for dtype in (torch.float32, torch.float64):
                 out += [result.value, result.gradient, result.solution.f_before]
 huge = torch.full((3, 6), torch.finfo(torch.float32).max / 4)
 out += [L1()(huge, -huge), Mixed(1.0)(huge, -huge)]
-failed = [k._failed for k in (fused._l1, fused._mixed, fused._signs, fused_schedule._update)]
+failed = [k._failed for k in (compiled._l1, compiled._mixed, compiled._signs, schedule._update)]
 torch.save((out, failed), sys.argv[1])
 """
 
@@ -132,14 +133,13 @@ def test_compiled_results_are_the_eager_ones(tmp_path: Path) -> None:
 
 def test_switching_does_not_look_at_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDSINK_COMPILE", raising=False)
-    from fedsink.transport.kernels import fused
 
     def counted(y: Tensor) -> float:
-        before = fused._mixed._seconds
+        before = compiled._mixed._seconds
         transport_gradient(
             cloud(4, 3, dtype=torch.float32), y, Mixed(1.0), 0.5, solver=AnnealedSolver()
         )
-        return fused._mixed._seconds - before
+        return compiled._mixed._seconds - before
 
     assert counted(cloud(6, 3, seed=1, dtype=torch.float32)) == pytest.approx(
         counted(100.0 * cloud(6, 3, seed=2, dtype=torch.float32))

@@ -15,8 +15,8 @@ from fedsink.transport import (
     losses,
     transport_gradient,
 )
-from fedsink.transport.kernels import sparse
-from fedsink.transport.kernels.sparse import sparse_field
+from fedsink.transport.kernels import pairwise
+from fedsink.transport.kernels.pairwise import sparse_field
 
 from ...support.clouds import cloud
 
@@ -41,8 +41,8 @@ def test_the_sparse_gradient_equals_the_dense_one(
     x, y = cloud(*x_batch, n, d, seed=1), cloud(*y_batch, m, d, seed=2)
     plan = thin(L1()(x, y))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparse, "_PAIRS_PER_ENTRY", 0)
-        patch.setattr(sparse, "_BLOCK", block)
+        patch.setattr(pairwise, "_PAIRS_PER_ENTRY", 0)
+        patch.setattr(pairwise, "_BLOCK", block)
         for cost in COSTS:
             torch.testing.assert_close(
                 cost.gradient(x, y, plan, sparse=True), cost.gradient(x, y, plan)

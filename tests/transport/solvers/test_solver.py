@@ -4,6 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ from fedsink.transport import (
     FixedSolver,
     Mixed,
     Solver,
-    UnseenAnnealedSolver,
     fixed_solver,
     solver_named,
     transport_gradient,
@@ -137,7 +137,7 @@ def test_unseen_annealing_follows_each_problems_own_schedule() -> None:
     x, y = unequal()
     cost = Mixed(0.5)(x, y)
     seen = AnnealedSolver()(cost, 0.3, points=(x, y))
-    unseen = UnseenAnnealedSolver(200.0)(cost, 0.3, points=(x, y))
+    unseen = AnnealedSolver(widest=200.0)(cost, 0.3, points=(x, y))
     assert len(set(unseen.iterations.tolist())) == 3
     for name in ("f", "g", "f_before", "g_before"):
         torch.testing.assert_close(
@@ -146,22 +146,12 @@ def test_unseen_annealing_follows_each_problems_own_schedule() -> None:
     assert torch.equal(unseen.iterations, seen.iterations.to(unseen.iterations))
 
 
-def test_unseen_annealing_from_a_public_diameter_is_the_fixed_solver() -> None:
-    x, y = unequal()
-    cost = Mixed(0.5)(x, y)
-    log_b = torch.where(torch.arange(11) < 7, -math.log(7.0), -math.inf).expand(3, -1)
-    fixed = FixedSolver(900.0, diameter=30.0)(cost, 0.3, points=(x, y), log_b=log_b)
-    unseen = UnseenAnnealedSolver(30.0, everywhere=True)(cost, 0.3, points=(x, y), log_b=log_b)
-    torch.testing.assert_close(unseen.source_plan, fixed.source_plan, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(unseen.f, fixed.f, rtol=1e-5, atol=1e-5)
-
-
 def test_unseen_convergence_keeps_what_met_the_tolerance() -> None:
     x, y = unequal()
     cost = Mixed(0.0)(x, y)
     solver = ConvergedSolver(max_iterations=40, tolerance=1e-2, domain="log")
     seen = solver(cost, LAM, points=(x, y))
-    unseen = solver.unseen(400.0)(cost, LAM, points=(x, y))
+    unseen = replace(solver, largest_cost=400.0)(cost, LAM, points=(x, y))
     assert len(set(unseen.iterations.tolist())) > 1
     assert torch.equal(unseen.iterations, seen.iterations)
     assert torch.equal(unseen.converged, seen.converged)
@@ -172,9 +162,9 @@ def test_unseen_convergence_keeps_what_met_the_tolerance() -> None:
 @pytest.mark.parametrize(
     "solver",
     [
-        UnseenAnnealedSolver(200.0),
-        UnseenAnnealedSolver(30.0, everywhere=True),
-        ConvergedSolver(40, 1e-2).unseen(400.0),
+        AnnealedSolver(widest=200.0),
+        FixedSolver(900.0, diameter=30.0),
+        ConvergedSolver(40, 1e-2, largest_cost=400.0),
     ],
     ids=str,
 )
