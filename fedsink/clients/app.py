@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedsink.clients.answers import ANSWERS
 from fedsink.clients.node import Node, open_node
+from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError
 from fedsink.protocol.errors import failure_code
@@ -49,7 +50,7 @@ def owners_settings(context: Context) -> NodeSettings:
         )
     nodes = _number("num-partitions", context.node_config.get("num-partitions"))
     device = str(context.node_config.get("device", "cpu"))
-    return NodeSettings.from_policy(Path(policy), clients=nodes, device=device)
+    return NodeSettings.from_policy(read_policy(Path(policy)), clients=nodes, device=device)
 
 
 def _answering(settings_of: Callable[[Context], NodeSettings]) -> ClientApp:
