@@ -10,7 +10,7 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.models.observation import Observation
 from fedsink.privacy.noise_share import NoiseShare
-from fedsink.values import Config, Options, choice, flag, integer, strictly
+from fedsink.values import Config, Options, choice, flag, integer, number, strictly
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,7 @@ class Configuration:
         values = vars(self)
         choice(values, "mode", "central", "ldp")
         choice(values, "shuffler", "none", "trusted")
+        number(values, "shuffler_delta")
         integer(values, "clients")
         flag(values, "conditional")
         if self.seed is not None:

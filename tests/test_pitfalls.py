@@ -31,6 +31,7 @@ from fedsink.clients import privatizer as privatizer_module
 from fedsink.clients.app import client_app
 from fedsink.clients.gradient import client_gradient
 from fedsink.clients.node import Node, close_nodes
+from fedsink.clients.policy_file import read_policy
 from fedsink.clients.privatizer import privatize
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
@@ -121,7 +122,7 @@ def owned(tmp_path: Path) -> Callable[..., NodeSettings]:
         budget = {"add-remove": limits(epsilon, delta, **rule), "replace-one": limits(epsilon, 0.0)}
         path.write_text(policy(backend=backend, budget=budget, data={"nominal_records": 100}))
         close_nodes()
-        return NodeSettings.from_policy(path)
+        return NodeSettings.from_policy(read_policy(path))
 
     return make
 

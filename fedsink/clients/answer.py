@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from torch import Tensor
 
 from fedsink.clients.policy import Policy
-from fedsink.clients.releases import Place
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import States
 from fedsink.data.spec import DataSpec
-from fedsink.privacy import Stream
-from fedsink.privacy.ledger import Charge
+from fedsink.privacy.ledger.charge import Charge
+from fedsink.privacy.ledger.places import Place
 from fedsink.privacy.randomness.keys import Key
+from fedsink.privacy.randomness.noise import Stream
 from fedsink.protocol.records import digest
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +11,10 @@ from flwr.clientapp import ClientApp
 
 from fedsink.clients.answers import ANSWERS
 from fedsink.clients.node import Node, open_node
+from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
-from fedsink.errors import ConfigError, ReleaseRefusedError
-from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED
-
-log = logging.getLogger("fedsink.clients")
+from fedsink.errors import ConfigError
+from fedsink.protocol.errors import failure_code
 
 Handler = Callable[[Node, str, RecordDict], RecordDict]
 """The reply of a node to a message's type and content."""
@@ -52,7 +50,7 @@ def owners_settings(context: Context) -> NodeSettings:
         )
     nodes = _number("num-partitions", context.node_config.get("num-partitions"))
     device = str(context.node_config.get("device", "cpu"))
-    return NodeSettings.from_policy(Path(policy), clients=nodes, device=device)
+    return NodeSettings.from_policy(read_policy(Path(policy)), clients=nodes, device=device)
 
 
 def _answering(settings_of: Callable[[Context], NodeSettings]) -> ClientApp:
@@ -76,18 +74,6 @@ def _answering(settings_of: Callable[[Context], NodeSettings]) -> ClientApp:
     for name in ANSWERS:
         app.train(name)(answer(Node.answer))
     return app
-
-
-def failure_code(error: Exception, client: object) -> int:
-    """Log why a client cannot answer, and return the code that is all the server learns."""
-    if isinstance(error, ReleaseRefusedError):
-        log.warning("%s", error)
-        return REFUSED
-    if isinstance(error, ValueError | TypeError):
-        log.warning("client %s cannot answer: %s", client, error)
-        return MALFORMED
-    log.error("client %s failed", client, exc_info=error)
-    return FAILED
 
 
 def _number(name: str, value: object) -> int:

@@ -12,8 +12,9 @@ from fedsink.clients.policy import Policy
 from fedsink.data.spec import DataSpec
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ReleaseRefusedError
-from fedsink.privacy import PrivacyPlan, UnprotectedPlan
-from fedsink.privacy.ledger import Charge
+from fedsink.privacy.ledger.charge import Charge
+from fedsink.privacy.plan import PrivacyPlan
+from fedsink.privacy.unprotected import UnprotectedPlan
 
 
 class CentralAnswer(Answer):

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from fedsink.clients.answer import BatchedAnswer
 from fedsink.clients.answers import find_answer
-from fedsink.clients.app import failure_code
 from fedsink.clients.node import Node, open_node, policy_of
 from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Pool
 from fedsink.clients.releases import Admitted
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import FedsinkError, ReleaseRefusedError
+from fedsink.protocol.errors import failure_code
 from fedsink.protocol.exchange import Answers, Content
 from fedsink.protocol.tree_sum import BLOCK
 

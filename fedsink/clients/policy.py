@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ReleaseRefusedError
-from fedsink.models import GENERATORS
-from fedsink.privacy import CentralPlan, UnprotectedPlan
-from fedsink.privacy.ledger import Budget
+from fedsink.models.registry import GENERATORS
+from fedsink.privacy.ledger.budget import Budget
+from fedsink.privacy.unprotected import UnprotectedPlan
+
+if TYPE_CHECKING:
+    from fedsink.privacy.plan import CentralPlan
 
 
 class PolicyRefusedError(ReleaseRefusedError):

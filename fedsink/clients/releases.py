@@ -12,9 +12,7 @@ from torch import Tensor
 from fedsink.clients.replies import ReplyStore
 from fedsink.errors import LedgerError, ReleaseRefusedError
 from fedsink.privacy.ledger import Budget, Charge, Ledger, Reservation, Use
-
-Place = tuple[int, int | None]
-"""A round and its class."""
+from fedsink.privacy.ledger.places import Place
 
 
 def use_digests(digest: bytes, uses: int) -> list[bytes]:

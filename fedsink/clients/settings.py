@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from fedsink.clients.policy_file import read_policy
+from fedsink.clients.policy import Policy
 from fedsink.data.corruption import Corruption
 from fedsink.data.partition import PartitionSpec
 from fedsink.data.spec import DataSpec
@@ -100,7 +100,7 @@ class NodeSettings:
     @classmethod
     def from_policy(
         cls,
-        path: Path,
+        policy: Policy,
         *,
         clients: int = 1,
         partition: PartitionSpec | None = None,
@@ -111,7 +111,7 @@ class NodeSettings:
         """The settings of a node under its owner's policy; makes the state folder and its key.
 
         Args:
-            path: the policy file.
+            policy: what the owner allows, as read from the file.
             clients: how many clients take part; a node's own number is below it.
             partition: how to deal the policy's records out in a simulation.
             partition_seed: public seed of the deal.
@@ -119,10 +119,8 @@ class NodeSettings:
             threads: torch threads a client may use.
 
         Raises:
-            ConfigError: the policy cannot be read or contains a mistake.
             PrivacyError: the noise key cannot be made or used.
         """
-        policy = read_policy(path)
         key_file = policy.key_file if policy.noise == "fast" else None
         try:
             policy.state.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
+from fedsink.errors import ReleaseRefusedError
+
+log = logging.getLogger("fedsink.clients")
+
 REFUSED = 1001
 MALFORMED = 1002
 FAILED = 1003
@@ -13,3 +19,15 @@ MEANING = {
     FAILED: "failed",
     UNUSABLE: "answered with something else than finite values of the shape asked for",
 }
+
+
+def failure_code(error: Exception, client: object) -> int:
+    """Log why a client cannot answer, and return the code that is all the server learns."""
+    if isinstance(error, ReleaseRefusedError):
+        log.warning("%s", error)
+        return REFUSED
+    if isinstance(error, ValueError | TypeError):
+        log.warning("client %s cannot answer: %s", client, error)
+        return MALFORMED
+    log.error("client %s failed", client, exc_info=error)
+    return FAILED

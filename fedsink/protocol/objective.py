@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 
 from fedsink.errors import ConfigError, ReleaseRefusedError
-from fedsink.privacy import CentralPlan, RecordClip, domain
+from fedsink.privacy import domain
+from fedsink.privacy.mechanisms.clipping import RecordClip
+from fedsink.privacy.plan import CentralPlan
 from fedsink.transport.costs import Cost, Mixed, cost_named
 from fedsink.transport.solvers.backends import NATIVE, by_backend
 from fedsink.transport.solvers.solver import Solver, solver_named

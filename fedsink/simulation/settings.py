@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Self, cast
 
+from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings, Noise
 from fedsink.configuration import Configuration
 from fedsink.data.partition import scheme_from_dict
@@ -130,7 +131,7 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
             f"data.clients_file={config.data.clients_file}."
         )
     node = NodeSettings.from_policy(
-        Path(config.policy),
+        read_policy(Path(config.policy)),
         clients=config.clients,
         partition=partition,
         partition_seed=seed_of_deal,

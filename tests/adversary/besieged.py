@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedsink.clients.app import client_app
 from fedsink.clients.node import open_node
+from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
@@ -81,7 +82,9 @@ class BesiegedNode:
         if self.noise == "keyed":
             self.settings = with_secret_key(NodeSettings(self.spec, None, 3), self.folder)
         else:
-            self.settings = NodeSettings.from_policy(self.folder / "policy.toml", clients=3)
+            self.settings = NodeSettings.from_policy(
+                read_policy(self.folder / "policy.toml"), clients=3
+            )
 
     def ask(self, kind: Kind, content: RecordDict) -> Message:
         """The reply of the real handlers."""

@@ -14,6 +14,7 @@ from flwr.common.serde import message_to_proto
 
 from fedsink.clients.app import client_app
 from fedsink.clients.node import Node, close_nodes
+from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.data.maps import PointBall
 from fedsink.privacy import PrivacyPlan
@@ -175,7 +176,7 @@ def test_policy_and_budget_refuse_with_one_code(
 ) -> None:
     """The server does not learn which of the owner's limits it met."""
     for request in (make_request(bound=0.6), make_request()):
-        node = NodeSettings.from_policy(policy_file(epsilon=1.0), clients=3)
+        node = NodeSettings.from_policy(read_policy(policy_file(epsilon=1.0)), clients=3)
         reply = ask(node, "train.gradient", request.to_record())
         assert code(reply) == REFUSED
         sent = message_to_proto(reply).SerializeToString()
@@ -194,7 +195,9 @@ def test_a_seed_in_a_message_is_ignored(
     noise = []
     for number in range(2):
         path = policy_file()
-        reply = ask(NodeSettings.from_policy(path, clients=3), "train.gradient", content)
+        reply = ask(
+            NodeSettings.from_policy(read_policy(path), clients=3), "train.gradient", content
+        )
         noise.append(unpack_replies(reply.content)[0].gradient.flatten())
         path.parent.rename(path.parent.with_name(f"node-{number}"))
         close_nodes()

@@ -141,7 +141,7 @@ def owned(policy_file: Callable[..., Path], *words: str, **allow: Any) -> NodeSe
     """The settings of a node whose policy names these words, and allows more."""
     path = policy_file(mechanisms=("laplace", *words), allow=allow)
     close_nodes()
-    return NodeSettings.from_policy(path, clients=3)
+    return NodeSettings.from_policy(read_policy(path), clients=3)
 
 
 def question(round: int = 1, bins: int = 3, noised: bool = True) -> RecordDict:

@@ -20,6 +20,7 @@ from fedsink.clients import gradient as gradient_module
 from fedsink.clients import node as node_module
 from fedsink.clients.node import Node, close_nodes, open_node
 from fedsink.clients.policy import PolicyRefusedError
+from fedsink.clients.policy_file import read_policy
 from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
 from fedsink.data import sources
@@ -424,7 +425,7 @@ def test_more_records_than_the_plan_accounts_for_are_not_used(
 
 def node_of(path: Path, client: int = 0) -> Node:
     close_nodes()
-    return Node(NodeSettings.from_policy(path, clients=2), client)
+    return Node(NodeSettings.from_policy(read_policy(path), clients=2), client)
 
 
 @pytest.mark.parametrize("backend", ["fast", "secure"])
@@ -597,7 +598,7 @@ def test_a_policy_may_refuse_changed_data(
 def test_a_node_with_other_data_than_its_policy_is_refused(
     policy_file: Callable[..., Path],
 ) -> None:
-    settings = NodeSettings.from_policy(policy_file())
+    settings = NodeSettings.from_policy(read_policy(policy_file()))
     other = replace(settings, data=replace(settings.data, nominal_records=7))
     with pytest.raises(ConfigError, match=r"policy.toml is for other data .*from_policy"):
         Node(other, 0)
@@ -608,7 +609,7 @@ def test_a_node_that_cannot_write_releases_nothing(
     policy_file: Callable[..., Path], make_request: Make, broken: str
 ) -> None:
     path = policy_file()
-    NodeSettings.from_policy(path)
+    NodeSettings.from_policy(read_policy(path))
     (path.parent / "state" / broken).mkdir()
     if broken == "replies":
         (path.parent / "state" / broken).rmdir()
@@ -622,7 +623,7 @@ def test_simulated_clients_under_a_policy_have_a_budget_each(
 ) -> None:
     request = make_request()
     path = policy_file(epsilon=1.1 * request.plan.epsilon())
-    settings = NodeSettings.from_policy(path, clients=3, partition=Iid())
+    settings = NodeSettings.from_policy(read_policy(path), clients=3, partition=Iid())
     for client in range(3):
         answer(Node(settings, client), request)
     with pytest.raises(BudgetError, match="ward/client-1"):

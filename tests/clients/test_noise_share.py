@@ -17,6 +17,7 @@ from fedsink.clients.central import central_charge
 from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.node import Node, close_nodes
 from fedsink.clients.policy import PolicyRefusedError
+from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import BudgetError, ReleaseRefusedError
 from fedsink.privacy.ledger.events import event_from_json
@@ -145,7 +146,7 @@ def _policy(policy_file: Callable[..., Path], epsilon: float, word: str) -> Node
     path = policy_file(epsilon=epsilon)
     if word:
         path.write_text(f'{path.read_text()}secure_aggregation = "{word}"\n')
-    return NodeSettings.from_policy(path, clients=9)
+    return NodeSettings.from_policy(read_policy(path), clients=9)
 
 
 def test_a_real_node_refuses_a_share_and_charges_it_as_its_owner_says(

@@ -285,7 +285,7 @@ def test_a_node_refuses_what_its_policy_does_not_name(
     """Before the generator is built and before a record is read."""
     path = policy_file()
     request = ask(clip="record")
-    node = open_node(NodeSettings.from_policy(path), 0)
+    node = open_node(NodeSettings.from_policy(read_policy(path)), 0)
     with pytest.raises(PolicyRefusedError, match=r"allow\.mechanisms: .* parameter-gradient"):
         weights_gradient(node, replace(request, architecture={"name": "no such"}), b"1" * 32)
     assert "shard" not in vars(node)
@@ -307,7 +307,7 @@ def test_a_node_refuses_what_its_policy_does_not_name(
     with pytest.raises(PolicyRefusedError, match=rf"maximum_parameters: .* {P} weights"):
         ParameterGradientAnswer([request]).check_policy(read_policy(path))
     path.write_text(f"{allowed}maximum_parameters = {P}\n")
-    node = Node(NodeSettings.from_policy(path), 0)
+    node = Node(NodeSettings.from_policy(read_policy(path)), 0)
     assert weights_gradient(node, request, b"1" * 32).shape == (P,)
 
 

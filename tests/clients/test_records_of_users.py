@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsink.clients.node import Node, close_nodes
+from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.data.corruption import Corruption
@@ -113,11 +114,11 @@ def test_a_node_under_a_policy_reads_its_writers_file(
     write_leaf(tmp_path / "leaf", "train", some({"f0001_41": "01aAz9"}))
     path = tmp_path / "policy.toml"
     path.write_text(policy_of(4))
-    shard = Node(NodeSettings.from_policy(path), 0).shard
+    shard = Node(NodeSettings.from_policy(read_policy(path)), 0).shard
     assert shard.labels.tolist() == [0, 1, 2, 2]
     assert shard.users is not None
     assert set(shard.users.tolist()) == {user_number("f0001_41")}
     path.write_text(policy_of(3))
     close_nodes()
     with pytest.raises(DataError, match="more records than its policy's public nominal_records=3"):
-        _ = Node(NodeSettings.from_policy(path), 0).shard
+        _ = Node(NodeSettings.from_policy(read_policy(path)), 0).shard

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.data.corruption import Corruption
 from fedsink.data.spec import DataSpec
@@ -96,13 +97,13 @@ def test_a_policy_makes_settings_with_a_state_folder_of_its_own(
     policy_file: Callable[..., Path], backend: str
 ) -> None:
     path = policy_file(backend=backend)
-    settings = NodeSettings.from_policy(path, clients=2)
+    settings = NodeSettings.from_policy(read_policy(path), clients=2)
     state = path.parent / "state"
     assert (settings.clients, settings.partition, settings.noise) == (2, None, backend)
     assert (settings.ledger, settings.replies) == (state / "ledger.sqlite", state / "replies")
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
     assert settings.key().kind == {"fast": "secret", "secure": "secure"}[backend]
-    assert NodeSettings.from_policy(path, clients=2).key() == settings.key()
+    assert NodeSettings.from_policy(read_policy(path), clients=2).key() == settings.key()
     assert (state / "noise.key").exists() == (backend == "fast")
 
 
@@ -110,4 +111,4 @@ def test_a_state_folder_that_cannot_be_made_is_refused(policy_file: Callable[...
     path = policy_file()
     (path.parent / "state").touch()
     with pytest.raises(PrivacyError, match=r"state folder .* cannot be made"):
-        NodeSettings.from_policy(path)
+        NodeSettings.from_policy(read_policy(path))

@@ -54,7 +54,7 @@ def test_a_policy_always_refuses(
     policy = read_policy(path)
     with pytest.raises(PolicyRefusedError, match="no noise and no clip"):
         GradientAnswer([request_without_noise]).check_policy(policy)
-    under = NodeSettings.from_policy(path)
+    under = NodeSettings.from_policy(read_policy(path))
     with pytest.raises(PolicyRefusedError):
         gradient(Node(under, 0), request_without_noise, b"d")
     with pytest.raises(PrivacyError, match="never answers without protection"):

@@ -38,6 +38,7 @@ from fedsink.privacy.mechanisms.clipping import (
     RecordClip,
     check_clip,
     check_rate,
+    sampled_clip,
 )
 from fedsink.privacy.sampling import ClassSchedule, Schedule, check_schedule
 
@@ -200,7 +201,8 @@ class Cost:
         if self._unsampled:
             seen, sigma = 1.0, self._of_unit(sigma)
         elif self.adjacency == adjacencies.REPLACE_ONE:
-            return replacement_epsilon(seen, sigma, uses, delta, self.clip, self.schedule)
+            clip = sampled_clip(self.clip)
+            return replacement_epsilon(seen, sigma, uses, delta, clip, self.schedule)
         return poisson_gaussian_epsilon(seen, sigma, uses, delta, accountant)
 
     @property

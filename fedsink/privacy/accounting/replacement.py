@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,12 +30,14 @@ from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
 from fedsink.privacy.accounting import grids
 from fedsink.privacy.accounting.analytic import gaussian_epsilon
-from fedsink.privacy.mechanisms.clipping import BatchClip, Clip
-from fedsink.privacy.sampling import ClassSchedule, Schedule
+
+if TYPE_CHECKING:
+    from fedsink.privacy.mechanisms.clipping import SampledClip
+    from fedsink.privacy.sampling import Schedule
 
 
 def replacement_epsilon(
-    rate: float, sigma: float, uses: int, delta: float, clip: Clip, schedule: Schedule
+    rate: float, sigma: float, uses: int, delta: float, clip: SampledClip, schedule: Schedule
 ) -> float:
     """ε(δ) of `uses` rounds a record of one label, under replace-one.
 
@@ -52,10 +54,8 @@ def replacement_epsilon(
     """
     rate, sigma = checks.probability("rate", rate), checks.positive("sigma", sigma)
     uses, delta = checks.count("uses", uses), checks.failure_probability(delta)
-    relabels = isinstance(schedule, ClassSchedule) and schedule.classes > 1
-    content = "without-replacement" if isinstance(clip, BatchClip) else "opposite"
-    epsilon = _epsilon(content, rate, sigma, uses, delta)
-    return max(epsilon, _epsilon("two-labels", rate, sigma, uses, delta)) if relabels else epsilon
+    pairs = [clip.replacement, *(["two-labels"] if schedule.classes > 1 else [])]
+    return max(_epsilon(pair, rate, sigma, uses, delta) for pair in pairs)
 
 
 # How far apart, in clip sensitivities, one round's two means are, and the rounds per use.

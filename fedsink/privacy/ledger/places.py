@@ -10,6 +10,10 @@ from fedsink.privacy.ledger.budget import Budget
 EVERY_LABEL = -1  # how the file writes a use of all classes; NULL would be no key
 
 
+Place = tuple[int, int | None]
+"""A round and its class (None: all)."""
+
+
 class Use(NamedTuple):
     """One mechanism use: its number in the plan, its class (None: all), what is answered."""
 

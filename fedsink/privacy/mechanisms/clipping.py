@@ -51,6 +51,8 @@ class BatchClip:
 
     bound: float
     name: ClassVar[str] = "batch"
+    replacement: ClassVar[str] = "without-replacement"
+    """The dominating pair of another record in the same place; see `replacement_epsilon`."""
     sampled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -94,6 +96,8 @@ class RecordClip:
 
     bound: float
     name: ClassVar[str] = "record"
+    replacement: ClassVar[str] = "opposite"
+    """The dominating pair of another record in the same place; see `replacement_epsilon`."""
     sampled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -233,5 +233,6 @@ class PrivatizeOnceSettings(StrategySettings):
 def _shuffling(config: Configuration, plan: LocalPlan) -> dict[str, Any] | None:
     if config.shuffler == "none":
         return None
-    delta = number(vars(config), "shuffler_delta")
-    return shuffling_statement(plan.total_epsilon, plan.delta, config.data.nominal_records, delta)
+    return shuffling_statement(
+        plan.total_epsilon, plan.delta, config.data.nominal_records, config.shuffler_delta
+    )
