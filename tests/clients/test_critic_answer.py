@@ -23,6 +23,7 @@ from fedsink.clients.critic import CriticState, critic_totals
 from fedsink.clients.critic_answer import STATES
 from fedsink.clients.node import Node, close_nodes, keep_states, open_node
 from fedsink.clients.policy import PolicyRefusedError
+from fedsink.clients.policy_file import read_policy
 from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
@@ -106,7 +107,7 @@ def owned(policy_file: Callable[..., Path]) -> Callable[..., NodeSettings]:
         text = text.replace('folder = "state"', f'folder = "state"\n{state}')
         path.write_text("\n".join([text, *lines]))
         close_nodes()
-        return NodeSettings.from_policy(path)
+        return NodeSettings.from_policy(read_policy(path))
 
     return make
 
@@ -160,7 +161,7 @@ def test_a_policy_refuses_what_exceeds_a_limit_by_its_key(
 
 
 def test_a_policy_without_the_word_answers_no_critics(policy_file: Callable[..., Path]) -> None:
-    node = Node(NodeSettings.from_policy(policy_file()), 0)
+    node = Node(NodeSettings.from_policy(read_policy(policy_file())), 0)
     with pytest.raises(PolicyRefusedError, match=r"allow\.mechanisms: the message asks for critic"):
         replied(node, request())
 

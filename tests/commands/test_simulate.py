@@ -156,7 +156,7 @@ _BAD: dict[str, tuple[list[str], str]] = {
         [*_LOCAL, "noise.share=secure_aggregation", "noise.tolerate_dropouts=1"],
         "noise.tolerate_dropouts=1 must be below the smallest cohort, and 1 of clients=2 is asked",
     ),
-    "secure seed": ([*_LOCAL, "noise=secure"], "cannot be drawn again: leave out the seed."),
+    "secure seed": ([*_LOCAL, "noise=secure"], "cannot be repeated: leave out seed=0."),
     "policy": ([*_SECRET, "policy=no.toml"], "no.toml cannot be read"),
     "policy and seed": ([*_LOCAL, "policy=no.toml"], "leave out seed=0 or policy=."),
     "shuffler": ([*_LOCAL, "mode=ldp", "shuffler=x"], "shuffler is none or trusted, not 'x'."),
