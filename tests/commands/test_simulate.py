@@ -137,6 +137,7 @@ _BAD: dict[str, tuple[list[str], str]] = {
         [*_LOCAL, "accountant=x"],
         "accountant 'x' is unknown: choose one of pld, prv, rdp",
     ),
+    "another method's clip": ([*_LOCAL, "clip=critic"], "clip is record or batch, not 'critic'."),
     "capacity": ([*_LOCAL, "capacity=0"], "capacity must be null, auto or a whole number"),
     "capacity and a larger shard": (
         [*_LOCAL, "capacity=auto", "partition=unequal"],

@@ -20,7 +20,8 @@ from fedsink.privacy import (
 from fedsink.privacy.accounting.accountants import check_accountant
 from fedsink.privacy.mechanisms.clipping import Clip
 from fedsink.privacy.sampling import Schedule
-from fedsink.strategies.central.statement import notice
+from fedsink.strategies.central.statement import central_statement, notice
+from fedsink.strategies.central.unprotected import unprotected_statement
 from fedsink.strategies.settings import StrategySettings
 from fedsink.values import integer
 
@@ -31,11 +32,13 @@ class CentralSettings(StrategySettings):
     Attributes:
         plan: what is clipped and noised in every round, with its accounting; without clip and
             noise an `UnprotectedPlan`.
+        mechanism: what is noised, in the words of privacy.json.
         accountant: whose ε is reported, one of `fedsink.privacy.ACCOUNTANTS`.
         share: whether each reply holds all of the plan's noise, or the sum of a cohort's does.
     """
 
     mode: ClassVar[str] = "central"
+    mechanism: ClassVar[str]
 
     plan: CentralPlan
     accountant: str
@@ -49,6 +52,14 @@ class CentralSettings(StrategySettings):
                 "leave one of them out."
             )
         self.share.check(self.plan.schedule, self.clients)
+
+    def statement(self, noise: str) -> dict[str, Any]:
+        """The content of privacy.json."""
+        if isinstance(self.plan, UnprotectedPlan):
+            return unprotected_statement(self.plan, self.clients)
+        return central_statement(
+            self.plan, self.clients, noise, self.accountant, self.share, mechanism=self.mechanism
+        )
 
     def notice(self, stated: Mapping[str, Any]) -> str | None:
         """What a shared noise protects, where noise is shared."""

@@ -17,14 +17,12 @@ from fedsink.privacy import (
     JointSchedule,
     NoiseShare,
     RecordClip,
-    UnprotectedPlan,
 )
 from fedsink.privacy.mechanisms.clipping import CLIPS
 from fedsink.protocol import Objective
 from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.central.settings import CentralSettings, central_plan, signal_to_noise
-from fedsink.strategies.central.statement import OF_IMAGES, central_statement
-from fedsink.strategies.central.unprotected import unprotected_statement
+from fedsink.strategies.central.statement import OF_IMAGES
 from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.strategies.self_term import SelfTermSettings
 from fedsink.strategies.settings import NODE_ENGINES
@@ -118,14 +116,6 @@ class DPSinkhornSettings(CentralSettings):
             accountant=config.accountant,
             run=run,
             share=config.noise.shared,
-        )
-
-    def statement(self, noise: str) -> dict[str, Any]:
-        """The content of privacy.json, with `mechanism` as what is noised."""
-        if isinstance(self.plan, UnprotectedPlan):
-            return unprotected_statement(self.plan, self.clients)
-        return central_statement(
-            self.plan, self.clients, noise, self.accountant, self.share, mechanism=self.mechanism
         )
 
     def check_sizes(self, sizes: Sequence[int]) -> None:

@@ -22,8 +22,6 @@ from fedsink.privacy.adjacency import ADJACENCIES, describe
 from fedsink.protocol import Critics
 from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.central.settings import CentralSettings, central_plan
-from fedsink.strategies.central.statement import central_statement
-from fedsink.strategies.central.unprotected import unprotected_statement
 from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.values import given, integer, strictly
 
@@ -107,11 +105,9 @@ class GSWGANSettings(CentralSettings):
 
     def statement(self, noise: str) -> dict[str, Any]:
         """The content of privacy.json, with all adjacencies that the same ε holds under."""
+        stated = super().statement(noise)
         if isinstance(self.plan, UnprotectedPlan):
-            return unprotected_statement(self.plan, self.clients)
-        stated = central_statement(
-            self.plan, self.clients, noise, self.accountant, self.share, mechanism=self.mechanism
-        )
+            return stated
         epsilon = stated["epsilon"]
         also = {
             name: describe(name)
