@@ -163,7 +163,8 @@ def measure(folder: Path, repeats: int) -> None:
         lab.prepare("fast")
         lab.start_superlink()
         stock = start_stock(lab)
-        ours = lab.start_node(2)
+        lab.register(2)
+        ours = lab.start_hospital(2)
         app = folder / "app"
         app.mkdir()
         (app / "pyproject.toml").write_text(PROJECT)

@@ -111,7 +111,8 @@ class Lab:
         """SuperLink first, then the nodes that it knows."""
         self.start_superlink()
         for number in (1, 2):
-            self.start_node(number)
+            self.register(number)
+            self.start_hospital(number)
 
     def start_superlink(self) -> None:
         """Start the SuperLink, and wait until it answers."""
@@ -124,20 +125,20 @@ class Lab:
         )  # fmt: skip
         self._wait_for_port()
 
-    def start_node(self, number: int) -> subprocess.Popen[bytes]:
-        """Make a hospital's node known to the SuperLink, and start it."""
-        hospital = self.register(number)
-        return self.start_process(
-            hospital.name, "fedsink", "node", f"superlink=127.0.0.1:{self.port}",
-            f"certificate={self.folder / 'certs' / 'ca.crt'}", f"key={hospital / 'node-key'}",
-            f"policy={hospital / 'policy.toml'}", f"client={number - 1}", "clients=2",
-        )  # fmt: skip
-
     def register(self, number: int) -> Path:
         """Make a hospital's node known to the SuperLink; returns the hospital's folder."""
         hospital = self.folder / f"hospital-{number}"
         self.submitter(BIN / "flwr", "supernode", "register", hospital / "node-key.pub", "lab")
         return hospital
+
+    def start_hospital(self, number: int) -> subprocess.Popen[bytes]:
+        """A node that the SuperLink knows; returns its process, which leads a group."""
+        hospital = self.folder / f"hospital-{number}"
+        return self.start_process(
+            hospital.name, "fedsink", "node", f"superlink=127.0.0.1:{self.port}",
+            f"certificate={self.folder / 'certs' / 'ca.crt'}", f"key={hospital / 'node-key'}",
+            f"policy={hospital / 'policy.toml'}", f"client={number - 1}", "clients=2",
+        )  # fmt: skip
 
     def stop(self) -> None:
         """End every process that was started here, with its children, by process group."""

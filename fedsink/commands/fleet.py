@@ -28,6 +28,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.error import FlowerError
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import (
+    UnexpectedObjectContentError,
     get_all_nested_objects,
     get_object_tree,
     no_object_id_recompute,
@@ -38,6 +39,8 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_push_object_fn_protobuf,
 )
 from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
     pull_and_inflate_object_from_tree,
     push_objects,
 )
@@ -55,12 +58,14 @@ _AWAY = (502, 503, 504)
 _ENDED = 403  # Flower's word for an object or a reply of a run that is no longer running
 _PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
+_UNREADABLE = (ObjectPullError, UnexpectedObjectContentError, LookupError, TypeError, ValueError)
+
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
-class RunEndedError(Exception):
-    """The run that a message belongs to has ended: nobody waits for the reply."""
+class LostMessageError(Exception):
+    """A message cannot be read, or its run has ended and nobody waits for the reply."""
 
 
 class Fleet:
@@ -145,21 +150,22 @@ class Fleet:
 
         Raises:
             ClientError: the SuperLink no longer knows this node.
-            RunEndedError: the message's run ended while it was received.
+            LostMessageError: the message cannot be read, or its run has ended.
         """
         response = self._call(self._client.PullMessages, PullMessagesRequest(node=self._node))
         if not response.messages_list:
             return None
         tree, run = response.message_object_trees[0], response.messages_list[0].metadata.run_id
-        message: Message = pull_and_inflate_object_from_tree(
-            tree,
-            make_pull_object_fn_protobuf(self._calling(self._client.PullObject), self._node, run),
-            make_confirm_message_received_fn_protobuf(
-                self._calling(self._client.ConfirmMessageReceived), self._node, run
-            ),
-            return_type=Message,
-            initial_backoff=0.1,
+        pull = make_pull_object_fn_protobuf(self._calling(self._client.PullObject), self._node, run)
+        confirm = make_confirm_message_received_fn_protobuf(
+            self._calling(self._client.ConfirmMessageReceived), self._node, run
         )
+        try:
+            message: Message = pull_and_inflate_object_from_tree(
+                tree, pull, confirm, return_type=Message, initial_backoff=0.1
+            )
+        except _UNREADABLE as error:
+            raise LostMessageError(f"it cannot be read: {error}") from error
         _set_id(message, tree.object_id)
         return message
 
@@ -180,11 +186,14 @@ class Fleet:
             push = make_push_object_fn_protobuf(
                 self._calling(self._client.PushObject), self._node, run, response.session_id
             )
-            push_objects(
-                get_all_nested_objects(reply),
-                push,
-                object_ids_to_push=set(response.objects_to_push),
-            )
+            try:
+                push_objects(
+                    get_all_nested_objects(reply),
+                    push,
+                    object_ids_to_push=set(response.objects_to_push),
+                )
+            except ObjectPushError as error:
+                raise LostMessageError(f"the reply was not taken: {error}") from error
 
     def _calling(self, call: Callable[[Request], Response]) -> Callable[[Request], Response]:
         return lambda request: self._call(call, request)
@@ -217,7 +226,7 @@ class Fleet:
         if not isinstance(error, httpx.HTTPStatusError):
             raise ClientError(f"The SuperLink's answer cannot be read: {error}") from error
         if error.response.status_code == _ENDED:
-            raise RunEndedError
+            raise LostMessageError("its run has ended")
         if error.response.status_code not in _AWAY:
             raise ClientError(
                 f"The SuperLink at {self.address} no longer answers this node: {_reason(error)}"

@@ -76,7 +76,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _serve(fleet: Fleet, runner: RunnerProcess) -> None:
-    from fedsink.commands.fleet import RunEndedError
+    from fedsink.commands.fleet import LostMessageError
 
     last = time.monotonic()
     while True:
@@ -90,8 +90,8 @@ def _serve(fleet: Fleet, runner: RunnerProcess) -> None:
             reply = runner.answer(message)
             last = time.monotonic()
             fleet.send(reply, last - start)
-        except RunEndedError:
-            print("fedsink node: a run ended before its answer was there.", file=sys.stderr)
+        except LostMessageError as error:
+            print(f"fedsink node: a message is dropped: {error}.", file=sys.stderr)
             continue
         outcome = f"code {reply.error.code}" if reply.has_error() else "answered"
         kind = message.metadata.message_type
