@@ -30,7 +30,7 @@ from fedsink.clients.node import open_node
 from fedsink.clients.policy import Policy
 from fedsink.clients.policy_file import read_policy
 from fedsink.errors import ClientError, FedsinkError
-from fedsink.protocol.errors import FAILED
+from fedsink.protocol.errors import FAILED, failure_code
 
 Task = Callable[[], bytes]
 
@@ -109,7 +109,12 @@ class Runner:
     def _answered(self, request: bytes) -> bytes:
         message: Message = pickle.loads(request)
         metadata = message.metadata
-        return pickle.dumps(app(message, self._context(metadata.run_id, metadata.dst_node_id)))
+        try:
+            reply = app(message, self._context(metadata.run_id, metadata.dst_node_id))
+        except Exception as error:  # no type of message that the app knows
+            code = failure_code(error, self._config["partition-id"])
+            reply = Message(Error(code), reply_to=message)
+        return pickle.dumps(reply)
 
     def _context(self, run_id: int, node_id: int) -> Context:
         return Context(run_id, node_id, self._config, RecordDict(), {})

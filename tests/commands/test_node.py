@@ -247,7 +247,8 @@ def test_a_fork_answers_what_the_app_answers(runner: RunnerProcess, home: Path) 
     assert torch.equal(remote.gradient, here.gradient)  # from the node's store, not computed again
     identity = runner.answer(asking("query.identity", RecordDict()))
     assert dict(identity.content.config_records["identity"]) == {"client": 0}
-    assert runner.answer(asking("train.gradient", RecordDict())).error.code == MALFORMED
+    for kind in ("train.gradient", "train.no_such_answer", "evaluate"):
+        assert runner.answer(asking(kind, RecordDict())).error.code == MALFORMED
 
 
 def test_a_fork_that_is_killed_is_followed_by_another(runner: RunnerProcess) -> None:
