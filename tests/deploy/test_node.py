@@ -193,6 +193,29 @@ def test_a_key_that_the_superlink_does_not_know_is_refused(lab: Any, tmp_path: P
     assert "did not accept this node:" in last
 
 
+def test_without_tls_and_key_a_node_registers_itself(demo: Any, tmp_path: Path) -> None:
+    lab = demo.Lab(tmp_path)
+    try:
+        lab.prepare("fast")
+        lab.superlink = lab.start_process(
+            "superlink", "flower-superlink", "--host", "127.0.0.1", "--port", lab.port,
+            "--insecure", "--disable-runtime-dependency-installation",
+        )  # fmt: skip
+        lab._wait_for_port()
+        policy = tmp_path / "hospital-1" / "policy.toml"
+        node = lab.start_process(
+            "hospital-1", "fedsink", "node", f"superlink=127.0.0.1:{lab.port}",
+            f"policy={policy}", "client=0", "clients=2", "insecure=true",
+        )  # fmt: skip
+        log = tmp_path / "hospital-1.log"
+        wait_for_line(log, f" of 127.0.0.1:{lab.port}")
+        assert "WARNING: insecure=true" in log.read_text()
+        node.terminate()
+        assert node.wait(30) == 0
+    finally:
+        lab.stop()
+
+
 def test_a_superlink_that_comes_back_without_its_memory_ends_the_node(
     lab: Any, tmp_path: Path
 ) -> None:

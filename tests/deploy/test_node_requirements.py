@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 from flwr.app import Message
@@ -58,6 +62,7 @@ opened, said = process.open(), near.recv()
 assert opened, said
 reply = pickle.loads(process._answer(open(sys.argv[2], "rb").read()))
 assert not reply.has_error(), reply.error
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 
 
@@ -70,11 +75,34 @@ def without(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def requirements(path: Path) -> dict[str, str]:
-    named = tomllib.loads(path.read_text())["project"]["dependencies"]
+def requirements(folder: Path) -> dict[str, str]:
+    named = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["dependencies"]
     cut = [line.replace("[simulation]", "") for line in named]
     places = [min(line.find(mark) % 99 for mark in "<>=") for line in cut]
     return {line[:place]: line[place:] for line, place in zip(cut, places, strict=True)}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installed_with(*names: str | Iterable[str]) -> set[str]:
+    """These distributions and all that they bring, without extras."""
+    reached: set[str] = set()
+    waiting = [canonical(n) for name in names for n in ([name] if isinstance(name, str) else name)]
+    while waiting:
+        name = waiting.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        try:
+            lines = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue  # of another system
+        waiting += [
+            canonical(re.split(r"[^\w.-]", line)[0]) for line in lines if "extra ==" not in line
+        ]
+    return reached
 
 
 def test_the_commands_of_a_node_work_without_what_a_node_does_not_install(tmp_path: Path) -> None:
@@ -89,6 +117,10 @@ def test_the_commands_of_a_node_work_without_what_a_node_does_not_install(tmp_pa
     config = f'{{"policy": "{policy}", "partition-id": 0, "num-partitions": 1}}'
     done = without(_ANSWER, config, str(tmp_path / "message"))
     assert done.returncode == 0, done.stderr
+    known = metadata.packages_distributions()
+    used = {canonical(d) for name in json.loads(done.stdout) for d in known.get(name, ())}
+    assert {"torch", "flwr", "dp-accounting", "safetensors"} <= used
+    assert used - {"fedsink"} <= installed_with(requirements(ROOT / "deploy/node"), "opendp")
     done = without(_COMMAND, "ledger", "show", f"policy={policy}")
     assert done.returncode == 0, done.stderr
     assert "1 of 50" in done.stdout
@@ -107,7 +139,7 @@ load(DataSpec("digits", (1, 8, 8), tuple("0123456789"), 1437))
 
 def test_the_nodes_requirements_are_among_fedsinks() -> None:
     """flwr brings cryptography and httpx."""
-    node, all_ = (requirements(ROOT / p / "pyproject.toml") for p in ("deploy/node", "."))
+    node, all_ = (requirements(ROOT / p) for p in ("deploy/node", "."))
     own = {name: version for name, version in node.items() if name not in ("cryptography", "httpx")}
     assert own == {name: all_[name] for name in own}
     assert not {"ray", "hydra-core", "scikit-learn", "matplotlib", "torchvision", "geomloss",
