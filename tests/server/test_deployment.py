@@ -158,6 +158,10 @@ def test_missing_nodes_are_named(tmp_path: Path, grid: Callable[..., Nodes]) -> 
             ("mode=central", "strategy.backend=keops"),
             "fedsink deploy takes no strategy.backend=keops: real nodes solve their problems with",
         ),
+        (
+            ("mode=central", "strategy=gs_wgan", "strategy.published=true", "strategy.critics=1"),
+            "fedsink deploy takes no strategy.published=True: real nodes never answer the publish",
+        ),
         (("resume=x",), "fedsink deploy takes no resume=x: say fedsink deploy resume=FOLDER"),
         (("data.root=x",), "takes no data.root=x: the server sees no data"),
         (
