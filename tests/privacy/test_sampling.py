@@ -15,7 +15,9 @@ from fedsink.privacy import (
     PoissonSampler,
     Stream,
     TurnSchedule,
+    domain,
 )
+from fedsink.privacy.sampling import MOST_PICKS
 
 
 def test_each_record_is_included_independently_with_the_rate():
@@ -225,7 +227,12 @@ def test_a_picked_client_is_a_cohort_of_its_own():
 def test_bad_picks_are_refused(options, message):
     with pytest.raises(PrivacyError, match=message):
         PickSchedule(**({"clients": 5, "seed": 0} | options))
-    with pytest.raises(PrivacyError, match="rounds must be at most 1e\\+07"):
-        PickSchedule(5).uses(10**7 + 1)
+    assert domain.ROUNDS.high == MOST_PICKS
+    for beyond in (
+        lambda: PickSchedule(5).uses(MOST_PICKS + 1),
+        lambda: PickSchedule(5).rounds_within(MOST_PICKS),
+    ):
+        with pytest.raises(PrivacyError, match="rounds must be at most 1e\\+07, received"):
+            beyond()
     with pytest.raises(PrivacyError, match="rounds must be an integer ≥ 1, received -1"):
         PickSchedule(5).uses(-1)

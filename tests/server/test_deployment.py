@@ -191,7 +191,7 @@ def test_real_nodes_are_never_asked_for_the_published_form(
 ) -> None:
     nodes, folder = grid(), tmp_path / "run"
     form = ("strategy=gs_wgan", "strategy.published=true", "strategy.critics=1", "clients=2")
-    with pytest.raises(ConfigError, match="fedsink deploy takes no strategy.published=True: real"):
+    with pytest.raises(ConfigError, match=r"takes no strategy\.published=True: real"):
         run_deployed(nodes, submitted(folder, *form))
     assert "never answer the published form" in failure(folder)["message"]
     assert nodes.asked == []
