@@ -144,10 +144,6 @@ def test_a_policy_that_allows_critics_states_every_limit(
         (replace(request(), share=2), "secure_aggregation"),
         (replace(request(), rows=torch.zeros(7, SIZE), row_labels=torch.zeros(7).long()),
          "maximum_images"),
-        (request(critics=1, plan=replace(PLAN, clip=RowClip(0.5, ROWS))),
-         "allow.mechanisms: clip=row .*simulations alone answer it"),
-        (request(plan=replace(PLAN, schedule=PickSchedule(10**30))),
-         "allow.mechanisms: .* the schedule 'pick' is a published form .*simulations alone"),
     ],
 )  # fmt: skip
 def test_a_policy_refuses_what_exceeds_a_limit_by_its_key(
@@ -209,6 +205,26 @@ def test_a_client_answers_in_its_turn_alone(
             else:
                 with pytest.raises(ReleaseRefusedError, match="not a turn of client"):
                     replied(node, request(round, plan))
+
+
+@pytest.mark.parametrize(
+    ("plan", "form"),
+    [
+        (replace(PLAN, clip=RowClip(0.5, ROWS)), "clip=row with the schedule 'joint'"),
+        (replace(PLAN, schedule=PickSchedule(10**30)), "clip=critic with the schedule 'pick'"),
+        (replace(PLAN, clip=RowClip(0.5, ROWS), schedule=PickSchedule(3)), "clip=row with"),
+    ],
+    ids=["rows", "picks", "both"],
+)
+def test_a_policy_that_allows_critics_never_admits_the_published_form(
+    owned: Callable[..., NodeSettings], plan: PrivacyPlan, form: str
+) -> None:
+    node = Node(owned(), 0)
+    message = f"allow.mechanisms: {form}.*is a published form .*, and simulations alone answer it"
+    for round in (1, 2, 3):  # client 0's turn among them
+        with pytest.raises(PolicyRefusedError, match=message):
+            replied(node, request(round, critics=1, plan=plan))
+    assert not node.settings.ledger.exists()  # type: ignore[union-attr]
 
 
 def test_users_are_protected_where_records_tell_them_apart_alone(
