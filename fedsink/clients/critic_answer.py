@@ -134,7 +134,8 @@ def critic_gradients(
     critic, critics = architecture(request), request.critics
     clip = clip_of_critics(request.plan.clip)
     parts = pool.parts(request, clients)
-    kept = [task.states.of(STATES, request.run, _names(request)) for task in tasks]
+    names = _names(request)
+    kept = [task.states.of(STATES, request.run, names) for task in tasks]
     states = [
         _state(request, critic, task, place.before(request.round), parts.records)
         for task, place in zip(tasks, kept, strict=True)
