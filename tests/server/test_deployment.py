@@ -186,6 +186,17 @@ def test_a_bad_configuration_is_told_and_costs_no_message(
     assert nodes.asked == []
 
 
+def test_real_nodes_are_never_asked_for_the_published_form(
+    tmp_path: Path, grid: Callable[..., Nodes]
+) -> None:
+    nodes, folder = grid(), tmp_path / "run"
+    form = ("strategy=gs_wgan", "strategy.published=true", "strategy.critics=1", "clients=2")
+    with pytest.raises(ConfigError, match=r"takes no strategy\.published=True: real"):
+        run_deployed(nodes, submitted(folder, *form))
+    assert "never answer the published form" in failure(folder)["message"]
+    assert nodes.asked == []
+
+
 def test_a_defect_is_told_too(tmp_path: Path, grid: Callable[..., Nodes]) -> None:
     nodes = grid()
 
