@@ -61,24 +61,15 @@ class Node:
     @cached_property
     def shard(self) -> Shard:
         """The private records on the client's device, loaded at the first admitted request."""
-        records = load(self.settings.data, "train")
-        if self.settings.partition is None:
-            mine = torch.arange(len(records))
-        else:
-            mine = _deal(self.settings)[self.client]
+        images, labels, users = records_of(self.settings, self.client)
         public = self.settings.data.nominal_records
-        if self._policy is not None and len(mine) > public:
+        if self._policy is not None and len(labels) > public:
             # Whatever is asked: a refusal that depended on the plan would tell a server the size.
             raise DataError(
                 f"This node holds more records than its policy's public nominal_records={public}: "
                 "raise that number."
             )
-        images, labels = records.take(mine)
-        corruption = self.settings.corruption
-        if corruption is not None and self.client in corruption.chosen(self.settings.clients):
-            images = corruption(images)
         classes = len(self.settings.data.classes)
-        users = None if records.users is None else records.users[mine]
         return Shard.checked(images, labels, classes, self._device, users)
 
     def answer(self, message_type: str, record: RecordDict) -> RecordDict:
@@ -242,7 +233,7 @@ def keep_states(round: int) -> None:
 def close_nodes() -> None:
     """Forget every node of this process, and the data they hold."""
     _NODES.clear()
-    _deal.cache_clear()
+    deal.cache_clear()
     _open_ledger.cache_clear()
 
 
@@ -259,18 +250,39 @@ def policy_of(settings: NodeSettings) -> Policy | None:
     return policy
 
 
-@lru_cache(maxsize=4)
-def _deal(settings: NodeSettings) -> list[Tensor]:
-    if settings.partition is None:
-        raise ValueError("These settings deal no records out.")
+def records_of(settings: NodeSettings, client: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Read a client's records, their labels, and the numbers of their users where there are any.
+
+    Raises:
+        FedsinkError: as `load` and `deal`.
+    """
     records = load(settings.data, "train")
-    return partition(
+    held = torch.arange(len(records)) if settings.partition is None else deal(settings)[client]
+    images, labels = records.take(held)
+    if settings.corruption is not None and client in settings.altered():
+        images = settings.corruption(images)
+    return images, labels, None if records.users is None else records.users[held]
+
+
+@lru_cache(maxsize=4)
+def deal(settings: NodeSettings) -> list[Tensor]:
+    """Deal a simulation's records out: for each client the int64 indices of those that it holds.
+
+    Raises:
+        ConfigError: nothing is to be dealt out, or as `partition`.
+        DataError: the records do not suffice, or cannot be read.
+    """
+    if settings.partition is None:
+        raise ConfigError("A simulation deals its records out to clients: name a partition.")
+    records = load(settings.data, "train")
+    shards = partition(
         records.labels,
-        settings.clients,
+        settings.dealt,
         settings.partition,
         settings.partition_seed,
         users=records.users,
     )
+    return shards if settings.keep is None else [shards[number] for number in settings.keep]
 
 
 @lru_cache(maxsize=4)
