@@ -85,6 +85,23 @@ def test_all_records_of_a_chosen_client_are_inverted_and_no_byte_of_any_other(
     assert all(torch.equal(a.images, b.images) for a, b in zip(after, again, strict=True))
 
 
+@pytest.mark.parametrize(
+    "corruption",
+    [None, Corruption("invert", 0.5, 3), Corruption("invert", clients=(0, 4))],
+    ids=str,
+)
+def test_those_who_take_part_hold_what_they_held_among_all(
+    pictures: NodeSettings, corruption: Corruption | None
+) -> None:
+    everybody = shards(replace(pictures, corruption=corruption))
+    keep = (4, 1, 5)
+    some = replace(pictures, corruption=corruption, clients=3, shards=USERS, keep=keep)
+    prints = [shard.fingerprint() for shard in shards(some)]
+    assert prints == [everybody[number].fingerprint() for number in keep]
+    chosen = corruption.chosen(USERS) if corruption else frozenset()
+    assert some.altered() == {client for client, shard in enumerate(keep) if shard in chosen}
+
+
 def test_shared_data_stay_as_they_were_loaded(pictures: NodeSettings) -> None:
     before = load(SPEC, "train").values.clone()
     shards(replace(pictures, corruption=Corruption("invert", 1.0)))

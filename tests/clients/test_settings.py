@@ -92,6 +92,30 @@ def test_only_pictures_of_simulated_clients_are_altered(secret: NodeSettings) ->
             replace(pictures, corruption=corruption, **changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"shards": 5},
+            r"partition\.shards=5 are dealt to clients=3: name in partition\.keep those",
+        ),
+        ({"shards": 5, "keep": (0, 1)}, "names 2 shards for clients=3: .*, or say clients=2"),
+        ({"shards": 5, "keep": (0, 1, 5)}, "numbers of shards from 0 to 4, each once: 5 is"),
+        ({"keep": (0, 1, 3)}, "numbers of shards from 0 to 2, each once: 3 is repeated or none"),
+        ({"keep": (0, 1, 1)}, "each once: 1 is repeated or none of them"),
+        ({"keep": (0, -1, 2)}, "each once: -1 is"),
+        ({"keep": (0, True, 2)}, "each once: True is"),
+        ({"keep": (0, [1], 2)}, r"each once: \[1\] is"),
+    ],
+)
+def test_each_client_keeps_one_shard_that_exists(
+    secret: NodeSettings, changes: dict[str, Any], message: str
+) -> None:
+    assert replace(secret, clients=3, shards=9, keep=(8, 0, 4)).dealt == 9
+    with pytest.raises(ConfigError, match=message):
+        replace(secret, clients=3, **changes)
+
+
 @pytest.mark.parametrize("backend", ["fast", "secure"])
 def test_a_policy_makes_settings_with_a_state_folder_of_its_own(
     policy_file: Callable[..., Path], backend: str

@@ -210,21 +210,20 @@ def _guarantee(run: FinishedRun) -> dict[str, Any]:
 
 
 def _text(report: Mapping[str, Any]) -> str:
-    rows = []
-    for name, row in report["populations"].items():
-        rows.append(
-            {
-                "generator": name,
-                "clients": row["clients"],
-                "accuracy": row["accuracy"],
-                "inverted clients": row["inverted_clients"],
-                "inverted pictures": row["inverted_pictures"],
-                "mean β": row["border"],
-                "ε": row["epsilon"],
-                "δ": row["delta"],
-                "unit": row["unit"],
-            }
-        )
+    rows = [
+        {
+            "generator": name,
+            "clients": row["clients"],
+            "accuracy": row["accuracy"],
+            "inverted clients": row["inverted_clients"],
+            "inverted pictures": row["inverted_pictures"],
+            "mean β": row["border"],
+            "ε": row["epsilon"],
+            "δ": row["delta"],
+            "unit": row["unit"],
+        }
+        for name, row in report["populations"].items()
+    ]
     return "\n".join(
         [
             format_table(rows),
