@@ -277,12 +277,13 @@ def deal(settings: NodeSettings) -> list[Tensor]:
     records = load(settings.data, "train")
     shards = partition(
         records.labels,
-        settings.dealt,
+        settings.clients,
         settings.partition,
         settings.partition_seed,
         users=records.users,
     )
-    return shards if settings.keep is None else [shards[number] for number in settings.keep]
+    holders = settings.holders
+    return [held if client in holders else held[:0] for client, held in enumerate(shards)]
 
 
 @lru_cache(maxsize=4)

@@ -28,9 +28,9 @@ class NodeSettings:
             of them are this client's.
         clients: number of clients; a class schedule tells them apart by their numbers.
         partition_seed: public seed of the deal.
-        shards: into how many parts the records are dealt; None: as many as clients.
-        keep: the numbers of the shards that clients 0, 1, … hold; None: client k holds shard k.
-        corruption: which shards of a simulation hold altered pictures; None: none of them.
+        keep: the numbers of the clients of a simulation that hold what is dealt to them, while the
+            others hold nothing; None: all of them.
+        corruption: which clients of a simulation hold altered pictures; None: none of them.
         seed: reproducible noise keyed by (seed, client, round). It is not secret: for
             simulations whose numbers must be rerun. None: noise that nobody can draw again.
         noise: "fast" draws it in floating point from `key_file`; "secure" is float-safe and from
@@ -49,9 +49,9 @@ class NodeSettings:
         threads: torch threads a client may use.
 
     Raises:
-        ConfigError: not one shard for each client is kept, or one that does not exist; pictures
-            are to be altered where there are none, at a client that does not exist, where nothing
-            is dealt out, or under a policy.
+        ConfigError: a client is to be kept that does not exist, or twice; pictures are to be
+            altered where there are none, at a client that does not exist, where nothing is dealt
+            out, or under a policy.
         PrivacyError: reproducible noise was asked for together with secure noise or a policy, or
             unprotected answers together with a policy.
     """
@@ -60,7 +60,6 @@ class NodeSettings:
     partition: PartitionSpec | None
     clients: int
     partition_seed: int = 0
-    shards: int | None = None
     keep: tuple[int, ...] | None = None
     corruption: Corruption | None = None
     seed: int | None = None
@@ -86,44 +85,30 @@ class NodeSettings:
             raise PrivacyError("A node under a policy never uses a seed's noise: leave it out.")
         if self.unprotected and self.policy is not None:
             raise PrivacyError("A node under a policy never answers without protection.")
-        self._check_shards()
+        self._check_keep(self.keep or ())
         if self.corruption is not None:
             self._check_corruption(self.corruption)
 
-    def _check_shards(self) -> None:
-        if self.keep is None:
-            if self.dealt != self.clients:
+    def _check_keep(self, numbers: tuple[object, ...]) -> None:
+        seen = set()
+        for number in numbers:
+            if type(number) is not int or not 0 <= number < self.clients or number in seen:
                 raise ConfigError(
-                    f"partition.shards={self.shards} are dealt to clients={self.clients}: name in "
-                    "partition.keep those that the clients hold, or leave partition.shards out."
-                )
-            return
-        seen: set[int] = set()
-        for number in self.keep:
-            if type(number) is not int or not 0 <= number < self.dealt or number in seen:
-                raise ConfigError(
-                    f"partition.keep must list numbers of shards from 0 to {self.dealt - 1}, each "
-                    f"once: {number!r} is repeated or none of them."
+                    f"partition.keep must list numbers of clients from 0 to {self.clients - 1}, "
+                    f"each once: {number!r} is repeated or none of them."
                 )
             seen.add(number)
-        if len(self.keep) != self.clients:
-            raise ConfigError(
-                f"partition.keep names {len(self.keep)} shards for clients={self.clients}: name "
-                f"one for each client, or say clients={len(self.keep)}."
-            )
 
     @property
-    def dealt(self) -> int:
-        """Into how many shards a simulation deals the records."""
-        return self.clients if self.shards is None else self.shards
+    def holders(self) -> frozenset[int]:
+        """The numbers of the clients that hold what is dealt to them."""
+        return frozenset(range(self.clients) if self.keep is None else self.keep)
 
     def altered(self) -> frozenset[int]:
         """The numbers of the clients that hold altered pictures."""
         if self.corruption is None:
             return frozenset()
-        shards = self.corruption.chosen(self.dealt)
-        held = range(self.clients) if self.keep is None else self.keep
-        return frozenset(client for client, shard in enumerate(held) if shard in shards)
+        return self.corruption.chosen(self.clients) & self.holders
 
     def _check_corruption(self, corruption: Corruption) -> None:
         if self.policy is not None or self.partition is None:
@@ -136,7 +121,7 @@ class NodeSettings:
                 f"data.corrupt alters pictures, and the records of {self.data.name} have shape "
                 f"{self.data.shape}: leave it out."
             )
-        corruption.chosen(self.dealt)
+        corruption.chosen(self.clients)
 
     @classmethod
     def from_policy(

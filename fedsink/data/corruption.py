@@ -20,8 +20,7 @@ class Corruption:
 
     Attributes:
         kind: "invert": x ← 1 − x, as where a device stores ink as white.
-        share: of the K clients that records are dealt to, in [0, 1]: round(share·K) of them, drawn
-            by `seed`. Which of them take part in a run (`partition.keep`) changes nothing.
+        share: of the K clients, in [0, 1]: round(share·K) of them, drawn by `seed`.
         seed: public seed of that draw.
         clients: their numbers, in place of `share`.
 

@@ -92,11 +92,10 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
     Raises:
         FedsinkError: a value is unknown or out of range, or contradicts another or the policy.
     """
-    scheme = {"seed": 0, "shards": None, "keep": None, **config.partition}
+    scheme = {"seed": 0, "keep": None, **config.partition}
     seed_of_deal = integer(scheme, "seed", minimum=0, where="partition.")
-    shards, keep = _shards(scheme)
-    for key in ("seed", "shards", "keep"):
-        del scheme[key]
+    keep = _kept(scheme["keep"])
+    del scheme["seed"], scheme["keep"]
     partition = scheme_from_dict(scheme)
     unprotected, secure = config.eps == math.inf, config.noise.backend == "secure"
     if config.policy is None:
@@ -105,7 +104,6 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
             partition=partition,
             clients=config.clients,
             partition_seed=seed_of_deal,
-            shards=shards,
             keep=keep,
             seed=config.seed,
             noise=cast(Noise, config.noise.backend),
@@ -154,14 +152,14 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
             f"noise=secure was asked for, but the policy {config.policy} says "
             f"noise.backend={node.noise!r}: the policy decides; leave out noise=."
         )
-    return replace(node, shards=shards, keep=keep, corruption=config.corruption)
+    return replace(node, keep=keep, corruption=config.corruption)
 
 
-def _shards(partition: Config) -> tuple[int | None, tuple[int, ...] | None]:
-    """How many shards are dealt, and which of them clients hold."""
-    shards, keep = partition["shards"], partition["keep"]
-    if shards is not None:
-        integer(partition, "shards", where="partition.", also="null or ")
-    if keep is not None and not isinstance(keep, list | tuple):
-        raise ConfigError(f"partition.keep is null or a list of numbers of shards, not {keep!r}.")
-    return shards, None if keep is None else tuple(keep)
+def _kept(numbers: object) -> tuple[int, ...] | None:
+    if numbers is None:
+        return None
+    if not isinstance(numbers, list | tuple):
+        raise ConfigError(
+            f"partition.keep is null or a list of numbers of clients, not {numbers!r}."
+        )
+    return tuple(numbers)

@@ -93,27 +93,22 @@ def test_only_pictures_of_simulated_clients_are_altered(secret: NodeSettings) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("keep", "message"),
     [
-        (
-            {"shards": 5},
-            r"partition\.shards=5 are dealt to clients=3: name in partition\.keep those",
-        ),
-        ({"shards": 5, "keep": (0, 1)}, "names 2 shards for clients=3: .*, or say clients=2"),
-        ({"shards": 5, "keep": (0, 1, 5)}, "numbers of shards from 0 to 4, each once: 5 is"),
-        ({"keep": (0, 1, 3)}, "numbers of shards from 0 to 2, each once: 3 is repeated or none"),
-        ({"keep": (0, 1, 1)}, "each once: 1 is repeated or none of them"),
-        ({"keep": (0, -1, 2)}, "each once: -1 is"),
-        ({"keep": (0, True, 2)}, "each once: True is"),
-        ({"keep": (0, [1], 2)}, r"each once: \[1\] is"),
+        ((0, 1, 3), "numbers of clients from 0 to 2, each once: 3 is repeated or none of them"),
+        ((0, 1, 1), "each once: 1 is repeated or none of them"),
+        ((0, -1), "each once: -1 is"),
+        ((0, True), "each once: True is"),
+        ((0, [1]), r"each once: \[1\] is"),
     ],
 )
-def test_each_client_keeps_one_shard_that_exists(
-    secret: NodeSettings, changes: dict[str, Any], message: str
+def test_clients_that_are_kept_exist(
+    secret: NodeSettings, keep: tuple[int, ...], message: str
 ) -> None:
-    assert replace(secret, clients=3, shards=9, keep=(8, 0, 4)).dealt == 9
+    assert replace(secret, clients=3).holders == {0, 1, 2}
+    assert replace(secret, clients=3, keep=(2, 0)).holders == {0, 2}
     with pytest.raises(ConfigError, match=message):
-        replace(secret, clients=3, **changes)
+        replace(secret, clients=3, keep=keep)
 
 
 @pytest.mark.parametrize("backend", ["fast", "secure"])

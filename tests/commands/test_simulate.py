@@ -172,7 +172,7 @@ _BAD: dict[str, tuple[list[str], str]] = {
         ["simulate", "experiment=debug_inverted", "study.clean=2"],
         "study.clean must be in [0, 1], not 2.",
     ),
-    "keep": ([*_LOCAL, "partition.keep=[7,0]"], "numbers of shards from 0 to 1, each once: 7 is"),
+    "keep": ([*_LOCAL, "partition.keep=[7,0]"], "numbers of clients from 0 to 1, each once: 7 is"),
     "deployed engine": (
         ["simulate", *SMALL[1:], "engine=deploy"],
         "engine.name is ray, local, fused or flower, not 'deploy'.",

@@ -430,21 +430,13 @@ def test_strictly_names_an_incomplete_configuration() -> None:
     assert strictly(EngineSettings, {"name": "local"}, "engine").threads == 1
 
 
-def test_a_selection_of_the_dealt_shards(configured: Configure) -> None:
-    keys = ("clients=2", "partition.shards=5", "partition.keep=[4,0]")
-    for more in ((), ("partition=unequal",)):
-        node = configured(*keys, *more).node
-        assert (node.clients, node.dealt, node.keep) == (2, 5, (4, 0))
+def test_a_selection_of_clients(configured: Configure, tmp_path: Path) -> None:
+    for more in ((), ("partition=unequal",), (f"policy={write_policy(tmp_path)}",)):
+        node = configured("clients=5", "partition.keep=[4,0]", *more).node
+        assert (node.clients, node.keep) == (5, (4, 0))
     for bad, message in (
-        ("partition.keep=3", "partition.keep is null or a list of numbers of shards, not 3"),
+        ("partition.keep=3", "partition.keep is null or a list of numbers of clients, not 3"),
         ("partition.keep=[a,b]", "each once: 'a' is"),
-        ("partition.shards=0", "partition.shards must be null or a whole number of at least 1"),
     ):
         with pytest.raises(ConfigError, match=re.escape(message)):
-            configured("clients=2", "partition.shards=5", bad)
-
-
-def test_a_selection_under_a_policy(configured: Configure, tmp_path: Path) -> None:
-    policy = f"policy={write_policy(tmp_path)}"
-    node = configured(policy, "clients=2", "partition.shards=5", "partition.keep=[4,0]").node
-    assert (node.dealt, node.keep) == (5, (4, 0))
+            configured("clients=5", bad)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -32,11 +32,15 @@ CLEAN, SUSPECTS = "clean", "suspects"
 _STATISTIC = (
     "β is the mean of a picture's first and last column; above 1/2 the picture counts as inverted."
 )
-_SELECTION = (
-    "No ε covers the selection. Each holds for its population as it is; who belongs to it was "
-    "decided by the accuracy of a classifier on the client's own records, without noise, so that "
-    "whoever learns that a client takes part in a run learns on which side of the threshold it "
-    "lies. No client takes part in both."
+_CHARGED = (
+    "The ε holds for both runs together and for the selection. Every client takes part in both, "
+    "decides by itself in which it holds its records, and holds nothing in the other: to take all "
+    "records of a client away changes one of the two runs alone."
+)
+_NOT_CHARGED = (
+    "No ε covers the selection: each holds for its population as it is. A change of one {unit} may "
+    "move its client from one population to the other, and so change both runs; adjacency=client "
+    "has an ε for that."
 )
 
 
@@ -94,25 +98,19 @@ class Debugging(Study):
                 f"have shape {node.data.shape}: choose other data."
             )
         accuracies = self._accuracies(node)
-        numbers = range(node.clients) if node.keep is None else node.keep
         runs = {}
         for offset, (name, members) in enumerate(self._populations(accuracies).items()):
             runs[name] = {
                 **config,
                 "study": None,
-                "clients": len(members),
-                "partition": {
-                    **config["partition"],
-                    "shards": node.dealt,
-                    "keep": [numbers[client] for client in members],
-                },
+                "partition": {**config["partition"], "keep": members},
                 # Reproducible noise of one run must not be that of the other.
                 "seed": None if config["seed"] is None else config["seed"] + offset,
             }
         return StudyPlan(runs, {"accuracies": accuracies})
 
-    def _accuracies(self, node: NodeSettings) -> list[float]:
-        """The accuracy of the developer's classifier on the records of each client."""
+    def _accuracies(self, node: NodeSettings) -> dict[int, float]:
+        """The accuracy of the developer's classifier on the records of each client that has any."""
         developers = load(node.data, "test")
         with limit_threads(node.threads):
             classify = train_cnn(
@@ -120,13 +118,13 @@ class Debugging(Study):
                 classes=len(node.data.classes),
                 seed=self.seed,
             )
-            accuracies = []
-            for client in range(node.clients):
+            accuracies = {}
+            for client in sorted(node.holders):
                 images, labels, _ = records_of(node, client)
-                accuracies.append(float((classify(images) == labels).double().mean()))
+                accuracies[client] = float((classify(images) == labels).double().mean())
         return accuracies
 
-    def _populations(self, accuracies: Sequence[float]) -> dict[str, list[int]]:
+    def _populations(self, accuracies: Mapping[int, float]) -> dict[str, list[int]]:
         """The clients of each population by their numbers."""
         rules: dict[str, tuple[str, Callable[[float], bool]]] = {
             CLEAN: (f"at least study.clean={self.clean}", lambda value: value >= self.clean),
@@ -137,19 +135,23 @@ class Debugging(Study):
         }
         members = {}
         for name, (words, belongs) in rules.items():
-            members[name] = [client for client, value in enumerate(accuracies) if belongs(value)]
+            members[name] = [client for client, value in accuracies.items() if belongs(value)]
             if not members[name]:
                 raise ConfigError(
                     f"No client's accuracy is {words}: those of the {len(accuracies)} clients are "
-                    f"{min(accuracies):.3f} to {max(accuracies):.3f}; choose another threshold."
+                    f"{min(accuracies.values()):.3f} to {max(accuracies.values()):.3f}; choose "
+                    "another threshold."
                 )
         return members
 
     def conclude(self, folder: Path, notes: Config, runs: Mapping[str, FinishedRun]) -> str:
         """Write debug.json, debug.txt and debug.png; the text is returned."""
+        accuracies = notes["accuracies"]
         drawn = {name: run.draw(self.pictures, self.seed) for name, run in runs.items()}
         borders = {name: border(images) for name, (images, _) in drawn.items()}
-        members = self._populations(notes["accuracies"])
+        members = self._populations(accuracies)
+        unit = _guarantee(runs[CLEAN])["unit"]
+        charged = unit == "client"
         report = {
             "auc": auc(borders[SUSPECTS], borders[CLEAN]),
             "statistic": _STATISTIC,
@@ -157,8 +159,8 @@ class Debugging(Study):
             "populations": {
                 name: {
                     "clients": len(members[name]),
-                    "accuracy": fmean(notes["accuracies"][client] for client in members[name]),
-                    "inverted_clients": _inverted_clients(run),
+                    "accuracy": fmean(accuracies[client] for client in members[name]),
+                    "inverted_clients": len(_inverted_clients(run)) / len(members[name]),
                     "inverted_pictures": float((borders[name] > 0.5).double().mean()),
                     "border": float(borders[name].mean()),
                     **_guarantee(run),
@@ -166,11 +168,11 @@ class Debugging(Study):
                 for name, run in runs.items()
             },
             "selection": {
-                "clients": len(notes["accuracies"]),
+                "clients": len(accuracies),
                 "clean": self.clean,
                 "suspect": self.suspect,
-                "charged": False,
-                "meaning": _SELECTION,
+                "charged": charged,
+                "meaning": _CHARGED if charged else _NOT_CHARGED.format(unit=unit),
             },
         }
         text = _text(report)
@@ -198,10 +200,10 @@ def auc(high: Tensor, low: Tensor) -> float:
     return float(below.double().mean()) / (2 * len(low))
 
 
-def _inverted_clients(run: FinishedRun) -> float:
-    """The share of clients with inverted pictures, which a simulation alone knows."""
-    partition = json.loads(run.folder.partition.read_text())
-    return len(partition["corrupted"]) / len(partition["clients"])
+def _inverted_clients(run: FinishedRun) -> list[int]:
+    """The clients with inverted pictures, which a simulation alone knows."""
+    inverted: list[int] = json.loads(run.folder.partition.read_text())["corrupted"]
+    return inverted
 
 
 def _guarantee(run: FinishedRun) -> dict[str, Any]:

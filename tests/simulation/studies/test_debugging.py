@@ -70,13 +70,15 @@ def test_values_out_of_range_are_refused(values: dict[str, Any], message: str) -
         Debugging(**{"clean": 0.9, "suspect": 0.5, **values})
 
 
-def test_the_populations_are_selected_by_accuracy_and_no_record_moves(played: Path) -> None:
+def test_the_populations_are_selected_by_accuracy_and_nobody_holds_records_in_both(
+    played: Path,
+) -> None:
     plan = stored_config(RunFolder(played))["plan"]
     accuracies = plan["notes"]["accuracies"]
     kept = {name: plan["runs"][name]["partition"]["keep"] for name in ("clean", "suspects")}
-    assert kept["clean"] == [k for k, value in enumerate(accuracies) if value >= 0.9]
-    assert kept["suspects"] == [k for k, value in enumerate(accuracies) if value <= 0.5]
-    assert len(accuracies) == 40
+    assert kept["clean"] == [k for k, value in accuracies.items() if value >= 0.9]
+    assert kept["suspects"] == [k for k, value in accuracies.items() if value <= 0.5]
+    assert sorted(accuracies) == list(range(40))
     # Digits are so easy that the classifier tells both apart without a mistake.
     inverted = Corruption("invert", 0.5, 0).chosen(40)
     assert not inverted & set(kept["clean"])
@@ -85,9 +87,26 @@ def test_the_populations_are_selected_by_accuracy_and_no_record_moves(played: Pa
     whole = compose_config(["clients=40", "rounds=1", "seed=0", "engine=local"])
     dealt = read(start(whole, played.parent / "whole") / "partition.json")["clients"]
     for name, numbers in kept.items():
-        held = read(played / name / "partition.json")
-        assert list(held["clients"].values()) == [dealt[str(number)] for number in numbers]
-        assert held["corrupted"] == ([] if name == "clean" else list(range(len(numbers))))
+        partition = read(played / name / "partition.json")
+        assert len(partition["clients"]) == 40
+        for client, held in partition["clients"].items():
+            assert held == dealt[client] if int(client) in numbers else held["records"] == 0
+        assert partition["corrupted"] == ([] if name == "clean" else numbers)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "charged"), [((), True), (("adjacency=add-remove",), False)], ids=str
+)
+def test_the_selection_is_charged_where_clients_are_the_unit(
+    played: Path, overrides: tuple[str, ...], charged: bool
+) -> None:
+    if overrides:
+        played = start(small("rounds=1", *overrides), played.parent / "records")
+    selection = read(played / "debug.json")["selection"]
+    assert selection["charged"] is charged
+    expected = "and for the selection" if charged else "A change of one record may move its client"
+    assert expected in selection["meaning"]
+    assert " ".join((played / "debug.txt").read_text().split()).endswith(selection["meaning"])
 
 
 def test_the_runs_are_ordinary_ones_with_noise_of_their_own(played: Path) -> None:
@@ -98,7 +117,6 @@ def test_the_runs_are_ordinary_ones_with_noise_of_their_own(played: Path) -> Non
         run = open_run(str(played / name))
         assert run.config["study"] is None
         assert run.config["seed"] == seed
-        assert run.config["clients"] == len(read(run.folder.partition)["clients"])
         assert run.draw(3, 0)[0].shape == (3, 1, 8, 8)
     assert small("seed=null")["seed"] is None
 
@@ -114,15 +132,14 @@ def test_the_report_says_what_the_generators_drew_and_what_it_costs(played: Path
         privacy = read(played / name / "privacy.json")
         assert row["inverted_clients"] == inverted
         assert row["inverted_pictures"] == float((borders[name] > 0.5).double().mean())
-        assert row["clients"] == len(privacy["clients"])
+        assert row["clients"] == 20
+        assert len(privacy["clients"]) == 40
         assert (row["epsilon"], row["unit"]) == (privacy["epsilon"], "client")
         assert 9.9 < row["epsilon"] <= 10.0
     assert report["populations"]["clean"]["accuracy"] > 0.9
     assert report["populations"]["suspects"]["accuracy"] < 0.5
-    assert report["selection"]["charged"] is False
     text = (played / "debug.txt").read_text()
     assert f"{report['auc']:.4f}" in text
-    assert "No ε covers the selection" in text
     with Image.open(played / "debug.png") as picture:
         pixels = np.asarray(picture)
     assert pixels.shape[0] > 10 * 48
@@ -138,8 +155,6 @@ def test_the_report_says_what_the_generators_drew_and_what_it_costs(played: Path
             ("data=half_circle", "data.corrupt=null", "noise.share=local", "rounds=2"),
             "study.name=debugging looks at pictures, and the records of half_circle have shape",
         ),
-        # The base configuration could run, and the run of the smaller population could not.
-        (("noise.tolerate_dropouts=30",), "tolerate_dropouts=30 must be below the smallest cohort"),
     ],
 )
 def test_what_cannot_be_selected_or_run_is_refused_and_leaves_nothing(
@@ -150,11 +165,9 @@ def test_what_cannot_be_selected_or_run_is_refused_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_selection_within_a_selection_keeps_the_numbers(tmp_path: Path) -> None:
-    """Numbers of shards are those of the first deal, whoever takes part."""
+def test_a_selection_within_a_selection(tmp_path: Path) -> None:
     odd = list(range(1, 40, 2))
-    config = small("clients=20", "partition.shards=40", f"partition.keep={odd}", "rounds=1")
-    folder = start(config, tmp_path / "run")
+    folder = start(small(f"partition.keep={odd}", "rounds=1"), tmp_path / "run")
     inverted = Corruption("invert", 0.5, 0).chosen(40)
     runs = stored_config(RunFolder(folder))["plan"]["runs"]
     assert runs["suspects"]["partition"]["keep"] == [k for k in odd if k in inverted]
@@ -202,7 +215,8 @@ def test_federated_emnist_by_writer(writers: Path, tmp_path: Path) -> None:
     for name, inverted in (("clean", 0.0), ("suspects", 1.0)):
         row = report["populations"][name]
         assert (row["inverted_clients"], row["unit"]) == (inverted, "client")
-        assert set(read(tmp_path / "run" / name / "partition.json")["clients"]) == set("012345")
+        held = read(tmp_path / "run" / name / "partition.json")["clients"].values()
+        assert sorted(client["records"] for client in held) == [0] * 6 + [12] * 6
 
 
 @pytest.mark.slow
