@@ -54,6 +54,10 @@ class Debugging(Study):
     trained on the clients of high accuracy and another on those of low accuracy. Comparing the
     pictures of both shows the defect.
 
+    Guarantees:
+        A client holds its records in at most one of the two runs, and nothing in the other.
+        What a client holds does not depend on who else is selected.
+
     Source: Chen, Orekondy, Fritz 2020, supplement, after Augenstein et al. 2020.
 
     Attributes:
