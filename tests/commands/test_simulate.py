@@ -173,6 +173,10 @@ _BAD: dict[str, tuple[list[str], str]] = {
         "study.clean must be in [0, 1], not 2.",
     ),
     "keep": ([*_LOCAL, "partition.keep=[7,0]"], "numbers of clients from 0 to 1, each once: 7 is"),
+    "keep in local mode": (
+        [*_LOCAL, "mode=ldp", "partition.keep=[0]"],
+        "mode=ldp shows a server how many records a client uploads",
+    ),
     "deployed engine": (
         ["simulate", *SMALL[1:], "engine=deploy"],
         "engine.name is ray, local, fused or flower, not 'deploy'.",
