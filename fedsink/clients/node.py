@@ -18,6 +18,7 @@ from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import States, forget
+from fedsink.data.labelled import LabelledData
 from fedsink.data.partition import partition
 from fedsink.data.sources import load
 from fedsink.devices import device_named
@@ -61,16 +62,18 @@ class Node:
     @cached_property
     def shard(self) -> Shard:
         """The private records on the client's device, loaded at the first admitted request."""
-        images, labels, users = records_of(self.settings, self.client)
+        held = records_of(self.settings, self.client)
         public = self.settings.data.nominal_records
-        if self._policy is not None and len(labels) > public:
+        if self._policy is not None and len(held) > public:
             # Whatever is asked: a refusal that depended on the plan would tell a server the size.
             raise DataError(
                 f"This node holds more records than its policy's public nominal_records={public}: "
                 "raise that number."
             )
         classes = len(self.settings.data.classes)
-        return Shard.checked(images, labels, classes, self._device, users)
+        return Shard.checked(
+            held.values, held.labels, classes, self._device, held.users, held.slots
+        )
 
     def answer(self, message_type: str, record: RecordDict) -> RecordDict:
         """The reply to a message, as it travels.
@@ -250,8 +253,8 @@ def policy_of(settings: NodeSettings) -> Policy | None:
     return policy
 
 
-def records_of(settings: NodeSettings, client: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Read a client's records, their labels, and the numbers of their users where there are any.
+def records_of(settings: NodeSettings, client: int) -> LabelledData:
+    """Read what a client holds: float32 records, altered where the client's are.
 
     Raises:
         FedsinkError: as `load` and `deal`.
@@ -261,7 +264,10 @@ def records_of(settings: NodeSettings, client: int) -> tuple[Tensor, Tensor, Ten
     images, labels = records.take(held)
     if settings.corruption is not None and client in settings.altered():
         images = settings.corruption(images)
-    return images, labels, None if records.users is None else records.users[held]
+    users, slots = (
+        None if numbers is None else numbers[held] for numbers in (records.users, records.slots)
+    )
+    return LabelledData(images, labels, users, slots)
 
 
 @lru_cache(maxsize=4)

@@ -124,8 +124,9 @@ class Debugging(Study):
             )
             accuracies = {}
             for client in sorted(node.holders):
-                images, labels, _ = records_of(node, client)
-                accuracies[client] = float((classify(images) == labels).double().mean())
+                held = records_of(node, client)
+                right = classify(held.values) == held.labels
+                accuracies[client] = float(right.double().mean())
         return accuracies
 
     def _populations(self, accuracies: Mapping[int, float]) -> dict[str, list[int]]:
