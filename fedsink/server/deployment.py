@@ -40,6 +40,7 @@ _OWNERS = (
     ("policy", None, "every node is started with the policy of its owner"),
     ("data.clients_file", None, "every node's policy says which records are its own"),
     ("data.corrupt", None, "real nodes answer from their records as they are"),
+    ("study", None, "a study is several runs of a simulation"),
     ("resume", None, f"say {COMMAND} resume=FOLDER app=… superlink=… with no other key"),
 )
 

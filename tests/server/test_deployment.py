@@ -168,6 +168,7 @@ def test_missing_nodes_are_named(tmp_path: Path, grid: Callable[..., Nodes]) -> 
             ("data.corrupt={kind: invert, share: 0.5}",),
             "takes no data.corrupt={'kind': 'invert', 'share': 0.5}: real nodes answer from their",
         ),
+        (("study={name: debugging}",), "takes no study={'name': 'debugging'}: a study is several"),
         (("engine=local",), "fedsink deploy runs on real nodes: leave out engine=local"),
         (("engine.wait=-1",), "engine.wait must be a number of at least 0, not -1"),
         (("engine.timeout=0",), "engine.timeout must be null or a positive number"),
