@@ -168,6 +168,7 @@ def test_missing_nodes_are_named(tmp_path: Path, grid: Callable[..., Nodes]) -> 
             ("data.corrupt={kind: invert, share: 0.5}",),
             "takes no data.corrupt={'kind': 'invert', 'share': 0.5}: real nodes answer from their",
         ),
+        (("study={name: debugging}",), "takes no study={'name': 'debugging'}: a study is several"),
         (("engine=local",), "fedsink deploy runs on real nodes: leave out engine=local"),
         (("engine.wait=-1",), "engine.wait must be a number of at least 0, not -1"),
         (("engine.timeout=0",), "engine.timeout must be null or a positive number"),
@@ -183,6 +184,17 @@ def test_a_bad_configuration_is_told_and_costs_no_message(
     told = failure(folder)
     assert told["exit_code"] == 2
     assert message in told["message"]
+    assert nodes.asked == []
+
+
+def test_real_nodes_are_never_asked_for_the_published_form(
+    tmp_path: Path, grid: Callable[..., Nodes]
+) -> None:
+    nodes, folder = grid(), tmp_path / "run"
+    form = ("strategy=gs_wgan", "strategy.published=true", "strategy.critics=1", "clients=2")
+    with pytest.raises(ConfigError, match=r"takes no strategy\.published=True: real"):
+        run_deployed(nodes, submitted(folder, *form))
+    assert "never answer the published form" in failure(folder)["message"]
     assert nodes.asked == []
 
 
