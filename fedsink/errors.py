@@ -41,6 +41,12 @@ class ClientError(FedsinkError):
     exit_code: ClassVar[int] = 1
 
 
+class TransferError(FedsinkError):
+    """Results did not arrive as they were sent; they can be asked for again."""
+
+    exit_code: ClassVar[int] = 1
+
+
 class ReleaseRefusedError(ClientError):
     """A client will not answer: its budget, its policy or an earlier answer forbids it.
 

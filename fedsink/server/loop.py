@@ -51,7 +51,7 @@ def train(
     title: str,
     *,
     timeout: float | None = None,
-    command: str = "fedsink simulate",
+    command: str | None = None,
 ) -> dict[str, Any]:
     """Run the strategy to its last round, from its checkpoint if there is one.
 
@@ -63,7 +63,7 @@ def train(
         identity: public values that a checkpoint must share to be resumed (plan, seed).
         title: shown by the progress display.
         timeout: seconds to wait for the replies of one round; None waits for ever.
-        command: what continues a stopped run, for its last words.
+        command: what continues a stopped run, for its last words; None: a simulation's.
 
     Returns:
         The content of metrics.json.
@@ -122,7 +122,7 @@ def train(
             if stop.requested and unfinished:
                 raise InterruptedRunError(
                     f"Stopped after round {strategy.round} of {strategy.rounds}. "
-                    f"Continue with: {command} resume={folder.path}"
+                    f"Continue with: {command or f'fedsink simulate resume={folder.path}'}"
                 )
     snapshot(strategy, folder)
     save()
