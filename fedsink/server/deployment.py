@@ -20,16 +20,16 @@ from fedsink.server.compose import compose_config, store_config, stored_config
 from fedsink.server.folder import RunFolder
 from fedsink.server.frames import frames
 from fedsink.server.home import run_at_home
+from fedsink.server.nodes import NodeGrid, Patience
 from fedsink.server.results import Results, failure_of
 from fedsink.server.running import build_generator, run_server
 from fedsink.server.settings import ServerEngine, ServerSettings
-from fedsink.server.waiting import wait_for_nodes
+from fedsink.strategies.quorum import Quorum
 from fedsink.strategies.registry import settings_of
-from fedsink.values import Config, choice, number, strictly
+from fedsink.values import Config, choice, number, positive, strictly
 
 COMMAND = "fedsink deploy"
 _FRAMES_AT_ONCE, _PAUSE_SECONDS = 16, 0.25
-_MISSING = "start the others, lower clients=, or raise engine.wait"
 
 # What a node's owner decides, and where: the key, its only value here, and why.
 _OWNERS = (
@@ -104,23 +104,34 @@ class DeployEngine(ServerEngine):
     """What the server of a deployment takes from `engine.*`.
 
     Attributes:
-        wait: seconds to wait for the nodes to connect.
+        wait, round_timeout, ask_again: seconds, as in `Patience`.
 
     Raises:
         ConfigError: a value out of range.
     """
 
     wait: float = 60.0
+    round_timeout: float | None = None
+    ask_again: float = 120.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number(vars(self), "wait", where="engine.")
+        values, where = vars(self), "engine."
+        number(values, "wait", where=where)
+        positive(values, "ask_again", where=where)
+        if self.round_timeout is not None:
+            positive(values, "round_timeout", where=where, also="null or ")
+
+    @property
+    def patience(self) -> Patience:
+        """How long the server waits for what."""
+        return Patience(self.wait, self.round_timeout, self.ask_again)
 
 
 def deployed_settings(
     values: Config, folder: RunFolder, run: Mapping[str, Any]
-) -> tuple[ServerSettings, float]:
-    """The settings of a run on real nodes, and how many seconds to wait for these.
+) -> tuple[ServerSettings, Patience]:
+    """The settings of a run on real nodes, and how long to wait for these.
 
     Args:
         values: from `deployable`, or stored by an earlier process.
@@ -140,7 +151,7 @@ def deployed_settings(
     seed = int(run["server_seed"])
     command = f"{COMMAND} app=… superlink=… resume={folder.path.name}"
     settings = ServerSettings.from_config(config, strategy, engine, folder.path, seed, command)
-    return settings, engine.wait
+    return settings, engine.patience
 
 
 def run_deployed(grid: Grid, run_config: Mapping[str, Any], tell: Callable[[str], object]) -> None:
@@ -183,7 +194,7 @@ def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
         )
     config = received(str(run_config["config"]))
     run = {"name": new_run_name(), "server_seed": secrets.randbits(62), "key_file": None}
-    settings, wait = deployed_settings(config, folder, run)
+    settings, patience = deployed_settings(config, folder, run)
     build_generator(settings)
     stated = settings.strategy.statement("node")
     try:
@@ -194,7 +205,7 @@ def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
-    _train(grid, folder, settings, wait)
+    _train(grid, folder, settings, patience)
 
 
 def _resume(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
@@ -202,10 +213,10 @@ def _resume(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> Non
     if folder.finished:
         return
     try:
-        settings, wait = deployed_settings(config, folder, config["run"])
+        settings, patience = deployed_settings(config, folder, config["run"])
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder.config} is not a run's configuration: {error}.") from error
-    _train(grid, folder, settings, wait)
+    _train(grid, folder, settings, patience)
 
 
 def _fetch(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
@@ -227,11 +238,12 @@ def _stored(folder: RunFolder) -> dict[str, Any]:
     return stored_config(folder)
 
 
-def _train(grid: Grid, folder: RunFolder, settings: ServerSettings, wait: float) -> None:
+def _train(grid: Grid, folder: RunFolder, settings: ServerSettings, patience: Patience) -> None:
     folder.failed.unlink(missing_ok=True)
+    clients = settings.strategy.clients
+    needed = Quorum(settings.strategy.quorum).of(clients)
     try:
-        wait_for_nodes(grid, settings.strategy.clients, wait, advice=_MISSING)
-        run_server(grid, settings)
+        run_server(NodeGrid(grid, clients, needed, patience), settings)
     except Exception as error:
         folder.write(folder.failed, failure_of(error))
         raise

@@ -13,6 +13,9 @@ from flwr.app import Context, Message, RecordDict
 from fedsink.clients.app import app as client
 from fedsink.clients.node import close_nodes
 from fedsink.errors import CheckpointError, ClientError, ConfigError, ModelError, PrivacyError
+from fedsink.privacy.ledger.database import Database
+from fedsink.privacy.ledger.report import report
+from fedsink.server import checkpoint
 from fedsink.server.app import app as server
 from fedsink.server.compose import compose_config, stored_config
 from fedsink.server.deployment import deployable, run_deployed
@@ -168,7 +171,8 @@ def test_a_stopped_run_goes_on_and_charges_nothing_twice(
     nodes.execute = execute  # type: ignore[method-assign]
     submitter = Submitter()
     with pytest.raises(ClientError):
-        run_deployed(nodes, submitted(*CENTRAL, "report.checkpoint_seconds=0"), submitter)
+        run_deployed(nodes, submitted(*CENTRAL, "engine.timeout=0.5"), submitter)
+    assert checkpoint.load(folder.checkpoint)[1]["round"] == 10  # made when the round failed
     assert "1 of 2 clients did not answer" in submitter.failure["message"]
     fetching = Submitter()
     with pytest.raises(ClientError):
@@ -186,11 +190,53 @@ def test_a_stopped_run_goes_on_and_charges_nothing_twice(
     assert rounds == [10, 20, 25]
 
 
+@pytest.mark.parametrize("overrides", [CENTRAL, LOCAL], ids=["central", "ldp"])
+def test_a_run_with_a_quorum_ends_without_an_absent_node(
+    tmp_path: Path, folder: RunFolder, grid: Callable[..., Nodes], overrides: tuple[str, ...]
+) -> None:
+    """Its ε is what privacy.json says and its ledger holds, whether or not it answered in time."""
+    nodes = grid()
+    answer = nodes.execute
+
+    def execute(messages: Sequence[Message]) -> list[Message]:
+        late = messages[0].metadata.group_id in ("0", "2")
+        return [
+            reply
+            for reply in answer(messages)  # it is charged, and its reply is lost
+            if not (late and client_of(reply.metadata.src_node_id) == 1)
+        ]
+
+    nodes.execute = execute  # type: ignore[method-assign]
+    submitter = Submitter()
+    more = ("strategy.quorum=0.5", "engine.round_timeout=0.3")
+    run_deployed(nodes, submitted(*overrides, *more), submitter)
+    files = submitter.results.files
+    stated = json.loads(files["privacy.json"])
+    central = overrides is CENTRAL
+    assert stated["participation"]["missed"] == [{"client": 1, "messages": 1}]
+    lines = [json.loads(line) for line in files["metrics.jsonl"].decode().splitlines()]
+    absent = [line["round"] for line in lines if line.get("absent") == [1]]
+    assert absent == ([20] if central else [1])
+    assert [line["round"] for line in lines if "mean_noise_std" in line] == absent * central
+    for number in range(2):
+        database = Database(tmp_path / f"node-{number}" / "state" / "ledger.sqlite", writable=False)
+        account = report(database)[0]
+        assert account.adjacency == ("add-remove" if central else "replace-one")
+        (charged,) = account.runs
+        epsilon = stated["clients"][number]["epsilon"] if central else stated["epsilon"]
+        assert charged.epsilon is not None
+        assert account.epsilon is not None
+        assert epsilon == pytest.approx(charged.epsilon, rel=1e-6)
+        assert charged.epsilon <= account.epsilon
+        assert charged.claimed == charged.rounds  # all of them were answered, in time or not
+        database.close()
+
+
 def test_missing_nodes_are_named(grid: Callable[..., Nodes]) -> None:
     submitter = Submitter()
     with pytest.raises(ClientError):
         run_deployed(grid(1), submitted(*CENTRAL, "engine.wait=0"), submitter)
-    assert "1 of 2 nodes are connected after 0 s" in submitter.failure["message"]
+    assert "1 of 2 clients are connected after 0 s" in submitter.failure["message"]
 
 
 @pytest.mark.parametrize(
@@ -219,6 +265,10 @@ def test_missing_nodes_are_named(grid: Callable[..., Nodes]) -> None:
             "takes no data.corrupt={'kind': 'invert', 'share': 0.5}: real nodes answer from their",
         ),
         (("engine=local",), "fedsink deploy runs on real nodes: leave out engine="),
+        (("engine.ask_again=0",), "engine.ask_again must be a positive number, not 0"),
+        (("engine.round_timeout=0",), "engine.round_timeout must be null or a positive number"),
+        (("strategy.quorum=1.5",), "strategy.quorum is null (all), a whole number of at least 1"),
+        (("strategy.quorum=3",), "strategy.quorum=3 is more than clients=2"),
         (("engine.wait=-1",), "engine.wait must be a number of at least 0, not -1"),
         (("engine.timeout=0",), "engine.timeout must be null or a positive number"),
         (("generator.hidden=x",), "generator=dct_mlp cannot be built with the options"),
