@@ -118,15 +118,20 @@ class Lab:
         )  # fmt: skip
         self._wait_for_port()
         for number in (1, 2):
-            hospital = self.folder / f"hospital-{number}"
-            self.submitter(BIN / "flwr", "supernode", "register", hospital / "node-key.pub", "lab")
-            self._start(
-                f"hospital-{number}", "flower-supernode",
-                "--superlink", f"127.0.0.1:{self.port}", "--root-certificates", certs / "ca.crt",
-                "--auth-supernode-private-key", hospital / "node-key",
-                "--host", "127.0.0.1", "--port", _free_port(), "--node-config",
-                f'policy="{hospital / "policy.toml"}" partition-id={number - 1} num-partitions=2',
-            )  # fmt: skip
+            key = self.folder / f"hospital-{number}" / "node-key.pub"
+            self.submitter(BIN / "flwr", "supernode", "register", key, "lab")
+            self.start_hospital(number)
+
+    def start_hospital(self, number: int) -> subprocess.Popen[bytes]:
+        """A SuperNode that the SuperLink knows; returns its process, which leads a group."""
+        hospital = self.folder / f"hospital-{number}"
+        return self._start(
+            f"hospital-{number}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}",
+            "--root-certificates", self.folder / "certs" / "ca.crt",
+            "--auth-supernode-private-key", hospital / "node-key",
+            "--host", "127.0.0.1", "--port", _free_port(), "--node-config",
+            f'policy="{hospital / "policy.toml"}" partition-id={number - 1} num-partitions=2',
+        )  # fmt: skip
 
     def stop(self) -> None:
         """End every process that was started here, with its children, by process group."""
@@ -198,10 +203,10 @@ class Lab:
             "-extfile", certs / "san.ext", "-out", certs / "server.pem",
         )  # fmt: skip
 
-    def _start(self, name: str, program: str, *words: object) -> None:
+    def _start(self, name: str, program: str, *words: object) -> subprocess.Popen[bytes]:
         home = self.folder / f"flwr-{name}"
-        home.mkdir()
-        with (self.folder / f"{name}.log").open("wb") as log:
+        home.mkdir(exist_ok=True)
+        with (self.folder / f"{name}.log").open("ab") as log:
             self._started.append(
                 subprocess.Popen(
                     [str(word) for word in (BIN / program, *words)],
@@ -212,6 +217,7 @@ class Lab:
                     start_new_session=True,  # its process group is what `stop` ends
                 )
             )
+        return self._started[-1]
 
     def _wait_for_port(self) -> None:
         deadline = time.monotonic() + PATIENCE

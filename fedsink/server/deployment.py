@@ -7,7 +7,7 @@ import math
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,15 +172,15 @@ def run_deployed(grid: Grid, run_config: Mapping[str, Any], tell: Callable[[str]
     try:
         with run_at_home(name) as folder:
             _ACTIONS[choice(run_config, "action", *_ACTIONS)](grid, folder, run_config)
-            results = Results.of(name, folder)
+            lines = frames(Results.of(name, folder).to_bytes())
     except Exception as error:
-        _send(Results(name, failure=failure_of(error)), tell)
+        _send(frames(Results(name, failure=failure_of(error)).to_bytes()), tell)
         raise
-    _send(results, tell)
+    _send(lines, tell)
 
 
-def _send(results: Results, tell: Callable[[str], object]) -> None:
-    for sent, frame in enumerate(frames(results.to_bytes()), 1):
+def _send(lines: Iterable[str], tell: Callable[[str], object]) -> None:
+    for sent, frame in enumerate(lines, 1):
         tell(f"{frame}\n")
         if sent % _FRAMES_AT_ONCE == 0:  # Flower sends a log in pieces, each in one request
             time.sleep(_PAUSE_SECONDS)

@@ -43,7 +43,10 @@ def frames(content: bytes) -> Iterator[str]:
             f"{len(content)} bytes are more than the {MOST_BYTES} that one transfer may hold: copy "
             "the run folder from the server's disk."
         )
-    transfer, total = secrets.token_hex(8), max(1, -(-len(content) // CHUNK))
+    return _frames(content, secrets.token_hex(8), max(1, -(-len(content) // CHUNK)))
+
+
+def _frames(content: bytes, transfer: str, total: int) -> Iterator[str]:
     for number in range(total):
         chunk = content[number * CHUNK : (number + 1) * CHUNK]
         text = base64.b64encode(chunk).decode()

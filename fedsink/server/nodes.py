@@ -17,7 +17,7 @@ from fedsink.server.pending import CLIENTS_OWN, Pending
 from fedsink.strategies.base import check
 
 _LOOK_SECONDS = 2.0  # between two looks at who is connected
-_IDENTITY_SECONDS = 60.0  # for a node to say which client it is
+_IDENTITY_SECONDS = 300.0  # for a node to say which client it is: it starts a process first
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class NodeGrid(Grid):
         self._grid, self._clients, self._needed = grid, clients, needed
         self._patience = patience
         self._node_of: dict[int, int] = {}  # of every client that was ever there
+        self._former: set[int] = set()  # nodes that clients have left
         self._asked: dict[int, float] = {}  # node → when it was asked which client it is
         self._foreign: dict[int, str] = {}  # node → why it takes no part
         self._present: dict[int, int] | None = None
@@ -111,25 +112,30 @@ class NodeGrid(Grid):
             time.sleep(patience.poll)
         return pending.replies()
 
-    def _look(self) -> dict[int, int]:
+    def _look(self, connected: set[int] | None = None) -> dict[int, int]:
         """Who is connected, after asking those who are new which client they are."""
-        connected, now = set(self._grid.get_node_ids()), time.monotonic()
-        known = set(self._node_of.values()) | set(self._foreign)
-        # One that did not answer is asked again, but does not hold up every round.
-        silent = {n for n, asked in self._asked.items() if now - asked < self._patience.again}
-        new = sorted(connected - known - silent)
+        connected, now = connected or set(self._grid.get_node_ids()), time.monotonic()
+        known = self._former | set(self._node_of.values())
+        # One that gave no good answer is asked again, but does not hold up every round.
+        lately = {n for n, asked in self._asked.items() if now - asked < self._patience.again}
+        new = sorted(connected - known - lately)
         self._asked |= dict.fromkeys(new, now)
-        seen = self._identify(new)
-        for client, node in seen.items():
-            self._node_of[client] = node  # one that came back is at its new node
+        for client, node in self._identify(new).items():
+            if client in self._node_of:  # it came back, and is at its new node
+                self._former.add(self._node_of[client])
+            self._node_of[client] = node
+            self._foreign.pop(node, None)
         return {client: n for client, n in sorted(self._node_of.items()) if n in connected}
 
     def _identify(self, nodes: Sequence[int]) -> dict[int, int]:
         """Client number → node id, of these nodes."""
         pending = Pending(self._grid, [identity_query(node) for node in nodes])
-        deadline = time.monotonic() + _IDENTITY_SECONDS
+        started = time.monotonic()
         pending.pull()
-        while pending.working and time.monotonic() < deadline:
+        while pending.working and (seconds := time.monotonic() - started) < _IDENTITY_SECONDS:
+            there = len(self._present or {}) + pending.answered
+            if there >= self._needed and seconds >= self._patience.wait:
+                break
             time.sleep(self._patience.poll)
             pending.pull()
         seen: dict[int, int] = {}
@@ -156,8 +162,11 @@ class NodeGrid(Grid):
     def _moved(self, asked: Sequence[Message]) -> dict[int, int]:
         """Node that was asked → node to ask now, of the clients that are connected."""
         client_of = {node: client for client, node in (self._present or {}).items()}
-        now = self._look()
         nodes = [message.metadata.dst_node_id for message in asked]
+        connected = set(self._grid.get_node_ids())
+        if {self._node_of.get(client_of.get(node, -1)) for node in nodes} <= connected:
+            return {n: self._node_of[client_of[n]] for n in nodes}  # a stranger is not waited for
+        now = self._look(connected)
         return {n: now[client_of[n]] for n in nodes if client_of.get(n) in now}
 
     # Everything else is Flower's.

@@ -1,7 +1,7 @@
 """How many of the clients that are asked must answer.
 
->>> [Quorum(value).of(10) for value in (None, 0.75, 1.0, 4, 40)]
-[10, 8, 10, 4, 10]
+>>> [Quorum(value).of(25) for value in (None, 0.75, 0.56, 1.0, 4, 40)]
+[25, 19, 14, 25, 4, 25]
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Quorum:
             return asked
         if isinstance(self.value, int):
             return min(self.value, asked)
-        return math.ceil(self.value * asked)
+        return math.ceil(self.value * asked - 1e-9)  # 0.56 · 25 is 14.000000000000002
 
 
 def check_quorum(value: float | None, clients: int) -> None:

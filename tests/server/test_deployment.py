@@ -12,7 +12,14 @@ from flwr.app import Context, Message, RecordDict
 
 from fedsink.clients.app import app as client
 from fedsink.clients.node import close_nodes
-from fedsink.errors import CheckpointError, ClientError, ConfigError, ModelError, PrivacyError
+from fedsink.errors import (
+    CheckpointError,
+    ClientError,
+    ConfigError,
+    ModelError,
+    PrivacyError,
+    TransferError,
+)
 from fedsink.privacy.ledger.database import Database
 from fedsink.privacy.ledger.report import report
 from fedsink.server import checkpoint
@@ -230,6 +237,17 @@ def test_a_run_with_a_quorum_ends_without_an_absent_node(
         assert charged.epsilon <= account.epsilon
         assert charged.claimed == charged.rounds  # all of them were answered, in time or not
         database.close()
+
+
+def test_results_that_are_too_large_for_a_log_are_named(
+    folder: RunFolder, grid: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsink.server.frames.MOST_BYTES", 10_000)
+    submitter = Submitter()
+    with pytest.raises(TransferError):
+        run_deployed(grid(), submitted(*LOCAL), submitter)
+    assert "are more than the 10000 that one transfer may hold" in submitter.failure["message"]
+    assert folder.finished
 
 
 def test_missing_nodes_are_named(grid: Callable[..., Nodes]) -> None:

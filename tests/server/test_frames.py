@@ -85,6 +85,6 @@ def test_what_is_too_long_is_neither_sent_nor_kept(monkeypatch: pytest.MonkeyPat
     lines = list(frames(CONTENT))
     monkeypatch.setattr(module, "MOST_BYTES", len(CONTENT) - 1)
     with pytest.raises(TransferError, match="256000 bytes are more than the 255999"):
-        list(frames(CONTENT))
+        frames(CONTENT)
     with pytest.raises(TransferError, match="they are more than 255999 bytes"):
         received(lines)

@@ -262,6 +262,29 @@ def test_a_node_of_another_version_is_named_and_does_without(identity: Answer, w
     assert dict(grid(link, needed=1).roster()) == {0: 101}
 
 
+def test_a_node_that_was_upgraded_takes_part() -> None:
+    """Under its old id, as nodes with a key have it."""
+    link = Link(2)
+    link.identity[102] = failing(OTHER_VERSION)
+    of = grid(link, needed=1, again=0.05)
+    assert dict(of.roster()) == {0: 101}
+    del link.identity[102]
+    time.sleep(0.1)
+    assert dict(of.roster()) == {0: 101, 1: 102}
+
+
+def test_the_node_that_a_client_has_left_is_not_asked_again() -> None:
+    link = Link(2)
+    of = grid(link, again=0.01)
+    of.roster()
+    link.connected[777] = 1  # Flower notices a minute later that 102 is gone
+    link.identity[102] = silent
+    assert dict(of.roster()) == {0: 101, 1: 777}
+    time.sleep(0.02)
+    assert dict(of.roster()) == {0: 101, 1: 777}
+    assert link.asked.count((102, "query.identity")) == 1
+
+
 def test_a_node_that_does_not_say_who_it_is_holds_up_one_round_alone() -> None:
     link = Link(2)
     link.identity[102] = silent
