@@ -27,7 +27,7 @@ from fedsink.clients.shard import Shard
 from fedsink.data import sources
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol import CriticRequest, GradientRequest, PrivatizeReply, PrivatizeRequest
-from fedsink.protocol.errors import FAILED, MALFORMED, MEANING, REFUSED
+from fedsink.protocol.errors import FAILED, MALFORMED, MEANING, OTHER_VERSION, REFUSED
 from fedsink.protocol.gradient import unpack_requests
 from fedsink.protocol.parameters import ParameterRequest
 from fedsink.protocol.records import unpack
@@ -86,7 +86,7 @@ class Siege:
         close_nodes()
         self.nodes = [BesiegedNode(folder, self.shape, h, noise, epsilon) for h in HOLDINGS]
         self.sent = self.answered = self.compared = 0
-        self.codes = {REFUSED: 0, MALFORMED: 0, FAILED: 0}
+        self.codes = {REFUSED: 0, MALFORMED: 0, FAILED: 0, OTHER_VERSION: 0}
         self.worst = Cost()
         self.looked_at = self.nodes[0]
         self._charged: set[Place] = set()
