@@ -339,7 +339,8 @@ def _check_schema(
     reply: RecordDict, arrays: dict[str, tuple[str, tuple[int, ...]]], fields: str
 ) -> None:
     assert sorted(reply) == ["arrays", "fields"]
-    assert dict(reply.config_records["fields"]) == {"json": fields}
+    stated = json.dumps({**json.loads(fields), "protocol": 3}, sort_keys=True)
+    assert dict(reply.config_records["fields"]) == {"json": stated}
     found = reply.array_records["arrays"]
     assert {n: (a.dtype, tuple(a.shape)) for n, a in found.items()} == arrays
 
