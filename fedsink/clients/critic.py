@@ -24,8 +24,9 @@ class Parts:
 
     A record belongs to the critic whose number is the record's slot modulo M, whatever other
     records there are: one that comes or goes moves no other. A slot is part of a record's public
-    identity, like its line in the owner's file, and stays empty where the record is not there.
-    Where all records of a user have one slot, one critic holds them all.
+    identity: the number of its name, which no other record changes, or its line at the owner,
+    which stays empty where the record is not there. Where all records of a user have one slot,
+    one critic holds them all.
 
     Attributes:
         critics: M.

@@ -136,7 +136,8 @@ def critic_gradients(
     if not isinstance(clip, CriticClip):
         raise ValueError(f"A sum over critics needs clip={CriticClip.name}, not {clip.name}.")
     parts = pool.parts(request, clients)
-    kept = [task.states.of(STATES, request.run, _names(request)) for task in tasks]
+    names = _names(request)
+    kept = [task.states.of(STATES, request.run, names) for task in tasks]
     states = [
         _state(request, critic, task, place.before(request.round), parts.records)
         for task, place in zip(tasks, kept, strict=True)

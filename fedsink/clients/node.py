@@ -78,8 +78,10 @@ class Node:
         if corruption is not None and self.client in corruption.chosen(self.settings.clients):
             images = corruption(images)
         classes = len(self.settings.data.classes)
-        users = None if records.users is None else records.users[mine]
-        return Shard.checked(images, labels, classes, self._device, users)
+        users, slots = (
+            None if numbers is None else numbers[mine] for numbers in (records.users, records.slots)
+        )
+        return Shard.checked(images, labels, classes, self._device, users, slots)
 
     def answer(self, message_type: str, record: RecordDict) -> RecordDict:
         """The reply to a message, as it travels.

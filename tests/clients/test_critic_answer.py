@@ -27,6 +27,7 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
+from fedsink.data.names import number_of
 from fedsink.errors import (
     CheckpointError,
     ConfigError,
@@ -249,6 +250,33 @@ def test_what_one_part_holds_moves_a_reply_by_at_most_the_sensitivity(
     asked = request(1, plan, steps=6, lr=0.1)
     again = node_with(settings, records())
     assert float(torch.linalg.vector_norm(replied(again, asked) - replied(three, asked))) > 1.0
+
+
+def test_a_record_with_a_name_that_is_taken_away_moves_no_other_critic(
+    settings: NodeSettings,
+) -> None:
+    """Where a line alone is its slot, a gap that is closed moves all records behind it."""
+    steep = {"steps": 6, "lr": 0.1}
+    whole = records()
+    signs = 1.0 - 2.0 * (torch.arange(len(whole)) % 2)  # so that neighbours pull critics apart
+    whole = Shard(whole.images.abs() * signs.unsqueeze(1), whole.labels)
+    kept = torch.arange(len(whole)) != 2
+    names = torch.tensor([number_of(f"{place}.png") for place in range(len(whole))])
+    distances = []
+    for slots in (names, None):
+        less = None if slots is None else slots[kept]
+        one, two = (
+            node_with(settings, shard)
+            for shard in (
+                Shard(whole.images, whole.labels, None, slots),
+                Shard(whole.images[kept], whole.labels[kept], None, less),
+            )
+        )
+        for round in (1, 2):
+            moved = replied(one, request(round, **steep)) - replied(two, request(round, **steep))
+        distances.append(float(torch.linalg.vector_norm(moved)))
+    assert 0.0 < distances[0] <= PLAN.sensitivity * (1 + 1e-6)
+    assert distances[1] > PLAN.sensitivity
 
 
 def test_a_user_is_dealt_to_one_critic_where_users_are_protected(settings: NodeSettings) -> None:

@@ -15,10 +15,10 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.data.corruption import Corruption
+from fedsink.data.names import number_of
 from fedsink.data.partition import ByUser, Iid
 from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
-from fedsink.data.users import user_number
 from fedsink.errors import DataError
 
 from ..support.policies import CENTRAL, limits, policy
@@ -117,7 +117,7 @@ def test_a_node_under_a_policy_reads_its_writers_file(
     shard = Node(NodeSettings.from_policy(read_policy(path)), 0).shard
     assert shard.labels.tolist() == [0, 1, 2, 2]
     assert shard.users is not None
-    assert set(shard.users.tolist()) == {user_number("f0001_41")}
+    assert set(shard.users.tolist()) == {number_of("f0001_41")}
     path.write_text(policy_of(3))
     close_nodes()
     with pytest.raises(DataError, match="more records than its policy's public nominal_records=3"):
