@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fedsink.models.critics import Adam, Critic, CriticTraining, wgan_gp_losses
-from fedsink.privacy import CriticClip, Stream
+from fedsink.privacy import Stream
+from fedsink.privacy.mechanisms.clipping import ClipOfCritics
 from fedsink.privacy.randomness.noise import uniforms
 
 
@@ -191,7 +192,7 @@ class CriticMessage:
 def critic_totals(
     critic: Critic,
     training: CriticTraining,
-    clip: CriticClip,
+    clip: ClipOfCritics,
     message: CriticMessage,
     parts: Parts,
     states: Sequence[CriticState],

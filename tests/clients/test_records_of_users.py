@@ -85,6 +85,26 @@ def test_all_records_of_a_chosen_client_are_inverted_and_no_byte_of_any_other(
     assert all(torch.equal(a.images, b.images) for a, b in zip(after, again, strict=True))
 
 
+@pytest.mark.parametrize(
+    "corruption",
+    [None, Corruption("invert", 0.5, 3), Corruption("invert", clients=(0, 4))],
+    ids=str,
+)
+def test_those_who_are_kept_hold_what_they_held_and_the_others_nothing(
+    pictures: NodeSettings, corruption: Corruption | None
+) -> None:
+    everybody = shards(replace(pictures, corruption=corruption))
+    some = replace(pictures, corruption=corruption, keep=(4, 1, 5))
+    for client, (before, after) in enumerate(zip(everybody, shards(some), strict=True)):
+        if client in (1, 4, 5):
+            assert after.fingerprint() == before.fingerprint()
+        else:
+            assert (len(before), len(after)) == (10, 0)
+            assert after.images.shape == (0, 1, 4, 4)
+    chosen = corruption.chosen(USERS) if corruption else frozenset()
+    assert some.altered() == chosen & {1, 4, 5}
+
+
 def test_shared_data_stay_as_they_were_loaded(pictures: NodeSettings) -> None:
     before = load(SPEC, "train").values.clone()
     shards(replace(pictures, corruption=Corruption("invert", 1.0)))

@@ -167,6 +167,16 @@ _BAD: dict[str, tuple[list[str], str]] = {
         [*_LOCAL, "strategy.uses_per_message=0"],
         "strategy.uses_per_message must be a whole number of at least 1, not 0.",
     ),
+    "study": ([*_LOCAL, "study=x"], "study is null or a table with a name, as in experiment="),
+    "study's threshold": (
+        ["simulate", "experiment=debug_inverted", "study.clean=2"],
+        "study.clean must be in [0, 1], not 2.",
+    ),
+    "keep": ([*_LOCAL, "partition.keep=[7,0]"], "numbers of clients from 0 to 1, each once: 7 is"),
+    "keep in local mode": (
+        [*_LOCAL, "mode=ldp", "partition.keep=[0]"],
+        "mode=ldp shows a server how many records a client uploads",
+    ),
     "deployed engine": (
         ["simulate", *SMALL[1:], "engine=deploy"],
         "engine.name is ray, local, fused or flower, not 'deploy'.",
