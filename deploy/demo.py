@@ -155,11 +155,14 @@ class Lab:
         return _run(*words, env={"FLWR_HOME": str(self.folder / "submitter")})
 
     def deploy(self, name: str, *keys: str) -> tuple[int, str, str]:
-        """`fedsink deploy` into runs/name: exit code, standard output, last line of the rest."""
-        folder = self.folder / "runs" / name
+        """`fedsink deploy` into runs/name: exit code, standard output, last line of the rest.
+
+        The server keeps the run in a folder of its own; the results come through its log.
+        """
+        folder = self.folder / "submitter" / "runs" / name
         words = [
             BIN / "fedsink", "deploy", f"app={APP}", "superlink=lab", f"folder={folder}",
-            "clients=2", *keys,
+            f"name={name}", "clients=2", *keys,
         ]  # fmt: skip
         print(f"\n$ fedsink deploy app=deploy superlink=lab clients=2 {' '.join(keys)}", flush=True)
         done = subprocess.run(
@@ -214,7 +217,7 @@ class Lab:
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [str(word) for word in (BIN / program, *words)],
-                env=_environment({"FLWR_HOME": str(home)}),
+                env=_environment({"FLWR_HOME": str(home), "FEDSINK_STATE": str(home / "runs")}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -366,7 +366,7 @@ def clipped_total(shard: Shard) -> Tensor:
 def test_nothing_but_the_gradient_leaves(settings: NodeSettings) -> None:
     record = Node(settings, 0).answer("train.critic", request().to_record())
     assert list(record.array_records["arrays"]) == ["gradient"]
-    assert dict(record.config_records["fields"]) == {"json": "{}"}
+    assert dict(record.config_records["fields"]) == {"json": '{"protocol": 3}'}
 
 
 def test_a_round_goes_on_from_what_was_learned_before(settings: NodeSettings) -> None:

@@ -186,13 +186,13 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "deploy of nothing": (["deploy", "app=x", "superlink=lab"], "holds no pyproject.toml"),
     "deploy with flags": (["deploy", "--multirun"], "'--multirun' is not of the form key=value"),
     "deploy twice": (["deploy", "app=x", "app=y"], "app was given twice."),
-    "deploy with its own folder": (
-        ["deploy", "app=x", "superlink=lab", "resume=y", "folder=z"],
-        "uses the configuration stored in that folder: leave out folder.",
+    "deploy resume with a name": (
+        ["deploy", "app=x", "superlink=lab", "resume=y", "name=z"],
+        "uses the configuration that the server has stored: leave out name.",
     ),
     "deploy resume with keys": (
         ["deploy", "app=x", "superlink=lab", "resume=y", "eps=3"],
-        "uses the configuration stored in that folder: leave out eps=3.",
+        "uses the configuration that the server has stored: leave out eps=3.",
     ),
     "sweep": (
         ["simulate", *SMALL[:-1], "--multirun", "eps=0,-1"],
