@@ -194,13 +194,15 @@ def _grid(engine: EngineSettings, node: NodeSettings, debug: bool) -> Simulation
     if engine.name == "local":
         hosted = fedsink_apps(node)
         return LocalGrid(hosted.app, node.clients, batched=hosted.batched)
-    from fedsink.simulation.ray import RayGrid
+    from fedsink.simulation.ray.grid import RayGrid
 
     return RayGrid(
         node,
         actors=engine.actors,
+        address=engine.address,
         num_cpus=None if engine.num_cpus is None else int(engine.num_cpus),
         num_gpus=engine.num_gpus,
         timeout=engine.timeout,
+        revive_seconds=engine.revive_seconds,
         debug=debug,
     )

@@ -1,0 +1,75 @@
+"""The process of one cohort."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Error, RecordDict
+
+from fedsink.clients.node import keep_states
+from fedsink.protocol.exchange import Content
+from fedsink.simulation.ray.versions import versions
+
+if TYPE_CHECKING:
+    from fedsink.simulation.cohort import Cohort, Job
+    from fedsink.simulation.partial import Part
+
+
+class Actor:
+    """One cohort in a process of its own.
+
+    Nothing but `place` and `versions` may be asked before `host`: what a cohort is made of is sent
+    to a process that has shown where it is and what it runs.
+
+    What comes and goes is pickled, but tensors travel as NumPy arrays: Ray copies these without
+    a detour.
+    """
+
+    def __init__(self, debug: bool) -> None:
+        logging.getLogger("fedsink").setLevel(logging.DEBUG if debug else logging.ERROR)
+        self._cohort: Cohort
+
+    def place(self) -> str:
+        """The id of the Ray node that this process is on."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+    def versions(self) -> dict[str, str]:
+        """What this process runs."""
+        return versions()
+
+    def host(self, build: Callable[[], Cohort]) -> None:
+        """Build the cohort."""
+        self._cohort = build()
+
+    def process(self) -> int:
+        """The id of the actor's process."""
+        return os.getpid()
+
+    def answer(
+        self, contents: list[RecordDict], jobs: list[Job]
+    ) -> list[tuple[int, RecordDict | Error]]:
+        """Answer messages one by one."""
+        return self._cohort.answer_jobs(contents, jobs)
+
+    def keep(self, contents: list[RecordDict], rounds: list[int]) -> None:
+        """Keep what this cohort's clients remember after a round."""
+        keep_states(rounds[0])
+
+    def add_up(
+        self, contents: list[RecordDict], parts: Sequence[Part], message_type: str
+    ) -> list[Any]:
+        """Answer broadcasts; what `partials` reads."""
+        received = [_received(record) for record in contents]
+        return [
+            ([(client, values.numpy()) for client, values in p.sums], p.clients, p.failures)
+            for p in self._cohort.add_up(message_type, received, parts)
+        ]
+
+
+def _received(record: RecordDict) -> Content:
+    return Content(None, lambda: record)
