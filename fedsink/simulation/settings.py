@@ -128,7 +128,7 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
             noise=cast(Noise, config.noise.backend),
             key_file=run.key_file,
             ledger=run.ledger,
-            states=run.states,
+            states=None if engine.address is not None else run.states,
             # Any of Flower's workers may get a client's next message.
             states_at_once=engine.name == "flower",
             unprotected=unprotected,

@@ -101,7 +101,7 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
     config = Configuration.read(values)
     engine = EngineSettings.from_config(config.engine)
     strategy = settings_of(config, run.name)
-    strategy.check_engine(engine.name)
+    strategy.check_engine(engine.name, elsewhere=engine.address is not None)
     server = ServerSettings.from_config(config, strategy, engine, folder, run.server_seed)
     return RunSettings(server, node_settings(config, engine, run), engine)
 

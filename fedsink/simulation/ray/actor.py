@@ -5,17 +5,29 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flwr.app import Error, RecordDict
 
-from fedsink.clients.node import keep_states
+from fedsink.clients.node import grant, keep_states
 from fedsink.protocol.exchange import Content
 from fedsink.simulation.ray.versions import versions
 
 if TYPE_CHECKING:
     from fedsink.simulation.cohort import Cohort, Job
     from fedsink.simulation.partial import Part
+
+
+class Asked(NamedTuple):
+    """What all cohorts are sent of one round.
+
+    Attributes:
+        contents: the distinct contents of its messages.
+        passes: what has been charged, where the cohorts have no ledger.
+    """
+
+    contents: list[RecordDict]
+    passes: list[bytes]
 
 
 class Actor:
@@ -50,21 +62,19 @@ class Actor:
         """The id of the actor's process."""
         return os.getpid()
 
-    def answer(
-        self, contents: list[RecordDict], jobs: list[Job]
-    ) -> list[tuple[int, RecordDict | Error]]:
+    def answer(self, asked: Asked, jobs: list[Job]) -> list[tuple[int, RecordDict | Error]]:
         """Answer messages one by one."""
-        return self._cohort.answer_jobs(contents, jobs)
+        grant(asked.passes)
+        return self._cohort.answer_jobs(asked.contents, jobs)
 
-    def keep(self, contents: list[RecordDict], rounds: list[int]) -> None:
+    def keep(self, asked: Asked, rounds: list[int]) -> None:
         """Keep what this cohort's clients remember after a round."""
         keep_states(rounds[0])
 
-    def add_up(
-        self, contents: list[RecordDict], parts: Sequence[Part], message_type: str
-    ) -> list[Any]:
+    def add_up(self, asked: Asked, parts: Sequence[Part], message_type: str) -> list[Any]:
         """Answer broadcasts; what `partials` reads."""
-        received = [_received(record) for record in contents]
+        grant(asked.passes)
+        received = [_received(record) for record in asked.contents]
         return [
             ([(client, values.numpy()) for client, values in p.sums], p.clients, p.failures)
             for p in self._cohort.add_up(message_type, received, parts)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedsink.errors import ClientError
 from fedsink.simulation.ray.actor import Actor
 from fedsink.simulation.ray.cluster import Places, first_line, node_in_words
+from fedsink.simulation.ray.lending import refuse_strangers
 from fedsink.simulation.ray.versions import refuse_others
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Cohorts:
         places: of the cohorts.
         build: makes the cohort, in the actor's process; picklable.
         versions: what every node must run; None where they all have this process's files.
+        secret: whether `build` holds what only this node, or a cluster with TLS, may be sent.
         timeout: seconds to wait for answers; None waits for ever.
         revive_seconds: how long to wait until actors have started.
         revivals: how often one question is asked again because actors were lost.
@@ -54,6 +56,7 @@ class Cohorts:
         build: Callable[[], Cohort],
         *,
         versions: Mapping[str, str] | None,
+        secret: bool,
         timeout: float | None,
         revive_seconds: float,
         revivals: int,
@@ -63,6 +66,7 @@ class Cohorts:
         self._places = places
         self._build = build
         self._versions = versions
+        self._secret = secret
         self._timeout = timeout
         self._revive_seconds = revive_seconds
         self._revivals = revivals
@@ -158,6 +162,7 @@ class Cohorts:
 
         Raises:
             ClientError: they have no place within the time for that, died, or cannot be used.
+            PrivacyError: a secret would be sent to other nodes in the clear.
         """
         deadline = time.monotonic() + self._revive_seconds
         while True:
@@ -165,6 +170,9 @@ class Cohorts:
                 nodes = self._started(places, deadline)
                 if self._versions is not None:
                     self._compare(nodes, self._versions)
+                if self._secret:
+                    here = self._ray.get_runtime_context().get_node_id()
+                    refuse_strangers(here, nodes.values())
                 self._host(places)
                 return
             except _LostError as lost:  # a node that is going down may have been given some

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,10 @@ from fedsink.protocol.exchange import Exchange
 from fedsink.simulation.cohort import Cohort, Hosted, Job, fedsink_apps
 from fedsink.simulation.grid import SimulationGrid, client_of
 from fedsink.simulation.partial import Partial, parts
+from fedsink.simulation.ray.actor import Asked
 from fedsink.simulation.ray.cluster import Places, start
 from fedsink.simulation.ray.cohorts import Cohorts
+from fedsink.simulation.ray.lending import Lending
 from fedsink.simulation.ray.versions import versions
 
 
@@ -42,6 +45,7 @@ class RayGrid(SimulationGrid):
 
     Raises:
         ConfigError: there is no such cluster, or it lacks the GPUs that the cohorts ask for.
+        PrivacyError: the clients' noise cannot be drawn on other machines.
     """
 
     def __init__(
@@ -62,6 +66,9 @@ class RayGrid(SimulationGrid):
         super().__init__(settings.clients, run_id)
         self._ray = start(address, num_cpus, debug)
         self._batched = host(settings).batched
+        self._lending: Lending | None = None
+        if address is not None:
+            settings = self._without_files(settings)
         try:
             self._places = Places(self._ray, settings.clients, actors, num_gpus)
         except BaseException:
@@ -73,11 +80,19 @@ class RayGrid(SimulationGrid):
             partial(cohort_of, host, settings, run_id),
             # Processes of this machine start from the files that this one has started from.
             versions=None if address is None else versions(),
+            secret=self._lending is not None,
             timeout=timeout,
             revive_seconds=revive_seconds,
             revivals=revivals,
             debug=debug,
         )
+
+    def _without_files(self, settings: NodeSettings) -> NodeSettings:
+        """What cohorts on other machines build their apps from: no path of this disk."""
+        if settings.seed is None:
+            self._lending = Lending(settings)
+            settings = self._lending.settings
+        return replace(settings, key_file=None, ledger=None)
 
     def execute(self, messages: Sequence[Message]) -> list[Message]:
         """Answer one round's messages.
@@ -95,7 +110,11 @@ class RayGrid(SimulationGrid):
                 contents.append(content)
             job = (place, meta.dst_node_id, places[id(content)], meta.message_type, meta.group_id)
             jobs[client_of(meta.dst_node_id) * len(jobs) // self.clients].append(job)
-        answered = self.cohorts.ask("answer", contents, jobs)
+        asked = Asked(contents, [])
+        if self._lending is not None:
+            clients = [client_of(message.metadata.dst_node_id) for message in messages]
+            asked = Asked(contents, self._lending.passes_one_by_one(messages, clients))
+        answered = self.cohorts.ask("answer", asked, jobs)
         return [
             Message(answer, reply_to=messages[place]) for part in answered for place, answer in part
         ]
@@ -112,7 +131,10 @@ class RayGrid(SimulationGrid):
         """
         shares = parts(exchange, len(self.cohorts))
         contents = [broadcast.content.record for broadcast in exchange.broadcasts]
-        answered = self.cohorts.ask("add_up", contents, shares, exchange.message_type)
+        passes = [] if self._lending is None else self._lending.passes(exchange)
+        answered = self.cohorts.ask(
+            "add_up", Asked(contents, passes), shares, exchange.message_type
+        )
         partials = []
         for share, answers in zip(shares, answered, strict=True):
             of_cohort = [Partial([], 0, {}) for _ in contents]
@@ -129,7 +151,7 @@ class RayGrid(SimulationGrid):
         Raises:
             ClientError: actors died again and again, or did not answer in time.
         """
-        self.cohorts.ask("keep", [], [[round] for _ in range(len(self.cohorts))])
+        self.cohorts.ask("keep", Asked([], []), [[round] for _ in range(len(self.cohorts))])
 
     def close(self) -> None:
         """End the actors, and the Ray instance or the connection to it."""

@@ -55,6 +55,11 @@ class Nodes:
             f"--system-config={json.dumps(_WATCHFUL)}",
         )  # fmt: skip
 
+    @property
+    def workers(self) -> list[subprocess.Popen[bytes]]:
+        """All nodes except the head."""
+        return self._started[1:]
+
     def add(self, cpus: int = 2, python_path: str | None = None) -> subprocess.Popen[bytes]:
         """Start one more node, perhaps with more to import than this process has."""
         paths = [p for p in (python_path, os.environ.get("PYTHONPATH")) if p]

@@ -1,0 +1,87 @@
+"""What cohorts on other machines are given in place of files: a key, and passes to answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from flwr.app import Message
+
+from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.settings import NodeSettings
+from fedsink.errors import PrivacyError
+from fedsink.privacy import SecretKey
+from fedsink.protocol.exchange import Content, Exchange
+
+
+class Lending:
+    """The driver's half of clients whose noise is secret, and whose cohorts may be anywhere.
+
+    Key file and ledger stay on this machine's disk. Every message is admitted here before it is
+    sent, and the cohorts answer what was admitted, under the key that they are lent. Noise is a
+    function of key, client, round and what was charged: a cohort that is started again draws the
+    same.
+
+    Guarantees:
+        - A charge is committed before what it pays for is sent to any cohort.
+        - The key is given to processes on this machine's node alone, or over TLS.
+
+    Args:
+        settings: of this machine, with its files.
+
+    Raises:
+        PrivacyError: what is released must be stored on this disk, or the key cannot be read.
+    """
+
+    def __init__(self, settings: NodeSettings) -> None:
+        if settings.policy is not None or settings.noise == "secure" or settings.key_file is None:
+            kept = "policy=" if settings.policy is not None else "noise=secure"
+            raise PrivacyError(
+                f"{kept} keeps its replies on this machine's disk, where a cluster's nodes cannot "
+                "store any: leave out engine.address, or use the fast noise of a run without it."
+            )
+        self._admitting = NodeCohort(settings)
+        self.settings = replace(
+            settings, lent=SecretKey.load(settings.key_file), key_file=None, ledger=None
+        )
+
+    def passes(self, exchange: Exchange) -> list[bytes]:
+        """Charge a round of broadcasts; what cohorts may answer."""
+        return [
+            digest
+            for asked in exchange.broadcasts
+            for digest in self._admitting.admit(
+                exchange.message_type, asked.content, list(asked.nodes)
+            )
+        ]
+
+    def passes_one_by_one(self, messages: Sequence[Message], clients: Sequence[int]) -> list[bytes]:
+        """Charge messages, each to one client; what cohorts may answer."""
+        return [
+            digest
+            for message, client in zip(messages, clients, strict=True)
+            for digest in self._admitting.admit(
+                message.metadata.message_type, Content(None, lambda m=message: m.content), [client]
+            )
+        ]
+
+
+def refuse_strangers(here: str, nodes: Collection[str]) -> None:
+    """Refuse to send a secret in the clear.
+
+    Args:
+        here: the id of the driver's node.
+        nodes: the ids of those that it would be sent to.
+
+    Raises:
+        PrivacyError: some are others, and Ray does not encrypt.
+    """
+    encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+    others = set(nodes) - {here}
+    if others and not encrypted:
+        raise PrivacyError(
+            f"The run's secret noise key would travel unencrypted to {len(others)} other nodes of "
+            "the Ray cluster: give seed=, or use a cluster with TLS (RAY_USE_TLS=1, "
+            "docs/cluster.md)."
+        )
