@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -44,6 +45,16 @@ class LabelledData:
         if values.dtype == torch.uint8:
             values = values.to(torch.float32).div_(255.0)
         return values, self.labels[indices]
+
+    def digest(self) -> str:
+        """SHA-256 over shapes, types and every byte of values, labels and users, in hexadecimal."""
+        state = hashlib.sha256()
+        for values in (self.values, self.labels, self.users):
+            if values is None:
+                continue
+            state.update(f"{values.dtype}{tuple(values.shape)}|".encode())
+            state.update(values.contiguous().numpy().data)
+        return state.hexdigest()
 
     def of_users(self, numbers: Collection[int]) -> LabelledData:
         """Return the records of the users with these numbers.

@@ -33,6 +33,7 @@ class EngineSettings(ServerEngine):
         actors: Ray cohorts; None: one per CPU core.
         num_cpus: CPU cores of the Ray instance of this machine (ray) or per client (flower).
         num_gpus: fraction of a GPU per cohort (ray) or client (flower).
+        data: whether Ray's actors read the records ("path") or share one copy ("object_store").
         revive_seconds: how long to wait for places for Ray cohorts, at the start or after a loss.
         draws: "keyed" or "device" (fused).
         together: rounds prepared and logged at once (fused).
@@ -45,6 +46,7 @@ class EngineSettings(ServerEngine):
     actors: int | None = None
     num_cpus: float | None = None
     num_gpus: float = 0.0
+    data: Literal["path", "object_store"] = "path"
     revive_seconds: float = 300.0
     draws: Literal["keyed", "device"] = "keyed"
     together: int = 32
@@ -53,6 +55,7 @@ class EngineSettings(ServerEngine):
         super().__post_init__()
         values = vars(self)
         choice(values, "draws", "keyed", "device", where="engine.")
+        choice(values, "data", "path", "object_store", where="engine.")
         integer(values, "together", where="engine.")
         positive(values, "revive_seconds", where="engine.")
         if self.address is not None:
@@ -65,7 +68,8 @@ class EngineSettings(ServerEngine):
             check(values, "num_cpus", where="engine.", also="null or ")
         if number(values, "num_gpus", where="engine.") > 1 and self.num_gpus % 1:  # Ray refuses it
             raise ConfigError(f"engine.num_gpus must be whole above 1, not {self.num_gpus}.")
-        device_named(self.client_device, f"engine.num_gpus={self.num_gpus:g}")
+        if self.address is None:  # else Ray knows which nodes have GPUs
+            device_named(self.client_device, f"engine.num_gpus={self.num_gpus:g}")
 
     def _check_address(self, address: str) -> None:
         if not re.fullmatch(r"auto|\S+:\d+", str(address)) or "/" in address:

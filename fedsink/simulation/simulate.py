@@ -202,6 +202,7 @@ def _grid(engine: EngineSettings, node: NodeSettings, debug: bool) -> Simulation
         address=engine.address,
         num_cpus=None if engine.num_cpus is None else int(engine.num_cpus),
         num_gpus=engine.num_gpus,
+        data=engine.data,
         timeout=engine.timeout,
         revive_seconds=engine.revive_seconds,
         debug=debug,

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import torch
 from flwr.app import Error, RecordDict
 
 from fedsink.clients.node import grant, keep_states
+from fedsink.data.labelled import LabelledData
+from fedsink.data.sources import give, load
+from fedsink.data.spec import DataSpec
+from fedsink.errors import FedsinkError
 from fedsink.protocol.exchange import Content
 from fedsink.simulation.ray.versions import versions
 
@@ -33,8 +40,8 @@ class Asked(NamedTuple):
 class Actor:
     """One cohort in a process of its own.
 
-    Nothing but `place` and `versions` may be asked before `host`: what a cohort is made of is sent
-    to a process that has shown where it is and what it runs.
+    Before `host` nothing may be asked but `place`, `versions`, `digest` and `hold`: what a cohort
+    is made of is sent to a process that has shown where it is, what it runs and what it reads.
 
     What comes and goes is pickled, but tensors travel as NumPy arrays: Ray copies these without
     a detour.
@@ -49,6 +56,20 @@ class Actor:
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
+
+    def digest(self, data: DataSpec) -> str:
+        """Read the records here; the digest of all, or an error in words."""
+        try:
+            return load(data).digest()
+        except FedsinkError as error:
+            return f"none ({error})"
+
+    def hold(self, data: DataSpec, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take the records from Ray's memory, where all processes of a node share them."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the memory is read-only, and nobody writes records
+            tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
+        give(data, "train", LabelledData(**tensors))
 
     def versions(self) -> dict[str, str]:
         """What this process runs."""
@@ -74,12 +95,8 @@ class Actor:
     def add_up(self, asked: Asked, parts: Sequence[Part], message_type: str) -> list[Any]:
         """Answer broadcasts; what `partials` reads."""
         grant(asked.passes)
-        received = [_received(record) for record in asked.contents]
+        received = [Content.received(record) for record in asked.contents]
         return [
             ([(client, values.numpy()) for client, values in p.sums], p.clients, p.failures)
             for p in self._cohort.add_up(message_type, received, parts)
         ]
-
-
-def _received(record: RecordDict) -> Content:
-    return Content(None, lambda: record)

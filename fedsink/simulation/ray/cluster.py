@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fedsink.errors import ConfigError
+from fedsink.errors import ConfigError, PrivacyError
 
 _PATIENCE = 5.0  # seconds for a head node to take a connection
 
@@ -46,12 +46,13 @@ def start(address: str | None, num_cpus: int | None, debug: bool) -> Any:
             ignore_reinit_error=True,
             **options,
         )
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # Ray exits where it meets silence, TLS for example
         if address is None:
             raise
         raise ConfigError(
             f"engine.address={address} cannot be joined ({first_line(error)}): run fedsink on a "
-            "node of the cluster (ray start --address=…), with its versions of Ray and Python."
+            "node of the cluster (ray start --address=…), with its versions of Ray and Python, and "
+            "with TLS where it has TLS."
         ) from error
     return ray
 
@@ -158,6 +159,26 @@ def node_in_words(ray: Any, id: str) -> str:
     """A node by the name of its machine and the start of its id."""
     names = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
     return f"The node {names.get(id, 'unknown')} ({id[:8]})"
+
+
+def refuse_strangers(here: str, nodes: Collection[str]) -> None:
+    """Refuse to send a secret in the clear.
+
+    Args:
+        here: the id of the driver's node.
+        nodes: the ids of those that it would be sent to.
+
+    Raises:
+        PrivacyError: some are others, and Ray does not encrypt.
+    """
+    encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+    others = set(nodes) - {here}
+    if others and not encrypted:
+        raise PrivacyError(
+            f"The run's secret noise key would travel unencrypted to {len(others)} other nodes of "
+            "the Ray cluster: give seed=, or use a cluster with TLS (RAY_USE_TLS=1, "
+            "docs/cluster.md)."
+        )
 
 
 def _words(resources: Mapping[str, float]) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedsink.errors import ClientError
 from fedsink.simulation.ray.actor import Actor
-from fedsink.simulation.ray.cluster import Places, first_line, node_in_words
-from fedsink.simulation.ray.lending import refuse_strangers
+from fedsink.simulation.ray.cluster import Places, first_line, node_in_words, refuse_strangers
+from fedsink.simulation.ray.records import Records
 from fedsink.simulation.ray.versions import refuse_others
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Cohorts:
         places: of the cohorts.
         build: makes the cohort, in the actor's process; picklable.
         versions: what every node must run; None where they all have this process's files.
+        records: what the cohorts compute from; None where they read no data of a source.
         secret: whether `build` holds what only this node, or a cluster with TLS, may be sent.
         timeout: seconds to wait for answers; None waits for ever.
         revive_seconds: how long to wait until actors have started.
@@ -56,6 +57,7 @@ class Cohorts:
         build: Callable[[], Cohort],
         *,
         versions: Mapping[str, str] | None,
+        records: Records | None,
         secret: bool,
         timeout: float | None,
         revive_seconds: float,
@@ -66,6 +68,7 @@ class Cohorts:
         self._places = places
         self._build = build
         self._versions = versions
+        self._records = records
         self._secret = secret
         self._timeout = timeout
         self._revive_seconds = revive_seconds
@@ -173,6 +176,8 @@ class Cohorts:
                 if self._secret:
                     here = self._ray.get_runtime_context().get_node_id()
                     refuse_strangers(here, nodes.values())
+                if self._records is not None:
+                    self._hand_out(nodes, self._records)
                 self._host(places)
                 return
             except _LostError as lost:  # a node that is going down may have been given some
@@ -212,6 +217,12 @@ class Cohorts:
         calls = {place: self.actors[place].versions.remote() for place in nodes}
         for place, there in self._received(calls).items():
             refuse_others(node_in_words(self._ray, nodes[place]), versions, there)
+
+    def _hand_out(self, nodes: Mapping[int, str], records: Records) -> None:
+        """Have new actors come by the records; refuses nodes that have others."""
+        calls = {place: records.call(self.actors[place]) for place in nodes}
+        answers = self._received(calls)
+        records.check({node_in_words(self._ray, nodes[p]): a for p, a in answers.items()})
 
     def _host(self, places: Collection[int]) -> None:
         try:

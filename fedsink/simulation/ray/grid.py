@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from flwr.app import Message, RecordDict
@@ -19,6 +19,7 @@ from fedsink.simulation.ray.actor import Asked
 from fedsink.simulation.ray.cluster import Places, start
 from fedsink.simulation.ray.cohorts import Cohorts
 from fedsink.simulation.ray.lending import Lending
+from fedsink.simulation.ray.records import Records
 from fedsink.simulation.ray.versions import versions
 
 
@@ -37,6 +38,8 @@ class RayGrid(SimulationGrid):
         num_cpus: CPU cores of an instance of this machine; None means all.
         num_gpus: fraction of a GPU that each cohort holds; Ray shows it to the cohort's actor
             alone (CUDA_VISIBLE_DEVICES), where `settings.device` is "cuda".
+        data: whether every node reads the records where `settings.data` says, or Ray's memory
+            holds them once a node.
         timeout: seconds to wait for a round's replies; None waits for ever.
         revive_seconds: how long to wait for places for the cohorts, at the start and after a loss.
         debug: print what clients log.
@@ -45,6 +48,7 @@ class RayGrid(SimulationGrid):
 
     Raises:
         ConfigError: there is no such cluster, or it lacks the GPUs that the cohorts ask for.
+        DataError: the records cannot be read here.
         PrivacyError: the clients' noise cannot be drawn on other machines.
     """
 
@@ -56,6 +60,7 @@ class RayGrid(SimulationGrid):
         address: str | None = None,
         num_cpus: int | None = None,
         num_gpus: float = 0.0,
+        data: Literal["path", "object_store"] = "path",
         timeout: float | None = None,
         revive_seconds: float = 300.0,
         run_id: int = 1,
@@ -69,8 +74,11 @@ class RayGrid(SimulationGrid):
         self._lending: Lending | None = None
         if address is not None:
             settings = self._without_files(settings)
+        records = None
         try:
             self._places = Places(self._ray, settings.clients, actors, num_gpus)
+            if address is not None or data == "object_store":
+                records = Records(self._ray, settings.data, sent=data == "object_store")
         except BaseException:
             self._ray.shutdown()
             raise
@@ -80,6 +88,7 @@ class RayGrid(SimulationGrid):
             partial(cohort_of, host, settings, run_id),
             # Processes of this machine start from the files that this one has started from.
             versions=None if address is None else versions(),
+            records=records,
             secret=self._lending is not None,
             timeout=timeout,
             revive_seconds=revive_seconds,

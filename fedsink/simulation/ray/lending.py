@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flwr.app import Message
@@ -41,7 +40,7 @@ class Lending:
                 f"{kept} keeps its replies on this machine's disk, where a cluster's nodes cannot "
                 "store any: leave out engine.address, or use the fast noise of a run without it."
             )
-        self._admitting = NodeCohort(settings)
+        self._admitting = NodeCohort(replace(settings, device="cpu"))  # nothing is computed here
         self.settings = replace(
             settings, lent=SecretKey.load(settings.key_file), key_file=None, ledger=None
         )
@@ -62,26 +61,6 @@ class Lending:
             digest
             for message, client in zip(messages, clients, strict=True)
             for digest in self._admitting.admit(
-                message.metadata.message_type, Content(None, lambda m=message: m.content), [client]
+                message.metadata.message_type, Content.received(message.content), [client]
             )
         ]
-
-
-def refuse_strangers(here: str, nodes: Collection[str]) -> None:
-    """Refuse to send a secret in the clear.
-
-    Args:
-        here: the id of the driver's node.
-        nodes: the ids of those that it would be sent to.
-
-    Raises:
-        PrivacyError: some are others, and Ray does not encrypt.
-    """
-    encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
-    others = set(nodes) - {here}
-    if others and not encrypted:
-        raise PrivacyError(
-            f"The run's secret noise key would travel unencrypted to {len(others)} other nodes of "
-            "the Ray cluster: give seed=, or use a cluster with TLS (RAY_USE_TLS=1, "
-            "docs/cluster.md)."
-        )

@@ -8,6 +8,7 @@ of engine=local and of the cluster, and the ledgers of both, which a run would r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -17,6 +18,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import ray
 from nodes import Nodes
 
 from fedsink.clients.node import close_nodes
@@ -47,9 +49,11 @@ def settings_in(folder: Path, key_of: Path | None = None) -> Any:
 
 def run(settings: Any, grid: SimulationGrid) -> None:
     """Train, whatever happens to the grid."""
-    server_app(settings.server)(grid, client_context(0, CLIENTS, 1))
-    grid.close()
-    close_nodes()
+    try:
+        server_app(settings.server)(grid, client_context(0, CLIENTS, 1))
+    finally:
+        grid.close()
+        close_nodes()
 
 
 def besiege(nodes: Nodes, grid: RayGrid) -> None:
@@ -58,28 +62,35 @@ def besiege(nodes: Nodes, grid: RayGrid) -> None:
     when = set(chance.sample(range(1, ROUNDS - 1), KILLS))
     log = RunFolder.log
 
-    def kill(delay: float, whole: bool) -> None:
+    def kill(delay: float, processes: list[int]) -> None:
         threading.Event().wait(delay)
-        if whole:
-            nodes.kill(chance.choice(nodes.workers))
-            nodes.add(1)
-        else:
-            os.kill(chance.choice(PIDS), signal.SIGKILL)
+        with contextlib.suppress(IndexError, ProcessLookupError):  # none was there, or is any more
+            os.kill(chance.choice(processes), signal.SIGKILL)
+            print("killed an actor", flush=True)
+            return
+        while not nodes.workers:  # the last one was killed, too, and another is on its way
+            threading.Event().wait(0.1)
+        nodes.kill(chance.choice(nodes.workers))
+        print("killed a node", flush=True)
+        nodes.add(1)
 
     def logged(folder: RunFolder, record: dict[str, Any]) -> None:
         log(folder, record)
         if record["round"] in when:
-            import ray
-
-            PIDS[:] = ray.get([actor.process.remote() for actor in grid.cohorts.actors])
-            whole, delay = chance.random() < 0.5, 0.02 * chance.random()
-            print("kill", "node" if whole else "actor", flush=True)
-            threading.Thread(target=kill, args=(delay, whole)).start()
+            processes = living(grid) if chance.random() < 0.5 else []
+            # A round takes some 30 ms: this is in the midst of the next one, or of a revival.
+            threading.Thread(target=kill, args=(0.03 * chance.random(), processes)).start()
 
     RunFolder.log = logged  # type: ignore[method-assign]
 
 
-PIDS: list[int] = []
+def living(grid: RayGrid) -> list[int]:
+    """The processes of those actors that answer."""
+    found = []
+    for actor in grid.cohorts.actors:
+        with contextlib.suppress(ray.exceptions.RayError):
+            found.append(ray.get(actor.process.remote(), timeout=5))
+    return found
 
 
 def main(folder: Path) -> None:

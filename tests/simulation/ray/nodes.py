@@ -60,12 +60,9 @@ class Nodes:
         """All nodes except the head."""
         return self._started[1:]
 
-    def add(self, cpus: int = 2, python_path: str | None = None) -> subprocess.Popen[bytes]:
-        """Start one more node, perhaps with more to import than this process has."""
-        paths = [p for p in (python_path, os.environ.get("PYTHONPATH")) if p]
-        return self._start(
-            f"--address={self.address}", f"--num-cpus={cpus}", PYTHONPATH=os.pathsep.join(paths)
-        )
+    def add(self, cpus: int = 2, **environment: str) -> subprocess.Popen[bytes]:
+        """Start one more node, with an environment that differs from the others'."""
+        return self._start(f"--address={self.address}", f"--num-cpus={cpus}", **environment)
 
     def kill(self, node: subprocess.Popen[bytes]) -> None:
         """End all processes of a node at once, as a power cut does."""

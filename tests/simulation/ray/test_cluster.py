@@ -88,6 +88,26 @@ def test_a_key_of_the_cluster_that_cannot_be_meant_is_refused(
         configured("seed=0", "engine=ray", *overrides.split(), small=False)
 
 
+def test_a_cluster_may_have_gpus_where_this_machine_has_none(
+    configured: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    gpus = ("seed=0", "engine=ray", "engine.num_gpus=0.25")
+    assert configured(*gpus, "engine.address=auto", small=False).node.device == "cuda"
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        configured(*gpus, small=False)
+
+
+def test_what_clients_remember_stays_on_this_machine(configured: Configure) -> None:
+    critics = ("seed=0", "engine=ray", "strategy=gs_wgan", "report.pictures=0")
+    assert configured(*critics, small=False).node.states is not None
+    with pytest.raises(ConfigError, match=r"gs_wgan keeps on this machine's disk what its clients"):
+        configured(*critics, "engine.address=auto", small=False)
+    assert (
+        configured("seed=0", "engine=ray", "engine.address=auto", small=False).node.states is None
+    )
+
+
 def test_an_instance_of_its_own_is_what_no_address_means(
     deaf: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,6 +198,27 @@ def test_the_clients_of_a_killed_actor_live_on_and_are_charged_once(
             assert claimed.fetchone() == (12 * _CLIENTS, 12 * _CLIENTS)
 
 
+def test_records_in_rays_memory_are_read_by_nobody_else(
+    make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path
+) -> None:
+    driver = os.getpid()
+
+    def host(settings: Any) -> Hosted:
+        import os
+
+        from fedsink.data.sources import SOURCES
+
+        if os.getpid() != driver:
+            SOURCES["digits"] = None  # nobody can read them here
+        return fedsink_apps(settings)
+
+    settings = configured("seed=5", f"clients={_CLIENTS}", "rounds=2")
+    local = _run(settings, LocalGrid(client_app(settings.node), _CLIENTS), tmp_path / "local")
+    grid = make_grid(settings.node, actors=1, data="object_store", host=host)
+    for name, values in _run(settings, grid, tmp_path / "ray").items():
+        torch.testing.assert_close(values, local[name], rtol=0, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_actors_that_keep_dying_end_the_run(
     make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path

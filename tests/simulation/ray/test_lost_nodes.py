@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -111,7 +112,7 @@ def test_a_node_with_another_torch_is_refused(
     other = tmp_path / "torch-1.13.1.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.13.1+cu117\n")
-    nodes.add(python_path=str(tmp_path))
+    nodes.add(PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     here = version("torch").partition("+")[0]
     with pytest.raises(
         ClientError,
