@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import socket
 import statistics
@@ -62,9 +63,7 @@ class Traffic:
 
 
 def _size(value: Any) -> int:
-    import ray.cloudpickle
-
-    return len(ray.cloudpickle.dumps(value))
+    return len(pickle.dumps(value))
 
 
 def measure(address: str, clients: int) -> dict[str, Any]:
