@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,11 +27,14 @@ class LabelledData:
         labels: their classes, by position in the public label map.
         users: the number of the user whose record it is (N,) int64, see `fedsink.data.users`; None
             where the source tells no users apart.
+        slots: a number of each record's name (N,) int64, see `fedsink.data.names`, that stays when
+            other records come or go; None where records have no names, but lines alone.
     """
 
     values: Tensor
     labels: Tensor
     users: Tensor | None = None
+    slots: Tensor | None = None
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -46,14 +51,23 @@ class LabelledData:
             values = values.to(torch.float32).div_(255.0)
         return values, self.labels[indices]
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All that there is by name, for another process: `LabelledData.of_arrays` reads it."""
+        return {name: t.numpy() for name, t in vars(self).items() if t is not None}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> LabelledData:
+        """What `arrays` returned, without a copy of it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # memory that is shared is read-only, as records are
+            return cls(**{name: torch.from_numpy(values) for name, values in arrays.items()})
+
     def digest(self) -> str:
-        """SHA-256 over shapes, types and every byte of values, labels and users, in hexadecimal."""
+        """SHA-256 over names, shapes, types and every byte of `arrays`, in hexadecimal."""
         state = hashlib.sha256()
-        for values in (self.values, self.labels, self.users):
-            if values is None:
-                continue
-            state.update(f"{values.dtype}{tuple(values.shape)}|".encode())
-            state.update(values.contiguous().numpy().data)
+        for name, values in self.arrays().items():
+            state.update(f"{name}|{values.dtype}{values.shape}|".encode())
+            state.update(np.ascontiguousarray(values).data)
         return state.hexdigest()
 
     def of_users(self, numbers: Collection[int]) -> LabelledData:
@@ -73,11 +87,16 @@ class LabelledData:
                 "data.clients_file marks none of the users of these records True; name the list "
                 "that belongs to data.root."
             )
-        return LabelledData(self.values[kept], self.labels[kept], self.users[kept])
+        slots = None if self.slots is None else self.slots[kept]
+        return LabelledData(self.values[kept], self.labels[kept], self.users[kept], slots)
 
 
 def checked(
-    values: Tensor, labels: Tensor, spec: DataSpec, users: Tensor | None = None
+    values: Tensor,
+    labels: Tensor,
+    spec: DataSpec,
+    users: Tensor | None = None,
+    slots: Tensor | None = None,
 ) -> LabelledData:
     """Return the data after comparing it with its public description.
 
@@ -86,7 +105,8 @@ def checked(
 
     Raises:
         DataError: for no records, another shape, a label outside the class list, a value that is
-            not finite, an image outside [0, 1], or users that are not one number per record.
+            not finite, an image outside [0, 1], or users or slots that are not one number per
+            record.
     """
     if len(values) == 0 or len(values) != len(labels):
         raise DataError(
@@ -99,15 +119,16 @@ def checked(
             f"{spec.shape}; change data.shape or the files."
         )
     _check_labels(labels, spec)
-    if users is not None and (users.shape != labels.shape or users.dtype != torch.int64):
-        raise DataError(
-            f"{spec.name}: users must be one int64 number per record, got {users.dtype} of shape "
-            f"{tuple(users.shape)}."
-        )
+    for name, numbers in (("users", users), ("slots", slots)):
+        if numbers is not None and (numbers.shape != labels.shape or numbers.dtype != torch.int64):
+            raise DataError(
+                f"{spec.name}: {name} must be one int64 number per record, got {numbers.dtype} of "
+                f"shape {tuple(numbers.shape)}."
+            )
     if values.dtype != torch.uint8:
         _check_floats(values, spec)
         values = values.to(torch.float32)
-    return LabelledData(values.contiguous(), labels.to(torch.int64), users)
+    return LabelledData(values.contiguous(), labels.to(torch.int64), users, slots)
 
 
 def _check_labels(labels: Tensor, spec: DataSpec) -> None:

@@ -41,6 +41,7 @@ class StrategySettings(ABC):
         remembers: whether its clients keep anything from message to message.
         plan: what is done to records.
         clients: K.
+        quorum: how many of the clients that are asked must answer, as in `Quorum`.
     """
 
     name: ClassVar[str]
@@ -51,6 +52,7 @@ class StrategySettings(ABC):
 
     plan: PublicPlan
     clients: int
+    quorum: float | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

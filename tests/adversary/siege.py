@@ -27,7 +27,7 @@ from fedsink.clients.shard import Shard
 from fedsink.data import sources
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol import CriticRequest, GradientRequest, PrivatizeReply, PrivatizeRequest
-from fedsink.protocol.errors import FAILED, MALFORMED, MEANING, REFUSED
+from fedsink.protocol.errors import FAILED, MALFORMED, MEANING, OTHER_VERSION, REFUSED
 from fedsink.protocol.gradient import unpack_requests
 from fedsink.protocol.parameters import ParameterRequest
 from fedsink.protocol.records import unpack
@@ -86,7 +86,7 @@ class Siege:
         close_nodes()
         self.nodes = [BesiegedNode(folder, self.shape, h, noise, epsilon) for h in HOLDINGS]
         self.sent = self.answered = self.compared = 0
-        self.codes = {REFUSED: 0, MALFORMED: 0, FAILED: 0}
+        self.codes = {REFUSED: 0, MALFORMED: 0, FAILED: 0, OTHER_VERSION: 0}
         self.worst = Cost()
         self.looked_at = self.nodes[0]
         self._charged: set[Place] = set()
@@ -226,7 +226,7 @@ class Siege:
         self, node: BesiegedNode, content: RecordDict, reply: RecordDict
     ) -> list[Place]:
         assert sorted(reply) == ["identity"]
-        assert dict(reply.config_records["identity"]) == {"client": 0}
+        assert dict(reply.config_records["identity"]) == {"client": 0, "protocol": 3}
         return []
 
     def _check_gradient(
@@ -339,7 +339,8 @@ def _check_schema(
     reply: RecordDict, arrays: dict[str, tuple[str, tuple[int, ...]]], fields: str
 ) -> None:
     assert sorted(reply) == ["arrays", "fields"]
-    assert dict(reply.config_records["fields"]) == {"json": fields}
+    stated = json.dumps({**json.loads(fields), "protocol": 3}, sort_keys=True)
+    assert dict(reply.config_records["fields"]) == {"json": stated}
     found = reply.array_records["arrays"]
     assert {n: (a.dtype, tuple(a.shape)) for n, a in found.items()} == arrays
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from flwr.app import Error, RecordDict
 
 from fedsink.clients.node import grant, keep_states
@@ -66,10 +64,7 @@ class Actor:
 
     def hold(self, data: DataSpec, arrays: Mapping[str, np.ndarray]) -> None:
         """Take the records from Ray's memory, where all processes of a node share them."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the memory is read-only, and nobody writes records
-            tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
-        give(data, "train", LabelledData(**tensors))
+        give(data, "train", LabelledData.of_arrays(arrays))
 
     def versions(self) -> dict[str, str]:
         """What this process runs."""

@@ -28,10 +28,7 @@ class Records:
         self._spec = spec
         data = load(spec)
         self._digest = "" if sent else data.digest()
-        self._put: Any = None
-        if sent:
-            named = {"values": data.values, "labels": data.labels, "users": data.users}
-            self._put = ray.put({name: t.numpy() for name, t in named.items() if t is not None})
+        self._put: Any = ray.put(data.arrays()) if sent else None
 
     def call(self, actor: Any) -> Any:
         """Have an actor read or take them; the reference of what `check` is told."""

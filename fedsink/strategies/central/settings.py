@@ -22,6 +22,7 @@ from fedsink.privacy.mechanisms.clipping import Clip
 from fedsink.privacy.sampling import Schedule
 from fedsink.strategies.central.statement import central_statement, notice
 from fedsink.strategies.central.unprotected import unprotected_statement
+from fedsink.strategies.quorum import check_quorum
 from fedsink.strategies.settings import StrategySettings
 from fedsink.values import integer
 
@@ -35,6 +36,7 @@ class CentralSettings(StrategySettings):
         mechanism: what is noised, in the words of privacy.json.
         accountant: whose ε is reported, one of `fedsink.privacy.ACCOUNTANTS`.
         share: whether each reply holds all of the plan's noise, or the sum of a cohort's does.
+        quorum: how many of the clients that are asked must answer, as in `Quorum`.
     """
 
     mode: ClassVar[str] = "central"
@@ -43,6 +45,7 @@ class CentralSettings(StrategySettings):
     plan: CentralPlan
     accountant: str
     share: NoiseShare
+    quorum: float | None
 
     def __post_init__(self) -> None:
         check_accountant(self.accountant)
@@ -52,6 +55,12 @@ class CentralSettings(StrategySettings):
                 "leave one of them out."
             )
         self.share.check(self.plan.schedule, self.clients)
+        check_quorum(self.quorum, self.clients)
+        if self.quorum is not None and self.share != LOCAL_NOISE:
+            raise ConfigError(
+                f"noise.share={self.share.name} leaves too little noise in a sum that a client is "
+                f"missing from: leave strategy.quorum={self.quorum} out."
+            )
 
     def statement(self, noise: str) -> dict[str, Any]:
         """The content of privacy.json."""
@@ -74,7 +83,9 @@ class CentralSettings(StrategySettings):
         return self.plan.with_noise(1 / self.sharers(client)).noise_std
 
 
-def central_plan(config: Configuration, clip: Clip, schedule: Schedule) -> CentralPlan:
+def central_plan(
+    config: Configuration, clip: Clip, schedule: Schedule, sigma: float | None = None
+) -> CentralPlan:
     """How ε is spent: two of (eps, sigma, rounds) give the third.
 
     What is left out comes from the recipe; eps=inf is the same rounds with neither clip nor noise.
@@ -83,6 +94,7 @@ def central_plan(config: Configuration, clip: Clip, schedule: Schedule) -> Centr
         config: of the central mode.
         clip: bounds what a unit can change.
         schedule: who is asked about what.
+        sigma: the noise multiplier; None: the configuration's.
 
     Raises:
         FedsinkError: a value is out of range or belongs to the local mode, or the three contradict
@@ -90,7 +102,9 @@ def central_plan(config: Configuration, clip: Clip, schedule: Schedule) -> Centr
     """
     _check_mode(config)
     records = math.ceil(config.data.nominal_records / config.clients)
-    eps, sigma = config.eps, config.sigma
+    eps = config.eps
+    if sigma is None:
+        sigma = config.sigma
     rounds: Any = config.rounds
     if eps is None and sigma is None:
         eps = config.recipe["eps"]

@@ -47,6 +47,7 @@ class GSWGAN(CentralRounds):
         self.critics = replace(settings.critics, seed=seed)
         self._points: Tensor | None = None
         self._asked: dict[int, Broadcast] = {}
+        self._everybody: list[int] = []  # whose turn the round is
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -58,11 +59,16 @@ class GSWGAN(CentralRounds):
                 "nobody accounted for it."
             )
         schedule = self.settings.plan.schedule
-        nodes = {
-            client: node
-            for client, node in self.discover(grid).items()
-            if schedule.answers(client, server_round)
-        }
+        everybody = [k for k in range(self.clients) if schedule.answers(k, server_round)]
+        self._everybody = everybody
+        found = self.discover(grid)
+        nodes = {client: found[client] for client in everybody if client in found}
+        needed = self.quorum.of(len(everybody))
+        if len(nodes) < needed:
+            raise ClientError(
+                f"Round {server_round} is the turn of {len(everybody)} clients, and {len(nodes)} "
+                "of them are connected: start the others, and continue with resume=."
+            )
         self._points, row_labels = self._rows("train", server_round, self.settings.rows)
         with torch.no_grad():
             fakes, fake_labels = self._rows("fakes", server_round, self.settings.fakes)
@@ -82,7 +88,7 @@ class GSWGAN(CentralRounds):
         content = Content(lambda: [request], request.to_record)
         broadcast = Broadcast(content, nodes, (1, *request.rows.shape))
         self._asked = {server_round: broadcast}
-        return Exchange("train.critic", str(server_round), [broadcast])
+        return Exchange("train.critic", str(server_round), [broadcast], needed)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -90,7 +96,8 @@ class GSWGAN(CentralRounds):
         """Average the replies over all critics, and take one optimiser step."""
         if self._points is None or server_round not in self._asked:
             raise ClientError(f"Replies for round {server_round} came before its request.")
-        sums = self._sums(self._asked, replies, f"asking critics in round {server_round}")
+        doing = f"asking critics in round {server_round}"
+        sums = self._sums(self._asked, replies, doing, self._everybody)
         answered = sums[server_round]
         variance = self.settings.noise_std(next(iter(self._asked[server_round].nodes))) ** 2
         snr = signal_to_noise(
@@ -101,6 +108,7 @@ class GSWGAN(CentralRounds):
         gradient = -answered.total[0] / critics  # critics score records high: up is their way
         self.trainer.step(self._points, gradient, server_round)
         self.round = server_round
+        snr |= self._of_mean(answered.clients)
         return None, MetricRecord({"loss": float(gradient.norm()), **snr})
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

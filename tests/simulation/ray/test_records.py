@@ -33,9 +33,17 @@ def test_a_digest_changes_with_every_bit_and_with_the_users() -> None:
         LabelledData(values.reshape(4, 2, 1), labels).digest(),
         LabelledData(values, labels.flip(0)).digest(),
         LabelledData(values, labels, labels).digest(),
+        LabelledData(values, labels, None, labels).digest(),
     }
-    assert len(digests) == 5
+    assert len(digests) == 6
     assert LabelledData(values.clone(), labels.clone()).digest() in digests
+
+
+def test_records_travel_as_arrays_with_all_that_they_have() -> None:
+    labels = torch.arange(4)
+    for users in (None, labels + 1):
+        data = LabelledData(torch.zeros(4, 2), labels, users, labels + 2)
+        assert LabelledData.of_arrays(data.arrays()).digest() == data.digest()
 
 
 def test_given_records_are_loaded_and_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

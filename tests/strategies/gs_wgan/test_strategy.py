@@ -180,6 +180,30 @@ def test_clients_answer_in_turn(make_gs_wgan: Make, make_grid: Grids) -> None:
     assert strategy.settings.plan.uses == 2
 
 
+@pytest.mark.parametrize("summed", [False, True])
+def test_the_published_form_asks_the_one_client_that_is_picked(
+    make_gs_wgan: Make, make_grid: Grids, monkeypatch: pytest.MonkeyPatch, summed: bool
+) -> None:
+    """And steps along its critic's gradient, each row of which is clipped."""
+    strategy = make_gs_wgan(clients=4, critics=1, rounds=9, published=True, sigma=1e-9)
+    grid = make_grid(4)
+    if summed:
+        grid = LocalGrid(client_app(grid.node), 4, batched=NodeCohort(grid.node))
+    steps: list[torch.Tensor] = []
+    monkeypatch.setattr(strategy.trainer, "step", lambda _, gradient, __: steps.append(gradient))
+    asked = []
+    for number in range(1, 10):
+        exchange = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
+        asked += [list(broadcast.nodes) for broadcast in exchange.broadcasts]
+        strategy.aggregate_train(number, grid.send_and_receive(exchange))
+    schedule = strategy.settings.plan.schedule
+    assert asked == [[k for k in range(4) if schedule.answers(k, t)] for t in range(1, 10)]
+    assert all(len(clients) == 1 for clients in asked)
+    gradients = torch.stack(steps)
+    assert float(gradients.norm(dim=-1).max()) == pytest.approx(1.0, abs=1e-5)
+    assert float(gradients.flatten(1).norm(dim=-1).max()) > 1.4  # as no whole clip would leave it
+
+
 @pytest.mark.parametrize("turns", [None, 2])
 def test_a_mean_is_of_those_who_answered(
     make_gs_wgan: Make, make_grid: Grids, turns: int | None, monkeypatch: pytest.MonkeyPatch
@@ -311,3 +335,25 @@ def test_a_client_that_refuses_stops_the_run(make_gs_wgan: Make, make_grid: Grid
     grid.change = lambda replies: replies[1:]
     with pytest.raises(ClientError, match="1 of 3 clients did not answer"):
         play(strategy, grid, 1)
+
+
+def test_a_round_that_somebody_missed_is_divided_by_those_who_answered(
+    make_gs_wgan: Make, make_grid: Grids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid, strategy = make_grid(), make_gs_wgan(critics=4, quorum=2)
+    grid.change = lambda replies: [r for r in replies if client_of(r.metadata.src_node_id)]
+    steps: list[torch.Tensor] = []
+
+    def step(output: torch.Tensor, gradient: torch.Tensor, number: int) -> None:
+        steps.append(gradient)
+
+    monkeypatch.setattr(strategy.trainer, "step", step)
+    messages = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    replies = list(grid.send_and_receive(messages))
+    _, metrics = strategy.aggregate_train(1, replies)
+    total = sum(GradientReply.from_record(r.content).gradient.double() for r in replies)
+    assert len(replies) == 2
+    assert torch.allclose(steps[0], -total / 8, atol=1e-9)
+    assert strategy.absent == [0]
+    std = strategy.settings.plan.noise_std
+    assert dict(metrics or {})["mean_noise_std"] == pytest.approx(std / 2**0.5)
