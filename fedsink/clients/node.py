@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsink.clients.answer import Answer, Task
 from fedsink.clients.answers import find_answer
+from fedsink.clients.passes import Passes
 from fedsink.clients.policy import Policy
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.releases import Admitted, Releases, refuse_rollback, seeded, use_digests
@@ -198,8 +199,10 @@ class Node:
             forget(policy.critics, policy.critic_days)
 
     @cached_property
-    def _releases(self) -> Releases | None:
+    def _releases(self) -> Releases | Passes | None:
         settings, policy = self.settings, self._policy
+        if settings.lent is not None:
+            return _PASSES
         # Reproducible noise is public anyway and is keyed by the round alone: engines differ in
         # the last bits of a request, so a ledger would refuse honest reruns.
         if settings.seed is not None or settings.ledger is None or settings.replies is None:
@@ -217,6 +220,7 @@ class Node:
 
 
 _NODES: dict[tuple[NodeSettings, int], Node] = {}  # of this process
+_PASSES = Passes()  # of the nodes of this process that have a lent key
 
 
 def open_node(settings: NodeSettings, client: int) -> Node:
@@ -225,6 +229,11 @@ def open_node(settings: NodeSettings, client: int) -> Node:
     if key not in _NODES:
         _NODES[key] = Node(settings, client)
     return _NODES[key]
+
+
+def grant(digests: Iterable[bytes]) -> None:
+    """Let the nodes of this process with a lent key answer what has these digests, and no more."""
+    _PASSES.grant(digests)
 
 
 def keep_states(round: int) -> None:
@@ -236,6 +245,7 @@ def keep_states(round: int) -> None:
 def close_nodes() -> None:
     """Forget every node of this process, and the data they hold."""
     _NODES.clear()
+    _PASSES.grant(())
     deal.cache_clear()
     _open_ledger.cache_clear()
 
