@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev simulate deploy-demo test test-all test-gpu mutants coverage bench results lint types contracts packages check clean
+.PHONY: help install install-dev simulate deploy-demo node-wheel test test-all test-gpu mutants coverage bench results lint types contracts packages check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,9 @@ simulate: install ## run the main job: DP-Sinkhorn on the embedded digits, ε = 
 
 deploy-demo: install ## a SuperLink and two hospitals on this machine, TLS and all
 	$(BIN)/python deploy/demo.py $(ARGS)
+
+node-wheel: install-dev ## the wheel of fedsink-node, what a node installs, into dist/
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist deploy/node
 
 test: install-dev ## run the tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)

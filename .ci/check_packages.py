@@ -50,6 +50,13 @@ def _check(work: Path) -> None:
     yaml = sum(name.endswith(".yaml") for name in sources)
     print(f"wheel: fedsink/ alone, {len(sources)} files, {yaml} of them configuration, py.typed")
 
+    node = _wheel_content(_one(_build(ROOT / "deploy" / "node", work / "node", "--wheel"), "*.whl"))
+    _compare("the node's wheel", sources, {n: d for n, d in node.items() if n in sources})
+    foreign = [n for n in node if n not in sources and not n.startswith("fedsink_node-")]
+    if foreign:
+        raise CheckError(f"the node's wheel holds {foreign[0]} besides fedsink.")
+    print("the node's wheel: the same fedsink/ with its own requirements")
+
     unpacked = _unpack(sdist, work / "sdist")
     links = [path for path in unpacked.rglob("*") if path.is_symlink()]
     if links:

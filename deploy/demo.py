@@ -2,10 +2,10 @@
 
     python deploy/demo.py [FOLDER]
 
-Makes certificates and node keys, starts a SuperLink and two SuperNodes with TLS and node
-authentication, each with pictures, policy and ledger of its own, runs both modes, shows what both
-ledgers hold, and shows how a policy refuses. Traffic goes to 127.0.0.1 alone. Everything that was
-started is stopped again, also on Ctrl-C. FOLDER keeps the files; without it they are removed.
+Makes certificates and node keys, starts a SuperLink and two nodes (`fedsink node`) with TLS and
+node authentication, each with pictures, policy and ledger of its own, runs both modes, shows what
+both ledgers hold, and shows how a policy refuses. Traffic goes to 127.0.0.1 alone. Everything that
+was started is stopped again, also on Ctrl-C. FOLDER keeps the files; without it they are removed.
 """
 
 from __future__ import annotations
@@ -109,28 +109,35 @@ class Lab:
 
     def start(self) -> None:
         """SuperLink first, then the nodes that it knows."""
+        self.start_superlink()
+        for number in (1, 2):
+            self.register(number)
+            self.start_hospital(number)
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink, and wait until it answers."""
         certs = self.folder / "certs"
-        self._start(
+        self.superlink = self.start_process(
             "superlink", "flower-superlink", "--host", "127.0.0.1", "--port", self.port,
             "--ssl-ca-certfile", certs / "ca.crt", "--ssl-certfile", certs / "server.pem",
             "--ssl-keyfile", certs / "server.key", "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
         )  # fmt: skip
         self._wait_for_port()
-        for number in (1, 2):
-            key = self.folder / f"hospital-{number}" / "node-key.pub"
-            self.submitter(BIN / "flwr", "supernode", "register", key, "lab")
-            self.start_hospital(number)
+
+    def register(self, number: int) -> Path:
+        """Make a hospital's node known to the SuperLink; returns the hospital's folder."""
+        hospital = self.folder / f"hospital-{number}"
+        self.submitter(BIN / "flwr", "supernode", "register", hospital / "node-key.pub", "lab")
+        return hospital
 
     def start_hospital(self, number: int) -> subprocess.Popen[bytes]:
-        """A SuperNode that the SuperLink knows; returns its process, which leads a group."""
+        """A node that the SuperLink knows; returns its process, which leads a group."""
         hospital = self.folder / f"hospital-{number}"
-        return self._start(
-            f"hospital-{number}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}",
-            "--root-certificates", self.folder / "certs" / "ca.crt",
-            "--auth-supernode-private-key", hospital / "node-key",
-            "--host", "127.0.0.1", "--port", _free_port(), "--node-config",
-            f'policy="{hospital / "policy.toml"}" partition-id={number - 1} num-partitions=2',
+        return self.start_process(
+            hospital.name, "fedsink", "node", f"superlink=127.0.0.1:{self.port}",
+            f"certificate={self.folder / 'certs' / 'ca.crt'}", f"key={hospital / 'node-key'}",
+            f"policy={hospital / 'policy.toml'}", f"client={number - 1}", "clients=2",
         )  # fmt: skip
 
     def stop(self) -> None:
@@ -203,25 +210,25 @@ class Lab:
             "-extfile", certs / "san.ext", "-out", certs / "server.pem",
         )  # fmt: skip
 
-    def _start(self, name: str, program: str, *words: object) -> subprocess.Popen[bytes]:
+    def start_process(self, name: str, program: str, *words: object) -> subprocess.Popen[bytes]:
+        """Start a program of this environment, with a log and a home of its own."""
         home = self.folder / f"flwr-{name}"
         home.mkdir(exist_ok=True)
         with (self.folder / f"{name}.log").open("ab") as log:
-            self._started.append(
-                subprocess.Popen(
-                    [str(word) for word in (BIN / program, *words)],
-                    env=_environment({"FLWR_HOME": str(home), "FEDSINK_STATE": str(home / "runs")}),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # its process group is what `stop` ends
-                )
+            process = subprocess.Popen(
+                [str(word) for word in (BIN / program, *words)],
+                env=_environment({"FLWR_HOME": str(home), "FEDSINK_STATE": str(home / "runs")}),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # its process group is what `stop` ends
             )
-        return self._started[-1]
+        self._started.append(process)
+        return process
 
     def _wait_for_port(self) -> None:
         deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline and _alive(self._started[0]):
+        while time.monotonic() < deadline and _alive(self.superlink):
             with socket.socket() as attempt:
                 if attempt.connect_ex(("127.0.0.1", self.port)) == 0:
                     return

@@ -164,6 +164,16 @@ def test_flowers_internals_are_touched_in_one_module_only() -> None:
     assert touching == {"simulation/identity.py"}
 
 
+def test_flowers_wire_is_spoken_in_one_module_only() -> None:
+    package = Path(str(fedsink.__file__)).parent
+    speaking = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if any(name.startswith(("flwr.proto", "flwr.supernode")) for name in _imports(path))
+    }
+    assert speaking == {"commands/fleet.py"}
+
+
 def test_pykeops_is_imported_nowhere_but_where_it_is_used() -> None:
     done = subprocess.run(
         [

@@ -25,7 +25,7 @@ Usage: fedsink deploy app=DIR superlink=NAME [name=NAME] [folder=DIR] [group=cho
   name       of the run, where the server keeps it; left out: the time and some random digits
   folder     where the results are put here, when the run has ended; left out: runs/NAME
   resume     name of a run to continue
-  clients    how many nodes take part; each holds one number from 0 in its --node-config
+  clients    how many nodes take part; fedsink node client=N, from 0, is one of them
 
 Everything else is as in fedsink simulate, except what is each node's owner's: data.root, seed,
 noise, policy and engine.

@@ -140,7 +140,7 @@ def test_a_node_that_comes_back_is_asked_again_and_charged_once(lab: Any) -> Non
     hospital = lab._started[2]
     messages = deployed(lab, "restarted", "engine.ask_again=20")
     next(messages)
-    time.sleep(4.0)
+    time.sleep(0.5)
     kill(hospital)
     start_again(lab, 2)
     *_, folder = messages

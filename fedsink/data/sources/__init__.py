@@ -79,7 +79,12 @@ def load(spec: DataSpec, split: Split = "train") -> LabelledData:
     read = SOURCES.find(spec.name)
     if split not in ("train", "test"):
         raise ConfigError(f"split must be 'train' or 'test', got {split!r}.")
-    values, labels, *numbers = read(spec, split)
+    try:
+        values, labels, *numbers = read(spec, split)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"data.name={spec.name} needs the Python package {error.name}: install it."
+        ) from None
     data = checked(values, labels, spec, *numbers)
     if spec.clients_file is None:
         return data

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from fedsink.data.names import number_of
 from fedsink.data.sources.pictures import MODES, read_picture
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
+
+_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
 def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor, None, Tensor]:
@@ -64,8 +66,6 @@ def _folder(spec: DataSpec, split: str) -> Path:
 
 
 def _files(folder: Path, spec: DataSpec) -> list[tuple[str, int]]:
-    from torchvision.datasets import ImageFolder
-
     names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     unknown = [name for name in names if name not in spec.classes]
     if unknown:
@@ -74,13 +74,13 @@ def _files(folder: Path, spec: DataSpec) -> list[tuple[str, int]]:
             f"({', '.join(spec.classes)}); add it there or remove the folder."
         )
 
-    class PublicLabels(ImageFolder):
-        """ImageFolder with the label map of the configuration instead of the folders'."""
-
-        def find_classes(self, directory: Any) -> tuple[list[str], dict[str, int]]:
-            return list(spec.classes), {name: i for i, name in enumerate(spec.classes)}
-
-    files: list[tuple[str, int]] = PublicLabels(str(folder), allow_empty=True).samples
+    files = [
+        (os.path.join(place, name), spec.classes.index(label))
+        for label in names
+        for place, _, here in sorted(os.walk(folder / label, followlinks=True))
+        for name in sorted(here)
+        if name.lower().endswith(_ENDINGS)
+    ]
     if not files:
         raise DataError(
             f"{folder.absolute()} holds no pictures; expected one folder per class with image "

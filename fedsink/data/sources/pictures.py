@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedsink.errors import DataError
@@ -26,7 +28,6 @@ def read_picture(path: str | Path, shape: tuple[int, ...]) -> Tensor:
         DataError: where the file cannot be read.
     """
     from PIL import Image
-    from torchvision.transforms import functional
 
     channels, height, width = shape
     try:
@@ -35,7 +36,8 @@ def read_picture(path: str | Path, shape: tuple[int, ...]) -> Tensor:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} is not a readable picture; replace or remove it.") from error
     scale = max(height / picture.height, width / picture.width)
-    size = [math.ceil(picture.height * scale - 1e-9), math.ceil(picture.width * scale - 1e-9)]
-    resized = functional.resize(picture, size, antialias=True)
-    pixels: Tensor = functional.pil_to_tensor(functional.center_crop(resized, [height, width]))
-    return pixels
+    size = (math.ceil(picture.width * scale - 1e-9), math.ceil(picture.height * scale - 1e-9))
+    resized = picture.resize(size, Image.Resampling.BILINEAR)
+    left, top = round((resized.width - width) / 2), round((resized.height - height) / 2)
+    pixels = np.array(resized.crop((left, top, left + width, top + height)))
+    return torch.from_numpy(pixels).reshape(height, width, channels).permute(2, 0, 1)

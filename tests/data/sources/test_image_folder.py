@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import functional
 
 from fedsink.data.names import number_of
 from fedsink.data.sources import load
@@ -104,6 +107,29 @@ def test_pictures_of_any_mode_are_converted(tmp_path: Path) -> None:
     for number, mode in enumerate(("L", "RGBA", "P", "1")):
         Image.new(mode, (5, 5)).save(tmp_path / "cat" / f"{number}.png")
     assert load(spec(tmp_path), "train").values.shape == (4, 3, 4, 4)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4), (1, 7, 7), (1, 28, 28)])
+def test_order_and_pixels_are_those_of_torchvision(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """A ledger's fingerprint of records depends on both."""
+    random = np.random.default_rng(3)
+    names = ("owl/b.png", "cat/10.PNG", "cat/9.jpeg", "cat/deep/1.bmp", "dog/a.png", "dog/z.txt")
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = tuple(random.integers(3, 40, 2))
+        pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path, format="PNG" if name.endswith("txt") else None)
+    expected = []
+    for name, _ in ImageFolder(str(tmp_path)).samples:
+        opened = Image.open(name).convert({1: "L", 3: "RGB"}[shape[0]])
+        scale = max(shape[1] / opened.height, shape[2] / opened.width)
+        size = [math.ceil(opened.height * scale - 1e-9), math.ceil(opened.width * scale - 1e-9)]
+        resized = functional.resize(opened, size, antialias=True)
+        expected.append(functional.pil_to_tensor(functional.center_crop(resized, list(shape[1:]))))
+    data = load(spec(tmp_path, shape), "train")
+    assert torch.equal(data.values, torch.stack(expected))
+    assert data.labels.tolist() == [0, 0, 0, 1, 2]
 
 
 def test_messages(tmp_path: Path) -> None:

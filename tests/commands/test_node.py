@@ -1,0 +1,383 @@
+"""`fedsink node` without a SuperLink: its words, its errors, and the process beside the data."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
+from flwr.app import Context, Message, RecordDict
+
+from fedsink.cli import main
+from fedsink.clients.app import app
+from fedsink.clients.node import close_nodes
+from fedsink.commands.node import LONGEST, SHORTEST, _knock, _tls, pause
+from fedsink.commands.runner import RunnerProcess
+from fedsink.errors import ClientError, ConfigError
+from fedsink.protocol import Objective
+from fedsink.protocol.errors import FAILED, MALFORMED
+from fedsink.protocol.gradient import unpack_replies
+from fedsink.simulation.identity import become
+
+from ..support.hospital import CLASSES, SHAPE, hospital
+from ..support.processes import children, gone
+from ..support.requests import gradient_request, plan_of
+
+GIVEN = ("policy=policy.toml", "superlink=lab.example:8000", "client=0", "clients=2")
+ONE = {"partition-id": 0, "num-partitions": 1, "device": "cpu"}
+
+
+def node(*keys: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["node", *keys])
+    return int(str(ended.value.code))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (GIVEN[1:], "policy must be given, for example policy=policy.toml."),
+        (GIVEN[:1] + GIVEN[2:], "superlink must be given"),
+        ((*GIVEN[:3], "clients=0"), "clients=0: must be at least 1"),
+        ((*GIVEN[:2], "client=2", "clients=2"), "client=2 is none of clients=2"),
+        ((GIVEN[0], "superlink=lab.example", *GIVEN[2:]), "expected host:port"),
+        ((*GIVEN, "polcy=x"), "Unknown key 'polcy'. Did you mean policy?"),
+        ((*GIVEN, "insecure=true", "key=k"), "insecure=true uses no TLS, and key= needs it"),
+        ((*GIVEN, "key=/no/such/key"), "key=/no/such/key cannot be read: No such file"),
+        ((*GIVEN, "certificate=/no/ca.crt"), "certificate=/no/ca.crt cannot be used: No such"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    keys: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert node(*keys) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_a_key_of_another_kind_and_a_file_without_certificate_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "key"
+    private = ed25519.Ed25519PrivateKey.generate()
+    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    assert node(*GIVEN, f"key={key}") == 2
+    assert "holds no elliptic-curve key" in capsys.readouterr().err
+    assert node(*GIVEN, f"certificate={key}") == 2
+    assert "cannot be used: it holds no certificate" in capsys.readouterr().err
+
+
+@pytest.mark.slow  # starts a process that imports everything
+def test_a_connection_without_tls_is_said_loudly_and_a_broken_policy_ends_before_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    policy = hospital(tmp_path, classes=["a"])
+    with listener() as port:
+        keys = (f"policy={policy}", f"superlink=127.0.0.1:{port}", *GIVEN[2:], "insecure=true")
+        assert node(*keys) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    warning, error = err.splitlines()
+    assert "WARNING: insecure=true: whoever is on the network path reads" in warning
+    assert "which is not in data.classes" in error
+
+
+def test_a_node_asks_often_while_a_run_goes_on_and_seldom_without_one() -> None:
+    waits = [pause(idle) for idle in (0.0, 0.2, 1.0, 4.0, 60.0)]
+    assert waits == [SHORTEST, SHORTEST, 0.25, 1.0, LONGEST]
+
+
+@contextmanager
+def listener(context: ssl.SSLContext | None = None) -> Iterator[int]:
+    """A port of this machine that takes connections, with TLS or without."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stop = threading.Event()
+
+        def serve() -> None:
+            server.settimeout(0.1)
+            while not stop.is_set():
+                try:
+                    plain, _ = server.accept()
+                    with plain:
+                        if context is None:
+                            plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                        else:
+                            context.wrap_socket(plain, server_side=True).close()
+                except OSError:
+                    continue
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield int(server.getsockname()[1])
+        finally:
+            stop.set()
+            thread.join()
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A self-signed certificate for a name of this machine, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "lab")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    folder.mkdir()
+    (folder / "crt").write_bytes(made.public_bytes(Encoding.PEM))
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "key").write_bytes(pem)
+    return folder / "crt", folder / "key"
+
+
+def test_a_superlink_that_is_not_there_or_not_the_right_one_is_named(tmp_path: Path) -> None:
+    own, key = certificate(tmp_path / "own", "localhost")
+    other, _ = certificate(tmp_path / "other", "localhost")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own, key)
+    with listener(context) as port:
+        _knock("localhost", port, _tls(own, False))
+        with pytest.raises(ClientError, match=r"certificate= does not vouch for: self-signed"):
+            _knock("localhost", port, _tls(other, False))
+        with pytest.raises(ClientError, match=r"does not vouch for: IP address mismatch"):
+            _knock("127.0.0.1", port, _tls(own, False))
+    with pytest.raises(ClientError, match=r"No SuperLink answers at .*: Connection refused\.$"):
+        _knock("localhost", port, None)
+    with listener() as port, pytest.raises(ClientError, match="speaks no TLS"):
+        _knock("localhost", port, _tls(own, False))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hospital")
+    hospital(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runner(home: Path) -> Iterator[RunnerProcess]:
+    with RunnerProcess({"policy": str(home / "policy.toml"), **ONE}) as process:
+        yield process
+
+
+def asking(kind: str, content: RecordDict) -> Message:
+    become(1, 1)
+    message = Message(content, dst_node_id=1, message_type=kind)
+    message.metadata.__dict__["_message_id"] = "0" * 64
+    return message
+
+
+def gradient(round: int) -> Message:
+    request = gradient_request(
+        plan_of("record"), Objective(0.5, len(CLASSES)), round=round, shape=SHAPE, run="run"
+    )
+    return asking("train.gradient", request.to_record())
+
+
+@contextmanager
+def killing(
+    runner: RunnerProcess, victims: Callable[[], list[int]], number: int
+) -> Iterator[set[int]]:
+    """Kill the first processes that appear while the runner answers."""
+    killed: set[int] = set()
+    stop = threading.Event()
+
+    def watch() -> None:
+        while len(killed) < number and not stop.is_set():
+            for pid in victims():
+                if pid not in killed:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.add(pid)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_the_owner_reads_what_is_admitted_and_where_state_lies(
+    runner: RunnerProcess, home: Path
+) -> None:
+    assert runner.admitted == (
+        "ward: answers clipped-gaussian; "
+        f"ε ≤ 1e+06, δ ≤ 0.0001 add-remove; noise=fast; state in {home / 'state'}"
+    )
+
+
+def test_a_fork_answers_what_the_app_answers(runner: RunnerProcess, home: Path) -> None:
+    message = gradient(1)
+    (remote,) = unpack_replies(runner.answer(message).content)
+    assert children(runner.pid) == []
+    close_nodes()
+    config: dict[str, bool | bytes | float | int | str] = {
+        "policy": str(home / "policy.toml"),
+        **ONE,
+    }
+    (here,) = unpack_replies(app(message, Context(1, 1, config, RecordDict(), {})).content)
+    assert torch.equal(remote.gradient, here.gradient)  # from the node's store, not computed again
+    identity = runner.answer(asking("query.identity", RecordDict()))
+    assert identity.content.config_records["identity"]["client"] == 0
+    for kind in ("train.gradient", "train.no_such_answer", "evaluate"):
+        assert runner.answer(asking(kind, RecordDict())).error.code == MALFORMED
+
+
+def test_a_fork_that_is_killed_is_followed_by_another(runner: RunnerProcess) -> None:
+    pid = runner.pid
+    with killing(runner, lambda: children(pid), 1) as killed:
+        reply = runner.answer(gradient(2))
+    assert len(killed) == 1
+    assert not reply.has_error()
+    assert runner.pid == pid
+
+
+def test_a_message_that_kills_every_fork_is_answered_by_a_code(runner: RunnerProcess) -> None:
+    pid = runner.pid
+    with killing(runner, lambda: children(pid), 2) as killed:
+        reply = runner.answer(gradient(3))
+    assert len(killed) == 2
+    assert (reply.error.code, reply.error.reason) == (FAILED, None)
+    assert not runner.answer(gradient(3)).has_error()
+
+
+def test_a_runner_that_is_killed_takes_its_fork_along_and_is_started_again(
+    runner: RunnerProcess, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pid, forks = runner.pid, []
+
+    def parent_of_a_fork() -> list[int]:
+        forks[:] = children(pid) or forks
+        return [pid] if forks else []
+
+    with killing(runner, parent_of_a_fork, 1) as killed:
+        reply = runner.answer(gradient(4))
+    assert killed == {pid}
+    assert all(gone(fork) for fork in forks)
+    assert not reply.has_error()
+    assert runner.pid != pid
+    assert "the runner died (exit code -9); another starts." in capfd.readouterr().err
+
+
+_PREPARED = """
+import json, os, pickle, sys
+from multiprocessing import Pipe
+from fedsink.clients import node, runner
+from fedsink.data.sources import load
+
+runner._import_all()
+near, far = Pipe()
+process = runner.Runner(json.loads(sys.argv[1]), far)
+assert process.open(), near.recv()
+
+def watched():
+    before, held = set(sys.modules), load.cache_info().currsize
+    reply = process._answered(open(sys.argv[2], "rb").read())
+    loaded = load.cache_info().currsize, len(node._NODES)
+    return pickle.dumps((reply, sorted(set(sys.modules) - before), held, loaded))
+
+for _ in range(2):
+    reply, imported, held, loaded = pickle.loads(process._fork(watched))
+    assert not pickle.loads(reply).has_error(), pickle.loads(reply).error
+    assert imported == [], imported
+    assert (held, loaded) == (0, (1, 1))
+assert (load.cache_info().currsize, node._NODES) == (0, {})
+assert len(os.listdir("/proc/self/task")) == 1
+"""
+
+
+def test_nothing_is_imported_in_a_fork_and_nothing_stays_behind(home: Path) -> None:
+    import pickle
+
+    message = home / "message"
+    message.write_bytes(pickle.dumps(gradient(5)))
+    config = f'{{"policy": "{home / "policy.toml"}", "partition-id": 0, "num-partitions": 1}}'
+    done = subprocess.run(
+        [sys.executable, "-c", _PREPARED, config, str(message)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+_OWNER = """
+import json, sys, time
+from fedsink.commands.runner import RunnerProcess
+
+with RunnerProcess(json.loads(sys.argv[1])) as process:
+    print(process.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.slow  # starts a process that imports everything
+def test_a_runner_ends_with_the_process_that_started_it(home: Path) -> None:
+    config = f'{{"policy": "{home / "policy.toml"}", "partition-id": 0, "num-partitions": 1}}'
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER, config], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    owner.kill()
+    owner.communicate(timeout=60)
+    assert gone(pid)
+
+
+@pytest.mark.slow  # starts a process that imports everything
+def test_a_client_that_does_not_exist_is_refused_at_the_start(home: Path) -> None:
+    config = {"policy": str(home / "policy.toml"), **ONE, "partition-id": 3}
+    with pytest.raises(ConfigError, match="There is no client 3"), RunnerProcess(config):
+        pass
+
+
+_THREADED = """
+import sys, threading
+from multiprocessing import Pipe
+from fedsink.clients.runner import Runner
+
+near, far = Pipe()
+stop = threading.Event()
+threading.Thread(target=stop.wait).start()
+try:
+    Runner({}, far).open()
+except Exception as error:
+    print(type(error).__name__, error)
+stop.set()
+"""
+
+
+@pytest.mark.slow  # starts a process that imports everything
+def test_a_process_with_threads_does_not_fork() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _THREADED], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.startswith("ClientError The node's process has 2 threads and cannot fork")
