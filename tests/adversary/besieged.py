@@ -115,8 +115,9 @@ class BesiegedNode:
         """Every place that is charged, and whether its reply may have left."""
         with self.reader() as database:
             rows = [] if database is None else database.rows(
-                "SELECT adjacency, name, round, released FROM claims JOIN runs ON run = runs.id"
-                " JOIN accounts ON account = accounts.id"
+                "SELECT adjacency, name, claims.round, releases.run IS NOT NULL FROM claims"
+                " JOIN runs ON claims.run = runs.id JOIN accounts ON account = accounts.id"
+                " LEFT JOIN releases ON (releases.run, releases.round) = (runs.id, claims.round)"
             )  # fmt: skip
         return {(adjacency, run, round): bool(out) for adjacency, run, round, out in rows}
 

@@ -64,7 +64,7 @@ def test_check_is_1_for_a_broken_ledger(file: Path, capsys: pytest.CaptureFixtur
     assert run(["check", f"file={file}"]) == 0
     assert capsys.readouterr().out == f"{file} is sound.\n"
     with sqlite3.connect(file) as connection:
-        connection.execute("UPDATE accounts SET epsilon=0.01")
+        connection.execute("UPDATE ceilings SET epsilon=0.01")
     assert run(["check", f"file={file}"]) == 1
     assert "account of ward (add-remove) has spent more than" in capsys.readouterr().out
 

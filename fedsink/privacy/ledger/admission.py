@@ -10,8 +10,10 @@ from typing import NamedTuple
 from fedsink.errors import BudgetError, ReleaseRefusedError
 from fedsink.privacy.ledger.budget import Budget
 from fedsink.privacy.ledger.charge import Charge
+from fedsink.privacy.ledger.database import Database
 from fedsink.privacy.ledger.events import event_to_json
 from fedsink.privacy.ledger.places import EVERY_LABEL, Reservation
+from fedsink.privacy.ledger.tables import ORIGIN, sealed
 
 ONE_PLAN = "one-plan"  # the rule of an account without a ceiling
 _MOST_PRICES = 4096
@@ -35,16 +37,23 @@ def price(charge: Charge, budget: Budget | None) -> Price:
     if budget is None:
         return Price(None, None)
     if budget.admission == "reserve":
-        return Price(charge.epsilon(), None)
+        return Price(float(charge.epsilon()), None)
     return Price(None, budget.cost(charge.use))
 
 
 def remembered(connection: Connection, charge: Charge) -> Price | None:
     """The ε that was computed for this plan before, whether it was admitted or not."""
     row = connection.execute(
-        "SELECT epsilon FROM prices WHERE plan=?", (charge.price_key,)
+        "SELECT epsilon, seal FROM prices WHERE plan=?", (charge.price_key,)
     ).fetchone()
-    return None if row is None else Price(row[0], None)
+    if row is None or row[1] != price_seal(charge.price_key, row[0]):
+        return None
+    return Price(row[0], None)
+
+
+def price_seal(key: bytes, epsilon: float) -> bytes:
+    """The seal of a price; no other fact is sealed with it."""
+    return sealed(ORIGIN, "prices", key, epsilon)
 
 
 def remember(connection: Connection, charge: Charge, priced: Price) -> None:
@@ -52,8 +61,8 @@ def remember(connection: Connection, charge: Charge, priced: Price) -> None:
     if priced.epsilon is None or math.isnan(priced.epsilon):
         return
     connection.execute(
-        "INSERT OR REPLACE INTO prices (plan, epsilon) VALUES (?, ?)",
-        (charge.price_key, priced.epsilon),
+        "INSERT OR REPLACE INTO prices (plan, epsilon, seal) VALUES (?, ?, ?)",
+        (charge.price_key, priced.epsilon, price_seal(charge.price_key, priced.epsilon)),
     )
     connection.execute(
         "DELETE FROM prices WHERE id <= (SELECT MAX(id) FROM prices) - ?", (_MOST_PRICES,)
@@ -115,7 +124,7 @@ def find(
 
 
 def admit(
-    connection: Connection,
+    database: Database,
     lineage: str,
     run: str,
     charge: Charge,
@@ -127,35 +136,28 @@ def admit(
     Raises:
         BudgetError: the account has too little left.
     """
-    epsilon, delta = (None, None) if budget is None else (budget.epsilon, budget.delta)
-    [account] = connection.execute(
-        "INSERT INTO accounts (lineage, adjacency, admission, alpha, epsilon, delta)"
-        " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (lineage, adjacency)"
-        " DO UPDATE SET epsilon=excluded.epsilon, delta=excluded.delta RETURNING id",
-        (lineage, charge.adjacency, *_rule(budget), epsilon, delta),
-    ).fetchone()
+    connection = database.connection
+    account = _account(database, lineage, charge.adjacency, budget)
     earlier = _charged(connection, lineage, charge.adjacency)
     if budget is None and earlier:
         raise BudgetError(f"{lineage} has answered a run, and its ledger admits one plan alone.")
     if budget is not None and priced.epsilon is not None:
         _check_sums(lineage, charge, budget, priced.epsilon, earlier)
-    connection.execute("INSERT OR IGNORE INTO runs (account, name) VALUES (?, ?)", (account, run))
-    [run_id] = connection.execute(
+    known = connection.execute(
         "SELECT id FROM runs WHERE account=? AND name=?", (account, run)
     ).fetchone()
+    run_id = database.append("runs", account, run) if known is None else known[0]
     use = None if charge.use is None else event_to_json(charge.use)
-    [id] = connection.execute(
-        "INSERT INTO reservations (run, plan, event, use, rounds, uses, epsilon, delta, rho)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
-        (run_id, charge.plan_json, event_to_json(charge.event), use, charge.rounds, charge.uses,
-         priced.epsilon, charge.delta, priced.rho),
-    ).fetchone()  # fmt: skip
+    id = database.append(
+        "reservations", run_id, charge.plan_json, event_to_json(charge.event), use,
+        charge.rounds, charge.uses, priced.epsilon, float(charge.delta), priced.rho,
+    )  # fmt: skip
     reservation = Reservation(id, run_id, account, lineage, run, charge.rounds, charge.uses, budget)
-    check_filter(connection, reservation)  # the owner may have lowered the ceiling
+    check_filter(database, reservation)  # the owner may have lowered the ceiling
     return reservation
 
 
-def same_content(connection: Connection, reservation: Reservation, fingerprint: bytes) -> None:
+def same_content(database: Database, reservation: Reservation, fingerprint: bytes) -> None:
     """Hold a run to the content of its first answer.
 
     Parallel composition over labels needs records whose label stays: a record that changes its
@@ -164,14 +166,12 @@ def same_content(connection: Connection, reservation: Reservation, fingerprint: 
     Raises:
         ReleaseRefusedError: the data have changed since then.
     """
-    [held] = connection.execute(
-        "SELECT fingerprint FROM runs WHERE id=?", (reservation.run,)
+    held = database.connection.execute(
+        "SELECT fingerprint FROM sources WHERE run=?", (reservation.run,)
     ).fetchone()
     if held is None:
-        connection.execute(
-            "UPDATE runs SET fingerprint=? WHERE id=?", (fingerprint, reservation.run)
-        )
-    elif held != fingerprint:
+        database.append("sources", reservation.run, fingerprint)
+    elif held[0] != fingerprint:
         raise ReleaseRefusedError(
             f"The data of {reservation.lineage} have changed since the first answer to the run "
             f"{reservation.name}: restore them, or start another run."
@@ -194,7 +194,7 @@ def check_labels(connection: Connection, reservation: Reservation) -> None:
         )
 
 
-def check_filter(connection: Connection, reservation: Reservation) -> None:
+def check_filter(database: Database, reservation: Reservation) -> None:
     """Hold the sum of the Rényi divergences to the filter's budget.
 
     Raises:
@@ -203,11 +203,8 @@ def check_filter(connection: Connection, reservation: Reservation) -> None:
     budget = reservation.budget
     if budget is None or budget.admission != "rdp-filter":
         return
-    connection.execute(
-        "UPDATE accounts SET epsilon=?, delta=? WHERE id=?",
-        (budget.epsilon, budget.delta, reservation.account),
-    )
-    if not within(spent_rho(connection, reservation.account), budget.rho):
+    _note_ceiling(database, reservation.account, budget)
+    if not within(spent_rho(database.connection, reservation.account), budget.rho):
         raise BudgetError(
             f"The filter of {reservation.lineage} admits ε = {budget.epsilon:g} at δ = "
             f"{budget.delta:g}, and this request would exceed it."
@@ -222,7 +219,9 @@ def spent_rho(connection: Connection, account: int) -> float:
     """
     sums = connection.execute(
         "SELECT fingerprint, label, SUM(counts.uses * rho) FROM counts"
-        " JOIN reservations ON reservation = reservations.id JOIN runs ON run = runs.id"
+        " JOIN reservations ON reservation = reservations.id"
+        " JOIN runs ON reservations.run = runs.id"
+        " LEFT JOIN sources ON sources.run = runs.id"
         " WHERE account=? GROUP BY fingerprint, label",
         (account,),
     ).fetchall()
@@ -237,6 +236,31 @@ def largest(by_label: Iterable[tuple[int, float]]) -> float:
     counts = dict(by_label)
     of_all_labels = counts.pop(EVERY_LABEL, 0)
     return of_all_labels + max(counts.values(), default=0)
+
+
+def _account(database: Database, lineage: str, adjacency: str, budget: Budget | None) -> int:
+    """The account's number; it is opened with its first plan."""
+    known = database.connection.execute(
+        "SELECT id FROM accounts WHERE lineage=? AND adjacency=?", (lineage, adjacency)
+    ).fetchone()
+    account = (
+        database.append("accounts", lineage, adjacency, *_rule(budget))
+        if known is None
+        else int(known[0])
+    )
+    _note_ceiling(database, account, budget)
+    return account
+
+
+def _note_ceiling(database: Database, account: int, budget: Budget | None) -> None:
+    """What the owner allows now, for reports: what is admitted is decided by the policy."""
+    wanted = (None, None) if budget is None else (budget.epsilon, budget.delta)
+    noted = database.connection.execute(
+        "SELECT epsilon, delta FROM ceilings WHERE account=? ORDER BY number DESC LIMIT 1",
+        (account,),
+    ).fetchone()
+    if noted != wanted:
+        database.append("ceilings", account, *wanted)
 
 
 def _check_sums(

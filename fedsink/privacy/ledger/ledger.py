@@ -68,7 +68,8 @@ class Ledger:
             admission.check_reach(connection, lineage, charge, budget)
         priced = self._price(charge, budget)
         with self._database.transaction() as connection:
-            return admission.find(connection, *key) or admission.admit(connection, *key, priced)
+            found = admission.find(connection, *key)
+            return found or admission.admit(self._database, *key, priced)
 
     def bind(self, lineage: str, fingerprint: bytes, on_change: str = "inherit") -> None:
         """Record what the lineage's data are today.
@@ -103,7 +104,7 @@ class Ledger:
                     f"The data of {lineage!r} have changed, and the policy refuses that: restore "
                     'them, or allow on_change = "inherit".'
                 )
-            connection.execute("INSERT INTO contents VALUES (?, ?)", (fingerprint, lineage))
+            self._database.append("contents", fingerprint, lineage)
 
     def claim(
         self, reservation: Reservation, fingerprint: bytes, uses: Sequence[Use]
@@ -124,20 +125,19 @@ class Ledger:
                 since the run's first answer.
         """
         with self._database.transaction() as connection:
-            admission.same_content(connection, reservation, fingerprint)
+            admission.same_content(self._database, reservation, fingerprint)
             claims = [self._claim(reservation, use) for use in uses]
             if any(claim.new for claim in claims):
                 admission.check_labels(connection, reservation)
-                admission.check_filter(connection, reservation)
+                admission.check_filter(self._database, reservation)
         return claims
 
     def released(self, reservation: Reservation, rounds: Iterable[int]) -> None:
         """Note that the replies of these rounds are stored and may have left the node."""
-        with self._database.transaction() as connection:
-            connection.executemany(
-                "UPDATE claims SET released=1 WHERE run=? AND round=?",
-                [(reservation.run, round) for round in rounds],
-            )
+        with self._database.transaction():
+            for round in rounds:
+                if not self._released(reservation.run, round):
+                    self._database.append("releases", reservation.run, round)
 
     def knows(self, digests: Iterable[bytes]) -> bool:
         """Whether every one of these digests has been claimed."""
@@ -167,8 +167,7 @@ class Ledger:
             )
         connection = self._database.connection
         held = connection.execute(
-            "SELECT digest, released FROM claims WHERE run=? AND round=?",
-            (reservation.run, use.round),
+            "SELECT digest FROM claims WHERE run=? AND round=?", (reservation.run, use.round)
         ).fetchone()
         if held is not None:
             if held[0] != use.digest:
@@ -176,11 +175,10 @@ class Ledger:
                     f"{reservation.lineage} has already answered another request in round "
                     f"{use.round} of the run {reservation.name}."
                 )
-            return Claim(False, bool(held[1]))
+            return Claim(False, self._released(reservation.run, use.round))
         label = EVERY_LABEL if use.label is None else use.label
-        connection.execute(
-            "INSERT INTO claims VALUES (?, ?, ?, ?, ?, 0)",
-            (reservation.run, use.round, reservation.id, label, use.digest),
+        self._database.append(
+            "claims", reservation.run, use.round, reservation.id, label, use.digest
         )
         connection.execute(
             "INSERT INTO counts VALUES (?, ?, 1) "
@@ -188,3 +186,7 @@ class Ledger:
             (reservation.id, label),
         )
         return Claim(True, False)
+
+    def _released(self, run: int, round: int) -> bool:
+        query = "SELECT 1 FROM releases WHERE run=? AND round=?"
+        return bool(self._database.rows(query, run, round))

@@ -13,6 +13,7 @@ from fedsink.privacy.ledger.admission import largest, spent_rho
 from fedsink.privacy.ledger.budget import Budget
 from fedsink.privacy.ledger.database import Database
 from fedsink.privacy.ledger.events import event_from_json
+from fedsink.privacy.ledger.tables import CEILINGS
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def report(database: Database) -> list[AccountReport]:
     """Every account, in the order in which they were opened."""
     found = []
     for id, lineage, adjacency, rule, alpha, epsilon, delta in database.rows(
-        "SELECT id, lineage, adjacency, admission, alpha, epsilon, delta FROM accounts ORDER BY id"
+        "SELECT id, lineage, adjacency, admission, alpha, epsilon, delta FROM accounts"
+        f" JOIN {CEILINGS} ON account = id ORDER BY id"
     ):
         rows = database.rows(
             "SELECT reservations.id, name, use, rounds, uses, reservations.epsilon,"
