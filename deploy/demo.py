@@ -118,15 +118,20 @@ class Lab:
         )  # fmt: skip
         self._wait_for_port()
         for number in (1, 2):
-            hospital = self.folder / f"hospital-{number}"
-            self.submitter(BIN / "flwr", "supernode", "register", hospital / "node-key.pub", "lab")
-            self._start(
-                f"hospital-{number}", "flower-supernode",
-                "--superlink", f"127.0.0.1:{self.port}", "--root-certificates", certs / "ca.crt",
-                "--auth-supernode-private-key", hospital / "node-key",
-                "--host", "127.0.0.1", "--port", _free_port(), "--node-config",
-                f'policy="{hospital / "policy.toml"}" partition-id={number - 1} num-partitions=2',
-            )  # fmt: skip
+            key = self.folder / f"hospital-{number}" / "node-key.pub"
+            self.submitter(BIN / "flwr", "supernode", "register", key, "lab")
+            self.start_hospital(number)
+
+    def start_hospital(self, number: int) -> subprocess.Popen[bytes]:
+        """A SuperNode that the SuperLink knows; returns its process, which leads a group."""
+        hospital = self.folder / f"hospital-{number}"
+        return self._start(
+            f"hospital-{number}", "flower-supernode", "--superlink", f"127.0.0.1:{self.port}",
+            "--root-certificates", self.folder / "certs" / "ca.crt",
+            "--auth-supernode-private-key", hospital / "node-key",
+            "--host", "127.0.0.1", "--port", _free_port(), "--node-config",
+            f'policy="{hospital / "policy.toml"}" partition-id={number - 1} num-partitions=2',
+        )  # fmt: skip
 
     def stop(self) -> None:
         """End every process that was started here, with its children, by process group."""
@@ -143,11 +148,14 @@ class Lab:
         return _run(*words, env={"FLWR_HOME": str(self.folder / "submitter")})
 
     def deploy(self, name: str, *keys: str) -> tuple[int, str, str]:
-        """`fedsink deploy` into runs/name: exit code, standard output, last line of the rest."""
-        folder = self.folder / "runs" / name
+        """`fedsink deploy` into runs/name: exit code, standard output, last line of the rest.
+
+        The server keeps the run in a folder of its own; the results come through its log.
+        """
+        folder = self.folder / "submitter" / "runs" / name
         words = [
             BIN / "fedsink", "deploy", f"app={APP}", "superlink=lab", f"folder={folder}",
-            "clients=2", *keys,
+            f"name={name}", "clients=2", *keys,
         ]  # fmt: skip
         print(f"\n$ fedsink deploy app=deploy superlink=lab clients=2 {' '.join(keys)}", flush=True)
         done = subprocess.run(
@@ -195,20 +203,21 @@ class Lab:
             "-extfile", certs / "san.ext", "-out", certs / "server.pem",
         )  # fmt: skip
 
-    def _start(self, name: str, program: str, *words: object) -> None:
+    def _start(self, name: str, program: str, *words: object) -> subprocess.Popen[bytes]:
         home = self.folder / f"flwr-{name}"
-        home.mkdir()
-        with (self.folder / f"{name}.log").open("wb") as log:
+        home.mkdir(exist_ok=True)
+        with (self.folder / f"{name}.log").open("ab") as log:
             self._started.append(
                 subprocess.Popen(
                     [str(word) for word in (BIN / program, *words)],
-                    env=_environment({"FLWR_HOME": str(home)}),
+                    env=_environment({"FLWR_HOME": str(home), "FEDSINK_STATE": str(home / "runs")}),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # its process group is what `stop` ends
                 )
             )
+        return self._started[-1]
 
     def _wait_for_port(self) -> None:
         deadline = time.monotonic() + PATIENCE

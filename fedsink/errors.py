@@ -41,6 +41,30 @@ class ClientError(FedsinkError):
     exit_code: ClassVar[int] = 1
 
 
+class ProtocolVersionError(FedsinkError, ValueError):
+    """The other side speaks another version of the protocol.
+
+    Args:
+        theirs: what it states; None where it states none, as versions before the third did.
+        ours: what this side speaks.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, theirs: object, ours: int) -> None:
+        named = "a version of the protocol before 3" if theirs is None else f"protocol {theirs!r}"
+        super().__init__(
+            f"The other side speaks {named[:60]}, this one {ours}: install one version of fedsink "
+            "on both."
+        )
+
+
+class TransferError(FedsinkError):
+    """Results did not arrive as they were sent; they can be asked for again."""
+
+    exit_code: ClassVar[int] = 1
+
+
 class ReleaseRefusedError(ClientError):
     """A client will not answer: its budget, its policy or an earlier answer forbids it.
 

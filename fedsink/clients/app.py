@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsink.clients.answers import ANSWERS
@@ -15,6 +15,7 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError
 from fedsink.protocol.errors import failure_code
+from fedsink.protocol.identity import identity_record
 
 Handler = Callable[[Node, str, RecordDict], RecordDict]
 """The reply of a node to a message's type and content."""
@@ -83,7 +84,7 @@ def _number(name: str, value: object) -> int:
 
 
 def _identity(node: Node, message_type: str, content: RecordDict) -> RecordDict:
-    return RecordDict({"identity": ConfigRecord({"client": node.client})})
+    return identity_record(node.client)
 
 
 app = _answering(owners_settings)

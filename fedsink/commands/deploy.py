@@ -5,26 +5,26 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from fedsink.commands.flower import Submission
+from fedsink.commands.flower import Submission, app_at, new_folder, submit
 from fedsink.errors import ConfigError
 from fedsink.server.folder import RunFolder
+from fedsink.server.home import deployed_name
 
 _USAGE = """\
 fedsink deploy: learn an image generator on real nodes.
 
-Usage: fedsink deploy app=DIR superlink=NAME [folder=DIR] [group=choice …] [key=value …]
-       fedsink deploy app=DIR superlink=NAME resume=FOLDER
+Usage: fedsink deploy app=DIR superlink=NAME [name=NAME] [folder=DIR] [group=choice …] [key=value …]
+       fedsink deploy app=DIR superlink=NAME resume=NAME [folder=DIR]
 
   app        folder of the Flower app: deploy/ of fedsink's repository
   superlink  name of a connection in $FLWR_HOME/config.toml (see docs/deploy.md)
-  folder     the run folder, on the disk that this command shares with the SuperLink
-  resume     a run folder to continue
+  name       of the run, where the server keeps it; left out: the time and some random digits
+  folder     where the results are put here, when the run has ended; left out: runs/NAME
+  resume     name of a run to continue
   clients    how many nodes take part; each holds one number from 0 in its --node-config
 
 Everything else is as in fedsink simulate, except what is each node's owner's: data.root, seed,
@@ -34,18 +34,10 @@ Examples:
   fedsink deploy app=deploy superlink=lab mode=central clients=2 rounds=600 eps=5 \\
     strategy.uses_per_message=60
   fedsink deploy app=deploy superlink=lab mode=ldp clients=2 eps=20
-A message takes seconds whatever it holds: give it many uses (strategy.uses_per_message)."""
+A message takes seconds whatever it holds: give it many uses (strategy.uses_per_message).
+A run goes on when this command is cut off from it: fedsink fetch run=NAME gets its results."""
 
-
-@dataclass(frozen=True)
-class _Wanted:
-    """What was typed."""
-
-    app: Path
-    superlink: str
-    folder: Path
-    resume: bool
-    overrides: list[str]
+_OWN = ("app", "superlink", "name", "folder", "resume")
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
@@ -53,33 +45,37 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if any(a in ("--help", "-h") for a in arguments):
         print(_USAGE)
         return 0
-    wanted = _read(arguments)
-    _check(wanted)
-    run_config = {
-        "folder": str(wanted.folder),
-        "overrides": json.dumps(wanted.overrides),
-        "resume": wanted.resume,
-    }
-    with tempfile.TemporaryDirectory(prefix="fedsink-deploy-") as scratch:
-        path = Path(scratch) / "run.toml"
-        # JSON's strings and truth values are TOML's.
-        path.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in run_config.items()))
-        submission = Submission(wanted.app, wanted.superlink, path)
-        try:
-            submission.wait(everything=debug)
-        except KeyboardInterrupt:
-            return _stopped(submission, wanted)
-    return _outcome(submission, RunFolder(wanted.folder))
+    own, overrides = _read(arguments)
+    app, superlink = app_at(own["app"]), own["superlink"]
+    resumed = "resume" in own
+    name = deployed_name(own.get("resume") or own.get("name") or _new_name())
+    folder = new_folder(own.get("folder") or f"runs/{name}")
+    config = {} if resumed else _checked(overrides, name)
+    print(f"run {name}", file=sys.stderr)
+
+    def stopped(submission: Submission) -> int:
+        print(
+            f"\nfedsink: run {submission.run_id or 'not yet submitted'} was stopped. What the "
+            "nodes released is charged in their ledgers. Continue with: fedsink deploy "
+            f"app={app} superlink={superlink} resume={name}",
+            file=sys.stderr,
+        )
+        return 130
+
+    action = "resume" if resumed else "run"
+    run_config = {"action": action, "name": name, "config": json.dumps(config)}
+    return submit(app, superlink, run_config, folder, everything=debug, stopped=stopped)
 
 
-def _read(arguments: Sequence[str]) -> _Wanted:
+def _read(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The keys of this command, and the others."""
     own: dict[str, str] = {}
     overrides = []
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if argument.startswith("-") or not equals:
             raise ConfigError(f"{argument!r} is not of the form key=value; see fedsink deploy -h.")
-        if key not in ("app", "superlink", "folder", "resume"):
+        if key not in _OWN:
             overrides.append(argument)
         elif key in own:
             raise ConfigError(f"{key} was given twice.")
@@ -88,68 +84,32 @@ def _read(arguments: Sequence[str]) -> _Wanted:
     for key, example in (("app", "app=deploy"), ("superlink", "superlink=lab")):
         if not own.get(key):
             raise ConfigError(f"{key} must be given, for example {example}; see fedsink deploy -h.")
-    if "resume" in own and (overrides or "folder" in own):
+    if "resume" in own and (overrides or "name" in own):
         raise ConfigError(
-            f"resume={own['resume']} uses the configuration stored in that folder: leave "
-            f"out {' '.join(overrides or ['folder'])}."
+            f"resume={own['resume']} uses the configuration that the server has stored: leave "
+            f"out {' '.join(overrides or ['name'])}."
         )
-    chosen = own.get("resume") or own.get("folder") or _default_folder()
-    app, folder = (Path(text).expanduser().resolve() for text in (own["app"], chosen))
-    return _Wanted(app, own["superlink"], folder, "resume" in own, overrides)
+    return own, overrides
 
 
-def _default_folder() -> str:
-    return time.strftime("runs/%Y-%m-%d/%H-%M-%S-") + secrets.token_hex(3) + "-deploy"
+def _new_name() -> str:
+    return time.strftime("%Y-%m-%d-%H-%M-%S-") + secrets.token_hex(3)
 
 
-def _check(wanted: _Wanted) -> None:
-    """Refuse here and now what the server would refuse a minute later."""
+def _checked(overrides: Sequence[str], name: str) -> dict[str, object]:
+    """The configuration; refuses here and now what the server would refuse a minute later."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     from fedsink.commands.hydra_errors import one_sentence
-    from fedsink.server.compose import stored_config
-    from fedsink.server.deployment import deployable, deployed_settings
+    from fedsink.server.deployment import deployable, deployed_settings, received
     from fedsink.server.running import build_generator
 
-    if not (wanted.app / "pyproject.toml").is_file():
-        raise ConfigError(
-            f"app={wanted.app} holds no pyproject.toml: name the folder deploy/ of fedsink's "
-            "repository, or a copy of it."
-        )
-    if wanted.resume:
-        folder = RunFolder.existing(wanted.folder)
-        if folder.finished:
-            raise ConfigError(f"The run in {folder.path} has ended: there is nothing to resume.")
-        stored_config(folder)
-        return
-    folder = RunFolder.fresh(wanted.folder)
     try:
-        config = deployable(wanted.overrides)
+        config = received(json.dumps(deployable(overrides)))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(one_sentence(error)) from error
-    settings, _ = deployed_settings(config, folder, {"name": "check", "server_seed": 0})
+    run = {"name": "check", "server_seed": 0}
+    settings, _ = deployed_settings(config, RunFolder(Path(name)), run)
     build_generator(settings)
-
-
-def _outcome(submission: Submission, folder: RunFolder) -> int:
-    if folder.failed.is_file():
-        failure = json.loads(folder.failed.read_text())
-        print(f"fedsink: {failure['message']}", file=sys.stderr)
-        return int(failure["exit_code"])
-    if folder.finished:
-        print(folder.path)
-        return 0
-    print(f"fedsink: {submission.what_happened()}", file=sys.stderr)
-    return 1
-
-
-def _stopped(submission: Submission, wanted: _Wanted) -> int:
-    submission.stop()
-    print(
-        f"\nfedsink: run {submission.run_id or 'not yet submitted'} was stopped. What the nodes "
-        "released is charged in their ledgers. Continue with: fedsink deploy "
-        f"app={wanted.app} superlink={wanted.superlink} resume={wanted.folder}",
-        file=sys.stderr,
-    )
-    return 130
+    return config

@@ -5,6 +5,7 @@ from __future__ import annotations
 COMMANDS = {
     "simulate": "learn a generator from simulated clients (mode=central or mode=ldp)",
     "deploy": "learn a generator on real nodes, through a Flower SuperLink",
+    "fetch": "get the results of a deployed run that ended without you",
     "sample": "draw labelled images from a finished run into a .npz file or a folder",
     "evaluate": "train classifiers on synthetic images and test them on real ones",
     "ledger": "what a node has charged and keeps: ledger show, check, export or forget-critics",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from fedsink.errors import ReleaseRefusedError
+from fedsink.errors import ProtocolVersionError, ReleaseRefusedError
 
 log = logging.getLogger("fedsink.clients")
 
@@ -12,11 +12,13 @@ REFUSED = 1001
 MALFORMED = 1002
 FAILED = 1003
 UNUSABLE = 1004
+OTHER_VERSION = 1005
 
 MEANING = {
     REFUSED: "refused the request",
     MALFORMED: "could not use the request or its data",
     FAILED: "failed",
+    OTHER_VERSION: "speaks another version of the protocol",
     UNUSABLE: "answered with something else than finite values of the shape asked for",
 }
 
@@ -26,6 +28,9 @@ def failure_code(error: Exception, client: object) -> int:
     if isinstance(error, ReleaseRefusedError):
         log.warning("%s", error)
         return REFUSED
+    if isinstance(error, ProtocolVersionError):
+        log.warning("client %s cannot answer: %s", client, error)
+        return OTHER_VERSION
     if isinstance(error, ValueError | TypeError):
         log.warning("client %s cannot answer: %s", client, error)
         return MALFORMED

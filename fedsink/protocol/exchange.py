@@ -66,12 +66,20 @@ class Exchange(Sequence["Message"]):
         message_type: as of Flower's messages.
         group_id: as of Flower's messages.
         broadcasts: no client is in two of them.
+        needed: how many answers are enough where waiting for the others has an end; None: all.
     """
 
-    def __init__(self, message_type: str, group_id: str, broadcasts: Sequence[Broadcast]) -> None:
+    def __init__(
+        self,
+        message_type: str,
+        group_id: str,
+        broadcasts: Sequence[Broadcast],
+        needed: int | None = None,
+    ) -> None:
         self.message_type = message_type
         self.group_id = group_id
         self.broadcasts = broadcasts
+        self.needed = needed
         self._addressed = sorted(
             (client, node, place)
             for place, broadcast in enumerate(broadcasts)
@@ -164,5 +172,5 @@ class Roster(Protocol):
     """A grid that knows which client lives at which node without asking each of them."""
 
     def roster(self) -> Mapping[int, int]:
-        """Client number → node id."""
+        """Client number → node id; the same object again as long as nothing has changed."""
         ...

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedsink.errors import ProtocolVersionError
+
 if TYPE_CHECKING:
     from flwr.app import Array, RecordDict
 
-PROTOCOL_VERSION = 2
-"""What requests and replies mean: it changes when either does."""
+PROTOCOL_VERSION = 3
+"""What requests and replies mean: it changes when either does, and every one of them states it."""
 
 _LONGEST_FIELDS = 1 << 18  # characters; a request's fields are some thousand
 
 _ARRAYS = "arrays"
 _FIELDS = "fields"
+_VERSION = "protocol"
 
 # How arrays travel: the bare little-endian bytes behind dtype and shape. NumPy's own format would
 # repeat both in a header that costs more to parse than most arrays here cost to copy.
@@ -34,11 +37,11 @@ _DTYPES = {
 
 
 def pack(fields: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> RecordDict:
-    """One record: JSON-able `fields` and named `arrays`."""
+    """One record: JSON-able `fields`, the protocol's version and named `arrays`."""
     # Here, so that what is computed from a request runs where Flower is not installed.
     from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-    text = json.dumps(fields, sort_keys=True)
+    text = json.dumps({**fields, _VERSION: PROTOCOL_VERSION}, sort_keys=True)
     return RecordDict(
         {
             _FIELDS: ConfigRecord({"json": text}),
@@ -51,6 +54,7 @@ def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The inverse of `pack`; arrays are read without pickle.
 
     Raises:
+        ProtocolVersionError: it was written under another version of the protocol, or states none.
         ValueError: the record lacks a part, is not what `pack` wrote, or its fields are longer
             than any request's.
     """
@@ -64,6 +68,8 @@ def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ValueError(f"Malformed message: {type(error).__name__}.") from error
     if not isinstance(fields, dict):
         raise ValueError(f"Malformed message: fields are a {type(fields).__name__}, not an object.")
+    if (version := fields.pop(_VERSION, None)) != PROTOCOL_VERSION:
+        raise ProtocolVersionError(version, PROTOCOL_VERSION)
     return fields, arrays
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -13,4 +15,5 @@ app = ServerApp()
 
 @app.main()
 def _main(grid: Grid, context: Context) -> None:
-    run_deployed(grid, context.run_config)
+    # Flower relays what is written here to whoever submitted the run.
+    run_deployed(grid, context.run_config, lambda line: sys.stdout.write(line))

@@ -5,26 +5,31 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
 
 from fedsink.configuration import Configuration
-from fedsink.errors import CheckpointError, ConfigError, FedsinkError
+from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.protocol.run import new_run_name
 from fedsink.server.compose import compose_config, store_config, stored_config
 from fedsink.server.folder import RunFolder
-from fedsink.server.running import run_server
+from fedsink.server.frames import frames
+from fedsink.server.home import run_at_home
+from fedsink.server.nodes import NodeGrid, Patience
+from fedsink.server.results import Results, failure_of
+from fedsink.server.running import build_generator, run_server
 from fedsink.server.settings import ServerEngine, ServerSettings
-from fedsink.server.waiting import wait_for_nodes
+from fedsink.strategies.quorum import Quorum
 from fedsink.strategies.registry import settings_of
-from fedsink.values import Config, number, strictly
+from fedsink.values import Config, choice, number, positive, strictly
 
 COMMAND = "fedsink deploy"
-_MISSING = "start the others, lower clients=, or raise engine.wait"
+_FRAMES_AT_ONCE, _PAUSE_SECONDS = 16, 0.25
 
 # What a node's owner decides, and where: the key, its only value here, and why.
 _OWNERS = (
@@ -35,7 +40,7 @@ _OWNERS = (
     ("policy", None, "every node is started with the policy of its owner"),
     ("data.clients_file", None, "every node's policy says which records are its own"),
     ("data.corrupt", None, "real nodes answer from their records as they are"),
-    ("resume", None, f"say {COMMAND} resume=FOLDER app=… superlink=… with no other key"),
+    ("resume", None, f"say {COMMAND} resume=NAME app=… superlink=… with no other key"),
 )
 
 
@@ -50,6 +55,12 @@ def deployable(overrides: Sequence[str]) -> dict[str, Any]:
         if override.partition("=")[0] == "engine":
             raise ConfigError(f"{COMMAND} runs on real nodes: leave out {override}.")
     config = compose_config(["engine=deploy", "data.root=null", *overrides])
+    _check_owners(config)
+    return config
+
+
+def _check_owners(config: Config) -> None:
+    """Refuse values that are the owners' to choose."""
     noise, data = config["noise"], config["data"]
     chosen = {**config, "noise": noise["backend"], "noise.share": noise["share"]}
     chosen |= {f"data.{key}": data.get(key) for key in ("clients_file", "corrupt")}
@@ -66,7 +77,26 @@ def deployable(overrides: Sequence[str]) -> dict[str, Any]:
             f"{COMMAND} takes no data.root={data['root']}: the server sees no data, "
             "and every node's policy says where its own lie."
         )
-    return config
+
+
+def received(text: str) -> dict[str, Any]:
+    """A configuration as a submitter sends it: resolved, in JSON.
+
+    Raises:
+        ConfigError: it is not what `deployable` makes.
+    """
+    if "${" in text:  # resolved here, it would tell the submitter what this machine holds
+        raise ConfigError("A submitted configuration is resolved: it holds no ${….")
+    try:
+        config = json.loads(text)
+        _check_owners(config)
+        if config["engine"]["name"] != "deploy":
+            raise ConfigError(f"{COMMAND} runs on real nodes: leave out engine=.")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"What was submitted is no configuration: {error}.") from error
+    return dict(config)
 
 
 @dataclass(frozen=True)
@@ -74,23 +104,34 @@ class DeployEngine(ServerEngine):
     """What the server of a deployment takes from `engine.*`.
 
     Attributes:
-        wait: seconds to wait for the nodes to connect.
+        wait, round_timeout, ask_again: seconds, as in `Patience`.
 
     Raises:
         ConfigError: a value out of range.
     """
 
     wait: float = 60.0
+    round_timeout: float | None = None
+    ask_again: float = 120.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number(vars(self), "wait", where="engine.")
+        values, where = vars(self), "engine."
+        number(values, "wait", where=where)
+        positive(values, "ask_again", where=where)
+        if self.round_timeout is not None:
+            positive(values, "round_timeout", where=where, also="null or ")
+
+    @property
+    def patience(self) -> Patience:
+        """How long the server waits for what."""
+        return Patience(self.wait, self.round_timeout, self.ask_again)
 
 
 def deployed_settings(
     values: Config, folder: RunFolder, run: Mapping[str, Any]
-) -> tuple[ServerSettings, float]:
-    """The settings of a run on real nodes, and how many seconds to wait for these.
+) -> tuple[ServerSettings, Patience]:
+    """The settings of a run on real nodes, and how long to wait for these.
 
     Args:
         values: from `deployable`, or stored by an earlier process.
@@ -108,51 +149,101 @@ def deployed_settings(
     engine = strictly(DeployEngine, config.engine, "engine")
     strategy = settings_of(config, str(run["name"]))
     seed = int(run["server_seed"])
-    settings = ServerSettings.from_config(config, strategy, engine, folder.path, seed, COMMAND)
-    return settings, engine.wait
+    command = f"{COMMAND} app=… superlink=… resume={folder.path.name}"
+    settings = ServerSettings.from_config(config, strategy, engine, folder.path, seed, command)
+    return settings, engine.patience
 
 
-def run_deployed(grid: Grid, run_config: Mapping[str, Any]) -> None:
-    """Run, or continue, what `run_config` says.
+def run_deployed(grid: Grid, run_config: Mapping[str, Any], tell: Callable[[str], object]) -> None:
+    """Do what `run_config` says, and tell its results to whoever submitted it.
 
-    Its keys are `folder` (the run folder on the server's disk), `overrides` (Hydra overrides as
-    one JSON list) and `resume` (whether to continue the run in that folder).
+    Its keys are `name` (of the run), `action` ("run", "resume" or "fetch") and `config` (for "run":
+    see `received`). Everything is written to `server_home`.
 
-    An error is written to failed.json in the folder, for whoever submitted the run: `message`
-    (one sentence) and `exit_code`.
+    Args:
+        grid: the nodes.
+        run_config: from the submitter.
+        tell: writes a line where the submitter can read it.
 
     Raises:
         FedsinkError: the configuration is wrong, nodes are missing, or one of them refuses.
     """
-    folder = RunFolder(Path(str(run_config["folder"])))
-    folder.failed.unlink(missing_ok=True)
+    name = str(run_config["name"])
     try:
-        settings, seconds = _prepared(folder, run_config)
-        wait_for_nodes(grid, settings.strategy.clients, seconds, advice=_MISSING)
-        run_server(grid, settings)
+        with run_at_home(name) as folder:
+            _ACTIONS[choice(run_config, "action", *_ACTIONS)](grid, folder, run_config)
+            lines = frames(Results.of(name, folder).to_bytes())
     except Exception as error:
-        known = isinstance(error, FedsinkError)
-        message = str(error) if known else f"{type(error).__name__}: {error or 'no message'}."
-        message = " ".join(message.split())  # libraries speak over several lines
-        code = error.exit_code if isinstance(error, FedsinkError) else 1
-        folder.write(folder.failed, {"message": message, "exit_code": code})
+        _send(frames(Results(name, failure=failure_of(error)).to_bytes()), tell)
         raise
+    _send(lines, tell)
 
 
-def _prepared(folder: RunFolder, run_config: Mapping[str, Any]) -> tuple[ServerSettings, float]:
-    if run_config["resume"]:
-        config = stored_config(RunFolder.existing(folder.path))
-        try:
-            return deployed_settings(config, folder, config["run"])
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{folder.config} is not a run's configuration: {error}."
-            ) from error
-    RunFolder.fresh(folder.path)
-    config = deployable(json.loads(str(run_config["overrides"])))
+def _send(lines: Iterable[str], tell: Callable[[str], object]) -> None:
+    for sent, frame in enumerate(lines, 1):
+        tell(f"{frame}\n")
+        if sent % _FRAMES_AT_ONCE == 0:  # Flower sends a log in pieces, each in one request
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
+    if folder.path.exists():
+        raise ConfigError(
+            f"The server holds a run {folder.path.name} already: give another name=, or continue "
+            f"it by resume={folder.path.name}."
+        )
+    config = received(str(run_config["config"]))
     run = {"name": new_run_name(), "server_seed": secrets.randbits(62), "key_file": None}
-    settings, wait = deployed_settings(config, folder, run)
-    folder.create()
-    folder.write(folder.privacy, settings.strategy.statement("node"))
-    store_config(folder, {**config, "run": run})
-    return settings, wait
+    settings, patience = deployed_settings(config, folder, run)
+    build_generator(settings)
+    stated = settings.strategy.statement("node")
+    try:
+        folder.create()
+        folder.write(folder.privacy, stated)
+        # Last, because this file makes the folder one that can be resumed.
+        store_config(folder, {**config, "run": run})
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    _train(grid, folder, settings, patience)
+
+
+def _resume(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
+    config = _stored(folder)
+    if folder.finished:
+        return
+    try:
+        settings, patience = deployed_settings(config, folder, config["run"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder.config} is not a run's configuration: {error}.") from error
+    _train(grid, folder, settings, patience)
+
+
+def _fetch(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
+    _stored(folder)
+    if folder.finished:
+        return
+    name, why = folder.path.name, "it was stopped"
+    if folder.failed.is_file():
+        why = str(json.loads(folder.failed.read_text())["message"]).removesuffix(".")
+    raise ClientError(f"The run {name} has not ended ({why}): {COMMAND} resume={name}.")
+
+
+_ACTIONS = {"run": _run, "resume": _resume, "fetch": _fetch}
+
+
+def _stored(folder: RunFolder) -> dict[str, Any]:
+    if not folder.config.is_file():
+        raise CheckpointError(f"The server holds no run {folder.path.name}.")
+    return stored_config(folder)
+
+
+def _train(grid: Grid, folder: RunFolder, settings: ServerSettings, patience: Patience) -> None:
+    folder.failed.unlink(missing_ok=True)
+    clients = settings.strategy.clients
+    needed = Quorum(settings.strategy.quorum).of(clients)
+    try:
+        run_server(NodeGrid(grid, clients, needed, patience), settings)
+    except Exception as error:
+        folder.write(folder.failed, failure_of(error))
+        raise

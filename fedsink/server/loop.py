@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from fedsink.errors import CheckpointError
+from fedsink.errors import CheckpointError, ClientError
 from fedsink.models import save as save_generator
 from fedsink.protocol.exchange import Keeper
 from fedsink.reporting import Progress
@@ -51,7 +52,7 @@ def train(
     title: str,
     *,
     timeout: float | None = None,
-    command: str = "fedsink simulate",
+    command: str | None = None,
 ) -> dict[str, Any]:
     """Run the strategy to its last round, from its checkpoint if there is one.
 
@@ -63,7 +64,7 @@ def train(
         identity: public values that a checkpoint must share to be resumed (plan, seed).
         title: shown by the progress display.
         timeout: seconds to wait for the replies of one round; None waits for ever.
-        command: what continues a stopped run, for its last words.
+        command: what continues a stopped run, for its last words; None: a simulation's.
 
     Returns:
         The content of metrics.json.
@@ -80,6 +81,7 @@ def train(
     pictured = {strategy.rounds * part // parts for part in range(1, parts)}
 
     def save() -> None:
+        nonlocal saved
         # First: a checkpoint must never be ahead of what the clients can go on from.
         if isinstance(grid, Keeper):
             grid.keep(strategy.round)
@@ -88,8 +90,10 @@ def train(
             "round": strategy.round,
             "identity": identity,
             "seconds": time.monotonic() - started,
+            "missed": {str(client): count for client, count in strategy.missed.items()},
         }
         checkpoint.save(folder.checkpoint, tensors, values)
+        saved = time.monotonic()
 
     with (
         Interruption() as stop,
@@ -97,15 +101,23 @@ def train(
     ):
         while strategy.round < strategy.rounds:
             before, number = strategy.round, strategy.message + 1
-            messages = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
-            if number == 1:
-                checkpoint.save_uploads(folder.checkpoint, strategy.uploads())
-                snapshot(strategy, folder)
-            replies = grid.send_and_receive(messages, timeout=timeout) if messages else []
-            _, metrics = strategy.aggregate_train(number, replies)
+            strategy.absent = []
+            try:
+                messages = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
+                if number == 1:
+                    checkpoint.save_uploads(folder.checkpoint, strategy.uploads())
+                    snapshot(strategy, folder)
+                replies = grid.send_and_receive(messages, timeout=timeout) if messages else []
+                _, metrics = strategy.aggregate_train(number, replies)
+            except ClientError:
+                # A simulation's clients have gone on, and remember a round that has failed.
+                if before > 0 and not isinstance(grid, Keeper):
+                    save()
+                raise
             record: dict[str, Any] = {
                 "round": strategy.round,
                 **dict(metrics or {}),
+                **({"absent": strategy.absent} if strategy.absent else {}),
                 "epsilon": _finite(epsilon := strategy.epsilon_bound()),
                 "seconds": round(time.monotonic() - started, 4),
             }
@@ -118,11 +130,10 @@ def train(
                 snapshot(strategy, folder)
             if stop.requested or time.monotonic() - saved > settings.checkpoint_seconds:
                 save()
-                saved = time.monotonic()
             if stop.requested and unfinished:
                 raise InterruptedRunError(
                     f"Stopped after round {strategy.round} of {strategy.rounds}. "
-                    f"Continue with: {command} resume={folder.path}"
+                    f"Continue with: {command or f'fedsink simulate resume={folder.path}'}"
                 )
     snapshot(strategy, folder)
     save()
@@ -133,8 +144,27 @@ def train(
         "epsilon": _finite(strategy.epsilon_so_far()),
         "label_prior": strategy.label_prior().tolist(),
     }
+    if strategy.missed:
+        stated = json.loads(folder.privacy.read_text())
+        folder.write(folder.privacy, {**stated, "participation": _participation(strategy)})
     folder.write(folder.metrics, result)
     return result
+
+
+def _participation(strategy: RoundStrategy) -> dict[str, Any]:
+    """Who missed what, for privacy.json: public, since the server knows it."""
+    return {
+        "messages": strategy.message,
+        "missed": [
+            {"client": client, "messages": count}
+            for client, count in sorted(strategy.missed.items())
+        ],
+        "meaning": (
+            "All others answered every message that they were asked. Every client's ε is that of "
+            "the whole plan, whether or not its answers came in time: what came late was charged "
+            "and not used."
+        ),
+    }
 
 
 def _finite(epsilon: float) -> float | None:
@@ -157,5 +187,6 @@ def _restore(strategy: RoundStrategy, folder: RunFolder, identity: dict[str, Any
         )
     strategy.load_state(tensors, values)
     strategy.round = int(values["round"])
+    strategy.missed = {int(client): count for client, count in values["missed"].items()}
     folder.rewind(strategy.round)
     return float(values["seconds"])

@@ -55,7 +55,7 @@ class ServerSettings:
         server_seed: keys initial weights and latents; not secret, kept in the checkpoint.
         loop: how the run is watched and saved.
         engine: the server's device and threads, and how long it waits.
-        command: what continues this run if it is stopped.
+        command: what continues this run if it is stopped; None: what continues a simulation.
     """
 
     folder: Path
@@ -67,7 +67,7 @@ class ServerSettings:
     generator_options: dict[str, Any] = field(default_factory=dict)
     loop: LoopSettings = field(default_factory=LoopSettings)
     engine: ServerEngine = field(default_factory=lambda: ServerEngine("local"))
-    command: str = "fedsink simulate"
+    command: str | None = None
 
     @classmethod
     def from_config(
@@ -77,7 +77,7 @@ class ServerSettings:
         engine: ServerEngine,
         folder: Path,
         server_seed: int,
-        command: str = "fedsink simulate",
+        command: str | None = None,
     ) -> Self:
         """The server's half of a configuration, in a simulation and in a deployment.
 

@@ -31,6 +31,7 @@ class SimulationGrid(Grid):
         self._run = empty_run(run_id)
         self._answered: dict[str, Message] = {}
         self._sent = 0
+        self._roster = {client: node_of(client) for client in range(clients)}
         become(run_id, SERVER_NODE)
 
     @abstractmethod
@@ -51,7 +52,7 @@ class SimulationGrid(Grid):
 
     def roster(self) -> Mapping[int, int]:
         """Client number → node id: nobody needs to be asked."""
-        return {client: node_of(client) for client in range(self.clients)}
+        return self._roster
 
     def close(self) -> None:
         """Give back what the grid holds."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -16,7 +16,11 @@ from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.protocol.errors import MEANING
 from fedsink.protocol.exchange import Roster
+from fedsink.protocol.identity import identity_query, stated_client
+from fedsink.strategies.quorum import Quorum
 from fedsink.strategies.settings import StrategySettings
+
+T = TypeVar("T")
 
 
 class RoundStrategy(Strategy):
@@ -32,20 +36,33 @@ class RoundStrategy(Strategy):
         rounds: T, how many rounds the strategy runs.
         clients: how many clients take part.
         rounds_per_message: U, how many of them one exchange of messages holds.
+        quorum: how many of the clients that are asked must answer.
 
     Attributes:
         Settings: of the method, where the registry finds it; it is then built from
             (settings, generator, key).
         round: how many of the T rounds are done.
+        absent: clients that the last exchange was for, and that did not answer.
+        missed: client → how many exchanges it did not answer.
     """
 
     Settings: ClassVar[type[StrategySettings]]
 
-    def __init__(self, rounds: int, clients: int, rounds_per_message: int = 1) -> None:
+    def __init__(
+        self,
+        rounds: int,
+        clients: int,
+        rounds_per_message: int = 1,
+        quorum: float | None = None,
+    ) -> None:
         self.rounds = rounds
         self.clients = clients
         self.rounds_per_message = rounds_per_message
+        self.quorum = Quorum(quorum)
         self.round = 0
+        self.absent: list[int] = []
+        self.missed: dict[int, int] = {}
+        self._roster: Mapping[int, int] = {}
         self._nodes: dict[int, int] = {}
 
     @property
@@ -62,50 +79,78 @@ class RoundStrategy(Strategy):
         """Which client is at which node, in client order; asks each where the grid cannot tell.
 
         Raises:
-            ClientError: a node does not answer, or clients are missing or doubled.
+            ClientError: a node does not answer, clients are doubled, or more of them are missing
+                than the quorum allows.
         """
-        if not self._nodes:
-            found = grid.roster() if isinstance(grid, Roster) else self._ask_everybody(grid)
-            if sorted(found) != list(range(self.clients)):
+        if isinstance(grid, Roster):
+            found = grid.roster()
+        else:
+            found = self._roster or self._ask_everybody(grid)
+        if found is not self._roster:
+            everybody = range(self.clients)
+            if any(client not in everybody for client in found) or (
+                len(found) < self.quorum.of(self.clients)
+            ):
                 raise ClientError(
                     f"Expected the clients 0 to {self.clients - 1}, found {len(found)} of them."
                 )
-            self._nodes = dict(sorted(found.items()))
+            self._roster, self._nodes = found, dict(sorted(found.items()))
         return self._nodes
 
     def _ask_everybody(self, grid: Grid) -> dict[int, int]:
-        queries = [
-            Message(RecordDict(), dst_node_id=node, message_type="query.identity")
-            for node in grid.get_node_ids()
-        ]
         found: dict[int, int] = {}
-        for reply in grid.send_and_receive(queries):
+        for reply in grid.send_and_receive([identity_query(node) for node in grid.get_node_ids()]):
             check(reply, "saying which client it is")
-            client = int(reply.content.config_records["identity"]["client"])  # type: ignore[arg-type]
-            found[client] = reply.metadata.src_node_id
+            found[stated_client(reply.content)] = reply.metadata.src_node_id
         return found
 
-    def replies_by_client(
-        self, replies: Iterable[Message], asked: str, expected: Collection[int]
-    ) -> dict[int, RecordDict]:
-        """Contents in client order, so that float sums do not depend on who was first.
+    def answers(
+        self,
+        replies: Iterable[Message],
+        doing: str,
+        asked: Collection[int],
+        read: Callable[[int, RecordDict], T],
+        needed: int | None = None,
+    ) -> dict[int, T]:
+        """What clients answered, in client order: float sums must not depend on who was first.
+
+        Whoever is missing is noted in `absent` and `missed`.
+
+        Args:
+            replies: to one exchange.
+            doing: what the clients were asked to do, for errors.
+            asked: the clients that the exchange is for, those that could not be reached included.
+            read: makes of a client and a content what is used of it; raises ClientError where it
+                is of no use.
+            needed: how many answers are enough; None: the quorum of those asked.
 
         Raises:
-            ClientError: an expected client answered with an error, or not at all.
+            ClientError: fewer of them answered.
         """
         clients = {node: client for client, node in self._nodes.items()}
-        contents: dict[int, RecordDict] = {}
+        contents: dict[int, T] = {}
+        failures: list[ClientError] = []
         for reply in replies:
             client = clients.get(reply.metadata.src_node_id)
-            check(reply, asked, client)
-            if client is not None and client in expected:
-                contents[client] = reply.content
-        if missing := sorted(set(expected) - set(contents)):
+            try:
+                check(reply, doing, client)
+                if client is not None and client in asked:
+                    contents[client] = read(client, reply.content)
+            except ClientError as error:
+                failures.append(error)
+        needed = self.quorum.of(len(asked)) if needed is None else needed
+        self.absent = sorted(set(asked) - set(contents))
+        if len(contents) < needed:
+            if failures:
+                raise failures[0]
+            missing = self.absent
             raise ClientError(
-                f"While {asked}, {len(missing)} of {len(expected)} clients did not answer "
+                f"While {doing}, {len(missing)} of {len(asked)} clients did not answer "
                 f"(client {missing[0]} first); continue from the checkpoint with resume=, or raise "
                 "engine.timeout."
             )
+        for client in self.absent:
+            self.missed[client] = self.missed.get(client, 0) + 1
         return dict(sorted(contents.items()))
 
     @property

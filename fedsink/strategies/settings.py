@@ -40,6 +40,7 @@ class StrategySettings(ABC):
             method derived from it; only what plays these rounds unchanged may name it.
         plan: what is done to records.
         clients: K.
+        quorum: how many of the clients that are asked must answer, as in `Quorum`.
     """
 
     name: ClassVar[str]
@@ -49,6 +50,7 @@ class StrategySettings(ABC):
 
     plan: PublicPlan
     clients: int
+    quorum: float | None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

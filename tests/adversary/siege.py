@@ -226,7 +226,7 @@ class Siege:
         self, node: BesiegedNode, content: RecordDict, reply: RecordDict
     ) -> list[Place]:
         assert sorted(reply) == ["identity"]
-        assert dict(reply.config_records["identity"]) == {"client": 0}
+        assert dict(reply.config_records["identity"]) == {"client": 0, "protocol": 3}
         return []
 
     def _check_gradient(

@@ -22,6 +22,8 @@ KEYS = ("clients=2", "rounds=20", "eps=5")
 _FLWR = """#!{python}
 import json, os, sys, time, tomllib
 from pathlib import Path
+from fedsink.server.frames import frames
+from fedsink.server.results import Results
 asked = sys.argv[1:]
 with open(os.environ["ASKED"], "a") as file:
     file.write(json.dumps(asked) + "\\n")
@@ -31,16 +33,19 @@ if asked[0] == "run":
     if os.environ["OUTCOME"] == "unreachable":
         sys.exit("\\x1b[91mConnection refused\\x1b[0m")
     config = tomllib.loads(Path(asked[asked.index("-c") + 1]).read_text())
-    folder = Path(config["folder"])
-    folder.mkdir(parents=True, exist_ok=True)
+    Path(os.environ["SUBMITTED"]).write_text(json.dumps(config))
     print("Successfully started run 4711", flush=True)
     print("INFO: noise of Flower's own\\nDP-Sinkhorn  round 20/20  loss 1", flush=True)
-    outcome = os.environ["OUTCOME"]
-    if outcome == "finished":
-        (folder / "metrics.json").write_text(json.dumps(config))
+    outcome, results = os.environ["OUTCOME"], None
+    if outcome in ("finished", "torn"):
+        files = {{"metrics.json": b"x" * 100_000, "config.yaml": b"{{}}"}}
+        results = Results(config["name"], files)
     if outcome == "failed":
         told = {{"message": "client 1 refused the request.", "exit_code": 1}}
-        (folder / "failed.json").write_text(json.dumps(told))
+        results = Results(config["name"], failure=told)
+    if results is not None:
+        for frame in list(frames(results.to_bytes()))[: 1 if outcome == "torn" else None]:
+            print(frame, flush=True)
     if outcome == "running":
         time.sleep(60)
 """
@@ -55,13 +60,23 @@ def flwr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     command.chmod(0o755)
     monkeypatch.setattr("fedsink.commands.flower._flwr", lambda: str(command))
     monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+    monkeypatch.setenv("SUBMITTED", str(tmp_path / "submitted"))
     return tmp_path / "asked"
 
 
-def deploy(*keys: str, app: Path = ROOT / "deploy") -> int:
+def run(command: str, *keys: str, app: Path = ROOT / "deploy") -> int:
     with pytest.raises(SystemExit) as ended:
-        main(["deploy", f"app={app}", "superlink=lab", *keys])
+        main([command, f"app={app}", "superlink=lab", *keys])
     return int(str(ended.value.code))
+
+
+def deploy(*keys: str) -> int:
+    return run("deploy", *keys)
+
+
+def submitted(flwr: Path) -> dict[str, str]:
+    content: dict[str, str] = json.loads(flwr.with_name("submitted").read_text())
+    return content
 
 
 def asked(flwr: Path) -> list[list[str]]:
@@ -73,17 +88,54 @@ def test_a_finished_run_prints_its_folder_last(
 ) -> None:
     monkeypatch.setenv("OUTCOME", "finished")
     folder = tmp_path / "run"
-    assert deploy(*KEYS, f"folder={folder}") == 0
+    assert deploy(*KEYS, f"folder={folder}", "name=trial") == 0
     out, err = capsys.readouterr()
     assert out == f"{folder}\n"
-    assert err == "DP-Sinkhorn  round 20/20  loss 1\n"  # and nothing of Flower's
-    submitted = json.loads((folder / "metrics.json").read_text())
-    assert submitted["folder"] == str(folder)
-    assert json.loads(submitted["overrides"]) == list(KEYS)
-    assert submitted["resume"] is False
+    assert err == "run trial\nDP-Sinkhorn  round 20/20  loss 1\n"  # and nothing of Flower's
+    assert (folder / "metrics.json").read_bytes() == b"x" * 100_000
+    assert (submitted(flwr)["name"], submitted(flwr)["action"]) == ("trial", "run")
+    config = json.loads(submitted(flwr)["config"])
+    assert (config["clients"], config["rounds"], config["eps"]) == (2, 20, 5)
+    assert str(tmp_path) not in json.dumps(submitted(flwr))  # no path of the submitter's
     (words,) = asked(flwr)
     assert words[:3] == ["run", str(ROOT / "deploy"), "lab"]
     assert words[-1] == "--stream"
+
+
+def test_results_that_do_not_arrive_whole_leave_nothing(
+    flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUTCOME", "torn")
+    assert deploy(*KEYS, f"folder={tmp_path / 'runs' / 'run'}", "name=trial") == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "did not arrive whole (it ends after 1 of 3 frames)" in err
+    assert "fedsink fetch run=trial" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_is_fetched_by_its_name(
+    flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUTCOME", "finished")
+    monkeypatch.chdir(tmp_path)
+    assert run("fetch", "run=trial") == 0
+    folder = tmp_path / "runs" / "trial"
+    assert capsys.readouterr().out == f"{folder}\n"
+    assert (folder / "metrics.json").is_file()
+    assert submitted(flwr) == {"action": "fetch", "name": "trial", "config": "{}"}
+    assert run("fetch", "run=trial") == 2
+    assert "is not an empty folder: give another folder=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["deploy", "fetch"])
+@pytest.mark.parametrize("name", ["../trial", "/tmp/trial", "a b", "."])
+def test_a_name_that_is_a_path_is_refused(
+    flwr: Path, capsys: pytest.CaptureFixture[str], command: str, name: str
+) -> None:
+    assert run(command, f"{'name' if command == 'deploy' else 'run'}={name}") == 2
+    assert "A run's name is 1 to 100 of" in capsys.readouterr().err
+    assert not flwr.exists()
 
 
 def test_a_failed_run_exits_with_the_servers_sentence(
@@ -103,7 +155,7 @@ def test_a_run_that_left_no_word_is_not_taken_for_a_success(
     monkeypatch.setenv("OUTCOME", "silent")
     assert deploy(*KEYS, f"folder={tmp_path / 'run'}") == 1
     message = capsys.readouterr().err.splitlines()[-1]
-    assert "run 4711 ended as finished:failed and left no word" in message
+    assert "run 4711 ended without results (its status is finished:failed)" in message
     assert "flwr log 4711 lab" in message
 
 
@@ -138,15 +190,13 @@ def test_bad_input_is_refused_before_anything_is_submitted(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_taken_folder_and_a_finished_run_are_refused(
+def test_a_taken_folder_is_refused(
     flwr: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("config.yaml", "metrics.json"):
-        (tmp_path / name).write_text("{}")
-    assert deploy(*KEYS, f"folder={tmp_path}") == 2
-    assert "is not an empty folder" in capsys.readouterr().err
-    assert deploy(f"resume={tmp_path}") == 2
-    assert "has ended: there is nothing to resume" in capsys.readouterr().err
+    (tmp_path / "metrics.json").write_text("{}")
+    for keys in (KEYS, ("resume=trial",)):
+        assert deploy(*keys, f"folder={tmp_path}") == 2
+        assert "is not an empty folder" in capsys.readouterr().err
     assert not flwr.exists()
 
 
@@ -154,12 +204,12 @@ def test_a_stopped_run_is_submitted_again_without_its_configuration(
     flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OUTCOME", "finished")
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "config.yaml").write_text("mode: central\n")
-    assert deploy(f"resume={folder}") == 0
-    submitted = json.loads((folder / "metrics.json").read_text())
-    assert (submitted["resume"], json.loads(submitted["overrides"])) == (True, [])
+    assert deploy("resume=trial", f"folder={tmp_path / 'run'}") == 0
+    assert submitted(flwr) == {"action": "resume", "name": "trial", "config": "{}"}
+    assert deploy("resume=trial", "eps=3") == 2
+    assert "the configuration that the server has stored: leave out eps=3" in (
+        capsys.readouterr().err
+    )
 
 
 _INTERRUPTED = """
@@ -175,7 +225,14 @@ main(sys.argv[1:-1])
 def test_ctrl_c_stops_the_run_and_says_so(flwr: Path, tmp_path: Path) -> None:
     command = tmp_path / "bin" / "flwr"
     folder = tmp_path / "run"
-    words = ["deploy", f"app={ROOT / 'deploy'}", "superlink=lab", *KEYS, f"folder={folder}"]
+    words = [
+        "deploy",
+        f"app={ROOT / 'deploy'}",
+        "superlink=lab",
+        *KEYS,
+        f"folder={folder}",
+        "name=trial",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-c", _INTERRUPTED, *words, str(command)],
         env={**os.environ, "OUTCOME": "running"},
@@ -184,7 +241,7 @@ def test_ctrl_c_stops_the_run_and_says_so(flwr: Path, tmp_path: Path) -> None:
         text=True,
     )
     deadline = time.monotonic() + 60
-    while not folder.exists() and time.monotonic() < deadline:
+    while not flwr.with_name("submitted").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
@@ -192,7 +249,8 @@ def test_ctrl_c_stops_the_run_and_says_so(flwr: Path, tmp_path: Path) -> None:
     assert process.returncode == 130
     assert out == ""
     assert "fedsink: run 4711 was stopped." in err
-    assert f"resume={folder}" in err
+    assert "resume=trial" in err
+    assert not folder.exists()
     assert asked(flwr)[-1] == ["stop", "4711", "lab"]
 
 

@@ -29,4 +29,4 @@ def test_the_names_in_it_lead_to_the_apps() -> None:
     for name, kind in (("serverapp", ServerApp), ("clientapp", ClientApp)):
         module, _, attribute = app["components"][name].partition(":")
         assert isinstance(getattr(importlib.import_module(module), attribute), kind)
-    assert set(app["config"]) == {"folder", "overrides", "resume"}
+    assert set(app["config"]) == {"action", "name", "config"}

@@ -50,15 +50,21 @@ def test_the_demonstration_goes_as_promised(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert left_over(folder) == []
 
-    central, local = folder / "runs" / "central", folder / "runs" / "ldp"
+    central, local = (folder / "submitter" / "runs" / name for name in ("central", "ldp"))
     for run in (central, local):
         assert (run / "generator.safetensors").is_file()
-        assert not (run / "failed.json").exists()
-        assert not (run / "partition.json").exists()
+        assert not (run / "checkpoint").exists()
+        at_server = folder / "flwr-superlink" / "runs" / "runs" / run.name
+        assert at_server.parent.stat().st_mode & 0o077 == 0
+        for path in run.rglob("*"):
+            assert (
+                not path.is_file()
+                or path.read_bytes() == (at_server / path.relative_to(run)).read_bytes()
+            )
     lines = (central / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == list(range(60, 601, 60))
     assert 4.9 < float(str(read(central / "privacy.json")["epsilon"])) <= 5.0
-    assert "client 1 refused" in str(read(folder / "runs" / "refused" / "failed.json")["message"])
+    assert not (folder / "submitter" / "runs" / "refused").exists()
 
     assert done.stdout.count("600 of 600") == 2  # both ledgers hold the whole plan
     assert done.stdout.count("replace-one") >= 2

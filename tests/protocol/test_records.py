@@ -15,9 +15,12 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsink.protocol.records import digest, pack, unpack
+from fedsink.errors import ProtocolVersionError
+from fedsink.protocol.errors import OTHER_VERSION, failure_code
+from fedsink.protocol.records import PROTOCOL_VERSION, digest, pack, unpack
 
 TYPE = "train.gradient"
+STATED = json.dumps({"protocol": PROTOCOL_VERSION})
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool]
 
 
@@ -126,7 +129,22 @@ def zipped() -> bytes:
 )
 def test_an_array_that_is_not_what_it_says_is_malformed(array: Array) -> None:
     with pytest.raises(ValueError, match=r"^Malformed message: \w+\.$"):
-        unpack(record_of("{}", {"x": array}))
+        unpack(record_of(STATED, {"x": array}))
+
+
+@pytest.mark.parametrize("version", [None, 2, 4, "3", [3], {"3": 3}])
+def test_another_version_is_refused_by_name(version: Any) -> None:
+    text = json.dumps({} if version is None else {"protocol": version})
+    with pytest.raises(ProtocolVersionError, match="this one 3: install one version of fedsink"):
+        unpack(record_of(text, {}))
+    assert failure_code(ProtocolVersionError(version, 3), 0) == OTHER_VERSION
+
+
+def test_the_version_is_stated_and_is_no_field() -> None:
+    record = pack({"round": 1}, {})
+    text = str(record.config_records["fields"]["json"])
+    assert json.loads(text) == {"round": 1, "protocol": PROTOCOL_VERSION}
+    assert unpack(record)[0] == {"round": 1}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", "null", '"fields"', "[" * 100_000])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -36,7 +36,7 @@ class CentralRounds(RoundStrategy):
     def __init__(
         self, settings: CentralSettings, trainer: Trainer, key: bytes, together: int = 1
     ) -> None:
-        super().__init__(settings.plan.rounds, settings.clients, together)
+        super().__init__(settings.plan.rounds, settings.clients, together, settings.quorum)
         self.settings, self.trainer = settings, trainer
         self._key = key
 
@@ -67,33 +67,41 @@ class CentralRounds(RoundStrategy):
         return Stream(self._key, purpose, number)
 
     def _sums(
-        self, asked: Mapping[Key, Broadcast], replies: Iterable[Message] | Reduction, doing: str
+        self,
+        asked: Mapping[Key, Broadcast],
+        replies: Iterable[Message] | Reduction,
+        doing: str,
+        everybody: Sequence[int],
     ) -> dict[Key, Sum]:
-        """The sums of the replies to each broadcast, whether or not the grid made them.
+        """The sums of the replies to each broadcast that somebody answered.
 
         Args:
             asked: who was asked what; nobody is in two of them.
-            replies: of all who were asked.
+            replies: of those who were asked, or what a grid added them up to.
             doing: what they were asked to do, for errors.
+            everybody: all clients whose round it is, also those that could not be reached.
 
         Raises:
-            ClientError: a client failed, or answered with something else.
+            ClientError: fewer answered than the quorum, or with something else.
         """
         if isinstance(replies, Reduction):
             return _added_up(asked, replies, doing)
-        clients = [client for broadcast in asked.values() for client in broadcast.nodes]
-        received = self.replies_by_client(replies, doing, clients)
-        return {key: self._sum(broadcast, received, doing) for key, broadcast in asked.items()}
+        shapes = {client: b.shape for b in asked.values() for client in b.nodes}
 
-    def _sum(self, broadcast: Broadcast, received: Mapping[int, RecordDict], doing: str) -> Sum:
-        total, clients = TreeSum(), list(broadcast.nodes)
-        for block in range(-(-len(clients) // BLOCK)):
-            gradients = [
-                self._checked(client, received[client], doing, broadcast.shape)
-                for client in clients[block * BLOCK : (block + 1) * BLOCK]
-            ]
-            total.add_block(block, torch.stack(gradients))
-        return Sum(total.total(), len(clients))
+        def read(client: int, record: RecordDict) -> Tensor:
+            return self._checked(client, record, doing, shapes[client])
+
+        received = self.answers(replies, doing, everybody, read)
+        sums = {key: _sum(broadcast, received) for key, broadcast in asked.items()}
+        return {key: part for key, part in sums.items() if part.clients}
+
+    def _of_mean(self, least: int) -> dict[str, float]:
+        """The metric `mean_noise_std` of a round that somebody missed: σS/√m.
+
+        Args:
+            least: m, the fewest answers that make up a mean.
+        """
+        return {"mean_noise_std": self.settings.noise_std(0) / least**0.5} if self.absent else {}
 
     def _checked(
         self, client: int, record: RecordDict, doing: str, expected: tuple[int, ...]
@@ -116,6 +124,15 @@ class CentralRounds(RoundStrategy):
                     f"expected finite values of shape {expected[1:]}."
                 )
         return torch.stack([reply.gradient for reply in replies])
+
+
+def _sum(broadcast: Broadcast, received: Mapping[int, Tensor]) -> Sum:
+    total = TreeSum()
+    clients = [client for client in broadcast.nodes if client in received]
+    for block in range(-(-len(clients) // BLOCK)):
+        gradients = [received[client] for client in clients[block * BLOCK : (block + 1) * BLOCK]]
+        total.add_block(block, torch.stack(gradients))
+    return Sum(total.total() if clients else torch.zeros(0), len(clients))
 
 
 def _added_up(asked: Mapping[Key, Broadcast], reduction: Reduction, doing: str) -> dict[Key, Sum]:

@@ -22,6 +22,7 @@ from fedsink.privacy.mechanisms.clipping import Clip
 from fedsink.privacy.sampling import Schedule
 from fedsink.strategies.central.statement import central_statement, notice
 from fedsink.strategies.central.unprotected import unprotected_statement
+from fedsink.strategies.quorum import check_quorum
 from fedsink.strategies.settings import StrategySettings
 from fedsink.values import integer
 
@@ -35,6 +36,7 @@ class CentralSettings(StrategySettings):
         mechanism: what is noised, in the words of privacy.json.
         accountant: whose ε is reported, one of `fedsink.privacy.ACCOUNTANTS`.
         share: whether each reply holds all of the plan's noise, or the sum of a cohort's does.
+        quorum: how many of the clients that are asked must answer, as in `Quorum`.
     """
 
     mode: ClassVar[str] = "central"
@@ -43,6 +45,7 @@ class CentralSettings(StrategySettings):
     plan: CentralPlan
     accountant: str
     share: NoiseShare
+    quorum: float | None
 
     def __post_init__(self) -> None:
         check_accountant(self.accountant)
@@ -52,6 +55,12 @@ class CentralSettings(StrategySettings):
                 "leave one of them out."
             )
         self.share.check(self.plan.schedule, self.clients)
+        check_quorum(self.quorum, self.clients)
+        if self.quorum is not None and self.share != LOCAL_NOISE:
+            raise ConfigError(
+                f"noise.share={self.share.name} leaves too little noise in a sum that a client is "
+                f"missing from: leave strategy.quorum={self.quorum} out."
+            )
 
     def statement(self, noise: str) -> dict[str, Any]:
         """The content of privacy.json."""

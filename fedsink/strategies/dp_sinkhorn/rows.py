@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -87,12 +87,15 @@ class Block:
             return 0
         return self.kinds.tolist().index(label)
 
-    def means(self, sums: Mapping[Labels, Sum], place: int) -> Tensor:
-        """The clients' mean gradient of each of the layout's blocks, (P, block_rows, D) float64.
+    def means(self, sums: Mapping[Labels, Sum], place: int) -> tuple[Tensor, list[int]]:
+        """The clients' mean gradient of each of the layout's blocks, and how many are in each.
 
         Args:
             sums: of the gradients of those who were asked about the same classes.
             place: which of the message's uses this block is.
+
+        Returns:
+            (P, block_rows, D) float64, zeros where nobody answered, and P numbers of clients.
         """
         totals: dict[int, Sum] = {}
         for labels, part in sums.items():
@@ -100,4 +103,26 @@ class Block:
             if position in totals:
                 total, clients = totals[position].total + total, totals[position].clients + clients
             totals[position] = Sum(total, clients)
-        return torch.stack([totals[p].total / totals[p].clients for p in sorted(totals)])
+        means = torch.zeros(self.layout.blocks, *self.shape, dtype=torch.float64)
+        for position, answered in totals.items():
+            means[position] = answered.total / answered.clients
+        counts = {position: answered.clients for position, answered in totals.items()}
+        return means, [counts.get(position, 0) for position in range(self.layout.blocks)]
+
+    def gradient(self, means: Tensor, answers: Sequence[int], scale: float) -> Tensor:
+        """The gradient at every row, (R, D) float64.
+
+        Rows that nobody answered about have none: their self term alone would push generated
+        points apart, with no data to pull them.
+
+        Args:
+            means: of the clients' gradients of each block, (P, block_rows, D) float64.
+            answers: how many clients answered about each block.
+            scale: what a sum over records is divided by.
+        """
+        gradient = self.layout.gradient(means, self.parts.outside, scale)
+        for block, clients in enumerate(answers):
+            if not clients:
+                groups = self.layout.groups_of(block)
+                gradient.unflatten(0, (self.layout.groups, -1))[groups] = 0.0
+        return gradient

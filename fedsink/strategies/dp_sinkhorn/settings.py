@@ -49,6 +49,7 @@ class DPSinkhornSettings(CentralSettings):
         accountant: whose ε is reported, one of `fedsink.privacy.ACCOUNTANTS`.
         run: public name of the run, stated in every request.
         share: whether each reply holds all of the plan's noise, or the sum of a cohort's does.
+        quorum: how many of the clients that are asked must answer, as in `Quorum`.
     """
 
     name: ClassVar[str] = "dp_sinkhorn"
@@ -68,6 +69,7 @@ class DPSinkhornSettings(CentralSettings):
     accountant: str = "pld"
     run: str = UNNAMED
     share: NoiseShare = LOCAL_NOISE
+    quorum: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,6 +118,7 @@ class DPSinkhornSettings(CentralSettings):
             accountant=config.accountant,
             run=run,
             share=config.noise.shared,
+            quorum=chosen["quorum"],
         )
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
@@ -153,20 +156,25 @@ class DPSinkhornSettings(CentralSettings):
         """What the clients' mean is divided by: it is a sum over records with `clip=record`."""
         return self.nominal_batch if isinstance(self.plan.clip, RecordClip) else 1.0
 
-    def signal_to_noise(self, energy: float, rounds: int = 1) -> dict[str, float]:
+    def signal_to_noise(
+        self, energy: float, rounds: int = 1, answers: Sequence[int] | None = None
+    ) -> dict[str, float]:
         """‖signal‖/‖noise‖ of the clients' mean gradients, from the release alone.
 
         Args:
             energy: their squared norm; each is a mean over those who are asked about one block.
             rounds: how many of the plan's rounds they are from.
+            answers: how many answered about each block of each round; None: everybody.
 
         Returns:
             {} without noise.
         """
         blocks, rows = self.layout.blocks, self.layout.block_rows
-        entries = rounds * blocks * rows * view_from_dict(self.view).dimension
-        noise = entries * self.mean_noise_variance * blocks / self.clients
-        return signal_to_noise(energy, noise)
+        means = rounds * blocks * blocks / self.clients
+        if answers is not None:
+            means = sum(1 / count for count in answers if count)
+        entries = rows * view_from_dict(self.view).dimension
+        return signal_to_noise(energy, entries * self.mean_noise_variance * means)
 
     @property
     def nominal_batch(self) -> float:

@@ -75,7 +75,8 @@ class DPSinkhorn(CentralRounds):
         for client, node in nodes.items():
             sharing.setdefault(asked[client], {})[client] = node
         self._asked = {labels: self._broadcast(labels, who) for labels, who in sharing.items()}
-        return Exchange("train.gradient", str(server_round), list(self._asked.values()))
+        needed = self.quorum.of(self.clients)
+        return Exchange("train.gradient", str(server_round), list(self._asked.values()), needed)
 
     def _broadcast(self, labels: Labels, nodes: dict[int, int]) -> Broadcast:
         asked = list(zip(self._blocks, labels, strict=True))
@@ -114,16 +115,22 @@ class DPSinkhorn(CentralRounds):
         first, last = blocks[0].round, blocks[-1].round
         where = f"rounds {first} to {last}" if last > first else f"round {first}"
         asked = f"computing gradients in {where}"
-        sums = self._sums(self._asked, replies, asked)
-        means = torch.stack([block.means(sums, place) for place, block in enumerate(blocks)])
+        sums = self._sums(self._asked, replies, asked, range(self.clients))
+        means, answers = zip(
+            *(block.means(sums, place) for place, block in enumerate(blocks)), strict=True
+        )
         scale = self.settings.gradient_scale
         gradient = torch.cat(
             [
-                self.layout.gradient(mean, block.parts.outside, scale)
-                for mean, block in zip(means, blocks, strict=True)
+                block.gradient(mean, counts, scale)
+                for block, mean, counts in zip(blocks, means, answers, strict=True)
             ]
         )
-        metrics = self.settings.signal_to_noise(float(means.square().sum()), len(blocks))
+        energy = float(torch.stack(means).square().sum())
+        counts = [count for of_block in answers for count in of_block if count]
+        metrics = self.settings.signal_to_noise(
+            energy, len(blocks), counts if self.absent else None
+        ) | self._of_mean(min(counts))
         self.trainer.step(self._points, gradient / len(blocks), server_round)
         for block in blocks:
             self.self_term.remember(block.seen, block.kinds)

@@ -42,6 +42,7 @@ class GSWGANSettings(CentralSettings):
         accountant: whose ε is reported, one of `fedsink.privacy.ACCOUNTANTS`.
         run: public name of the run, stated in every request.
         share: whether each reply holds all of the plan's noise, or the sum of a turn's does.
+        quorum: how many of the clients that are asked must answer, as in `Quorum`.
     """
 
     name: ClassVar[str] = "gs_wgan"
@@ -60,6 +61,7 @@ class GSWGANSettings(CentralSettings):
     accountant: str = "pld"
     run: str = UNNAMED
     share: NoiseShare = LOCAL_NOISE
+    quorum: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,6 +103,7 @@ class GSWGANSettings(CentralSettings):
             accountant=config.accountant,
             run=run,
             share=config.noise.shared,
+            quorum=chosen["quorum"],
         )
 
     def statement(self, noise: str) -> dict[str, Any]:

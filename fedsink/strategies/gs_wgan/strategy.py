@@ -57,12 +57,16 @@ class GSWGAN(CentralRounds):
                 f"The plan has {self.rounds} rounds, and round {server_round} was to be played: "
                 "nobody accounted for it."
             )
-        schedule = self.settings.plan.schedule
+        everybody = self._turn(server_round)
         nodes = {
-            client: node
-            for client, node in self.discover(grid).items()
-            if schedule.answers(client, server_round)
+            client: node for client, node in self.discover(grid).items() if client in everybody
         }
+        needed = self.quorum.of(len(everybody))
+        if len(nodes) < needed:
+            raise ClientError(
+                f"Round {server_round} is the turn of {len(everybody)} clients, and {len(nodes)} "
+                "of them are connected: start the others, and continue with resume=."
+            )
         self._points, row_labels = self._rows("train", server_round, self.settings.rows)
         with torch.no_grad():
             fakes, fake_labels = self._rows("fakes", server_round, self.settings.fakes)
@@ -82,7 +86,7 @@ class GSWGAN(CentralRounds):
         content = Content(lambda: [request], request.to_record)
         broadcast = Broadcast(content, nodes, (1, *request.rows.shape))
         self._asked = {server_round: broadcast}
-        return Exchange("train.critic", str(server_round), [broadcast])
+        return Exchange("train.critic", str(server_round), [broadcast], needed)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -90,7 +94,8 @@ class GSWGAN(CentralRounds):
         """Average the replies over all critics, and take one optimiser step."""
         if self._points is None or server_round not in self._asked:
             raise ClientError(f"Replies for round {server_round} came before its request.")
-        sums = self._sums(self._asked, replies, f"asking critics in round {server_round}")
+        doing = f"asking critics in round {server_round}"
+        sums = self._sums(self._asked, replies, doing, self._turn(server_round))
         answered = sums[server_round]
         variance = self.settings.noise_std(next(iter(self._asked[server_round].nodes))) ** 2
         snr = signal_to_noise(
@@ -101,6 +106,7 @@ class GSWGAN(CentralRounds):
         gradient = -answered.total[0] / critics  # critics score records high: up is their way
         self.trainer.step(self._points, gradient, server_round)
         self.round = server_round
+        snr |= self._of_mean(answered.clients)
         return None, MetricRecord({"loss": float(gradient.norm()), **snr})
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -110,6 +116,11 @@ class GSWGAN(CentralRounds):
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Restore what `state` returned."""
         self.trainer.load_state(tensors, values)
+
+    def _turn(self, round: int) -> list[int]:
+        """The clients that a round asks."""
+        schedule = self.settings.plan.schedule
+        return [client for client in range(self.clients) if schedule.answers(client, round)]
 
     def _rows(self, purpose: str, round: int, count: int) -> tuple[Tensor, Tensor]:
         """Generated rows (count, D) with their graph, and labels, balanced over the rounds."""

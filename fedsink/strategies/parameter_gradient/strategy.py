@@ -67,7 +67,8 @@ class ParameterGradient(DPSinkhorn):
         """Generate this round's rows and ask every client for its gradient of the weights."""
         self._requests = {}
         super().configure_train(server_round, arrays, config, grid)
-        return Exchange("train.parameters", str(server_round), list(self._asked.values()))
+        needed = self.quorum.of(self.clients)
+        return Exchange("train.parameters", str(server_round), list(self._asked.values()), needed)
 
     def _broadcast(self, labels: Labels, nodes: dict[int, int]) -> Broadcast:
         ((block,), (label,)) = self._blocks, labels
@@ -105,7 +106,8 @@ class ParameterGradient(DPSinkhorn):
         if not self._requests:
             raise ClientError(f"Replies for round {server_round} came before its request.")
         (block,) = self._blocks
-        sums = self._sums(self._asked, replies, f"computing gradients in round {block.round}")
+        doing = f"computing gradients in round {block.round}"
+        sums = self._sums(self._asked, replies, doing, range(self.clients))
         per_record = isinstance(self.settings.plan.clip, RecordClip)
         scale = self.settings.nominal_batch if per_record else 1.0
         gradient = torch.zeros(len(next(iter(self._requests.values())).weights)).double()
@@ -121,6 +123,7 @@ class ParameterGradient(DPSinkhorn):
         self.self_term.remember(block.seen, block.kinds)
         self.round = block.round
         metrics = {"loss": float(gradient.norm())}
+        metrics |= self._of_mean(min(partial.clients for partial in sums.values()))
         return None, MetricRecord({**metrics, **signal_to_noise(energy, noise)})
 
     def _own_field(

@@ -15,6 +15,7 @@ from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.privatize_once.budget import local_plan
 from fedsink.strategies.privatize_once.denoising import check_denoisable
 from fedsink.strategies.privatize_once.statement import local_statement
+from fedsink.strategies.quorum import check_quorum
 from fedsink.strategies.settings import StrategySettings
 from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.transport import (
@@ -60,6 +61,7 @@ class PrivatizeOnceSettings(StrategySettings):
         run: public name of the run, stated in every request.
         shuffling: what a trusted shuffler would add to the guarantee, for privacy.json; None
             where nobody shuffles.
+        quorum: how many of the clients must upload their records, as in `Quorum`.
 
     Raises:
         ConfigError: a value out of range, or two that contradict each other.
@@ -86,6 +88,7 @@ class PrivatizeOnceSettings(StrategySettings):
     chunk_size: int = 4096
     run: str = UNNAMED
     shuffling: dict[str, Any] | None = None
+    quorum: float | None = None
 
     def __post_init__(self) -> None:
         values, where = vars(self), "strategy."
@@ -96,6 +99,7 @@ class PrivatizeOnceSettings(StrategySettings):
         flag(values, "unmatched", where=where)
         integer(values, "max_iterations", where=where)
         number(values, "tolerance", where=where)
+        check_quorum(self.quorum, self.clients)
         integer(values, "chunk_size", where=where)
         if self.lam is not None:
             positive(values, "lam", where=where)
@@ -159,6 +163,7 @@ class PrivatizeOnceSettings(StrategySettings):
             chunk_size=chosen["chunk_size"],
             run=run,
             shuffling=_shuffling(config, plan),
+            quorum=chosen["quorum"],
         )
 
     def statement(self, noise: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.protocol import PrivatizeReply, PrivatizeRequest
+from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.strategies.base import RoundStrategy
 from fedsink.strategies.privatize_once.loss import LocalLoss
 from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
@@ -38,7 +40,7 @@ class PrivatizeOnce(RoundStrategy):
     Settings = PrivatizeOnceSettings
 
     def __init__(self, settings: PrivatizeOnceSettings, generator: Generator, key: bytes) -> None:
-        super().__init__(settings.rounds, settings.clients)
+        super().__init__(settings.rounds, settings.clients, quorum=settings.quorum)
         self.settings = settings
         self.trainer = Trainer(generator, settings.optimizer, settings.rounds)
         self._key = key
@@ -81,29 +83,36 @@ class PrivatizeOnce(RoundStrategy):
     def collect(self, grid: Grid) -> None:
         """Ask every client for its privatized records, chunk by chunk.
 
+        Whoever fails in between is left out with all of its records.
+
         Raises:
-            ClientError: a client fails, refuses, or sends what the plan does not allow.
+            ClientError: more clients than the quorum allows fail, refuse, or send what the plan
+                does not allow.
         """
         nodes = self.discover(grid)
         received: dict[int, list[PrivatizeReply]] = {client: [] for client in nodes}
-        waiting, chunk = list(nodes), 0
+        waiting, chunk, absent = list(range(self.clients)), 0, set[int]()
         while waiting:
             request = PrivatizeRequest(
                 self.settings.plan, chunk, self.settings.chunk_size, self.settings.run
             )
-            content = request.to_record()
+            asked = {client: nodes[client] for client in waiting if client in nodes}
+            broadcast = Broadcast(Content(None, request.to_record), asked, ())
+            needed = self.quorum.of(self.clients) - (self.clients - len(waiting) - len(absent))
             replies = grid.send_and_receive(
-                [
-                    Message(content, dst_node_id=nodes[client], message_type="train.privatize")
-                    for client in waiting
-                ]
+                Exchange("train.privatize", str(chunk), [broadcast], max(0, needed))
             )
-            contents = self.replies_by_client(replies, f"uploading chunk {chunk}", waiting)
-            for client, record in contents.items():
-                received[client].append(self._checked(client, record, chunk))
+            read = partial(self._checked, chunk=chunk)
+            replied = self.answers(replies, f"uploading chunk {chunk}", waiting, read, needed)
+            absent.update(self.absent)
+            for client, reply in replied.items():
+                received[client].append(reply)
             chunk += 1
-            waiting = [client for client in waiting if received[client][-1].chunks > chunk]
-        everything = [reply for client in nodes for reply in received[client]]
+            waiting = [client for client, reply in replied.items() if reply.chunks > chunk]
+        self.absent = sorted(absent)
+        everything = [
+            reply for client in nodes if client not in absent for reply in received[client]
+        ]
         self._accept(
             torch.cat([reply.values for reply in everything]),
             torch.cat([reply.labels for reply in everything]),

@@ -482,10 +482,10 @@ def test_shared_noise_adds_up_to_the_plans_in_every_mean(
             cohort = [k for k in range(7) if schedule == "joint" or k % 3 == client % 3]
             assert request.share == len(cohort)
             assert request.plan == strategy.settings.plan
-    sums = strategy._sums(strategy._asked, grid.send_and_receive(messages), "test")
+    sums = strategy._sums(strategy._asked, grid.send_and_receive(messages), "test", range(7))
     for place, block in enumerate(strategy._blocks):
         asked = block.layout.asked(block.round)
-        means = block.means(sums, place).reshape(*block.seen.shape)
+        means = block.means(sums, place)[0].reshape(*block.seen.shape)
         for kind, mean in zip(block.kinds.tolist(), means, strict=True):
             m = 7 if schedule == "joint" else asked.count(kind)
             noise = m * mean.flatten()

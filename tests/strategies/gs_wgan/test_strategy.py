@@ -311,3 +311,25 @@ def test_a_client_that_refuses_stops_the_run(make_gs_wgan: Make, make_grid: Grid
     grid.change = lambda replies: replies[1:]
     with pytest.raises(ClientError, match="1 of 3 clients did not answer"):
         play(strategy, grid, 1)
+
+
+def test_a_round_that_somebody_missed_is_divided_by_those_who_answered(
+    make_gs_wgan: Make, make_grid: Grids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid, strategy = make_grid(), make_gs_wgan(critics=4, quorum=2)
+    grid.change = lambda replies: [r for r in replies if client_of(r.metadata.src_node_id)]
+    steps: list[torch.Tensor] = []
+
+    def step(output: torch.Tensor, gradient: torch.Tensor, number: int) -> None:
+        steps.append(gradient)
+
+    monkeypatch.setattr(strategy.trainer, "step", step)
+    messages = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    replies = list(grid.send_and_receive(messages))
+    _, metrics = strategy.aggregate_train(1, replies)
+    total = sum(GradientReply.from_record(r.content).gradient.double() for r in replies)
+    assert len(replies) == 2
+    assert torch.allclose(steps[0], -total / 8, atol=1e-9)
+    assert strategy.absent == [0]
+    std = strategy.settings.plan.noise_std
+    assert dict(metrics or {})["mean_noise_std"] == pytest.approx(std / 2**0.5)

@@ -1,0 +1,38 @@
+"""`fedsink fetch`: the results of a deployed run, for a submitter who was cut off from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedsink.commands.flower import app_at, new_folder, submit
+from fedsink.commands.keys import parse
+from fedsink.errors import ConfigError
+from fedsink.server.home import deployed_name
+
+HELP = """\
+fedsink fetch: get the results of a deployed run that has ended.
+
+Usage: fedsink fetch app=DIR superlink=NAME run=NAME [folder=DIR]
+
+  app, superlink  as for fedsink deploy
+  run             the name that fedsink deploy printed first
+  folder          where the results are put; left out: runs/NAME
+
+No node is asked, and nothing is charged.
+
+Example: fedsink fetch app=deploy superlink=lab run=2026-11-22-10-00-00-1f2e3d"""
+
+
+def run(arguments: Sequence[str], debug: bool = False) -> int:
+    """Ask the server; prints the run folder in the last line of standard output."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(HELP)
+        return 0
+    keys = parse(arguments, dict.fromkeys(("app", "superlink", "run", "folder"), str))
+    for key in ("app", "superlink", "run"):
+        if not keys.get(key):
+            raise ConfigError(f"{key} must be given; see fedsink fetch -h.")
+    name = deployed_name(keys["run"])
+    folder = new_folder(keys.get("folder") or f"runs/{name}")
+    run_config = {"action": "fetch", "name": name, "config": "{}"}
+    return submit(app_at(keys["app"]), keys["superlink"], run_config, folder, everything=debug)

@@ -1,0 +1,172 @@
+"""Rounds that some clients miss: division by who answered, and nothing of who did not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message
+from flwr.app.message import make_message
+from torch import Tensor
+
+from fedsink.errors import ClientError, ConfigError
+from fedsink.privacy import NoiseShare
+from fedsink.protocol import GradientReply
+from fedsink.protocol.errors import REFUSED
+from fedsink.simulation.grid import client_of
+from fedsink.strategies.quorum import Quorum, check_quorum
+
+Make = Callable[..., Any]
+
+
+def without(*clients: int) -> Callable[[list[Message]], list[Message]]:
+    return lambda replies: [r for r in replies if client_of(r.metadata.src_node_id) not in clients]
+
+
+def refusing(client: int) -> Callable[[list[Message]], list[Message]]:
+    def change(replies: list[Message]) -> list[Message]:
+        return [
+            make_message(metadata=reply.metadata, error=Error(REFUSED))
+            if client_of(reply.metadata.src_node_id) == client
+            else reply
+            for reply in replies
+        ]
+
+    return change
+
+
+def one_round(strategy: Any, grid: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Any, Any]:
+    """The step's gradient, the metrics, and the replies by client."""
+    steps: list[Tensor] = []
+
+    def step(output: Tensor, gradient: Tensor, number: int) -> None:
+        steps.append(gradient)
+
+    monkeypatch.setattr(strategy.trainer, "step", step)
+    messages = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    replies = list(grid.send_and_receive(messages))
+    _, metrics = strategy.aggregate_train(1, replies)
+    return steps[0], dict(metrics or {}), {client_of(r.metadata.src_node_id): r for r in replies}
+
+
+def gradients(replies: dict[int, Message], clients: Collection[int]) -> Tensor:
+    return torch.stack(
+        [GradientReply.from_record(replies[client].content).gradient for client in clients]
+    ).double()
+
+
+@pytest.mark.parametrize("clip", ["record", "batch"])
+@pytest.mark.parametrize("change", [without(1), refusing(1)], ids=["silent", "refusing"])
+def test_the_mean_is_over_those_who_answered(
+    make_central: Make, make_grid: Make, monkeypatch: pytest.MonkeyPatch, clip: str, change: Any
+) -> None:
+    grid, whole = make_grid(), make_grid()
+    full = make_central(schedule="joint", clip=clip)
+    part = make_central(schedule="joint", clip=clip, quorum=2)
+    expected, _, replies = one_round(full, whole, monkeypatch)
+    grid.change = change
+    gradient, metrics, _ = one_round(part, grid, monkeypatch)
+    seen = part.layout.groups * part.layout.group_rows
+    difference = (
+        gradients(replies, [0, 2]).mean(0) - gradients(replies, [0, 1, 2]).mean(0)
+    ) / part.settings.gradient_scale
+    assert seen == len(difference)
+    assert torch.allclose(gradient, expected + difference, atol=1e-9)
+    assert part.absent == [1]
+    assert part.missed == {1: 1}
+    std = part.settings.plan.noise_std
+    assert metrics["mean_noise_std"] == pytest.approx(std / 2**0.5)
+    assert "mean_noise_std" not in dict(one_round(make_central(), make_grid(), monkeypatch)[1])
+
+
+@pytest.mark.parametrize("clip", ["record", "batch"])
+def test_rows_that_nobody_answered_about_leave_the_step(
+    make_central: Make, make_grid: Make, monkeypatch: pytest.MonkeyPatch, clip: str
+) -> None:
+    """Not their self term alone: it would push the rows apart."""
+    full, part = make_central(clip=clip), make_central(clip=clip, quorum=0.5)
+    expected, _, _ = one_round(full, make_grid(), monkeypatch)
+    grid = make_grid()
+    grid.change = without(1)
+    gradient, metrics, _ = one_round(part, grid, monkeypatch)
+    (block,) = part._blocks
+    label = part.layout.asked(block.round)[1]
+    labels = part.layout.row_labels(block.kinds).flatten()
+    assert bool((expected[labels == label] != 0).any())
+    assert not bool(gradient[labels == label].any())
+    assert torch.equal(gradient[labels != label], expected[labels != label])
+    assert metrics["mean_noise_std"] == pytest.approx(part.settings.plan.noise_std)
+
+
+def test_signal_to_noise_counts_those_who_answered(make_central: Make) -> None:
+    settings = make_central(clients=6).settings
+    alone = settings.signal_to_noise(1e9)["signal_to_noise"]
+    assert settings.signal_to_noise(1e9, 1, [2, 2, 2])["signal_to_noise"] == pytest.approx(alone)
+    less = settings.signal_to_noise(1e9, 1, [1, 0, 1])["signal_to_noise"]
+    assert less == pytest.approx(alone * (1.5 / 2) ** 0.5, rel=1e-3)
+
+
+def test_fewer_than_the_quorum_are_refused_and_change_nothing(
+    make_central: Make, make_grid: Make
+) -> None:
+    grid, strategy = make_grid(), make_central(quorum=2)
+    messages = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    before = {name: value.clone() for name, value in strategy.state()[0].items()}
+    assert messages.needed == 2
+    grid.change = without(1, 2)
+    with pytest.raises(ClientError, match=r"2 of 3 clients did not answer \(client 1 first\)"):
+        strategy.aggregate_train(1, grid.send_and_receive(messages))
+    after = strategy.state()[0]
+    assert (strategy.round, strategy.missed) == (0, {})
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("chunk", [0, 1])
+def test_a_client_that_stops_uploading_is_left_out_with_all_of_its_records(
+    make_local: Make, make_grid: Make, chunk: int
+) -> None:
+    whole, part = make_local(chunk_size=8), make_local(chunk_size=8, quorum=2)
+    whole.collect(make_grid())
+    grid, chunks = make_grid(), []
+
+    def change(replies: list[Message]) -> list[Message]:
+        chunks.append(len(replies))
+        return without(1)(replies) if len(chunks) > chunk else replies
+
+    grid.change = change
+    part.collect(grid)
+    assert part.absent == [1]
+    assert part.missed == {1: 1}
+    kept, all_of_them = part.uploads()["values"], whole.uploads()["values"]
+    sizes = [21, 20, 20]
+    expected = torch.cat([all_of_them[: sizes[0]], all_of_them[sizes[0] + sizes[1] :]])
+    assert torch.equal(kept, expected)
+    strict, grid = make_local(chunk_size=8, quorum=3), make_grid()
+    chunks.clear()
+    grid.change = change
+    with pytest.raises(ClientError, match="clients did not answer"):
+        strict.collect(grid)
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.0, 1.5, -0.5, True, "all", float("nan")])
+def test_what_is_no_quorum_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"strategy\.quorum is null \(all\), a whole number"):
+        Quorum(value)
+
+
+def test_a_quorum_of_more_clients_than_there_are_is_refused() -> None:
+    check_quorum(3, 3)
+    with pytest.raises(ConfigError, match=r"strategy\.quorum=4 is more than clients=3"):
+        check_quorum(4, 3)
+
+
+def test_shared_noise_needs_everybody(make_central: Make) -> None:
+    """The sum of a cohort that somebody is missing from has less noise than the plan."""
+    settings = make_central(schedule="joint").settings
+    shared = NoiseShare("secure_aggregation")
+    with pytest.raises(ConfigError, match=r"leave strategy\.quorum=2 out"):
+        replace(settings, share=shared, quorum=2)
+    assert replace(settings, share=shared).quorum is None
