@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -58,14 +58,21 @@ class BesiegedNode:
         noise: "fast" or "secure" under an owner's policy, or "keyed": a simulation's node with a
             secret key and a ledger, whose settings hold no policy.
         epsilon: the policy's ceiling.
+        operators: public keys that the policy names; None: whoever asks is answered.
     """
 
     def __init__(
-        self, folder: Path, shape: tuple[int, ...], holding: str, noise: str, epsilon: float
+        self,
+        folder: Path,
+        shape: tuple[int, ...],
+        holding: str,
+        noise: str,
+        epsilon: float,
+        operators: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self.noise = folder / holding, noise
         self.spec = DataSpec(f"besieged-{holding}", shape, ("a", "b", "c"), NOMINAL)
-        self._epsilon = epsilon
+        self._epsilon, self._operators = epsilon, operators
         self.begin()
 
     def begin(self) -> None:
@@ -146,6 +153,7 @@ class BesiegedNode:
     def _policy(self) -> str:
         return policy(
             backend=self.noise,
+            operators=self._operators,
             budget={
                 "add-remove": limits(self._epsilon),
                 "replace-one": limits(self._epsilon, 1e-5),

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
+from dataclasses import replace
 from sqlite3 import Connection
 from typing import NamedTuple
 
-from fedsink.errors import BudgetError, ReleaseRefusedError
+from fedsink.errors import BudgetError, DailyLimitError, ReleaseRefusedError
 from fedsink.privacy.ledger.budget import Budget
-from fedsink.privacy.ledger.charge import Charge
+from fedsink.privacy.ledger.charge import Charge, Instalment
 from fedsink.privacy.ledger.database import Database
 from fedsink.privacy.ledger.events import event_to_json
-from fedsink.privacy.ledger.places import EVERY_LABEL, Reservation
+from fedsink.privacy.ledger.places import EVERY_LABEL, Asked, Reservation
 from fedsink.privacy.ledger.tables import ORIGIN, sealed
 
 ONE_PLAN = "one-plan"  # the rule of an account without a ceiling
 _MOST_PRICES = 4096
 _ROUNDING = 1 + 1e-9  # ten plans of δ = 1e-6 fill 1e-5, whatever the last bit of their sum
+
+
+class Cost(NamedTuple):
+    """(ε, δ) that an account is charged."""
+
+    epsilon: float
+    delta: float
 
 
 class Price(NamedTuple):
@@ -70,7 +79,11 @@ def remember(connection: Connection, charge: Charge, priced: Price) -> None:
 
 
 def check_reach(
-    connection: Connection, lineage: str, charge: Charge, budget: Budget | None
+    connection: Connection,
+    lineage: str,
+    charge: Charge,
+    budget: Budget | None,
+    besides: int | None = None,
 ) -> None:
     """Refuse a plan whose ε is far above what is left, before it is priced.
 
@@ -79,7 +92,7 @@ def check_reach(
     """
     if budget is None or budget.admission != "reserve":
         return
-    earlier = _charged(connection, lineage, charge.adjacency)
+    earlier = _charged(connection, lineage, charge.adjacency, besides)
     left = budget.epsilon - math.fsum(epsilon for epsilon, _ in earlier)
     left_delta = budget.delta - math.fsum(delta for _, delta in earlier)
     rough = charge.rough_epsilon(left)
@@ -107,14 +120,16 @@ def find(
             f"{_words(*_rule(budget))} cannot be added to those: set the rule back."
         )
     plans = connection.execute(
-        "SELECT runs.id, reservations.id, plan, rounds, uses FROM runs"
-        " JOIN reservations ON run = runs.id WHERE account=? AND name=?",
+        "SELECT runs.id, charged.id, plan, reserved, uses, step FROM runs"
+        " JOIN charged ON run = runs.id WHERE account=? AND name=?",
         (account[0], run),
     ).fetchall()
     wanted = charge.plan_json
-    for run_id, id, plan, rounds, uses in plans:
+    for run_id, id, plan, reserved, uses, step in plans:
         if plan == wanted:
-            return Reservation(id, run_id, account[0], lineage, run, rounds, uses, budget)
+            if step is not None:
+                uses = charge.instalment(step, reserved).uses
+            return Reservation(id, run_id, account[0], lineage, run, reserved, uses, budget, step)
     if plans and account[1] != "rdp-filter":
         raise ReleaseRefusedError(
             f"The run {run} is reserved for another plan at {lineage}: a plan is fixed before its "
@@ -130,31 +145,92 @@ def admit(
     charge: Charge,
     budget: Budget | None,
     priced: Price,
+    asked: Asked,
+    part: Instalment,
+    step: int | None,
 ) -> Reservation:
     """Charge a plan that is new to the ledger.
 
     Raises:
         BudgetError: the account has too little left.
+        DailyLimitError: there were enough new runs today.
     """
     connection = database.connection
+    day = day_of_run(connection, run, asked)
     account = _account(database, lineage, charge.adjacency, budget)
     earlier = _charged(connection, lineage, charge.adjacency)
     if budget is None and earlier:
         raise BudgetError(f"{lineage} has answered a run, and its ledger admits one plan alone.")
     if budget is not None and priced.epsilon is not None:
-        _check_sums(lineage, charge, budget, priced.epsilon, earlier)
+        _check_sums(lineage, charge, budget, Cost(priced.epsilon, part.delta), earlier)
     known = connection.execute(
         "SELECT id FROM runs WHERE account=? AND name=?", (account, run)
     ).fetchone()
-    run_id = database.append("runs", account, run) if known is None else known[0]
+    run_id = (
+        database.append("runs", account, run, asked.operator, day) if known is None else known[0]
+    )
     use = None if charge.use is None else event_to_json(charge.use)
     id = database.append(
         "reservations", run_id, charge.plan_json, event_to_json(charge.event), use,
-        charge.rounds, charge.uses, priced.epsilon, float(charge.delta), priced.rho,
+        charge.rounds, charge.uses, priced.epsilon, float(part.delta), priced.rho, asked.method,
+        step, part.rounds,
     )  # fmt: skip
-    reservation = Reservation(id, run_id, account, lineage, run, charge.rounds, charge.uses, budget)
+    reservation = Reservation(
+        id, run_id, account, lineage, run, part.rounds, part.uses, budget, step
+    )
     check_filter(database, reservation)  # the owner may have lowered the ceiling
     return reservation
+
+
+def extend(
+    database: Database, reservation: Reservation, budget: Budget, priced: Price, part: Instalment
+) -> Reservation:
+    """Charge further rounds of a plan: what its rounds so far cost is paid already.
+
+    Raises:
+        BudgetError: the account has too little left.
+    """
+    charge, connection = part.whole, database.connection
+    earlier = _charged(connection, reservation.lineage, charge.adjacency, reservation.id)
+    if priced.epsilon is None:
+        raise BudgetError(f"The plan of the run {reservation.name} has no instalments.")
+    cost = Cost(priced.epsilon, part.delta)
+    _check_sums(reservation.lineage, charge, budget, cost, earlier)
+    database.append("instalments", reservation.id, part.rounds, priced.epsilon)
+    return replace(reservation, rounds=part.rounds, uses=part.uses)
+
+
+def day_of_run(connection: Connection, run: str, asked: Asked) -> int | None:
+    """The day, from 1970-01-01 UTC, on which a run may begin; None where nobody counts.
+
+    It is the latest day that the ledger has seen: a clock that is set back refills nothing.
+
+    Raises:
+        DailyLimitError: as many others have begun on it as the owner admits.
+    """
+    if asked.runs_per_day is None:
+        return None
+    [latest] = connection.execute("SELECT MAX(day) FROM runs").fetchone()
+    day = max(today(), -1 if latest is None else latest)
+    [others] = connection.execute(
+        "SELECT COUNT(DISTINCT name) FROM runs WHERE day=? AND name!=?", (day, run)
+    ).fetchone()
+    if others >= asked.runs_per_day:
+        raise DailyLimitError(
+            f"{others} runs have begun on {date_of(day)}, and the policy admits "
+            f"allow.runs_per_day={asked.runs_per_day}: wait, or raise it."
+        )
+    return day
+
+
+def today() -> int:
+    """Days since 1970-01-01, UTC."""
+    return int(time.time() // 86_400)
+
+
+def date_of(day: int) -> str:
+    """Such a day as a person writes it."""
+    return time.strftime("%Y-%m-%d", time.gmtime(day * 86_400))
 
 
 def same_content(database: Database, reservation: Reservation, fingerprint: bytes) -> None:
@@ -267,33 +343,43 @@ def _check_sums(
     lineage: str,
     charge: Charge,
     budget: Budget,
-    epsilon: float,
+    cost: Cost,
     earlier: list[tuple[float, float]],
 ) -> None:
     left_epsilon = budget.epsilon - math.fsum(e for e, _ in earlier)
     left_delta = budget.delta - math.fsum(d for _, d in earlier)
-    fits = within(math.fsum([epsilon, *(e for e, _ in earlier)]), budget.epsilon) and within(
-        math.fsum([charge.delta, *(d for _, d in earlier)]), budget.delta
+    fits = within(math.fsum([cost.epsilon, *(e for e, _ in earlier)]), budget.epsilon) and within(
+        math.fsum([cost.delta, *(d for _, d in earlier)]), budget.delta
     )
     if not fits:
-        raise _too_little_left(f"ε = {epsilon:.4g}", lineage, charge, left_epsilon, left_delta)
+        raise _too_little_left(
+            f"ε = {cost.epsilon:.4g}", lineage, charge, left_epsilon, left_delta, cost.delta
+        )
 
 
-def _charged(connection: Connection, lineage: str, adjacency: str) -> list[tuple[float, float]]:
-    """(ε, δ) of every plan that the account has admitted."""
+def _charged(
+    connection: Connection, lineage: str, adjacency: str, besides: int | None = None
+) -> list[tuple[float, float]]:
+    """(ε, δ) of every plan that the account has admitted, except one."""
     return connection.execute(
-        "SELECT reservations.epsilon, reservations.delta FROM reservations"
+        "SELECT charged.epsilon, charged.delta FROM charged"
         " JOIN runs ON run = runs.id JOIN accounts ON account = accounts.id"
-        " WHERE lineage=? AND adjacency=?",
-        (lineage, adjacency),
+        " WHERE lineage=? AND adjacency=? AND charged.id IS NOT ?",
+        (lineage, adjacency, besides),
     ).fetchall()
 
 
 def _too_little_left(
-    price: str, lineage: str, charge: Charge, left_epsilon: float, left_delta: float
+    price: str,
+    lineage: str,
+    charge: Charge,
+    left_epsilon: float,
+    left_delta: float,
+    delta: float | None = None,
 ) -> BudgetError:
+    delta = charge.delta if delta is None else delta
     return BudgetError(
-        f"The plan costs {price}, δ = {charge.delta:g} ({charge.adjacency}), and of {lineage}'s "
+        f"The plan costs {price}, δ = {delta:g} ({charge.adjacency}), and of {lineage}'s "
         f"budget ε = {max(0.0, left_epsilon):.4g}, δ = {max(0.0, left_delta):.4g} are left."
     )
 

@@ -16,9 +16,9 @@ from fedsink.privacy.ledger.tables import CEILINGS, CHAINED, ORIGIN, sealed
 # Each query finds rows that the ledger itself never writes, (name, ...).
 _NEVER = {
     "{} has a claim outside its plan's rounds": (
-        "SELECT DISTINCT name FROM claims JOIN reservations ON reservation = reservations.id"
-        " JOIN runs ON runs.id = reservations.run WHERE round < 1 OR round > rounds"
-        " OR claims.run != reservations.run"
+        "SELECT DISTINCT name FROM claims JOIN charged ON reservation = charged.id"
+        " JOIN runs ON runs.id = charged.run WHERE round < 1 OR round > reserved"
+        " OR round > rounds OR claims.run != charged.run"
     ),
     "{} has claims and no content they were computed from": (
         "SELECT DISTINCT name FROM claims JOIN runs ON run = runs.id"
@@ -119,8 +119,8 @@ def _overspent_accounts(database: Database) -> list[str]:
         f" JOIN {CEILINGS} ON account = id"
     ):
         plans = database.rows(
-            "SELECT COUNT(*), TOTAL(reservations.epsilon), TOTAL(reservations.delta)"
-            " FROM reservations JOIN runs ON run = runs.id WHERE account=?",
+            "SELECT COUNT(*), TOTAL(charged.epsilon), TOTAL(charged.delta)"
+            " FROM charged JOIN runs ON run = runs.id WHERE account=?",
             id,
         )[0]
         if rule == ONE_PLAN:

@@ -45,11 +45,11 @@ def migrate(database: Database) -> None:
     for content in contents:
         append("contents", *content)
     for id, account, name, fingerprint in runs:
-        at["run", id] = append("runs", at["account", account], name)
+        at["run", id] = append("runs", at["account", account], name, None, None)
         if fingerprint is not None:
             append("sources", at["run", id], fingerprint)
     for id, run, *plan in reservations:
-        at["reservation", id] = append("reservations", at["run", run], *plan)
+        at["reservation", id] = append("reservations", at["run", run], *plan, None, None, plan[3])
     for run, round, reservation, label, digest, released in claims:
         append("claims", at["run", run], round, at["reservation", reservation], label, digest)
         if released:

@@ -21,7 +21,7 @@ CREATE TABLE contents (
     seal BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY, account INTEGER NOT NULL REFERENCES accounts, name TEXT NOT NULL,
-    seal BLOB NOT NULL,
+    operator TEXT, day INTEGER, seal BLOB NOT NULL,
     UNIQUE (account, name));
 CREATE TABLE sources (
     number INTEGER NOT NULL, run INTEGER PRIMARY KEY REFERENCES runs,
@@ -29,8 +29,18 @@ CREATE TABLE sources (
 CREATE TABLE reservations (
     id INTEGER PRIMARY KEY, run INTEGER NOT NULL REFERENCES runs, plan TEXT NOT NULL,
     event TEXT NOT NULL, use TEXT, rounds INTEGER NOT NULL, uses INTEGER NOT NULL,
-    epsilon REAL, delta REAL NOT NULL, rho REAL, seal BLOB NOT NULL,
+    epsilon REAL, delta REAL NOT NULL, rho REAL, method TEXT,
+    step INTEGER, reserved INTEGER NOT NULL, seal BLOB NOT NULL,
     UNIQUE (run, plan));
+CREATE TABLE instalments (
+    number INTEGER PRIMARY KEY, reservation INTEGER NOT NULL REFERENCES reservations,
+    reserved INTEGER NOT NULL, epsilon REAL NOT NULL, seal BLOB NOT NULL);
+CREATE VIEW charged AS
+    SELECT reservations.id AS id, run, plan, event, use, rounds, uses, delta, rho, method, step,
+        COALESCE(MAX(instalments.reserved), reservations.reserved) AS reserved,
+        COALESCE(MAX(instalments.epsilon), reservations.epsilon) AS epsilon
+    FROM reservations LEFT JOIN instalments ON reservation = reservations.id
+    GROUP BY reservations.id;
 CREATE TABLE claims (
     number INTEGER NOT NULL, run INTEGER NOT NULL REFERENCES runs, round INTEGER NOT NULL,
     reservation INTEGER NOT NULL REFERENCES reservations, label INTEGER NOT NULL,
@@ -44,20 +54,26 @@ CREATE TABLE counts (
     reservation INTEGER NOT NULL REFERENCES reservations, label INTEGER NOT NULL,
     uses INTEGER NOT NULL,
     PRIMARY KEY (reservation, label)) WITHOUT ROWID;
+CREATE TABLE refusals (
+    day INTEGER NOT NULL, reason TEXT NOT NULL, times INTEGER NOT NULL,
+    PRIMARY KEY (day, reason)) WITHOUT ROWID;
 CREATE TABLE prices (
     id INTEGER PRIMARY KEY, plan BLOB UNIQUE, epsilon REAL NOT NULL, seal BLOB NOT NULL);
 """
-"""`counts` adds up `claims`, and `prices` holds ε of plans, which anyone can compute again."""
+"""`counts` adds up `claims`, `prices` holds ε of plans, which anyone can compute again, and
+`refusals` is for the owner to look at: nothing is decided by it."""
 
 CHAINED = {
     "accounts": ("id", "lineage", "adjacency", "admission", "alpha"),
     "ceilings": ("number", "account", "epsilon", "delta"),
     "contents": ("number", "fingerprint", "lineage"),
-    "runs": ("id", "account", "name"),
+    "runs": ("id", "account", "name", "operator", "day"),
     "sources": ("number", "run", "fingerprint"),
     "reservations": (
         "id", "run", "plan", "event", "use", "rounds", "uses", "epsilon", "delta", "rho",
+        "method", "step", "reserved",
     ),
+    "instalments": ("number", "reservation", "reserved", "epsilon"),
     "claims": ("number", "run", "round", "reservation", "label", "digest"),
     "releases": ("number", "run", "round"),
 }  # fmt: skip
