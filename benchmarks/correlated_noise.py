@@ -24,12 +24,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fedsink.commands.runs import FinishedRun, open_run
 from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
 from fedsink.models.pullback import flat_weights, pullback
 from fedsink.privacy import Stream
 from fedsink.privacy.accounting.calibration import sigma_for
+from fedsink.server.finished import FinishedRun, open_run
 from fedsink.strategies import DPSinkhornSettings
 
 VISITS, DELTA = 400, 1e-5  # 4000 rounds of ten classes

@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsink.commands.runs import open_run
 from fedsink.data.labelled import LabelledData
 from fedsink.data.sources import load
 from fedsink.data.views import View, view_from_dict
@@ -29,6 +28,7 @@ from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.protocol import Objective
 from fedsink.server.compose import compose_config
+from fedsink.server.finished import open_run
 from fedsink.server.running import build_generator
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.simulate import configure

@@ -58,6 +58,7 @@ class Configuration:
             the δ of it.
         resume: read from the command line, before there is a configuration.
         scale, scales: of an experiment, and what they mean.
+        study: what is made of several runs, and of which; a run of its own has none.
         run: name and seed that a run was stored under.
         corruption: what `data.corrupt` says of some simulated clients, or None.
 
@@ -96,6 +97,7 @@ class Configuration:
     resume: str | None = None
     scale: str | None = None
     scales: Config | None = None
+    study: Config | None = None
     run: Config | None = None
     corruption: Corruption | None = field(default=None, init=False)
 

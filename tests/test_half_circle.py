@@ -7,9 +7,9 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from fedsink.commands.runs import open_run
 from fedsink.data.sources import load
 from fedsink.evaluation import exact_w2
+from fedsink.server.finished import open_run
 from fedsink.simulation.simulate import start
 
 # A public disc of radius 2 around the arc of radius 1: f leaves the generator free to be wrong. On

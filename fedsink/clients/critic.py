@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fedsink.models.critics import Adam, Critic, CriticTraining, wgan_gp_losses
-from fedsink.privacy import CriticClip, Stream
+from fedsink.privacy import Stream
+from fedsink.privacy.mechanisms.clipping import ClipOfCritics
 from fedsink.privacy.randomness.noise import uniforms
 
 
@@ -24,8 +25,9 @@ class Parts:
 
     A record belongs to the critic whose number is the record's slot modulo M, whatever other
     records there are: one that comes or goes moves no other. A slot is part of a record's public
-    identity, like its line in the owner's file, and stays empty where the record is not there.
-    Where all records of a user have one slot, one critic holds them all.
+    identity: the number of its name, which no other record changes, or its line at the owner,
+    which stays empty where the record is not there. Where all records of a user have one slot,
+    one critic holds them all.
 
     Attributes:
         critics: M.
@@ -190,7 +192,7 @@ class CriticMessage:
 def critic_totals(
     critic: Critic,
     training: CriticTraining,
-    clip: CriticClip,
+    clip: ClipOfCritics,
     message: CriticMessage,
     parts: Parts,
     states: Sequence[CriticState],

@@ -19,7 +19,7 @@ from fedsink.clients.pool import Pool
 from fedsink.data.spec import DataSpec
 from fedsink.data.views import view_from_dict
 from fedsink.models.critics import Critic
-from fedsink.privacy import CriticClip
+from fedsink.privacy.mechanisms.clipping import clip_of_critics
 from fedsink.protocol import CriticRequest, Critics, GradientReply
 
 if TYPE_CHECKING:
@@ -132,11 +132,10 @@ def critic_gradients(
         CheckpointError: a simulated client's state is lost.
     """
     critic, critics = architecture(request), request.critics
-    clip = request.plan.clip
-    if not isinstance(clip, CriticClip):
-        raise ValueError(f"A sum over critics needs clip={CriticClip.name}, not {clip.name}.")
+    clip = clip_of_critics(request.plan.clip)
     parts = pool.parts(request, clients)
-    kept = [task.states.of(STATES, request.run, _names(request)) for task in tasks]
+    names = _names(request)
+    kept = [task.states.of(STATES, request.run, names) for task in tasks]
     states = [
         _state(request, critic, task, place.before(request.round), parts.records)
         for task, place in zip(tasks, kept, strict=True)
@@ -184,7 +183,7 @@ def _state(
         state = CriticState.start(critic, critics.training.critics, critics.initial, like)
     else:
         state = CriticState.from_tensors({k: v.to(like.device) for k, v in remembered.items()})
-    turns = (request.round - 1) // request.plan.schedule.period
+    turns = request.plan.schedule.answered(task.client, request.round)
     if state.rounds != turns and (task.states.simulated or remembered is None):
         task.states.lost(
             f"before round {request.round} the critics of client {task.client} have been trained "

@@ -27,6 +27,7 @@ from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import States, forget
+from fedsink.data.labelled import LabelledData
 from fedsink.data.partition import partition
 from fedsink.data.sources import load
 from fedsink.devices import device_named
@@ -78,25 +79,18 @@ class Node:
     @cached_property
     def shard(self) -> Shard:
         """The private records on the client's device, loaded at the first admitted request."""
-        records = load(self.settings.data, "train")
-        if self.settings.partition is None:
-            mine = torch.arange(len(records))
-        else:
-            mine = _deal(self.settings)[self.client]
+        held = records_of(self.settings, self.client)
         public = self.settings.data.nominal_records
-        if self._policy is not None and len(mine) > public:
+        if self._policy is not None and len(held) > public:
             # Whatever is asked: a refusal that depended on the plan would tell a server the size.
             raise DataError(
                 f"This node holds more records than its policy's public nominal_records={public}: "
                 "raise that number."
             )
-        images, labels = records.take(mine)
-        corruption = self.settings.corruption
-        if corruption is not None and self.client in corruption.chosen(self.settings.clients):
-            images = corruption(images)
         classes = len(self.settings.data.classes)
-        users = None if records.users is None else records.users[mine]
-        return Shard.checked(images, labels, classes, self._device, users)
+        return Shard.checked(
+            held.values, held.labels, classes, self._device, held.users, held.slots
+        )
 
     def answer(self, message_type: str, record: RecordDict) -> RecordDict:
         """The reply to a message, as it travels.
@@ -295,7 +289,7 @@ def keep_states(round: int) -> None:
 def close_nodes() -> None:
     """Forget every node of this process, and the data they hold."""
     _NODES.clear()
-    _deal.cache_clear()
+    deal.cache_clear()
     _open_ledger.cache_clear()
 
 
@@ -312,18 +306,43 @@ def policy_of(settings: NodeSettings) -> Policy | None:
     return policy
 
 
-@lru_cache(maxsize=4)
-def _deal(settings: NodeSettings) -> list[Tensor]:
-    if settings.partition is None:
-        raise ValueError("These settings deal no records out.")
+def records_of(settings: NodeSettings, client: int) -> LabelledData:
+    """Read what a client holds: float32 records, altered where the client's are.
+
+    Raises:
+        FedsinkError: as `load` and `deal`.
+    """
     records = load(settings.data, "train")
-    return partition(
+    held = torch.arange(len(records)) if settings.partition is None else deal(settings)[client]
+    images, labels = records.take(held)
+    if settings.corruption is not None and client in settings.altered():
+        images = settings.corruption(images)
+    users, slots = (
+        None if numbers is None else numbers[held] for numbers in (records.users, records.slots)
+    )
+    return LabelledData(images, labels, users, slots)
+
+
+@lru_cache(maxsize=4)
+def deal(settings: NodeSettings) -> list[Tensor]:
+    """Deal a simulation's records out: for each client the int64 indices of those that it holds.
+
+    Raises:
+        ConfigError: nothing is to be dealt out, or as `partition`.
+        DataError: the records do not suffice, or cannot be read.
+    """
+    if settings.partition is None:
+        raise ConfigError("A simulation deals its records out to clients: name a partition.")
+    records = load(settings.data, "train")
+    shards = partition(
         records.labels,
         settings.clients,
         settings.partition,
         settings.partition_seed,
         users=records.users,
     )
+    holders = settings.holders
+    return [held if client in holders else held[:0] for client, held in enumerate(shards)]
 
 
 @lru_cache(maxsize=4)

@@ -67,6 +67,7 @@ class Policy:
         - Nothing that a package has installed is imported unless the file names it.
         - The noise multiplier is at least the file's, and the clip bound lies between the file's;
           rate, rounds, and images and weights a message are at most the file's.
+        - A plan that is there to compare with published work is refused, whatever the file says.
         - A share of the noise is refused unless the file allows it, and counts as the whole
           noise only where the file says that the aggregation is trusted.
         - A request is refused before any record is read.
@@ -157,6 +158,12 @@ class Policy:
         allowed = self.allowed
         if isinstance(plan, UnprotectedPlan):
             self._refuse("allow.minimum_noise_multiplier", "the plan has no noise and no clip")
+        if plan.published:
+            self._refuse(
+                "allow.mechanisms",
+                f"clip={plan.clip.name} with the schedule {plan.schedule.name!r} is a published "
+                "form to compare with, and simulations alone answer it",
+            )
         self.check_budget(plan.adjacency, plan.delta)
         if plan.rounds > allowed.maximum_rounds:
             self._refuse("allow.maximum_rounds", f"T = {plan.rounds}")

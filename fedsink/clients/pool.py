@@ -147,7 +147,7 @@ class Pool:
         """The records of some clients, dealt to the critics of a request; kept for the next one.
 
         Where users are protected, all records of a user belong to one critic; else a record's slot
-        is its place in its shard.
+        is the number of its name, and where it has none its place in its shard.
 
         Raises:
             DataError: users are to be protected, and the records do not tell them apart.
@@ -167,7 +167,7 @@ class Pool:
             for client in range(start, stop):
                 begin, shard = int(self._starts[client]), self.shards[client]
                 own = slice(begin, begin + len(shard))
-                slots = shard.whole_users() if by_user else None
+                slots = shard.whole_users() if by_user else shard.slots
                 dealt.append((coordinates[own], labels[own], slots))
             parts = Parts.deal(dealt, critics.training.critics, critics.classes)
             self._dealt[1][start, stop] = parts

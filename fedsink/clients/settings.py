@@ -28,6 +28,8 @@ class NodeSettings:
             of them are this client's.
         clients: number of clients; a class schedule tells them apart by their numbers.
         partition_seed: public seed of the deal.
+        keep: the numbers of the clients of a simulation that hold what is dealt to them, while the
+            others hold nothing; None: all of them.
         corruption: which clients of a simulation hold altered pictures; None: none of them.
         seed: reproducible noise keyed by (seed, client, round). It is not secret: for
             simulations whose numbers must be rerun. None: noise that nobody can draw again.
@@ -47,8 +49,9 @@ class NodeSettings:
         threads: torch threads a client may use.
 
     Raises:
-        ConfigError: pictures are to be altered where there are none, at a client that does not
-            exist, where nothing is dealt out, or under a policy.
+        ConfigError: a client is to be kept that does not exist, or twice; pictures are to be
+            altered where there are none, at a client that does not exist, where nothing is dealt
+            out, or under a policy.
         PrivacyError: reproducible noise was asked for together with secure noise or a policy, or
             unprotected answers together with a policy.
     """
@@ -57,6 +60,7 @@ class NodeSettings:
     partition: PartitionSpec | None
     clients: int
     partition_seed: int = 0
+    keep: tuple[int, ...] | None = None
     corruption: Corruption | None = None
     seed: int | None = None
     noise: Noise = "fast"
@@ -81,8 +85,30 @@ class NodeSettings:
             raise PrivacyError("A node under a policy never uses a seed's noise: leave it out.")
         if self.unprotected and self.policy is not None:
             raise PrivacyError("A node under a policy never answers without protection.")
+        self._check_keep(self.keep or ())
         if self.corruption is not None:
             self._check_corruption(self.corruption)
+
+    def _check_keep(self, numbers: tuple[object, ...]) -> None:
+        seen = set()
+        for number in numbers:
+            if type(number) is not int or not 0 <= number < self.clients or number in seen:
+                raise ConfigError(
+                    f"partition.keep must list numbers of clients from 0 to {self.clients - 1}, "
+                    f"each once: {number!r} is repeated or none of them."
+                )
+            seen.add(number)
+
+    @property
+    def holders(self) -> frozenset[int]:
+        """The numbers of the clients that hold what is dealt to them."""
+        return frozenset(range(self.clients) if self.keep is None else self.keep)
+
+    def altered(self) -> frozenset[int]:
+        """The numbers of the clients that hold altered pictures."""
+        if self.corruption is None:
+            return frozenset()
+        return self.corruption.chosen(self.clients) & self.holders
 
     def _check_corruption(self, corruption: Corruption) -> None:
         if self.policy is not None or self.partition is None:

@@ -24,12 +24,20 @@ class Shard:
         images: (N, C, H, W) in [0, 1], or points (N, d).
         labels: (N,) int64, already validated against the public label map.
         users: (N,) int64, the number of each record's user; None where none are told apart.
+        slots: (N,) int64, the number of each record's name; None: a record's slot is its line.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor, users: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        users: Tensor | None = None,
+        slots: Tensor | None = None,
+    ) -> None:
         self.images = images
         self.labels = labels
         self.users = users
+        self.slots = slots
         self._views: OrderedDict[str, tuple[Tensor, float]] = OrderedDict()
         self._members: dict[int | None, Tensor] = {None: torch.arange(len(labels))}
 
@@ -41,6 +49,7 @@ class Shard:
         classes: int,
         device: torch.device | str = "cpu",
         users: Tensor | None = None,
+        slots: Tensor | None = None,
     ) -> Shard:
         """A shard whose records lie where every later step expects them.
 
@@ -53,6 +62,7 @@ class Shard:
             classes: the length of the public label map.
             device: where the records are kept once they are checked.
             users: (N,) int64, or None; they stay on the CPU.
+            slots: like users.
 
         Raises:
             DataError: a value is not finite, an image leaves [0, 1], a point's coordinate exceeds
@@ -70,19 +80,19 @@ class Shard:
                 f"A private label lies outside the {classes} public classes: extend data.classes "
                 "or fix the labels."
             )
-        return cls(images.to(device), labels.to(device), users)
+        return cls(images.to(device), labels.to(device), users, slots)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def fingerprint(self, owner: str = "") -> bytes:
-        """SHA-256 over shapes, types and every byte of images, labels and users, in their order.
+        """SHA-256 over shapes, types and every byte of images, labels, users and slots, in order.
 
         Args:
             owner: tells apart simulated clients that happen to hold equal records.
         """
         state = hashlib.sha256(f"{owner}|".encode())
-        for values in (self.images, self.labels, self.users):
+        for values in (self.images, self.labels, self.users, self.slots):
             if values is None:
                 continue
             state.update(f"{values.dtype}{tuple(values.shape)}|".encode())

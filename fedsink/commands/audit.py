@@ -15,6 +15,7 @@ from fedsink.privacy import (
     LOCAL_MECHANISMS,
     BatchClip,
     Clip,
+    CriticClip,
     JointSchedule,
     LaplaceMechanism,
     PrivacyPlan,
@@ -22,9 +23,12 @@ from fedsink.privacy import (
     ReproducibleKey,
     local_mechanism,
 )
+from fedsink.privacy.adjacency import ADD_REMOVE
 from fedsink.privacy.audit import Finding
 from fedsink.reporting.atomic import write_atomic
 from fedsink.simulation.audit import (
+    audit_critic_schema,
+    audit_critics,
     audit_local,
     audit_one_run,
     audit_schema,
@@ -34,15 +38,17 @@ from fedsink.simulation.audit import (
 
 HELP = """Usage: fedsink audit mode=central [eps=1] [delta=1e-5] [rounds=4] [rate=0.2] [clip=record]
                                   [trials=4000] [canaries=1000]
+       fedsink audit mode=central clip=critic [critics=4] [adjacency=add-remove] [eps=1]
+                                  [delta=1e-5] [rounds=4] [trials=4000]
        fedsink audit mode=ldp [mechanism=laplace] [eps=1] [delta=1e-5] [trials=10000]
-       and for both [confidence=0.95] [seed=0] [json=FILE]
+       and for all [confidence=0.95] [seed=0] [json=FILE]
 
 Runs the clients' own code on canaries and prints the ε that their replies exclude (a lower bound,
 each with the given confidence) beside the ε that is claimed (an upper bound). Exit code 1: a bound
 exceeds a claim, or a reply holds more than its noised gradient. A bound below the claim refutes
 nothing and proves no privacy. "most" is the largest bound that so few trials could prove.
 
-mode=central  σ is solved from eps, rate and rounds. clip=record or clip=batch.
+mode=central  σ is solved from eps, rate and rounds. clip=record, clip=batch or clip=critic.
   transcripts `trials` runs with and as many without one worst-case record, at the plan's rate and
               at rate 1 with the same σ; the time grows with trials·rounds.
   threshold   log((TPR − δ)/FPR) and its mirror image, Clopper–Pearson; needs no assumption, and
@@ -50,12 +56,20 @@ mode=central  σ is solved from eps, rate and rounds. clip=record or clip=batch.
   Gaussian    Φ⁻¹(TPR) − Φ⁻¹(FPR) against μ = √rounds/σ: exact at rate 1, finds small faults.
   1 run       each of `canaries` records is in by a toss; Steinke, Nasr, Jagielski (2023),
               Theorem 5.2. Weak with clip=batch, where all canaries share one bound.
+clip=critic   the critics of strategy=gs_wgan, at rate 1: adjacency=add-remove, replace-one, user or
+              client. A change of one critic's records turns its gradient round, all 2C. Runs are
+              told apart along the known difference, and along a direction that half of them show.
 mode=ldp      uploads of two records a diameter apart; mechanism=laplace or mechanism=gaussian.
 
-Example: fedsink audit mode=central eps=1 rate=1 clip=batch"""
+Example: fedsink audit mode=central eps=1 rate=1 clip=batch
+         fedsink audit mode=central eps=10 clip=critic critics=20"""
 
 _COMMON = {"mode", "confidence", "seed", "json", "eps", "delta", "trials"}
-_OF_MODE = {"central": {"rounds", "rate", "clip", "canaries"}, "ldp": {"mechanism"}}
+_OF_CRITICS = {"critics", "adjacency"}
+_OF_MODE = {
+    "central": {"rounds", "rate", "clip", "canaries"} | _OF_CRITICS,
+    "ldp": {"mechanism"},
+}
 _CLIPS: dict[str, Clip] = {"record": RecordClip(1.0), "batch": BatchClip(1.0)}
 
 
@@ -68,8 +82,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         arguments,
         {
             "mode": str, "eps": real, "delta": real, "rounds": whole(1), "rate": real, "clip": str,
-            "mechanism": str, "trials": whole(8), "canaries": whole(2), "confidence": real,
-            "seed": whole(0), "json": _writable,
+            "mechanism": str, "critics": whole(1), "adjacency": str, "trials": whole(8),
+            "canaries": whole(2), "confidence": real, "seed": whole(0), "json": _writable,
         },
     )  # fmt: skip
     mode = keys.pop("mode", None)
@@ -81,7 +95,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     file = keys.pop("json", None)
     seed = keys.pop("seed", 0)
     keys.setdefault("confidence", 0.95)
-    audit = _central if mode == "central" else _local
+    audit = _local if mode == "ldp" else _critics if _of_critics(keys) else _central
     plan, findings, leaks = audit(keys, ReproducibleKey(seed))
     print(format_table([_row(finding) for finding in findings]))
     for finding in findings:
@@ -104,12 +118,45 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     return _verdict(findings, leaks)
 
 
+def _of_critics(keys: dict[str, Any]) -> bool:
+    """Whether the audit is of critics; refuses what has no meaning for its clip."""
+    critics = keys.get("clip") == CriticClip.name
+    if wrong := keys.keys() & ({"canaries"} if critics else _OF_CRITICS):
+        raise ConfigError(
+            f"{min(wrong)} has no meaning with clip={keys.get('clip', 'record')}: leave it out."
+        )
+    return critics
+
+
+def _critics(
+    keys: dict[str, Any], key: ReproducibleKey
+) -> tuple[dict[str, Any], list[Finding], tuple[str, ...]]:
+    critics = keys.get("critics", 4)
+    plan = PrivacyPlan.solve(
+        eps=keys.get("eps", 1.0),
+        rate=keys.get("rate", 1.0),
+        rounds=keys.get("rounds", 4),
+        delta=keys.get("delta", 1e-5),
+        clip=CriticClip(0.1, critics),
+        schedule=JointSchedule(),
+        adjacency=keys.get("adjacency", ADD_REMOVE),
+    )
+    findings = audit_critics(
+        plan,
+        key,
+        critics=critics,
+        trials=keys.get("trials", 4000),
+        confidence=keys["confidence"],
+    )
+    return plan.to_dict(), findings, audit_critic_schema(plan, key, critics=critics)
+
+
 def _central(
     keys: dict[str, Any], key: ReproducibleKey
 ) -> tuple[dict[str, Any], list[Finding], tuple[str, ...]]:
     clip = keys.get("clip", "record")
     if clip not in _CLIPS:
-        raise ConfigError(f"clip must be record or batch, received {clip!r}.")
+        raise ConfigError(f"clip must be record, batch or critic, received {clip!r}.")
     plan = PrivacyPlan.solve(
         eps=keys.get("eps", 1.0),
         rate=keys.get("rate", 0.2),

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from fedsink.commands.keys import choice, flag, parse, whole
-from fedsink.commands.runs import FinishedRun, open_run
 from fedsink.data.sources import load
 from fedsink.errors import ConfigError
 from fedsink.evaluation import (
@@ -27,6 +26,7 @@ from fedsink.evaluation.classifiers.protocols import OPTIONS
 from fedsink.evaluation.suites import RUNS
 from fedsink.reporting import write_json
 from fedsink.reporting.atomic import write_atomic
+from fedsink.server.finished import FinishedRun, open_run
 
 SUITES = ("fast", "paper", "full")
 _SMALL = 16 * 16

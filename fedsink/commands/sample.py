@@ -11,8 +11,8 @@ from pathlib import Path
 from torch import Tensor
 
 from fedsink.commands.keys import Parser, flag, parse, whole
-from fedsink.commands.runs import open_run
 from fedsink.errors import ConfigError, DataError
+from fedsink.server.finished import open_run
 
 HELP = """Usage: fedsink sample run=DIR out=FILE.npz [n=1000] [seed=0] [observation=true]
        fedsink sample run=DIR out=FOLDER   [n=1000] [seed=0] [observation=true]

@@ -24,11 +24,14 @@ class LabelledData:
         labels: their classes, by position in the public label map.
         users: the number of the user whose record it is (N,) int64, see `fedsink.data.users`; None
             where the source tells no users apart.
+        slots: a number of each record's name (N,) int64, see `fedsink.data.names`, that stays when
+            other records come or go; None where records have no names, but lines alone.
     """
 
     values: Tensor
     labels: Tensor
     users: Tensor | None = None
+    slots: Tensor | None = None
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -62,11 +65,16 @@ class LabelledData:
                 "data.clients_file marks none of the users of these records True; name the list "
                 "that belongs to data.root."
             )
-        return LabelledData(self.values[kept], self.labels[kept], self.users[kept])
+        slots = None if self.slots is None else self.slots[kept]
+        return LabelledData(self.values[kept], self.labels[kept], self.users[kept], slots)
 
 
 def checked(
-    values: Tensor, labels: Tensor, spec: DataSpec, users: Tensor | None = None
+    values: Tensor,
+    labels: Tensor,
+    spec: DataSpec,
+    users: Tensor | None = None,
+    slots: Tensor | None = None,
 ) -> LabelledData:
     """Return the data after comparing it with its public description.
 
@@ -75,7 +83,8 @@ def checked(
 
     Raises:
         DataError: for no records, another shape, a label outside the class list, a value that is
-            not finite, an image outside [0, 1], or users that are not one number per record.
+            not finite, an image outside [0, 1], or users or slots that are not one number per
+            record.
     """
     if len(values) == 0 or len(values) != len(labels):
         raise DataError(
@@ -88,15 +97,16 @@ def checked(
             f"{spec.shape}; change data.shape or the files."
         )
     _check_labels(labels, spec)
-    if users is not None and (users.shape != labels.shape or users.dtype != torch.int64):
-        raise DataError(
-            f"{spec.name}: users must be one int64 number per record, got {users.dtype} of shape "
-            f"{tuple(users.shape)}."
-        )
+    for name, numbers in (("users", users), ("slots", slots)):
+        if numbers is not None and (numbers.shape != labels.shape or numbers.dtype != torch.int64):
+            raise DataError(
+                f"{spec.name}: {name} must be one int64 number per record, got {numbers.dtype} of "
+                f"shape {tuple(numbers.shape)}."
+            )
     if values.dtype != torch.uint8:
         _check_floats(values, spec)
         values = values.to(torch.float32)
-    return LabelledData(values.contiguous(), labels.to(torch.int64), users)
+    return LabelledData(values.contiguous(), labels.to(torch.int64), users, slots)
 
 
 def _check_labels(labels: Tensor, spec: DataSpec) -> None:

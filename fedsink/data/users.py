@@ -1,21 +1,15 @@
 """Users: the people whose records a dataset holds, by number, and the list of those that take part.
 
-A user's number is a function of its identifier alone. To add or to remove a user therefore changes
-no other user's number, nor anything that is dealt by number.
+A user's number is that of its identifier, see `fedsink.data.names.number_of`.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
 from pathlib import Path
 
+from fedsink.data.names import number_of
 from fedsink.errors import DataError
-
-
-def user_number(identifier: str) -> int:
-    """Return the user's number in [0, 2⁶³): the leading bits of SHA-256 of the identifier."""
-    return int.from_bytes(hashlib.sha256(identifier.encode()).digest()[:8], "big") >> 1
 
 
 def users_that_take_part(path: str | Path) -> frozenset[int]:
@@ -53,4 +47,4 @@ def users_that_take_part(path: str | Path) -> frozenset[int]:
         ) from error
     if not any(marks.values()):
         raise DataError(f"{path} marks no user True; correct data.clients_file.")
-    return frozenset(user_number(user) for user, chosen in marks.items() if chosen)
+    return frozenset(number_of(user) for user, chosen in marks.items() if chosen)

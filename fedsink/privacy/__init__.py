@@ -16,7 +16,7 @@ from fedsink.privacy.accounting.events import epsilon
 from fedsink.privacy.accounting.published import gs_wgan_epsilon
 from fedsink.privacy.adjacency import ADJACENCIES
 from fedsink.privacy.mechanisms.clipped_gaussian import ClippedGaussian
-from fedsink.privacy.mechanisms.clipping import BatchClip, Clip, CriticClip, RecordClip
+from fedsink.privacy.mechanisms.clipping import BatchClip, Clip, CriticClip, RecordClip, RowClip
 from fedsink.privacy.mechanisms.gaussian import GaussianMechanism
 from fedsink.privacy.mechanisms.installed import LOCAL_MECHANISMS, local_mechanism
 from fedsink.privacy.mechanisms.laplace import LaplaceMechanism
@@ -32,6 +32,7 @@ from fedsink.privacy.randomness.secure import SecureStream
 from fedsink.privacy.sampling import (
     ClassSchedule,
     JointSchedule,
+    PickSchedule,
     PoissonSampler,
     Schedule,
     TurnSchedule,
@@ -60,12 +61,14 @@ __all__ = [
     "LocalMechanism",
     "MatchedCost",
     "NoiseShare",
+    "PickSchedule",
     "PoissonSampler",
     "PrivacyPlan",
     "ProductMechanism",
     "RandomizedResponse",
     "RecordClip",
     "ReproducibleKey",
+    "RowClip",
     "Schedule",
     "SecretKey",
     "SecureStream",

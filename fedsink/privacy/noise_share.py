@@ -25,8 +25,8 @@ class NoiseShare:
     """How the noise N(0, (σS)² I) of one use is divided among the m clients asked the same.
 
     Those m clients are a cohort: all K clients under the joint schedule, those of one class under
-    the class schedule, those of one turn under the turn schedule. Its size is public, and its
-    replies are added up.
+    the class schedule, those of one turn under the turn schedule, and one client where clients are
+    picked. Its size is public, and its replies are added up.
 
     - ``"local"``: each client adds N(0, (σS)² I); every reply is private by itself.
     - ``"secure_aggregation"``: each adds N(0, (σS)²/n I) with n = m − d. Gaussians add up, so the
@@ -77,7 +77,7 @@ class NoiseShare:
 
     def cohorts(self, schedule: Schedule, clients: int) -> list[int]:
         """The different sizes m of the cohorts, increasing: one, or two where C ∤ K."""
-        some = range(min(clients, schedule.period))
+        some = range(min(clients, schedule.cohorts))
         return sorted({schedule.cohort(client, clients) for client in some})
 
     def check(self, schedule: Schedule, clients: int) -> None:
@@ -96,7 +96,7 @@ class NoiseShare:
 
     def gains(self, schedule: Schedule, clients: int) -> bool:
         """Whether any client adds less than the whole noise."""
-        return any(self.sharers(schedule, k, clients) > 1 for k in range(schedule.period))
+        return any(self.sharers(schedule, k, clients) > 1 for k in range(schedule.cohorts))
 
     def left(self, plan: PrivacyPlan, clients: int, missing: int) -> PrivacyPlan:
         """The plan that is left of the worst cohort's sum where `missing` shares are.

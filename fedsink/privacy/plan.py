@@ -18,12 +18,14 @@ from fedsink.privacy.adjacency import ADD_REMOVE, REPLACE_ONE, describe, unit_of
 from fedsink.privacy.mechanisms.clipped_gaussian import ClippedGaussian
 from fedsink.privacy.mechanisms.clipping import (
     Clip,
+    RowClip,
     check_rate,
     clip_from_dict,
     clip_to_dict,
 )
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.privacy.sampling import (
+    PickSchedule,
     PoissonSampler,
     Schedule,
     schedule_from_dict,
@@ -54,7 +56,7 @@ class PrivacyPlan:
         - Under the client adjacency the event is unsampled and counts every round that the client
           answers.
         - ε is stated under the plan's adjacency, and no other adjacency costs the same by accident:
-          add-remove, replace-one and user do with the critic clip.
+          add-remove, replace-one and user do with a clip of critics.
         - Where a full batch can change what a record does, its probability is taken out of δ.
         - epsilon_after bounds ε at every round, and ends at epsilon; epsilon_bound_after bounds it
           too, and ends at epsilon.
@@ -64,8 +66,8 @@ class PrivacyPlan:
         rate: q in (0, 1].
         noise_multiplier: σ = noise std / sensitivity, > 0.
         rounds: T ≥ 1.
-        clip: `BatchClip`, `RecordClip` or `CriticClip` (rate 1).
-        schedule: `JointSchedule`, `ClassSchedule` or `TurnSchedule`.
+        clip: `BatchClip`, `RecordClip`, or with rate 1 `CriticClip` or `RowClip`.
+        schedule: `JointSchedule`, `ClassSchedule`, `TurnSchedule` or `PickSchedule`.
         delta: δ in (0, 1).
         adjacency: ``"add-remove"`` (zero-out or add-remove of one labelled record at one client),
             ``"replace-one"``, ``"user"`` (all records of a user, with the critic clip) or
@@ -121,6 +123,11 @@ class PrivacyPlan:
         return unit_of(self.adjacency)
 
     @property
+    def published(self) -> bool:
+        """Whether clip or schedule are there to compare with published work: in simulations."""
+        return isinstance(self.clip, RowClip) or isinstance(self.schedule, PickSchedule)
+
+    @property
     def adjacency_words(self) -> str:
         """What neighbouring data sets differ in, for wherever ε is printed."""
         return describe(self.adjacency)
@@ -137,7 +144,7 @@ class PrivacyPlan:
 
     @property
     def sensitivity(self) -> float:
-        """S in L2, as the clip states it: 2Δ per batch or critic, Δ per record."""
+        """S in L2, as the clip states it: 2Δ per batch or critic, Δ per record, 2Δ√n for rows."""
         return self.mechanism.sensitivity
 
     @property
@@ -315,8 +322,8 @@ class PrivacyPlan:
 
         Args:
             rate: q in (0, 1].
-            clip: `BatchClip`, `RecordClip` or `CriticClip` (rate 1).
-            schedule: `JointSchedule`, `ClassSchedule` or `TurnSchedule`.
+            clip: `BatchClip`, `RecordClip`, or with rate 1 `CriticClip` or `RowClip`.
+            schedule: `JointSchedule`, `ClassSchedule`, `TurnSchedule` or `PickSchedule`.
             delta: δ in (0, 1).
             eps: Target ε of the whole run under `adjacency`; the plan costs at most this much.
             sigma: Noise multiplier; never rounded down where it is solved for.

@@ -1,20 +1,26 @@
-"""Who takes part in a round: Poisson samples of records, public schedules of classes and of turns.
+"""Who takes part in a round: Poisson samples of records, public schedules of classes and clients.
 
 >>> ClassSchedule(10).uses(3000), TurnSchedule(50).uses(3000), JointSchedule().uses(3000)
 (300, 60, 3000)
+>>> PickSchedule(50).uses(3000)  # of the client that is picked most
+80
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
 from fedsink.privacy.randomness.noise import Stream, uniforms
+
+MOST_PICKS = 10_000_000  # the public domain's rounds: `fedsink.privacy.domain`
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class JointSchedule:
 
     name: ClassVar[str] = "joint"
     classes: ClassVar[int] = 1
-    period: ClassVar[int] = 1
+    cohorts: ClassVar[int] = 1
 
     @property
     def of_client(self) -> JointSchedule:
@@ -102,6 +108,10 @@ class JointSchedule:
     def answers(self, client: int, round: int) -> bool:
         """Whether `client` is asked in `round`: always."""
         return True
+
+    def answered(self, client: int, round: int) -> int:
+        """In how many rounds before this one `client` is asked: in all of them."""
+        return round - 1
 
     def cohort(self, client: int, clients: int) -> int:
         """m, how many of K clients are asked the same as `client` in every round: all K."""
@@ -133,8 +143,8 @@ class ClassSchedule:
         checks.count("classes", self.classes)
 
     @property
-    def period(self) -> int:
-        """After how many rounds a client is asked the same again: C."""
+    def cohorts(self) -> int:
+        """Into how many cohorts the clients fall, if there are so many: C."""
         return self.classes
 
     @property
@@ -157,6 +167,10 @@ class ClassSchedule:
     def answers(self, client: int, round: int) -> bool:
         """Whether `client` is asked in `round`: always."""
         return True
+
+    def answered(self, client: int, round: int) -> int:
+        """In how many rounds before this one `client` is asked: in all of them."""
+        return round - 1
 
     def cohort(self, client: int, clients: int) -> int:
         """m, how many of K clients use the same class as `client`: those equal to it mod C.
@@ -192,8 +206,8 @@ class TurnSchedule:
         checks.count("turns", self.turns)
 
     @property
-    def period(self) -> int:
-        """After how many rounds a client is asked again: P."""
+    def cohorts(self) -> int:
+        """Into how many cohorts the clients fall, if there are so many: P."""
         return self.turns
 
     @property
@@ -216,14 +230,125 @@ class TurnSchedule:
         """Whether `client` is asked in `round`: where round ≡ client mod P."""
         return (round - client) % self.turns == 0
 
+    def answered(self, client: int, round: int) -> int:
+        """In how many rounds before this one `client` is asked."""
+        return len(range((client - 1) % self.turns + 1, round, self.turns))
+
     def cohort(self, client: int, clients: int) -> int:
         """m, how many of K clients answer in the rounds of `client`: those equal to it mod P."""
         return len(range(client % self.turns, clients, self.turns))
 
 
-Schedule = JointSchedule | ClassSchedule | TurnSchedule
-SCHEDULES: dict[str, type[JointSchedule] | type[ClassSchedule] | type[TurnSchedule]] = {
-    schedule.name: schedule for schedule in (JointSchedule, ClassSchedule, TurnSchedule)
+class _Picks(NamedTuple):
+    """Whom a `PickSchedule` picks in the first rounds, and how often it has picked somebody most.
+
+    Attributes:
+        clients: of each round.
+        most: uses of the client picked most, up to and including each round.
+    """
+
+    clients: np.ndarray
+    most: np.ndarray
+
+
+@lru_cache(maxsize=4)
+def _picks(clients: int, seed: int, rounds: int) -> _Picks:
+    uniform = Stream(b"fedsink picks", seed).uniform(rounds).numpy()
+    picked = (uniform * clients).astype(np.int64)
+    order = np.argsort(picked, kind="stable")
+    sorted_picks = picked[order]
+    uses = np.empty(rounds, np.int64)
+    uses[order] = np.arange(1, rounds + 1) - np.searchsorted(sorted_picks, sorted_picks)
+    return _Picks(picked, np.maximum.accumulate(uses))
+
+
+@dataclass(frozen=True)
+class PickSchedule:
+    """In each round one of K clients is picked uniformly at random, by a public seed.
+
+    This is the published schedule of GS-WGAN (Chen, Orekondy, Fritz 2020), there to compare with.
+    The picks are public: nothing is amplified, and ε is that of the client which is picked most.
+    They are a function of K, the seed and the round, so that its number of uses is known before
+    the first round. With K turns it would be ⌈T/K⌉, no more than for any other client.
+
+    Guarantees:
+        - No client answers more often than `uses` in the first T rounds, and one does as often.
+        - Whom a round picks does not depend on how many rounds there are.
+
+    Args:
+        clients: K, public.
+        seed: of the picks, public.
+
+    Raises:
+        PrivacyError: If K is not an integer ≥ 1 or the seed not an integer ≥ 0.
+    """
+
+    clients: int
+    seed: int = 0
+    name: ClassVar[str] = "pick"
+    classes: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        checks.count("clients", self.clients)
+        checks.count("seed", self.seed, minimum=0)
+
+    @property
+    def cohorts(self) -> int:
+        """Into how many cohorts the clients fall: each is one of its own."""
+        return self.clients
+
+    @property
+    def of_client(self) -> PickSchedule:
+        """The schedule that a whole client sees: this one."""
+        return self
+
+    def uses(self, rounds: int) -> int:
+        """How many of the first T rounds can touch one record: those of the most picked client.
+
+        Raises:
+            PrivacyError: T is negative or outside the public domain.
+        """
+        return int(self._until(rounds).most[rounds - 1]) if rounds else 0
+
+    def rounds_within(self, uses: int) -> int:
+        """The largest number of rounds that touch a record at most `uses` times.
+
+        Raises:
+            PrivacyError: it is outside the public domain.
+        """
+        rounds = checks.count("uses", uses, minimum=0) + 1
+        while self.uses(rounds) <= uses:
+            rounds *= 2
+        return int(np.searchsorted(self._until(rounds).most, uses, side="right"))
+
+    def label(self, client: int, round: int) -> None:
+        """The class that is used in this round: None, that is, all of them."""
+
+    def answers(self, client: int, round: int) -> bool:
+        """Whether `client` is asked in `round`: where it is picked."""
+        return bool(self._until(round).clients[round - 1] == client)
+
+    def answered(self, client: int, round: int) -> int:
+        """In how many rounds before this one `client` is asked."""
+        return int((self._until(round).clients[: round - 1] == client).sum())
+
+    def cohort(self, client: int, clients: int) -> int:
+        """m, how many of K clients answer in the rounds of `client`: itself."""
+        return 1
+
+    def _until(self, rounds: int) -> _Picks:
+        """The picks of these rounds and of some more, so that few lengths are drawn."""
+        if checks.count("rounds", rounds) > MOST_PICKS:
+            raise PrivacyError(f"rounds must be at most {MOST_PICKS:.4g}, received {rounds}.")
+        return _picks(self.clients, self.seed, 1 << max(10, (rounds - 1).bit_length()))
+
+
+Schedule = JointSchedule | ClassSchedule | TurnSchedule | PickSchedule
+SCHEDULES: dict[
+    str, type[JointSchedule] | type[ClassSchedule] | type[TurnSchedule] | type[PickSchedule]
+] = {
+    schedule.name: schedule
+    for schedule in (JointSchedule, ClassSchedule, TurnSchedule, PickSchedule)
 }
 
 

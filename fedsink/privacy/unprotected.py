@@ -46,9 +46,9 @@ class UnprotectedPlan:
         rate: q in (0, 1], probability with which a record enters a round's batch.
         rounds: T ≥ 1.
         kind: ``"record"`` (contributions of records are summed), ``"batch"`` (the gradient of
-            the whole batch) or ``"critic"`` (gradients of critics are summed): what would be
-            clipped.
-        schedule: `JointSchedule`, `ClassSchedule` or `TurnSchedule`.
+            the whole batch), ``"critic"`` (gradients of critics are summed) or ``"row"`` (rows of
+            one critic's gradient): what would be clipped.
+        schedule: `JointSchedule`, `ClassSchedule`, `TurnSchedule` or `PickSchedule`.
         capacity: B ≥ 1: at most B sampled records take part; None: all of them.
         nominal_records: N ≥ 1, public: no client takes part with more records; None: any.
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from fedsink.data.views import View
 from fedsink.errors import ConfigError
 from fedsink.models.critics import ConvolutionCritic, Critic, CriticTraining, PerceptronCritic
-from fedsink.privacy import CentralPlan, CriticClip, Stream, checks, domain, plan_from_dict
+from fedsink.privacy import CentralPlan, Stream, checks, domain, plan_from_dict
+from fedsink.privacy.mechanisms.clipping import clip_of_critics
 from fedsink.protocol.gradient import check_rows, check_use
 from fedsink.protocol.records import pack, unpack
 from fedsink.protocol.run import UNNAMED, run_name
@@ -201,15 +202,9 @@ class CriticRequest:
             ValueError: with what does not fit.
         """
         check_use(self.round, self.plan, self.share)
-        clip, training = self.plan.clip, self.critics.training
-        if not isinstance(clip, CriticClip):
-            raise ValueError(f"A sum over critics needs clip={CriticClip.name}, not {clip.name}.")
-        if training.critics > clip.critics:
-            raise ValueError(
-                f"The plan accounts for {clip.critics} critics at a client, not for "
-                f"{training.critics}."
-            )
+        training = self.critics.training
         check_rows(self.rows, self.row_labels, self.critics.classes)
+        clip_of_critics(self.plan.clip).check_size(training.critics, len(self.rows))
         check_rows(self.fakes, self.fake_labels, self.critics.classes)
         if self.fakes.shape[1] != self.rows.shape[1]:
             raise ValueError(

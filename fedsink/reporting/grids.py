@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedsink.reporting.pictures import INK, PAPER, draw_text, fit_text, text_width, write_png
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Page
 
 GAP = 2
 TEXT_SIZE = 14
@@ -45,6 +49,48 @@ def save_grid(
     Raises:
         ValueError: shapes, labels or sizes that do not fit, or images that are not finite.
     """
+    write_png(_page(images, labels, class_names, columns, scale), Path(path))
+
+
+def save_side_by_side(
+    panels: Mapping[str, tuple[Tensor, Tensor]],
+    class_names: Sequence[str],
+    path: str | os.PathLike[str],
+    *,
+    columns: int = 5,
+) -> None:
+    """Draw the grids of several samples beside one another, each under its name.
+
+    Args:
+        panels: at least one pair of images and labels by name, as for `save_grid`.
+        class_names: as for `save_grid`.
+        path: the PNG file, likewise.
+        columns: images per row of each grid.
+
+    Raises:
+        ValueError: as `save_grid`.
+    """
+    from PIL import Image, ImageDraw
+
+    pages = {
+        name: _page(images, labels, class_names, columns, None)
+        for name, (images, labels) in panels.items()
+    }
+    heading = TEXT_SIZE + 2 * MARGIN
+    size = (sum(p.width for p in pages.values()), heading + max(p.height for p in pages.values()))
+    sheet = Image.new("RGB", size, PAPER)
+    draw, left = ImageDraw.Draw(sheet), 0
+    for name, page in pages.items():
+        title = fit_text(name, TEXT_SIZE, page.width - MARGIN)
+        draw_text(draw, (left + page.width / 2, heading / 2), title, TEXT_SIZE, anchor="mm")
+        sheet.paste(page, (left, heading))
+        left += page.width
+    write_png(sheet, Path(path))
+
+
+def _page(
+    images: Tensor, labels: Tensor, class_names: Sequence[str], columns: int, scale: int | None
+) -> Page:
     _check(images, labels, class_names, columns, scale)
     from PIL import Image, ImageDraw
 
@@ -69,7 +115,7 @@ def save_grid(
         for column, sample in enumerate(samples):
             array = sample.permute(1, 2, 0).squeeze(-1).numpy()
             page.paste(Image.fromarray(array), (left + column * cell_width, top))
-    write_png(page, Path(path))
+    return page
 
 
 def _check(

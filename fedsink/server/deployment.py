@@ -39,9 +39,15 @@ _OWNERS = (
     ("noise", "fast", "every node's policy says how its noise is drawn"),
     ("noise.share", "local", "nodes answer the server one by one, and nothing adds them up before"),
     ("strategy.backend", "native", "real nodes solve their problems with fedsink alone"),
+    (
+        "strategy.published",
+        False,
+        "real nodes never answer the published form, see docs/gs_wgan.md",
+    ),
     ("policy", None, "every node is started with the policy of its owner"),
     ("data.clients_file", None, "every node's policy says which records are its own"),
     ("data.corrupt", None, "real nodes answer from their records as they are"),
+    ("study", None, "a study is several runs of a simulation"),
     ("resume", None, f"say {COMMAND} resume=NAME app=… superlink=… with no other key"),
 )
 
@@ -71,6 +77,7 @@ def _check_owners(config: Config) -> None:
     chosen["strategy.backend"] = (
         config["strategy"].get("backend", "native") if central else "native"
     )
+    chosen["strategy.published"] = config["strategy"].get("published", False)
     for key, only, why in _OWNERS:
         if chosen[key] != only:
             raise ConfigError(f"{COMMAND} takes no {key}={chosen[key]}: {why}.")

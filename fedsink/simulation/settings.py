@@ -92,9 +92,10 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
     Raises:
         FedsinkError: a value is unknown or out of range, or contradicts another or the policy.
     """
-    scheme = {"seed": 0, **config.partition}
+    scheme = {"seed": 0, "keep": None, **config.partition}
     seed_of_deal = integer(scheme, "seed", minimum=0, where="partition.")
-    del scheme["seed"]
+    keep = _kept(scheme["keep"])
+    del scheme["seed"], scheme["keep"]
     partition = scheme_from_dict(scheme)
     unprotected, secure = config.eps == math.inf, config.noise.backend == "secure"
     if config.policy is None:
@@ -103,6 +104,7 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
             partition=partition,
             clients=config.clients,
             partition_seed=seed_of_deal,
+            keep=keep,
             seed=config.seed,
             noise=cast(Noise, config.noise.backend),
             key_file=run.key_file,
@@ -150,4 +152,14 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
             f"noise=secure was asked for, but the policy {config.policy} says "
             f"noise.backend={node.noise!r}: the policy decides; leave out noise=."
         )
-    return node if config.corruption is None else replace(node, corruption=config.corruption)
+    return replace(node, keep=keep, corruption=config.corruption)
+
+
+def _kept(numbers: object) -> tuple[int, ...] | None:
+    if numbers is None:
+        return None
+    if not isinstance(numbers, list | tuple):
+        raise ConfigError(
+            f"partition.keep is null or a list of numbers of clients, not {numbers!r}."
+        )
+    return tuple(numbers)

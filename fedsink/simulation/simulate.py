@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedsink.clients.app import client_app
-from fedsink.clients.node import close_nodes
+from fedsink.clients.node import close_nodes, deal
 from fedsink.clients.settings import NodeSettings
 from fedsink.configuration import Configuration
-from fedsink.data.partition import manifest, partition
+from fedsink.data.partition import manifest
 from fedsink.data.sources import load
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
@@ -33,10 +34,11 @@ from fedsink.values import Config
 
 if TYPE_CHECKING:
     from fedsink.simulation.fused.step import FusedStep
+    from fedsink.simulation.studies.running import Runner
 
 
 def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
-    """Run a resolved configuration in a new folder.
+    """Run a resolved configuration, of a run or of a study, in a new folder.
 
     Nothing is written before the configuration, the data and the generator have been checked.
 
@@ -47,6 +49,10 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
         FedsinkError: bad input (nothing is left behind), or a run that stopped (its folder can
             be resumed).
     """
+    if config["study"] is not None:
+        from fedsink.simulation.studies.running import start_study
+
+        return start_study(config, path, _runner(debug))
     folder = RunFolder.fresh(path)
     identity = RunIdentity.fresh(config["seed"])
     settings = configure(config, folder.path, identity)
@@ -68,13 +74,17 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
 
 
 def resume(path: Path, *, debug: bool = False) -> Path:
-    """Continue with the run in a folder, to the same end as if it had never stopped.
+    """Continue with the run or the study in a folder, to the same end as if it had never stopped.
 
     Raises:
         CheckpointError: the folder holds no run, or its checkpoint or key is unusable.
     """
     folder = RunFolder.existing(path)
     config = stored_config(folder)
+    if config.get("study") is not None:
+        from fedsink.simulation.studies.running import resume_study
+
+        return resume_study(folder, config, _runner(debug))
     try:
         identity = RunIdentity.from_config(config["run"], finished=folder.finished)
     except (KeyError, TypeError, ValueError) as error:
@@ -99,11 +109,25 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
             names the key.
     """
     config = Configuration.read(values)
+    if config.study is not None:
+        raise ConfigError("A study is several runs: only `start` takes its configuration.")
     engine = EngineSettings.from_config(config.engine)
     strategy = settings_of(config, run.name)
     strategy.check_engine(engine.name)
     server = ServerSettings.from_config(config, strategy, engine, folder, run.server_seed)
     return RunSettings(server, node_settings(config, engine, run), engine)
+
+
+def _runner(debug: bool) -> Runner:
+    """How a study's runs are treated."""
+    from fedsink.simulation.studies.running import Runner
+
+    def check(config: Config, path: Path) -> RunSettings:
+        settings = configure(config, path, RunIdentity.fresh(config["seed"]))
+        _check(settings)
+        return settings
+
+    return Runner(check, partial(start, debug=debug), partial(resume, debug=debug))
 
 
 def kind_of_noise(node: NodeSettings) -> str:
@@ -123,19 +147,14 @@ def _check(settings: RunSettings) -> dict[str, Any]:
     """Load the data and build the generator once, so that what cannot work fails here."""
     node = settings.node
     records = load(node.data, "train")
-    if node.partition is None:
-        raise ConfigError("A simulation deals its records out to clients: name a partition.")
-    shards = partition(
-        records.labels, node.clients, node.partition, node.partition_seed, users=records.users
-    )
+    shards = deal(node)
     settings.server.strategy.check_sizes([len(shard) for shard in shards])
     if settings.engine.name != "fused":  # whose step is built whole before anything is written
         build_generator(settings.server)
-    corrupted = () if node.corruption is None else node.corruption.chosen(node.clients)
     return {
         "note": "Exact counts of private data: known to whoever simulates, never to a server.",
         "clients": manifest(shards, records.labels, node.data.classes),
-        "corrupted": sorted(corrupted),
+        "corrupted": sorted(node.altered()),
     }
 
 

@@ -50,7 +50,7 @@ class StrategySettings(ABC):
 
     plan: PublicPlan
     clients: int
-    quorum: float | None
+    quorum: float | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

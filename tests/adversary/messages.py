@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fedsink.protocol import GradientRequest
 from fedsink.protocol.gradient import pack_requests
+from fedsink.protocol.records import PROTOCOL_VERSION
 
 from .honest import (
     CLASSES,
@@ -40,6 +41,7 @@ JUNK = [
     "mlp", "dcgan", "dct_mlp", [10**9], [1] * 4000, 2.0, 1e30, 10**18,
 ]  # fmt: skip
 DEEP = "[" * 100_000
+STATED = {"protocol": PROTOCOL_VERSION}
 TEXTS = st.one_of(
     st.sampled_from(
         ["", "{", "null", "[]", "{}", DEEP, '{"plan":' + DEEP, "9" * 5000, '{"a":NaN}']
@@ -52,7 +54,7 @@ TEXTS = st.one_of(
             | st.dictionaries(st.sampled_from(["plan", "run", "rounds", "labels", "view"]), inner)
         ),
         max_leaves=8,
-    ).map(json.dumps),
+    ).map(lambda value: json.dumps({**value, **STATED} if isinstance(value, dict) else value)),
 )
 PARTS: dict[str, st.SearchStrategy[Any]] = {
     "dtype": st.sampled_from(

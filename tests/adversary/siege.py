@@ -28,7 +28,7 @@ from fedsink.clients.shard import Shard
 from fedsink.data import sources
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol import CriticRequest, GradientRequest, PrivatizeReply, PrivatizeRequest
-from fedsink.protocol.errors import FAILED, MALFORMED, MEANING, REFUSED
+from fedsink.protocol.errors import FAILED, MALFORMED, MEANING, OTHER_VERSION, REFUSED
 from fedsink.protocol.gradient import unpack_requests
 from fedsink.protocol.parameters import ParameterRequest
 from fedsink.protocol.receipts import given_by
@@ -92,7 +92,7 @@ class Siege:
             BesiegedNode(folder, self.shape, h, noise, epsilon, operators) for h in HOLDINGS
         ]
         self.sent = self.answered = self.compared = 0
-        self.codes = Counter({REFUSED: 0, MALFORMED: 0, FAILED: 0})
+        self.codes = Counter({REFUSED: 0, MALFORMED: 0, FAILED: 0, OTHER_VERSION: 0})
         self.worst = Cost()
         self.looked_at = self.nodes[0]
         self._charged: set[Place] = set()
@@ -347,7 +347,8 @@ def _check_schema(
     reply: RecordDict, arrays: dict[str, tuple[str, tuple[int, ...]]], fields: str
 ) -> None:
     assert sorted(reply) == ["arrays", "fields"]
-    assert dict(reply.config_records["fields"]) == {"json": fields}
+    stated = json.dumps({**json.loads(fields), "protocol": 3}, sort_keys=True)
+    assert dict(reply.config_records["fields"]) == {"json": stated}
     found = reply.array_records["arrays"]
     assert {n: (a.dtype, tuple(a.shape)) for n, a in found.items()} == arrays
 

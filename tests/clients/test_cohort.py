@@ -220,7 +220,7 @@ def test_a_client_that_fails_keeps_no_other_from_answering(
 def test_a_malformed_request_fails_at_every_client(many: NodeSettings, make_request: Make) -> None:
     request = make_request(clip="record")
     content = pack_requests([request])
-    content.config_records["fields"]["json"] = "{}"
+    content.config_records["fields"]["json"] = '{"protocol": 3}'
     read = Content(None, lambda: content)
     ((number, answers),) = NodeCohort(many).answers("train.gradient", [read], [[3, 5]])
     assert number == 0

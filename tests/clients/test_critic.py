@@ -18,8 +18,8 @@ from torch import Tensor
 from fedsink.clients.critic import CriticMessage, CriticState, Fakes, Parts, critic_totals
 from fedsink.data.views import PixelView
 from fedsink.models.critics import Adam, ConvolutionCritic, CriticTraining, PerceptronCritic
-from fedsink.privacy import CriticClip, Stream
-from fedsink.privacy.mechanisms.clipping import shrunk
+from fedsink.privacy import CriticClip, RowClip, Stream
+from fedsink.privacy.mechanisms.clipping import ClipOfCritics
 
 Shard = tuple[Tensor, Tensor, Tensor | None]
 Operations = Callable[[Callable[[], object]], list[tuple[Any, ...]]]
@@ -42,8 +42,8 @@ def shard(n: int = 17, seed: int = 0) -> Shard:
     return records, torch.arange(n) % CLASSES, torch.arange(n)
 
 
-def start(critic: Any = CRITIC) -> CriticState:
-    return CriticState.start(critic, CRITICS, Stream(b"public"), torch.zeros(1))
+def start(critic: Any = CRITIC, critics: int = CRITICS) -> CriticState:
+    return CriticState.start(critic, critics, Stream(b"public"), torch.zeros(1))
 
 
 def totals(
@@ -51,12 +51,13 @@ def totals(
     states: list[CriticState] | None = None,
     *,
     rounds: int = 1,
-    clip: CriticClip = CLIP,
+    clip: ClipOfCritics = CLIP,
     critic: Any = CRITIC,
+    critics: int = CRITICS,
 ) -> tuple[Tensor, list[CriticState]]:
     """The totals of the last of some rounds, and the states after it."""
-    states = states or [start(critic) for _ in shards]
-    parts = Parts.deal(shards, CRITICS, CLASSES)
+    states = states or [start(critic, critics) for _ in shards]
+    parts = Parts.deal(shards, critics, CLASSES)
     for t in range(rounds):
         coins = [Stream(b"test", "coins", client, t) for client in range(len(shards))]
         total, states = critic_totals(critic, TRAINING, clip, message(t), parts, states, coins)
@@ -178,12 +179,14 @@ def negated(state: CriticState) -> CriticState:
     return replace(state, weights=weights)
 
 
-def critic_against_its_negation(clip: CriticClip, rows: int) -> tuple[Tensor, Tensor]:
+def critic_against_its_negation(
+    clip: ClipOfCritics, rows: int, critics: int = CRITICS
+) -> tuple[Tensor, Tensor]:
     """The totals of a steep critic and of its negation, none of which is trained further."""
-    state = start()
+    state = start(critics=critics)
     state = replace(state, weights=100.0 * state.weights)
     still = replace(TRAINING, steps=0, warm=0)
-    dealt = Parts.deal([shard()], CRITICS, CLASSES)
+    dealt = Parts.deal([shard()], critics, CLASSES)
     found = [
         critic_totals(CRITIC, still, clip, message(0, rows), dealt, [s], [Stream(b"test")])[0]
         for s in (state, negated(state))
@@ -198,19 +201,33 @@ def test_the_sensitivity_is_attained_by_a_critic_against_its_negation():
 
 def test_a_clip_of_every_row_breaks_the_sensitivity_by_the_root_of_the_rows():
     """As published: each row clipped by itself, and noise for one of them."""
-
-    class RowClip(CriticClip):
-        def total(self, gradients: Tensor) -> Tensor:
-            rows = shrunk(gradients.flatten(0, -2), self.bound)
-            return rows.reshape(gradients.shape).sum(1)
-
     n = 32
-    one, other = critic_against_its_negation(RowClip(0.7, CRITICS), n)
+    clip = RowClip(0.7, n)
+    one, other = critic_against_its_negation(clip, n, critics=1)
     distance = math.sqrt(square(one, other))
     assert distance == pytest.approx(2 * 0.7 * math.sqrt(n), rel=1e-5)
+    assert distance == pytest.approx(clip.sensitivity, rel=1e-5)
     assert distance > 5 * CLIP.sensitivity
     one, other = critic_against_its_negation(CLIP, n)
     assert square(one, other) <= Fraction(CLIP.sensitivity) ** 2
+
+
+@settings(max_examples=100)
+@given(parts(), parts(), hostile(), hostile(), st.sampled_from([1e-20, 0.7, 1e9]))
+def test_with_clipped_rows_no_part_and_state_exceed_the_sensitivity_of_all_of_them(
+    part, other_part, state, other_state, bound
+):
+    def total(own: Shard, held: CriticState) -> Tensor:
+        first = {
+            name: value if name.startswith("fakes") or value.dim() == 0 else value[:1]
+            for name, value in held.to_tensors().items()
+        }
+        alone = CriticState.from_tensors(first)
+        return totals([own], [alone], clip=RowClip(bound, ROWS), critics=1)[0]
+
+    one, other = total(part, state), total(other_part, other_state)
+    assert all(square(row, torch.zeros(D)) <= Fraction(bound) ** 2 for row in one[0])
+    assert square(one, other) <= 4 * ROWS * Fraction(bound) ** 2
 
 
 @pytest.mark.parametrize("critic", [CRITIC, PICTURES], ids=["perceptron", "convolution"])

@@ -27,6 +27,7 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
+from fedsink.data.names import number_of
 from fedsink.errors import (
     CheckpointError,
     ConfigError,
@@ -38,8 +39,10 @@ from fedsink.models.critics import CriticTraining
 from fedsink.privacy import (
     CriticClip,
     JointSchedule,
+    PickSchedule,
     PrivacyPlan,
     ReproducibleKey,
+    RowClip,
     TurnSchedule,
     UnprotectedPlan,
 )
@@ -187,16 +190,42 @@ def test_what_does_not_fit_the_data_is_refused_before_an_architecture_is_built(
             replied(node, asked)
 
 
-def test_a_client_answers_in_its_turn_alone(settings: NodeSettings) -> None:
-    plan = replace(PLAN, schedule=TurnSchedule(3))
+PICKS = PickSchedule(3)  # clients 2, 1, 1, 0, 1, 1, 0, 1, 2, …
+
+
+@pytest.mark.parametrize("schedule", [TurnSchedule(3), PICKS])
+def test_a_client_answers_in_its_turn_alone(
+    settings: NodeSettings, schedule: TurnSchedule | PickSchedule
+) -> None:
+    plan = replace(PLAN, schedule=schedule)
     for client in range(3):
         node = Node(settings, client)
         for round in range(1, 8):
-            if (round - client) % 3 == 0:
+            if schedule.answers(client, round):
                 replied(node, request(round, plan))
             else:
                 with pytest.raises(ReleaseRefusedError, match="not a turn of client"):
                     replied(node, request(round, plan))
+
+
+@pytest.mark.parametrize(
+    ("plan", "form"),
+    [
+        (replace(PLAN, clip=RowClip(0.5, ROWS)), "clip=row with the schedule 'joint'"),
+        (replace(PLAN, schedule=PickSchedule(10**30)), "clip=critic with the schedule 'pick'"),
+        (replace(PLAN, clip=RowClip(0.5, ROWS), schedule=PickSchedule(3)), "clip=row with"),
+    ],
+    ids=["rows", "picks", "both"],
+)
+def test_a_policy_that_allows_critics_never_admits_the_published_form(
+    owned: Callable[..., NodeSettings], plan: PrivacyPlan, form: str
+) -> None:
+    node = Node(owned(), 0)
+    message = f"allow.mechanisms: {form}.*is a published form .*, and simulations alone answer it"
+    for round in (1, 2, 3):  # client 0's turn among them
+        with pytest.raises(PolicyRefusedError, match=message):
+            replied(node, request(round, critics=1, plan=plan))
+    assert not node.settings.ledger.exists()  # type: ignore[union-attr]
 
 
 def test_users_are_protected_where_records_tell_them_apart_alone(
@@ -249,6 +278,33 @@ def test_what_one_part_holds_moves_a_reply_by_at_most_the_sensitivity(
     asked = request(1, plan, steps=6, lr=0.1)
     again = node_with(settings, records())
     assert float(torch.linalg.vector_norm(replied(again, asked) - replied(three, asked))) > 1.0
+
+
+def test_a_record_with_a_name_that_is_taken_away_moves_no_other_critic(
+    settings: NodeSettings,
+) -> None:
+    """Where a line alone is its slot, a gap that is closed moves all records behind it."""
+    steep = {"steps": 6, "lr": 0.1}
+    whole = records()
+    signs = 1.0 - 2.0 * (torch.arange(len(whole)) % 2)  # so that neighbours pull critics apart
+    whole = Shard(whole.images.abs() * signs.unsqueeze(1), whole.labels)
+    kept = torch.arange(len(whole)) != 2
+    names = torch.tensor([number_of(f"{place}.png") for place in range(len(whole))])
+    distances = []
+    for slots in (names, None):
+        less = None if slots is None else slots[kept]
+        one, two = (
+            node_with(settings, shard)
+            for shard in (
+                Shard(whole.images, whole.labels, None, slots),
+                Shard(whole.images[kept], whole.labels[kept], None, less),
+            )
+        )
+        for round in (1, 2):
+            moved = replied(one, request(round, **steep)) - replied(two, request(round, **steep))
+        distances.append(float(torch.linalg.vector_norm(moved)))
+    assert 0.0 < distances[0] <= PLAN.sensitivity * (1 + 1e-6)
+    assert distances[1] > PLAN.sensitivity
 
 
 def test_a_user_is_dealt_to_one_critic_where_users_are_protected(settings: NodeSettings) -> None:
@@ -310,7 +366,7 @@ def clipped_total(shard: Shard) -> Tensor:
 def test_nothing_but_the_gradient_leaves(settings: NodeSettings) -> None:
     record = Node(settings, 0).answer("train.critic", request().to_record())
     assert list(record.array_records["arrays"]) == ["gradient"]
-    assert dict(record.config_records["fields"]) == {"json": "{}"}
+    assert dict(record.config_records["fields"]) == {"json": '{"protocol": 3}'}
 
 
 def test_a_round_goes_on_from_what_was_learned_before(settings: NodeSettings) -> None:
@@ -555,14 +611,18 @@ def test_a_simulation_whose_critics_are_lost_says_so(
         replied(open_node(settings, 0), request(3))
 
 
-def test_turns_go_on_from_their_own_last_round(settings: NodeSettings, tmp_path: Path) -> None:
-    plan = replace(PLAN, schedule=TurnSchedule(3))
+@pytest.mark.parametrize("schedule", [TurnSchedule(3), PICKS])
+def test_turns_go_on_from_their_own_last_round(
+    settings: NodeSettings, tmp_path: Path, schedule: TurnSchedule | PickSchedule
+) -> None:
+    plan = replace(PLAN, schedule=schedule)
     settings = replace(settings, states=tmp_path / "run.states")
 
     def play(first: int, last: int, kept: tuple[int, ...] = ()) -> list[Tensor]:
         replies = []
         for t in range(first, last + 1):
-            replies.append(replied(open_node(settings, t % 3), request(t, plan)))
+            [client] = [k for k in range(3) if schedule.answers(k, t)]
+            replies.append(replied(open_node(settings, client), request(t, plan)))
             if t in kept:
                 keep_states(t)
         return replies
@@ -571,3 +631,21 @@ def test_turns_go_on_from_their_own_last_round(settings: NodeSettings, tmp_path:
     for checkpoint in (5, 2):  # as if the one at 5 had not been finished
         close_nodes()
         assert all(map(torch.equal, play(checkpoint + 1, 9), replies[checkpoint:]))
+    shutil.rmtree(tmp_path / "run.states")
+    close_nodes()
+    with pytest.raises(CheckpointError, match="trained in 0 rounds and not in"):
+        play(6, 9)
+
+
+def test_clipped_rows_get_the_noise_of_all_of_them(settings: NodeSettings) -> None:
+    """Of std 2Cσ on each coordinate, where σ is published and σ/√n the plan's."""
+    clip = RowClip(0.5, ROWS)
+    plan = replace(PLAN, clip=clip, noise_multiplier=40.0 / math.sqrt(ROWS))
+    assert plan.noise_std == pytest.approx(2 * 0.5 * 40.0)
+    clients = [
+        replied(Node(replace(settings, seed=seed), 0), request(t, plan, critics=1))
+        for seed in range(4)
+        for t in range(1, 13)
+    ]
+    noise = torch.stack(clients).double().std()
+    assert float(noise) == pytest.approx(40.0, rel=0.1)

@@ -15,10 +15,10 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.data.corruption import Corruption
+from fedsink.data.names import number_of
 from fedsink.data.partition import ByUser, Iid
 from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
-from fedsink.data.users import user_number
 from fedsink.errors import DataError
 
 from ..support.policies import CENTRAL, limits, policy
@@ -85,6 +85,26 @@ def test_all_records_of_a_chosen_client_are_inverted_and_no_byte_of_any_other(
     assert all(torch.equal(a.images, b.images) for a, b in zip(after, again, strict=True))
 
 
+@pytest.mark.parametrize(
+    "corruption",
+    [None, Corruption("invert", 0.5, 3), Corruption("invert", clients=(0, 4))],
+    ids=str,
+)
+def test_those_who_are_kept_hold_what_they_held_and_the_others_nothing(
+    pictures: NodeSettings, corruption: Corruption | None
+) -> None:
+    everybody = shards(replace(pictures, corruption=corruption))
+    some = replace(pictures, corruption=corruption, keep=(4, 1, 5))
+    for client, (before, after) in enumerate(zip(everybody, shards(some), strict=True)):
+        if client in (1, 4, 5):
+            assert after.fingerprint() == before.fingerprint()
+        else:
+            assert (len(before), len(after)) == (10, 0)
+            assert after.images.shape == (0, 1, 4, 4)
+    chosen = corruption.chosen(USERS) if corruption else frozenset()
+    assert some.altered() == chosen & {1, 4, 5}
+
+
 def test_shared_data_stay_as_they_were_loaded(pictures: NodeSettings) -> None:
     before = load(SPEC, "train").values.clone()
     shards(replace(pictures, corruption=Corruption("invert", 1.0)))
@@ -117,7 +137,7 @@ def test_a_node_under_a_policy_reads_its_writers_file(
     shard = Node(NodeSettings.from_policy(read_policy(path)), 0).shard
     assert shard.labels.tolist() == [0, 1, 2, 2]
     assert shard.users is not None
-    assert set(shard.users.tolist()) == {user_number("f0001_41")}
+    assert set(shard.users.tolist()) == {number_of("f0001_41")}
     path.write_text(policy_of(3))
     close_nodes()
     with pytest.raises(DataError, match="more records than its policy's public nominal_records=3"):

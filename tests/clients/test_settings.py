@@ -92,6 +92,25 @@ def test_only_pictures_of_simulated_clients_are_altered(secret: NodeSettings) ->
             replace(pictures, corruption=corruption, **changes)
 
 
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        ((0, 1, 3), "numbers of clients from 0 to 2, each once: 3 is repeated or none of them"),
+        ((0, 1, 1), "each once: 1 is repeated or none of them"),
+        ((0, -1), "each once: -1 is"),
+        ((0, True), "each once: True is"),
+        ((0, [1]), r"each once: \[1\] is"),
+    ],
+)
+def test_clients_that_are_kept_exist(
+    secret: NodeSettings, keep: tuple[int, ...], message: str
+) -> None:
+    assert replace(secret, clients=3).holders == {0, 1, 2}
+    assert replace(secret, clients=3, keep=(2, 0)).holders == {0, 2}
+    with pytest.raises(ConfigError, match=message):
+        replace(secret, clients=3, keep=keep)
+
+
 @pytest.mark.parametrize("backend", ["fast", "secure"])
 def test_a_policy_makes_settings_with_a_state_folder_of_its_own(
     policy_file: Callable[..., Path], backend: str

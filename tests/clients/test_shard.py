@@ -28,6 +28,16 @@ def test_users_stay_beside_their_records() -> None:
     assert torch.equal(held, users)
 
 
+def test_slots_stay_beside_their_records_and_others_are_another_content() -> None:
+    images, labels, slots = torch.zeros(2, 3), torch.zeros(2), torch.tensor([2**62, 5])
+    assert Shard.checked(images, labels, 1).slots is None
+    held = Shard.checked(images, labels, 1, slots=slots)
+    assert held.slots is not None
+    assert torch.equal(held.slots, slots)
+    others = (None, slots, slots.flip(0))
+    assert len({Shard(images, labels, slots=other).fingerprint() for other in others}) == 3
+
+
 def test_coordinates_are_the_views_and_computed_once_per_view() -> None:
     images = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     shard = Shard(images, torch.zeros(3, dtype=torch.int64))

@@ -97,6 +97,59 @@ def test_reference_numbers(
     assert found == {accountant: pytest.approx(eps, rel=1e-3, abs=6e-4)}
 
 
+_CRITICS = ["clip=critic", "sigma=2.236", "rounds=20"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "eps"),
+    [
+        # R uses of critics are one Gaussian, whatever a record changes.
+        (_CRITICS, 10.0),
+        ([*_CRITICS, "rate=1"], 10.0),
+        ([*_CRITICS, "adjacency=replace-one"], 10.0),
+        ([*_CRITICS, "adjacency=user", "critics=40"], 10.0),
+        ([*_CRITICS, "adjacency=client"], 10.0),
+        (["clip=critic", "sigma=89.44", "rounds=20", "adjacency=client", "critics=40"], 10.0),
+        (["clip=critic", "sigma=2.236", "rounds=999", "turns=50"], 10.0),
+        (["clip=critic", "sigma=2.236", "rounds=999", "turns=50", "adjacency=client"], 10.0),
+        ([*_CRITICS, "persons=2"], 15.5),
+        ([*_CRITICS, "persons=3"], 20.1),
+        ([*_CRITICS, "persons=10"], 46.2),
+        # The published rows: 20 uses in turn, and 36 of the client that is picked most.
+        (["clip=critic", "sigma=1.07", "rounds=20", "rows=32"], 379.4),
+        (["clip=critic", "sigma=1.07", "rounds=20000", "turns=1000", "rows=32"], 379.4),
+        (["clip=critic", "sigma=1.07", "rounds=36", "rows=32", "adjacency=client"], 637.4),
+    ],
+)  # fmt: skip
+def test_reference_numbers_of_critics(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], eps: float
+) -> None:
+    _, found = _table(capsys, *arguments, "accountant=pld")
+    assert found == {"pld": pytest.approx(eps, rel=3e-3)}
+
+
+@pytest.mark.parametrize(
+    ("missing", "truth"), [("sigma", 1.07), ("rounds", 20_000), ("delta", 1e-5)]
+)
+@pytest.mark.parametrize("adjacency", ["add-remove", "client"])
+def test_what_is_left_out_of_the_account_of_critics_is_solved_for(
+    capsys: pytest.CaptureFixture[str], missing: str, truth: float, adjacency: str
+) -> None:
+    known = ["sigma=1.07", "rounds=20000", "delta=1e-5"]
+    given = [a for a in known if not a.startswith(f"{missing}=")]
+    rest = ["eps=379.42", "clip=critic", "turns=1000", "rows=32", f"adjacency={adjacency}"]
+    solved, found = _table(capsys, *given, *rest, "accountant=pld")
+    assert solved == missing
+    assert found["pld"] == pytest.approx(truth, rel=1e-2)
+
+
+def test_every_accountant_knows_critics(capsys: pytest.CaptureFixture[str]) -> None:
+    solved, found = _table(capsys, *_CRITICS)
+    assert solved == "eps"
+    assert list(found) == ["pld", "prv", "rdp", "rdp-opacus", "rdp-classic"]
+    assert found["pld"] == min(found.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "accountant", "eps"),
@@ -173,7 +226,16 @@ def test_the_label_takes_its_share_of_eps(capsys: pytest.CaptureFixture[str]) ->
         ([*_F2, "eps=3", "delta=1e-5"], "missing: none of them"),
         (["rate=0.2"], "missing: sigma, rounds, eps"),
         ([*_F2, "adjacency=swap"], "adjacency=swap: choose one of add-remove, replace-one, user"),
-        ([*_F2, "clip=layer"], "clip=layer: choose one of record, batch"),
+        ([*_F2, "clip=layer"], "clip=layer: choose one of record, batch, critic"),
+        (["clip=critic", "sigma=1"], "one of sigma, rounds, eps, or .* missing: rounds, eps"),
+        ([*_CRITICS, "rate=0.1"], "clip=critic has rate=1 alone, received rate=0.1"),
+        ([*_CRITICS, "classes=10"], "clip=critic has no class schedule"),
+        ([*_CRITICS, "classes=10", "turns=5"], "clip=critic has no class schedule"),
+        ([*_CRITICS, "capacity=5"], "clip=critic draws no batch of records"),
+        ([*_CRITICS, "rows=32", "critics=2"], "clip=row accounts for one critic, not for 2"),
+        ([*_F2, "turns=5"], "turns belongs to clip=critic, received turns=5 and clip=record"),
+        ([*_BATCH, "critics=5"], "critics belongs to clip=critic"),
+        ([*_F2, "rows=5"], "rows belongs to clip=critic"),
         ([*_F2, "accountant=gdp"], "accountant=gdp: choose one of pld, prv, rdp"),
         ([*_F2, "adjacency=replace-one", "accountant=rdp"], "rdp accountant has no bound under"),
         ([*_F2, "adjacency=client"], "client adjacency with clip=record needs a capacity"),

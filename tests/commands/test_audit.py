@@ -28,6 +28,25 @@ def test_the_bounds_stand_beside_the_claims(capsys: pytest.CaptureFixture[str]) 
     assert verdict == "Replies hold nothing but their noised gradient."
 
 
+@pytest.mark.parametrize("adjacency", ["add-remove", "user", "client"])
+def test_critics(adjacency: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "audit.json"
+    options = ["critics=2", f"adjacency={adjacency}", "rounds=2", "trials=40", f"json={file}"]
+    assert run(["mode=central", "clip=critic", *options]) == 0
+    out = capsys.readouterr().out
+    for direction in ("known", "fitted"):
+        for method in ("threshold", "Gaussian trade-off"):
+            [row] = [
+                line
+                for line in out.splitlines()
+                if line.startswith(f"80 transcripts, {direction} direction") and method in line
+            ]
+            assert "  1.000  " in row
+    assert "Replies hold nothing but their noised gradient." in out
+    plan = json.loads(file.read_text())["plan"]
+    assert (plan["rate"], plan["adjacency"], plan["clip"]["critics"]) == (1.0, adjacency, 2)
+
+
 def test_a_rate_below_one_is_audited_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["mode=central", "rate=0.3", "rounds=2", "trials=40", "canaries=50"]) == 0
     out = capsys.readouterr().out
@@ -92,7 +111,11 @@ def test_a_refuted_claim_is_exit_1_and_a_sentence(
         (["mode=gan"], "mode must be central or ldp, received 'gan'"),
         (["mode=ldp", "canaries=5"], "canaries has no meaning with mode=ldp"),
         (["mode=central", "mechanism=laplace"], "mechanism has no meaning with mode=central"),
-        (["mode=central", "clip=image"], "clip must be record or batch, received 'image'"),
+        (["mode=central", "clip=image"], "clip must be record, batch or critic, received 'im"),
+        (["mode=central", "critics=3"], "critics has no meaning with clip=record"),
+        (["mode=central", "clip=batch", "adjacency=user"], "adjacency has no meaning with clip=b"),
+        (["mode=central", "clip=critic", "canaries=9"], "canaries has no meaning with clip=crit"),
+        (["mode=ldp", "critics=3"], "critics has no meaning with mode=ldp"),
         (["mode=ldp", "mechanism=coin"], "mechanism must be laplace or gaussian"),
         (["mode=ldp", "delta=1e-5"], "delta has no meaning with mechanism=laplace"),
         (["mode=central", "trials=7"], "trials=7: must be at least 8"),
@@ -118,6 +141,18 @@ def test_values_out_of_range_are_refused(argument: str, message: str) -> None:
     quick = [a for a in _QUICK if a.split("=")[0] != argument.split("=")[0]]
     with pytest.raises(PrivacyError, match=message):
         run([*quick, argument])
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("rate=0.5", "clip=critic has rate=1 alone"),
+        ("adjacency=person", "adjacency 'person' is unknown"),
+    ],
+)
+def test_a_plan_that_critics_cannot_have_is_refused(argument: str, message: str) -> None:
+    with pytest.raises(PrivacyError, match=message):
+        run(["mode=central", "clip=critic", "trials=40", argument])
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:

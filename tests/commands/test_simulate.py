@@ -167,6 +167,16 @@ _BAD: dict[str, tuple[list[str], str]] = {
         [*_LOCAL, "strategy.uses_per_message=0"],
         "strategy.uses_per_message must be a whole number of at least 1, not 0.",
     ),
+    "study": ([*_LOCAL, "study=x"], "study is null or a table with a name, as in experiment="),
+    "study's threshold": (
+        ["simulate", "experiment=debug_inverted", "study.clean=2"],
+        "study.clean must be in [0, 1], not 2.",
+    ),
+    "keep": ([*_LOCAL, "partition.keep=[7,0]"], "numbers of clients from 0 to 1, each once: 7 is"),
+    "keep in local mode": (
+        [*_LOCAL, "mode=ldp", "partition.keep=[0]"],
+        "mode=ldp shows a server how many records a client uploads",
+    ),
     "deployed engine": (
         ["simulate", *SMALL[1:], "engine=deploy"],
         "engine.name is ray, local, fused or flower, not 'deploy'.",
@@ -176,13 +186,13 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "deploy of nothing": (["deploy", "app=x", "superlink=lab"], "holds no pyproject.toml"),
     "deploy with flags": (["deploy", "--multirun"], "'--multirun' is not of the form key=value"),
     "deploy twice": (["deploy", "app=x", "app=y"], "app was given twice."),
-    "deploy with its own folder": (
-        ["deploy", "app=x", "superlink=lab", "resume=y", "folder=z"],
-        "uses the configuration stored in that folder: leave out folder.",
+    "deploy resume with a name": (
+        ["deploy", "app=x", "superlink=lab", "resume=y", "name=z"],
+        "uses the configuration that the server has stored: leave out name.",
     ),
     "deploy resume with keys": (
         ["deploy", "app=x", "superlink=lab", "resume=y", "eps=3"],
-        "uses the configuration stored in that folder: leave out eps=3.",
+        "uses the configuration that the server has stored: leave out eps=3.",
     ),
     "sweep": (
         ["simulate", *SMALL[:-1], "--multirun", "eps=0,-1"],

@@ -47,11 +47,15 @@ def test_points_keep_their_range() -> None:
 def test_records_of_some_users_keep_their_order_and_their_users() -> None:
     values = torch.arange(5, dtype=torch.uint8).reshape(5, 1, 1, 1).expand(5, 1, 2, 2)
     users = torch.tensor([7, 9, 7, 2, 9])
-    data = checked(values, torch.tensor([0, 1, 0, 1, 0]), SPEC, users).of_users({9, 2, 1000})
+    labels, slots = torch.tensor([0, 1, 0, 1, 0]), torch.tensor([4, 5, 6, 7, 8])
+    data = checked(values, labels, SPEC, users, slots).of_users({9, 2, 1000})
     assert data.values[:, 0, 0, 0].tolist() == [1, 3, 4]
     assert data.labels.tolist() == [1, 1, 0]
     assert data.users is not None
     assert data.users.tolist() == [9, 2, 9]
+    assert data.slots is not None
+    assert data.slots.tolist() == [5, 7, 8]
+    assert checked(values, labels, SPEC, users).of_users({9}).slots is None
 
 
 def test_users_that_are_not_there_and_records_without_users_are_refused() -> None:
@@ -60,9 +64,11 @@ def test_users_that_are_not_there_and_records_without_users_are_refused() -> Non
         checked(values, labels, SPEC, torch.tensor([7, 9])).of_users({8})
     with pytest.raises(ConfigError, match="this source tells none apart"):
         checked(values, labels, SPEC).of_users({8})
-    for users in (torch.tensor([7]), torch.tensor([7.0, 9.0]), torch.tensor([[7], [9]])):
+    for wrong in (torch.tensor([7]), torch.tensor([7.0, 9.0]), torch.tensor([[7], [9]])):
         with pytest.raises(DataError, match="users must be one int64 number per record"):
-            checked(values, labels, SPEC, users)
+            checked(values, labels, SPEC, wrong)
+        with pytest.raises(DataError, match="slots must be one int64 number per record"):
+            checked(values, labels, SPEC, None, wrong)
 
 
 @pytest.mark.parametrize("label", [-1, 2])

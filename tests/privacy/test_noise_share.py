@@ -28,7 +28,7 @@ SHARED = NoiseShare("secure_aggregation")
 @pytest.mark.parametrize(("clients", "tolerated"), [(10, 0), (105, 0), (105, 7), (30, 2)])
 def test_the_variances_of_n_shares_add_up_to_the_plans(clip, schedule, clients, tolerated):
     plan = replace(PLAN, clip=clip, schedule=schedule)
-    if clients // schedule.period <= tolerated:
+    if clients // schedule.cohorts <= tolerated:
         return
     share = NoiseShare("secure_aggregation", tolerated)
     for client in range(clients):

@@ -290,7 +290,10 @@ def test_no_plan_lives_at_the_edge_of_the_floats(changes, message):
         ({"rounds": 1.5}, "rounds must be an integer ≥ 1, received 1.5"),
         ({"rate": 0}, r"rate must lie in \(0, 1\], received 0"),
         ({"delta": 1}, r"delta must lie in \(0, 1\), received 1"),
-        ({"clip": 0.5}, "clip must be one of BatchClip, RecordClip, CriticClip, received 0.5"),
+        (
+            {"clip": 0.5},
+            "clip must be one of BatchClip, RecordClip, CriticClip, RowClip, received 0.5",
+        ),
         ({"schedule": 10}, "schedule must be one of JointSchedule, .*, received 10"),
         ({"accountant": "gdp"}, "accountant 'gdp' is unknown"),
     ],

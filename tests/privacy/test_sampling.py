@@ -11,10 +11,13 @@ from fedsink.errors import PrivacyError
 from fedsink.privacy import (
     ClassSchedule,
     JointSchedule,
+    PickSchedule,
     PoissonSampler,
     Stream,
     TurnSchedule,
+    domain,
 )
+from fedsink.privacy.sampling import MOST_PICKS
 
 
 def test_each_record_is_included_independently_with_the_rate():
@@ -102,7 +105,9 @@ def test_no_client_visits_one_class_more_often_than_the_uses(classes, rounds, cl
 
 @given(st.integers(1, 12), st.integers(1, 60))
 def test_rounds_within_is_the_largest_number_of_rounds_for_the_uses(classes, uses):
-    for schedule in (ClassSchedule(classes), TurnSchedule(classes), JointSchedule()):
+    for schedule in (
+        ClassSchedule(classes), TurnSchedule(classes), JointSchedule(), PickSchedule(classes),
+    ):  # fmt: skip
         rounds = schedule.rounds_within(uses)
         assert schedule.uses(rounds) == uses
         assert schedule.uses(rounds + 1) == uses + 1
@@ -137,7 +142,7 @@ def test_every_round_asks_the_clients_of_one_turn():
         assert asked == [k for k in range(clients) if k % 4 == round % 4]
         assert {schedule.cohort(k, clients) for k in asked} == {len(asked)}
     assert schedule.label(client=3, round=5) is None
-    assert (schedule.classes, schedule.period) == (1, 4)
+    assert (schedule.classes, schedule.cohorts) == (1, 4)
     assert all(s.answers(3, t) for s in (ClassSchedule(4), JointSchedule()) for t in range(5))
 
 
@@ -149,3 +154,85 @@ def test_a_class_schedule_reaches_a_whole_client_in_every_round():
 def test_a_bad_number_of_turns_is_refused(turns):
     with pytest.raises(PrivacyError, match="turns must be an integer ≥ 1, received"):
         TurnSchedule(turns)
+
+
+SCHEDULES = st.one_of(
+    st.just(JointSchedule()),
+    st.builds(ClassSchedule, st.integers(1, 7)),
+    st.builds(TurnSchedule, st.integers(1, 7)),
+    st.builds(PickSchedule, st.integers(1, 7), st.integers(0, 5)),
+)
+
+
+@given(SCHEDULES, st.integers(0, 9), st.integers(1, 60))
+def test_a_client_has_answered_as_often_as_it_was_asked(schedule, client, round):
+    asked = sum(schedule.answers(client, t) for t in range(1, round))
+    assert schedule.answered(client, round) == asked
+
+
+@given(st.integers(1, 12), st.integers(0, 40), st.integers(0, 3000))
+def test_the_uses_of_picks_are_those_of_the_client_picked_most(clients, seed, rounds):
+    schedule = PickSchedule(clients, seed)
+    answered = [schedule.answered(client, rounds + 1) for client in range(clients)]
+    assert sum(answered) == rounds  # one a round, and nobody else
+    assert schedule.uses(rounds) == schedule.of_client.uses(rounds) == max(answered)
+
+
+def test_a_round_picks_the_same_client_however_many_rounds_there_are():
+    short, long = (PickSchedule(9, 3) for _ in range(2))
+    long.uses(200_000)  # beyond the lengths that are drawn together
+    picked = [
+        [k for k in range(9) if s.answers(k, t)] for s in (short, long) for t in (1, 700, 1024)
+    ]
+    assert picked[:3] == picked[3:]
+    [late] = [k for k in range(9) if short.answers(k, 150_000)]
+    assert short.answered(late, 150_001) == short.answered(late, 150_000) + 1
+
+
+def test_picks_are_uniform_and_independent_and_the_seed_decides_them():
+    clients, rounds = 10, 40_000
+    schedules = [PickSchedule(clients, seed) for seed in (0, 1)]
+    picks = []
+    for schedule in schedules:
+        answered = [[schedule.answers(k, t) for k in range(clients)] for t in range(1, rounds + 1)]
+        picks.append(np.array(answered).argmax(1))
+    for picked in picks:
+        assert stats.chisquare(np.bincount(picked, minlength=clients)).pvalue > 0.001
+        pairs = np.bincount(clients * picked[:-1] + picked[1:], minlength=clients**2)
+        assert stats.chisquare(pairs).pvalue > 0.001
+    assert stats.binomtest(int((picks[0] == picks[1]).sum()), rounds, 1 / clients).pvalue > 0.001
+
+
+def test_the_published_run_picks_one_of_a_thousand_clients_36_times():
+    uses = [PickSchedule(1000, seed).uses(20_000) for seed in range(25)]
+    assert np.median(uses) == 36
+    assert min(uses) > 30  # in turn it would be 20
+
+
+def test_a_picked_client_is_a_cohort_of_its_own():
+    schedule = PickSchedule(7)
+    assert {schedule.cohort(k, 7) for k in range(7)} == {1}
+    assert (schedule.cohorts, schedule.classes, schedule.label(3, 5)) == (7, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clients": 0}, "clients must be an integer ≥ 1, received 0"),
+        ({"clients": 2.5}, "clients must be an integer ≥ 1, received 2.5"),
+        ({"seed": -1}, "seed must be an integer ≥ 0, received -1"),
+        ({"seed": "x"}, "seed must be an integer ≥ 0, received 'x'"),
+    ],
+)
+def test_bad_picks_are_refused(options, message):
+    with pytest.raises(PrivacyError, match=message):
+        PickSchedule(**({"clients": 5, "seed": 0} | options))
+    assert domain.ROUNDS.high == MOST_PICKS
+    for beyond in (
+        lambda: PickSchedule(5).uses(MOST_PICKS + 1),
+        lambda: PickSchedule(5).rounds_within(MOST_PICKS),
+    ):
+        with pytest.raises(PrivacyError, match="rounds must be at most 1e\\+07, received"):
+            beyond()
+    with pytest.raises(PrivacyError, match="rounds must be an integer ≥ 1, received -1"):
+        PickSchedule(5).uses(-1)

@@ -282,6 +282,7 @@ def test_missing_nodes_are_named(grid: Callable[..., Nodes]) -> None:
             ("data.corrupt={kind: invert, share: 0.5}",),
             "takes no data.corrupt={'kind': 'invert', 'share': 0.5}: real nodes answer from their",
         ),
+        (("study={name: debugging}",), "takes no study={'name': 'debugging'}: a study is several"),
         (("engine=local",), "fedsink deploy runs on real nodes: leave out engine="),
         (("engine.ask_again=0",), "engine.ask_again must be a positive number, not 0"),
         (("engine.round_timeout=0",), "engine.round_timeout must be null or a positive number"),
@@ -306,6 +307,19 @@ def test_a_bad_configuration_is_told_and_costs_no_message(
     assert message in submitter.failure["message"]
     assert nodes.asked == []
     assert not folder.path.exists()
+
+
+def test_real_nodes_are_never_asked_for_the_published_form(
+    folder: RunFolder, grid: Callable[..., Nodes]
+) -> None:
+    nodes, submitter = grid(), Submitter()
+    form = ("strategy=gs_wgan", "strategy.published=true", "strategy.critics=1", "clients=2")
+    composed = compose_config(["engine=deploy", "data.root=null", *form])
+    config = {"name": "run", "action": "run", "config": json.dumps(composed)}
+    with pytest.raises(ConfigError, match=r"takes no strategy\.published=True: real"):
+        run_deployed(nodes, config, submitter)
+    assert "never answer the published form" in submitter.failure["message"]
+    assert nodes.asked == []
 
 
 @pytest.mark.parametrize(

@@ -428,3 +428,15 @@ def test_strictly_names_an_incomplete_configuration() -> None:
     with pytest.raises(ConfigError, match=r"The configuration lacks engine\.name"):
         strictly(EngineSettings, {}, "engine")
     assert strictly(EngineSettings, {"name": "local"}, "engine").threads == 1
+
+
+def test_a_selection_of_clients(configured: Configure, tmp_path: Path) -> None:
+    for more in ((), ("partition=unequal",), (f"policy={write_policy(tmp_path)}",)):
+        node = configured("clients=5", "partition.keep=[4,0]", *more).node
+        assert (node.clients, node.keep) == (5, (4, 0))
+    for bad, message in (
+        ("partition.keep=3", "partition.keep is null or a list of numbers of clients, not 3"),
+        ("partition.keep=[a,b]", "each once: 'a' is"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            configured("clients=5", bad)

@@ -54,17 +54,24 @@ def generator(folder: Path) -> bytes:
     return (folder / "generator.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("turns", ["null", "2"])
+PUBLISHED = ("strategy.published=true", "strategy.critics=1", "strategy.row_sigma=1")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "asked"),
+    [((), 4), (("strategy.turns=2",), 4), (PUBLISHED, 3)],  # by the fourth round
+    ids=["all", "in turn", "picked"],
+)
 def test_a_killed_run_goes_on_with_the_critics_of_its_checkpoint(
-    composed: Compose, tmp_path: Path, state: Path, turns: str
+    composed: Compose, tmp_path: Path, state: Path, overrides: tuple[str, ...], asked: int
 ) -> None:
-    config = composed("seed=3", *SMALL, f"strategy.turns={turns}")
+    config = composed("seed=3", *SMALL, *overrides)
     whole = start(config, tmp_path / "whole")
     assert not list(state.rglob("*.state"))
     run = tmp_path / "run"
     killed_at(4, lambda: start(config, run))
     states = list(state.rglob("*.state"))
-    assert len({path.parent for path in states}) == 4
+    assert len({path.parent for path in states}) == asked
     assert {path.stat().st_mode & 0o777 for path in states} == {0o600}
     assert not list(run.rglob("*.state"))
     killed_at(7, lambda: resume(run))
@@ -87,11 +94,12 @@ def test_a_run_whose_critics_are_lost_does_not_go_on_in_silence(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "flower"])
+@pytest.mark.parametrize("overrides", [("strategy.turns=2",), PUBLISHED], ids=["in turn", "picked"])
 def test_every_engine_ends_with_the_generator_of_the_local_one(
-    composed: Compose, tmp_path: Path, engine: str
+    composed: Compose, tmp_path: Path, engine: str, overrides: tuple[str, ...]
 ) -> None:
     """Up to what rounding makes of it in three rounds."""
-    few = ("seed=3", *SMALL, "rounds=3", "strategy.turns=2")
+    few = ("seed=3", *SMALL, "rounds=3", *overrides)
     local = start(composed(*few), tmp_path / "local")
     other = start(composed(*few, f"engine={engine}", small=False), tmp_path / engine)
     ours, theirs = (load_file(run / "generator.safetensors") for run in (local, other))

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedsink.commands.runs import open_run
 from fedsink.data.corruption import Corruption
 from fedsink.data.partition import ByUser
 from fedsink.data.sources import load
 from fedsink.errors import ConfigError, DataError
+from fedsink.server.finished import open_run
 from fedsink.simulation.simulate import resume, start
 
 from ..support.writers import some, write_hdf5, write_leaf

@@ -24,11 +24,17 @@ __all__ = ["SOURCES", "DataSpec", "Reader", "Split", "load"]
 
 Split = Literal["train", "test"]
 
-Reader = Callable[[DataSpec, Split], tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]]
-"""Reads one split: (values, labels), or (values, labels, users) where the source tells users apart.
+Reader = Callable[
+    [DataSpec, Split],
+    tuple[Tensor, Tensor]
+    | tuple[Tensor, Tensor, Tensor]
+    | tuple[Tensor, Tensor, Tensor | None, Tensor],
+]
+"""Reads one split: (values, labels), (values, labels, users) where the source tells users apart, or
+(values, labels, users or None, slots) where its records have names of their own.
 
-Nothing of it is checked against the public description yet. Users are numbered by
-`fedsink.data.users.user_number`.
+Nothing of it is checked against the public description yet. Users and slots are numbers of names:
+`fedsink.data.names.number_of`.
 """
 
 
@@ -56,8 +62,8 @@ def load(spec: DataSpec, split: Split = "train") -> LabelledData:
     read = SOURCES.find(spec.name)
     if split not in ("train", "test"):
         raise ConfigError(f"split must be 'train' or 'test', got {split!r}.")
-    values, labels, *users = read(spec, split)
-    data = checked(values, labels, spec, *users)
+    values, labels, *numbers = read(spec, split)
+    data = checked(values, labels, spec, *numbers)
     if spec.clients_file is None:
         return data
     return data.of_users(users_that_take_part(spec.clients_file))

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsink.data.names import number_of
 from fedsink.data.sources.cache import cache_folder, fill_once, key_of
 from fedsink.data.spec import DataSpec
-from fedsink.data.users import user_number
 from fedsink.errors import ConfigError, DataError
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -113,7 +113,7 @@ def _decoded(files: list[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             writers = _json_writers if file.suffix == ".json" else _hdf5_writers
             for user, pixels, characters in writers(file):
                 images, checked = _checked(file, user, pixels, characters)
-                parts.append((images, checked, np.full(len(checked), user_number(user))))
+                parts.append((images, checked, np.full(len(checked), number_of(user))))
         if not parts:
             raise DataError(f"{files[0]} holds no writer; replace it with an intact copy.")
         for name, arrays in zip(_ARRAYS, zip(*parts, strict=True), strict=True):

@@ -8,19 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsink.data.names import number_of
 from fedsink.data.sources.pictures import MODES, read_picture
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
 
-def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
-    """Return uint8 images (N, *spec.shape) and their labels.
+def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor, None, Tensor]:
+    """Return uint8 images (N, *spec.shape), their labels, no users, and the slots of their names.
 
     Where data.root holds both `train` and `test`, each split is read from its folder; otherwise
     data.root itself is the training split and there is no test split. A label is the position of
     the folder's name in data.classes, which is public: which folders exist is not asked, so a
     class without a folder is fine and changes no other label. Pictures are scaled until they
     cover the target (antialiased) and cropped at the centre.
+
+    A slot is the number of the file's name below its class's folder: a picture keeps it when its
+    content changes, when it moves to another class, and whatever other pictures come or go.
 
     Raises:
         ConfigError: without data.root, or for a shape that is not an image of 1 or 3 channels.
@@ -31,11 +35,16 @@ def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
         raise ConfigError(
             f"image_folder needs data.shape = (1 or 3 channels, height, width), got {spec.shape}."
         )
-    files = _files(_folder(spec, split), spec)
+    folder = _folder(spec, split)
+    files = _files(folder, spec)
     values = torch.empty((len(files), *spec.shape), dtype=torch.uint8)
     for row, (path, _) in enumerate(files):
         values[row] = read_picture(path, spec.shape)
-    return values, torch.tensor([label for _, label in files], dtype=torch.int64)
+    slots = [
+        number_of(Path(path).relative_to(folder / spec.classes[label]).as_posix())
+        for path, label in files
+    ]
+    return values, torch.tensor([label for _, label in files]), None, torch.tensor(slots)
 
 
 def _folder(spec: DataSpec, split: str) -> Path:

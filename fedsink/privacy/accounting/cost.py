@@ -8,6 +8,7 @@
 | client | record, capacity B | Gaussians of multiplier σ/B: at most B contributions of norm Δ |
 | add-remove, replace-one, user | critic | Gaussians of multiplier σ: one critic's part changes |
 | client | critic, M critics | Gaussians of multiplier σ/M: all parts change |
+| all | row | Gaussians of multiplier σ: the one critic of a client changes, at every row |
 
 A client as a unit is not sampled, and a class schedule reaches it in every round. With the critic
 clip nothing is sampled, and every part of the records takes part in every use.
@@ -34,7 +35,7 @@ from fedsink.privacy.accounting.capacity import overflow_probability
 from fedsink.privacy.accounting.replacement import replacement_epsilon
 from fedsink.privacy.mechanisms.clipping import (
     Clip,
-    CriticClip,
+    ClipOfCritics,
     RecordClip,
     check_clip,
     check_rate,
@@ -48,8 +49,8 @@ class Cost:
     """ε as a function of (rate, σ, uses, δ) for one adjacency, clip, schedule and capacity.
 
     Args:
-        clip: `BatchClip`, `RecordClip` or `CriticClip`.
-        schedule: `JointSchedule`, `ClassSchedule` or `TurnSchedule`.
+        clip: `BatchClip`, `RecordClip`, `CriticClip` or `RowClip`.
+        schedule: `JointSchedule`, `ClassSchedule`, `TurnSchedule` or `PickSchedule`.
         adjacency: ``"add-remove"``, ``"replace-one"``, ``"user"`` or ``"client"``.
         capacity: B ≥ 1, at most so many sampled records take part; None: all of them.
         nominal_records: N ≥ 1, public; no client takes part with more records. Needed where a
@@ -80,7 +81,7 @@ class Cost:
                 "the client adjacency with clip=record needs a capacity: without one a client's "
                 "sum is unbounded. Give a capacity or use clip=batch."
             )
-        if isinstance(self.clip, CriticClip):
+        if isinstance(self.clip, ClipOfCritics):
             self._check_critics()
         elif self.adjacency == adjacencies.USER:
             raise PrivacyError(
@@ -225,7 +226,7 @@ class Cost:
         checks.positive("sigma", sigma)
         if not self._by_client:
             return sigma
-        if isinstance(self.clip, CriticClip):
+        if isinstance(self.clip, ClipOfCritics):
             return sigma / self.clip.critics
         if isinstance(self.clip, RecordClip) and self.capacity is not None:
             return sigma / self.capacity
@@ -234,11 +235,12 @@ class Cost:
     def _check_critics(self) -> None:
         if self.capacity is not None:
             raise PrivacyError(
-                f"clip=critic draws no batch of records, so capacity={self.capacity} has no "
-                "meaning: leave it out."
+                f"clip={self.clip.name} draws no batch of records, so capacity={self.capacity} has "
+                "no meaning: leave it out."
             )
         if isinstance(self.schedule, ClassSchedule) and self.schedule.classes > 1:
             raise PrivacyError(
-                "clip=critic has no class schedule: a critic learns from records of every class, "
-                "and remembers them in the rounds of the others. Use a joint or a turn schedule."
+                f"clip={self.clip.name} has no class schedule: a critic learns from records of "
+                "every class, and remembers them in the rounds of the others. Use a joint or a "
+                "turn schedule."
             )

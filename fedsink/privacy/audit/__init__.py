@@ -13,13 +13,14 @@ from fedsink.privacy.audit.bounds import (
     gaussian_epsilon,
 )
 from fedsink.privacy.audit.discriminant import lower_bound
-from fedsink.privacy.audit.finding import Finding
+from fedsink.privacy.audit.finding import Finding, compare
 from fedsink.privacy.audit.one_run import guesses_for, one_run_epsilon, one_run_p_value
 
 __all__ = [
     "Counts",
     "Finding",
     "clopper_pearson",
+    "compare",
     "distinguishing_epsilon",
     "gaussian_epsilon",
     "guesses_for",

@@ -1,9 +1,13 @@
-"""One line of an audit: a claim beside what was proved about it."""
+"""Lines of an audit: a claim beside what was proved about it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from fedsink.privacy.audit.bounds import Counts, distinguishing_epsilon, gaussian_epsilon
+from fedsink.privacy.audit.discriminant import Bound, Features, lower_bound
 
 
 @dataclass(frozen=True)
@@ -47,3 +51,42 @@ class Finding:
             "resolution": self.resolution,
             "violated": self.violated,
         }
+
+
+def compare(
+    present: Features,
+    absent: Features,
+    *,
+    audited: str,
+    claim: float,
+    delta: float,
+    confidence: float,
+    gaussian: bool,
+) -> list[Finding]:
+    """What two kinds of transcripts prove about a claim, by the best linear threshold test.
+
+    Args:
+        present: Features of transcripts with the canary, (N, F); half of them fit the test.
+        absent: The same without, (N, F).
+        audited: What was run.
+        claim: The ε that is stated at δ.
+        delta: δ in [0, 1), and in (0, 1) where `gaussian`.
+        confidence: Of each bound, in (0, 1).
+        gaussian: Whether the mechanism is claimed to be Gaussian, and is so held against its exact
+            trade-off as well.
+    """
+    bounds: dict[str, Bound] = {"threshold": partial(distinguishing_epsilon, delta=delta)}
+    if gaussian:
+        bounds["Gaussian trade-off"] = partial(gaussian_epsilon, delta=delta)
+    counted = len(present) - len(present) // 2
+    return [
+        Finding(
+            audited=audited,
+            method=method,
+            claim=claim,
+            bound=lower_bound(present, absent, bound, confidence),
+            confidence=confidence,
+            resolution=bound(Counts.perfect(counted), confidence=confidence),
+        )
+        for method, bound in bounds.items()
+    ]

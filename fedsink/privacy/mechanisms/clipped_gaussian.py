@@ -23,10 +23,10 @@ from fedsink.privacy.randomness.noise import Stream, add_gaussian_each, noised
 class ClippedGaussian:
     """total + N(0, (σ·S)² I), where S is the sensitivity that the clip states.
 
-    S is 2Δ for the clip of a batch's or a critic's gradient and Δ for that of a record's
-    contribution, so the noise is Algorithm 1's 2Δσ (Cao et al. 2021), not the Δσ of their
-    Theorem 4.1. Sampling, composition and adjacency belong to `PrivacyPlan`; there is no matched
-    cost, since nothing here is deconvolved.
+    S is 2Δ for the clip of a batch's or a critic's gradient, 2Δ√n for that of a critic's rows, and
+    Δ for that of a record's contribution, so the noise is Algorithm 1's 2Δσ (Cao et al. 2021), not
+    the Δσ of their Theorem 4.1. Sampling, composition and adjacency belong to `PrivacyPlan`; there
+    is no matched cost, since nothing here is deconvolved.
 
     Guarantees:
         - The noise's standard deviation is the multiplier times the sensitivity the clip states.
@@ -36,7 +36,7 @@ class ClippedGaussian:
         - Nothing is released where the total is not finite.
 
     Args:
-        clip: `BatchClip`, `RecordClip` or `CriticClip`.
+        clip: `BatchClip`, `RecordClip`, `CriticClip` or `RowClip`.
         noise_multiplier: σ = noise std / sensitivity, > 0.
 
     Raises:

@@ -6,10 +6,13 @@
 0.5
 >>> CriticClip(bound=0.5, critics=40).sensitivity
 1.0
+>>> RowClip(bound=0.5, rows=25).sensitivity
+5.0
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -25,6 +28,7 @@ _SLACK = 2.0**-20
 _SMALLEST = 2.0**-1000
 # With more critics the rounding of their sum could exceed the room below the bound.
 MOST_CRITICS = 1 << 14
+MOST_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,13 @@ class CriticClip:
         """2C: what one critic's part of the records can change."""
         return 2.0 * self.bound
 
+    def check_size(self, critics: int, rows: int) -> None:
+        """Refuse gradients of more critics at a client; raises PrivacyError."""
+        if critics > self.critics:
+            raise PrivacyError(
+                f"the clip accounts for {self.critics} critics at a client, not for {critics}."
+            )
+
     def total(self, gradients: torch.Tensor) -> torch.Tensor:
         """Σ_m clip(g_m, C) for each of K clients.
 
@@ -168,20 +179,84 @@ class CriticClip:
             PrivacyError: If the gradients are of another type, or of too many critics.
         """
         clients, critics, *shape = gradients.shape
-        if critics > self.critics:
-            raise PrivacyError(
-                f"the clip allows {self.critics} critics a client, received gradients of {critics}."
-            )
+        self.check_size(critics, shape[0])
         _check_type(gradients)
         # Rounding moves either of two sums by less than 2⁻⁵²·M²·C ≤ 2⁻²⁴·C; shrunk leaves 2⁻²⁰·C.
         clipped = shrunk(gradients.flatten(0, 1).flatten(1), self.bound)
         return clipped.reshape(clients, critics, *shape).sum(1)
 
 
+@dataclass(frozen=True)
+class RowClip:
+    """Clip each row of a critic's gradient, an n×D matrix, to norm ≤ C; M = 1 critic a client.
+
+    This is the published clip (Chen, Orekondy, Fritz 2020), there to compare with. A row longer
+    than C is scaled to C, any other is left as it is. All rows ask the same critic: a change of its
+    part of the records moves each of them within a ball of radius C, and so the matrix by up to
+    2C√n. The published noise of std 2Cσ' is therefore one of multiplier σ'/√n. `CriticClip` with
+    the same noise moves by 2C.
+
+    Guarantees:
+        - Each row of the clipped gradient has norm at most C, in exact arithmetic.
+        - Any two clipped gradients are at most the sensitivity apart.
+        - A row with a non-finite entry becomes zero.
+        - Which operations run does not depend on the gradient's values.
+
+    Args:
+        bound: C, in units of a row's L2 norm; finite and > 0.
+        rows: n from 1 to 2²⁰, public: no gradient has more rows.
+
+    Raises:
+        PrivacyError: If the bound is not a finite number > 0, or n is not a whole number in range.
+    """
+
+    bound: float
+    rows: int = MOST_ROWS
+    name: ClassVar[str] = "row"
+    sampled: ClassVar[bool] = False
+    critics: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bound", checks.positive("bound", self.bound))
+        object.__setattr__(self, "rows", checks.count("rows", self.rows))
+        if self.rows > MOST_ROWS:
+            raise PrivacyError(f"rows must be at most {MOST_ROWS}, received {self.rows}.")
+
+    @property
+    def sensitivity(self) -> float:
+        """2C√n: what a critic's part of the records can change at all n rows together."""
+        return 2.0 * self.bound * math.sqrt(self.rows)
+
+    def check_size(self, critics: int, rows: int) -> None:
+        """Refuse gradients of several critics at a client or of more rows; raises PrivacyError."""
+        if critics > self.critics:
+            raise PrivacyError(f"clip={self.name} accounts for one critic, not for {critics}.")
+        if rows > self.rows:
+            raise PrivacyError(f"the clip accounts for {self.rows} rows, not for {rows}.")
+
+    def total(self, gradients: torch.Tensor) -> torch.Tensor:
+        """The clipped gradient of the one critic of each of K clients.
+
+        Args:
+            gradients: (K, 1, n, D), float32 or float64, with n at most `rows`.
+
+        Returns:
+            (K, n, D) float64.
+
+        Raises:
+            PrivacyError: If the gradients are of another type, or of too many critics or rows.
+        """
+        _, critics, rows, _ = gradients.shape
+        self.check_size(critics, rows)
+        _check_type(gradients)
+        return shrunk(gradients.flatten(0, -2), self.bound).reshape(gradients.shape).sum(1)
+
+
 SampledClip = BatchClip | RecordClip
-Clip = SampledClip | CriticClip
-CLIPS: dict[str, type[BatchClip] | type[RecordClip] | type[CriticClip]] = {
-    clip.name: clip for clip in (BatchClip, RecordClip, CriticClip)
+ClipOfCritics = CriticClip | RowClip
+Clip = SampledClip | ClipOfCritics
+CLIPS: dict[str, type[BatchClip] | type[RecordClip] | type[CriticClip] | type[RowClip]] = {
+    clip.name: clip for clip in (BatchClip, RecordClip, CriticClip, RowClip)
 }
 
 
@@ -210,10 +285,17 @@ def check_clip(clip: object) -> None:
 
 def sampled_clip(clip: Clip) -> SampledClip:
     """The clip of a gradient of sampled records; raises PrivacyError for a clip of critics."""
-    if isinstance(clip, CriticClip):
+    if isinstance(clip, ClipOfCritics):
         raise PrivacyError(
             f"clip={clip.name} is for gradients of critics: choose clip=record or clip=batch."
         )
+    return clip
+
+
+def clip_of_critics(clip: Clip) -> ClipOfCritics:
+    """The clip of gradients of critics; raises PrivacyError for one of sampled records."""
+    if not isinstance(clip, ClipOfCritics):
+        raise PrivacyError(f"A sum over critics needs clip={CriticClip.name}, not {clip.name}.")
     return clip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -12,13 +11,7 @@ from fedsink.clients.gradient import client_gradient
 from fedsink.clients.shard import Shard
 from fedsink.errors import ConfigError
 from fedsink.privacy import Key, PrivacyPlan
-from fedsink.privacy.audit import (
-    Counts,
-    Finding,
-    distinguishing_epsilon,
-    gaussian_epsilon,
-    lower_bound,
-)
+from fedsink.privacy.audit import Finding, compare
 from fedsink.privacy.audit.discriminant import Features
 from fedsink.simulation.audit.canary import Canary, Release, replies
 
@@ -57,26 +50,21 @@ def audit_transcripts(
         raise ConfigError("An audit runs the joint schedule: its canary is used in every round.")
     if trials < 8:
         raise ConfigError(f"An audit needs at least 8 trials, received {trials}.")
-    findings = []
+    findings: list[Finding] = []
     for rate in dict.fromkeys([plan.rate, 1.0]):
         audited = replace(plan, rate=rate)
         canary, first = Canary(audited), 0 if rate == plan.rate else 2 * trials
         present = _transcripts(canary, canary.present, release, key, first, trials)
         absent = _transcripts(canary, canary.absent, release, key, first + trials, trials)
-        bounds = {"threshold": partial(distinguishing_epsilon, delta=plan.delta)}
-        if rate == 1.0:
-            bounds["Gaussian trade-off"] = partial(gaussian_epsilon, delta=plan.delta)
-        for method, bound in bounds.items():
-            findings.append(
-                Finding(
-                    audited=f"{2 * trials} transcripts, q = {rate:g}",
-                    method=method,
-                    claim=audited.epsilon(accountant),
-                    bound=lower_bound(present, absent, bound, confidence),
-                    confidence=confidence,
-                    resolution=bound(Counts.perfect(trials - trials // 2), confidence=confidence),
-                )
-            )
+        findings += compare(
+            present,
+            absent,
+            audited=f"{2 * trials} transcripts, q = {rate:g}",
+            claim=audited.epsilon(accountant),
+            delta=plan.delta,
+            confidence=confidence,
+            gaussian=rate == 1.0,
+        )
     return findings
 
 

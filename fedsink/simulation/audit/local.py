@@ -14,14 +14,8 @@ from fedsink.clients.shard import Shard
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError
 from fedsink.privacy import LOCAL_MECHANISMS, Key, Stream, local_mechanism
-from fedsink.privacy.audit import (
-    Counts,
-    Finding,
-    distinguishing_epsilon,
-    gaussian_epsilon,
-    lower_bound,
-)
-from fedsink.privacy.audit.discriminant import Bound, Features
+from fedsink.privacy.audit import Finding, compare
+from fedsink.privacy.audit.discriminant import Features
 from fedsink.protocol import LocalPlan
 from fedsink.simulation.audit.canary import points
 
@@ -73,20 +67,6 @@ def audit_local(
     if trials < 8:
         raise ConfigError(f"An audit needs at least 8 trials, received {trials}.")
 
-    def finding(
-        audited: str, method: str, pair: tuple[Features, Features], bound: Bound
-    ) -> Finding:
-        return Finding(
-            audited=audited,
-            method=method,
-            claim=plan.total_epsilon,
-            bound=lower_bound(*pair, bound, confidence),
-            confidence=confidence,
-            resolution=bound(Counts.perfect(trials - trials // 2), confidence=confidence),
-        )
-
-    threshold = partial(distinguishing_epsilon, delta=plan.delta)
-
     def uploads(records: list[float], first: int) -> Features:
         return _uploads(records, plan, release, key, range(first, first + trials))
 
@@ -95,12 +75,21 @@ def audit_local(
         _sum_and_distance(uploads([1.0, 1.0], 2 * trials)),
         _sum_and_distance(uploads([-1.0, 1.0], 3 * trials)),
     )
-    findings = [finding(f"{2 * trials} uploads of one record", "threshold", alone, threshold)]
-    if plan.image_mechanism.gaussian_trade_off:
-        trade_off = partial(gaussian_epsilon, delta=plan.delta)
-        findings.append(finding(findings[0].audited, "Gaussian trade-off", alone, trade_off))
-    findings.append(finding(f"{2 * trials} uploads of two records", "threshold", beside, threshold))
-    return findings
+    return [
+        finding
+        for records, pair, gaussian in (
+            ("one record", alone, plan.image_mechanism.gaussian_trade_off),
+            ("two records", beside, False),
+        )
+        for finding in compare(
+            *pair,
+            audited=f"{2 * trials} uploads of {records}",
+            claim=plan.total_epsilon,
+            delta=plan.delta,
+            confidence=confidence,
+            gaussian=gaussian,
+        )
+    ]
 
 
 def _uploads(

@@ -8,18 +8,22 @@ from dataclasses import replace
 import torch
 from flwr.app import Array, RecordDict
 
+from fedsink.clients.critic_answer import CriticAnswer
 from fedsink.clients.gradient import client_gradient
 from fedsink.clients.shard import Shard
 from fedsink.privacy import Key, PrivacyPlan
-from fedsink.protocol import GradientReply, GradientRequest
+from fedsink.protocol import CriticRequest, GradientReply, GradientRequest
 from fedsink.simulation.audit.canary import Canary, Release, points, replies
+from fedsink.simulation.audit.critics import CriticCanary, task
 
 Reply = Callable[[GradientRequest, Shard, torch.Tensor], RecordDict]
 
 _RECORDS = (0, 1, 40)
 
 
-def check_reply_schema(request: GradientRequest, reply: RecordDict) -> tuple[str, ...]:
+def check_reply_schema(
+    request: GradientRequest | CriticRequest, reply: RecordDict
+) -> tuple[str, ...]:
     """What a reply holds that the public request does not fix, a sentence each; empty if nothing.
 
     A reply may differ from the one that packs zeros of the request's shape in the bytes of its
@@ -60,6 +64,26 @@ def audit_schema(
             leaks |= dict.fromkeys(
                 check_reply_schema(requests[0], pack(requests[0], shard, gradient))
             )
+    return tuple(leaks)
+
+
+def audit_critic_schema(
+    plan: PrivacyPlan, key: Key, *, critics: int, answer: type[CriticAnswer] = CriticAnswer
+) -> tuple[str, ...]:
+    """What a run's replies of M critics tell besides the gradient, with none, one, many records.
+
+    Each client answers every round, so that critics without a past and with one occur.
+    """
+    leaks: dict[str, None] = {}
+    requests = CriticCanary(plan, critics).requests()
+    for client, size in enumerate(_RECORDS):
+        shard = Shard(torch.zeros(size, 1), torch.zeros(size).long(), torch.arange(size))
+        asked = task(shard, key, client)
+        for request in requests:
+            answered = answer([request])
+            [gradient] = answered.compute(asked)
+            reply = answered.record({answered.parts[0]: gradient})
+            leaks |= dict.fromkeys(check_reply_schema(request, reply))
     return tuple(leaks)
 
 

@@ -83,7 +83,9 @@ class CentralSettings(StrategySettings):
         return self.plan.with_noise(1 / self.sharers(client)).noise_std
 
 
-def central_plan(config: Configuration, clip: Clip, schedule: Schedule) -> CentralPlan:
+def central_plan(
+    config: Configuration, clip: Clip, schedule: Schedule, sigma: float | None = None
+) -> CentralPlan:
     """How ε is spent: two of (eps, sigma, rounds) give the third.
 
     What is left out comes from the recipe; eps=inf is the same rounds with neither clip nor noise.
@@ -92,6 +94,7 @@ def central_plan(config: Configuration, clip: Clip, schedule: Schedule) -> Centr
         config: of the central mode.
         clip: bounds what a unit can change.
         schedule: who is asked about what.
+        sigma: the noise multiplier; None: the configuration's.
 
     Raises:
         FedsinkError: a value is out of range or belongs to the local mode, or the three contradict
@@ -99,7 +102,9 @@ def central_plan(config: Configuration, clip: Clip, schedule: Schedule) -> Centr
     """
     _check_mode(config)
     records = math.ceil(config.data.nominal_records / config.clients)
-    eps, sigma = config.eps, config.sigma
+    eps = config.eps
+    if sigma is None:
+        sigma = config.sigma
     rounds: Any = config.rounds
     if eps is None and sigma is None:
         eps = config.recipe["eps"]

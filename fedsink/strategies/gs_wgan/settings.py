@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -15,15 +17,21 @@ from fedsink.privacy import (
     CriticClip,
     JointSchedule,
     NoiseShare,
+    PickSchedule,
+    PrivacyPlan,
+    RowClip,
     TurnSchedule,
     UnprotectedPlan,
+    gs_wgan_epsilon,
 )
 from fedsink.privacy.adjacency import ADJACENCIES, describe
+from fedsink.privacy.mechanisms.clipping import ClipOfCritics
+from fedsink.privacy.sampling import Schedule
 from fedsink.protocol import Critics
 from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.central.settings import CentralSettings, central_plan
 from fedsink.strategies.trainer import OptimizerSettings
-from fedsink.values import given, integer, strictly
+from fedsink.values import flag, given, integer, positive, strictly
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ class GSWGANSettings(CentralSettings):
         super().__post_init__()
         for name in ("rows", "fakes"):
             integer(vars(self), name, where="strategy.")
-        turns = self.plan.schedule.period
+        turns = self.plan.schedule.cohorts
         if turns > self.clients:
             raise ConfigError(
                 f"strategy.turns={turns} leaves rounds in which none of clients={self.clients} is "
@@ -87,13 +95,13 @@ class GSWGANSettings(CentralSettings):
             raise ConfigError(
                 f"strategy={cls.name} clips the gradients of critics: leave out clip={config.clip}."
             )
-        clip, turns = CriticClip(chosen["bound"], chosen["critics"]), chosen["turns"]
-        schedule = JointSchedule() if turns is None else TurnSchedule(turns)
+        published = flag(chosen, "published", where="strategy.")
+        clip, schedule, sigma = (_published if published else _all_critics)(config)
         options = dict(chosen["critic"])
         kind, hidden, scale = (options.pop(name, None) for name in ("kind", "hidden", "scale"))
         training = strictly(CriticTraining, {**options, "critics": clip.critics}, "strategy.critic")
         return cls(
-            plan=central_plan(config, clip, schedule),
+            plan=central_plan(config, clip, schedule, sigma),
             critics=Critics(training, len(config.classes), kind, hidden, scale),
             view={"shape": list(config.data.shape), **given(config.view)},
             rows=chosen["rows"],
@@ -117,4 +125,77 @@ class GSWGANSettings(CentralSettings):
             for name in ADJACENCIES
             if replace(self.plan, adjacency=name).epsilon(self.accountant) == epsilon
         }
-        return {**stated, "critics": self.critics.training.critics, "adjacencies": also}
+        critics = {"critics": self.critics.training.critics, "adjacencies": also}
+        return {**stated, **critics, **self._claim(self.plan)}
+
+    def notice(self, stated: Mapping[str, Any]) -> str | None:
+        """What can be proved of the published form, beside what is claimed of it."""
+        if "epsilon_published" not in stated:
+            return super().notice(stated)
+        return (
+            f"strategy.published=true: ε = {stated['epsilon']:.4g} is what can be proved; "
+            f"{stated['epsilon_published']:.4g} is {_CLAIM}."
+        )
+
+    def _claim(self, plan: PrivacyPlan) -> dict[str, Any]:
+        """What privacy.json says of the published form alone."""
+        clip, schedule = plan.clip, plan.schedule
+        if not isinstance(clip, RowClip) or not isinstance(schedule, PickSchedule):
+            return {}
+        sigma = plan.noise_std / (2.0 * clip.bound)
+        claimed = gs_wgan_epsilon(
+            sigma, uses=plan.rounds * clip.rows, critics=schedule.clients, delta=plan.delta
+        )
+        return {
+            "mechanism": (
+                "Gaussian on one critic's gradient at the generated images, each row of which is "
+                "clipped by itself"
+            ),
+            "row_sigma": sigma,
+            "pick_seed": schedule.seed,
+            "epsilon_published": claimed,
+            "epsilon_published_meaning": _CLAIM,
+        }
+
+
+_CLAIM = "the paper's claim (Theorem A.1), not proved"
+_Mechanism = tuple[ClipOfCritics, Schedule, float | None]
+
+
+def _all_critics(config: Configuration) -> _Mechanism:
+    """Each critic's gradient clipped as a whole; all clients answer, or those whose turn it is."""
+    chosen = config.strategy
+    if chosen["row_sigma"] is not None:
+        raise ConfigError(
+            f"strategy.row_sigma={chosen['row_sigma']} is the noise of the published form: leave "
+            "it out, or set strategy.published=true."
+        )
+    turns = chosen["turns"]
+    schedule = JointSchedule() if turns is None else TurnSchedule(turns)
+    return CriticClip(chosen["bound"], chosen["critics"]), schedule, None
+
+
+def _published(config: Configuration) -> _Mechanism:
+    """Each row clipped by itself, one client of one critic picked a round, and the multiplier."""
+    chosen, sigma = config.strategy, config.strategy["row_sigma"]
+    for key, value, only, why in (
+        ("strategy.critics", chosen["critics"], 1, "a client has one critic"),
+        ("strategy.turns", chosen["turns"], None, "clients are picked at random"),
+        ("noise.share", config.noise.share, LOCAL_NOISE.name, "one client a round answers"),
+        ("policy", config.policy, None, "a node under a policy never answers it"),
+    ):
+        if value != only:
+            raise ConfigError(
+                f"strategy.published=true goes without {key}={value}: {why}, so "
+                f"{'leave it out' if only is None else f'set {key}={only}'}."
+            )
+    if None not in (sigma, config.sigma):
+        raise ConfigError(
+            f"strategy.row_sigma={sigma} and sigma={config.sigma} both state the noise: leave one "
+            "of them out."
+        )
+    clip = RowClip(chosen["bound"], integer(chosen, "rows", where="strategy."))
+    if sigma is not None:
+        sigma = positive(chosen, "row_sigma", where="strategy.", also="null or ")
+        sigma /= math.sqrt(clip.rows)
+    return clip, PickSchedule(config.clients, config.seed or 0), sigma

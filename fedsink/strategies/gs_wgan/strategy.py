@@ -47,6 +47,7 @@ class GSWGAN(CentralRounds):
         self.critics = replace(settings.critics, seed=seed)
         self._points: Tensor | None = None
         self._asked: dict[int, Broadcast] = {}
+        self._everybody: list[int] = []  # whose turn the round is
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -57,10 +58,11 @@ class GSWGAN(CentralRounds):
                 f"The plan has {self.rounds} rounds, and round {server_round} was to be played: "
                 "nobody accounted for it."
             )
-        everybody = self._turn(server_round)
-        nodes = {
-            client: node for client, node in self.discover(grid).items() if client in everybody
-        }
+        schedule = self.settings.plan.schedule
+        everybody = [k for k in range(self.clients) if schedule.answers(k, server_round)]
+        self._everybody = everybody
+        found = self.discover(grid)
+        nodes = {client: found[client] for client in everybody if client in found}
         needed = self.quorum.of(len(everybody))
         if len(nodes) < needed:
             raise ClientError(
@@ -95,7 +97,7 @@ class GSWGAN(CentralRounds):
         if self._points is None or server_round not in self._asked:
             raise ClientError(f"Replies for round {server_round} came before its request.")
         doing = f"asking critics in round {server_round}"
-        sums = self._sums(self._asked, replies, doing, self._turn(server_round))
+        sums = self._sums(self._asked, replies, doing, self._everybody)
         answered = sums[server_round]
         variance = self.settings.noise_std(next(iter(self._asked[server_round].nodes))) ** 2
         snr = signal_to_noise(
@@ -116,11 +118,6 @@ class GSWGAN(CentralRounds):
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Restore what `state` returned."""
         self.trainer.load_state(tensors, values)
-
-    def _turn(self, round: int) -> list[int]:
-        """The clients that a round asks."""
-        schedule = self.settings.plan.schedule
-        return [client for client in range(self.clients) if schedule.answers(client, round)]
 
     def _rows(self, purpose: str, round: int, count: int) -> tuple[Tensor, Tensor]:
         """Generated rows (count, D) with their graph, and labels, balanced over the rounds."""

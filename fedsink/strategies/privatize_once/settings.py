@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
@@ -165,6 +166,18 @@ class PrivatizeOnceSettings(StrategySettings):
             shuffling=_shuffling(config, plan),
             quorum=chosen["quorum"],
         )
+
+    def check_sizes(self, sizes: Sequence[int]) -> None:
+        """Refuse a client without records: a server sees how many pictures each one uploads.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        if min(sizes) == 0:
+            raise ConfigError(
+                "mode=ldp shows a server how many records a client uploads, so that none can take "
+                "part without any: leave out partition.keep."
+            )
 
     def statement(self, noise: str) -> dict[str, Any]:
         """The content of privacy.json, with the loss that the server minimises."""

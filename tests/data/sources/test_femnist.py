@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsink.data.labelled import LabelledData
+from fedsink.data.names import number_of
 from fedsink.data.sources import DataSpec, load
 from fedsink.data.sources.femnist import CHARACTERS
-from fedsink.data.users import user_number
 from fedsink.errors import ConfigError, DataError
 from fedsink.server.compose import compose_config
 
@@ -65,7 +65,7 @@ def test_ink_is_bright_labels_are_characters_and_records_know_their_writer(
     assert data.values.shape == (9, 1, 28, 28)
     assert data.users is not None
     for user, (grey, characters) in some(WORDS).items():
-        held = data.users == user_number(user)
+        held = data.users == number_of(user)
         assert data.labels[held].tolist() == characters
         assert np.array_equal(data.values[held, 0].numpy(), 255 - grey)
     images, _ = data.take(torch.arange(9))
@@ -88,7 +88,7 @@ def test_the_class_list_chooses_the_records_and_is_the_label_map(
     data = load(spec(tmp_path, classes_of(choice)))
     assert data.users is not None
     for user, expected in labels.items():
-        assert data.labels[data.users == user_number(user)].tolist() == expected
+        assert data.labels[data.users == number_of(user)].tolist() == expected
     assert len(data) == sum(map(len, labels.values()))
 
 
@@ -208,7 +208,7 @@ def test_only_users_that_the_list_marks_true_take_part(form: str, tmp_path: Path
     whole = load(spec(tmp_path))
     assert data.labels.tolist() == whole.labels[4:].tolist()
     assert torch.equal(data.values, whole.values[4:])
-    assert set(data.users.tolist()) == {user_number("f0002_00"), user_number("f0003_12")}
+    assert set(data.users.tolist()) == {number_of("f0002_00"), number_of("f0003_12")}
 
 
 @pytest.mark.parametrize(

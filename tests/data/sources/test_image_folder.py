@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fedsink.data.names import number_of
 from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
@@ -51,6 +52,30 @@ def test_splits_come_from_their_folders(tmp_path: Path) -> None:
     picture(tmp_path / "test" / "dog" / "1.png", (9, 9, 9))
     assert load(spec(tmp_path), "train").labels.tolist() == [0, 0]
     assert load(spec(tmp_path), "test").labels.tolist() == [1]
+
+
+def test_a_slot_is_of_a_pictures_name_alone(tmp_path: Path) -> None:
+    def slots(folder: str, *names: str, colour: int = 1) -> dict[tuple[int, int], int]:
+        """Slots by label and the shade of the picture."""
+        for shade, name in enumerate(names, start=colour):
+            picture(tmp_path / folder / name, (shade, shade, shade))
+        data = load(spec(tmp_path / folder), "train")
+        assert data.slots is not None
+        shades = data.values[:, 0, 0, 0].tolist()
+        return dict(
+            zip(zip(data.labels.tolist(), shades, strict=True), data.slots.tolist(), strict=True)
+        )
+
+    whole = slots("whole", "cat/b.png", "cat/d.png", "dog/c.png", "dog/ward/c.png")
+    assert whole[0, 1] == number_of("b.png")
+    assert whole[1, 4] == number_of("ward/c.png")
+    assert len(set(whole.values())) == 4
+    # One more in front, one less, another content, another class: nobody's slot changes.
+    more = slots("more", "cat/b.png", "cat/d.png", "dog/c.png", "dog/ward/c.png", "cat/a.png")
+    assert {key: more[key] for key in whole} == whole
+    assert slots("less", "cat/d.png", colour=2) == {(0, 2): whole[0, 2]}
+    assert slots("replaced", "cat/b.png", colour=7) == {(0, 7): whole[0, 1]}
+    assert slots("relabelled", "owl/ward/c.png", colour=4) == {(2, 4): whole[1, 4]}
 
 
 @pytest.mark.parametrize("size", [(12, 8), (8, 12), (3, 3), (5, 90), (4, 4), (1, 1)])

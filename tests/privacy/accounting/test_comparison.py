@@ -63,7 +63,7 @@ def test_bad_values_are_refused():
         account_table(0.2, 2.0, 300, 1e-5, classes=0)
     with pytest.raises(PrivacyError, match="rounds must be an integer ≥ 1, received 0"):
         account_table(0.2, 2.0, 0, 1e-5)
-    with pytest.raises(PrivacyError, match="clip is record or batch, received 'layer'"):
+    with pytest.raises(PrivacyError, match="clip is record, batch, critic, received 'layer'"):
         account_table(0.2, 2.0, 300, 1e-5, clip="layer")
     with pytest.raises(PrivacyError, match="clients must be an integer ≥ 1, received 0"):
         account_table(0.2, 2.0, 300, 1e-5, clients=0)

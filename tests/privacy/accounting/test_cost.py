@@ -110,7 +110,10 @@ def test_unamplified_keeps_the_overflow_of_the_true_rate():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clip": 0.5}, "clip must be one of BatchClip, RecordClip, CriticClip, received 0.5"),
+        (
+            {"clip": 0.5},
+            "clip must be one of BatchClip, RecordClip, CriticClip, RowClip, received 0.5",
+        ),
         ({"schedule": 10}, "schedule must be one of JointSchedule, .*, received 10"),
         ({"adjacency": "swap"}, "adjacency 'swap' is unknown"),
         ({"capacity": 0}, "capacity must be an integer ≥ 1, received 0"),

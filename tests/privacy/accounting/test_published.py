@@ -7,7 +7,17 @@ import math
 import pytest
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import BatchClip, Cost, JointSchedule, gs_wgan_epsilon
+from fedsink.privacy import (
+    ADJACENCIES,
+    BatchClip,
+    Cost,
+    JointSchedule,
+    PickSchedule,
+    PrivacyPlan,
+    RowClip,
+    TurnSchedule,
+    gs_wgan_epsilon,
+)
 
 ROUNDS, ROWS, CRITICS, DELTA, SIGMA = 20_000, 32, 1000, 1e-5, 1.07
 
@@ -30,6 +40,23 @@ def test_rows_that_are_selected_together_cost_what_one_gaussian_of_all_of_them_d
     cost = Cost(BatchClip(1.0), JointSchedule(), adjacency)
     found = cost.epsilon(1 / CRITICS, SIGMA / math.sqrt(ROWS), ROUNDS, DELTA)
     assert found == pytest.approx(proved, abs=0.6)
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+@pytest.mark.parametrize(
+    ("schedule", "uses", "proved"),
+    [(TurnSchedule(CRITICS), 20, 379), (PickSchedule(CRITICS, 1), 36, 637)],
+    ids=["in turn", "picked"],
+)
+def test_clients_that_the_server_chooses_cost_their_uses(schedule, uses, proved, adjacency):
+    """Whatever unit: nobody's choice is secret, and a client has one critic."""
+    clip = RowClip(1.0, ROWS)
+    sigma = SIGMA / math.sqrt(ROWS)
+    plan = PrivacyPlan(1.0, sigma, ROUNDS, clip, schedule, DELTA, adjacency=adjacency)
+    assert plan.noise_std == pytest.approx(2 * clip.bound * SIGMA)
+    assert plan.uses == plan.event.count == uses
+    assert plan.epsilon() == pytest.approx(proved, abs=0.6)
+    assert plan.published
 
 
 def test_more_uses_less_noise_and_fewer_critics_cost_more():

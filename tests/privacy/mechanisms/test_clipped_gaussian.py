@@ -78,7 +78,8 @@ def test_with_noise_drawn_elsewhere_nothing_is_told_of_a_total_that_is_not_finit
 
 def test_bad_values_are_refused():
     with pytest.raises(
-        PrivacyError, match="clip must be one of BatchClip, RecordClip, CriticClip, received 2"
+        PrivacyError,
+        match="clip must be one of BatchClip, RecordClip, CriticClip, RowClip, received 2",
     ):
         ClippedGaussian(2.0, 1.0)
     with pytest.raises(PrivacyError, match="sigma must be a finite number > 0, received 0"):

@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import BatchClip, CriticClip, RecordClip, Stream
+from fedsink.privacy import BatchClip, CriticClip, RecordClip, RowClip, Stream
 from fedsink.privacy.mechanisms.clipping import (
     MOST_CRITICS,
+    MOST_ROWS,
     clip_from_dict,
+    clip_of_critics,
     clip_to_dict,
     sampled_clip,
     shrunk,
@@ -108,7 +110,7 @@ def test_the_record_sensitivity_is_the_bound_and_is_reached_by_the_sum():
     assert distance == pytest.approx(clip.sensitivity, rel=1e-4)
 
 
-@pytest.mark.parametrize("clip", [BatchClip, RecordClip, CriticClip])
+@pytest.mark.parametrize("clip", [BatchClip, RecordClip, CriticClip, RowClip])
 @pytest.mark.parametrize("bound", [0, -1.0, math.inf, math.nan, "1", None, True])
 def test_a_bad_bound_is_refused(clip, bound):
     with pytest.raises(PrivacyError, match=r"bound must be a finite number > 0, received"):
@@ -116,8 +118,8 @@ def test_a_bad_bound_is_refused(clip, bound):
 
 
 def test_names():
-    assert [clip(1).name for clip in (BatchClip, RecordClip, CriticClip)] == [
-        "batch", "record", "critic",
+    assert [clip(1).name for clip in (BatchClip, RecordClip, CriticClip, RowClip)] == [
+        "batch", "record", "critic", "row",
     ]  # fmt: skip
 
 
@@ -254,7 +256,7 @@ def test_a_total_is_the_sum_of_the_clipped_gradients_of_each_client():
 
 
 def test_more_critics_than_stated_are_refused():
-    with pytest.raises(PrivacyError, match="the clip allows 4 critics a client, received gradient"):
+    with pytest.raises(PrivacyError, match="accounts for 4 critics at a client, not for 5"):
         CriticClip(1.0, 4).total(torch.zeros(1, 5, 2, 2))
     with pytest.raises(PrivacyError, match=r"float32 or float64, received torch\.float16"):
         CriticClip(1.0).total(torch.zeros(1, 5, 2, 2, dtype=torch.float16))
@@ -265,7 +267,67 @@ def test_more_critics_than_stated_are_refused():
         CriticClip(1.0, MOST_CRITICS + 1)
 
 
-@pytest.mark.parametrize("clip", [BatchClip(0.1), RecordClip(3.0), CriticClip(2.0, 40)])
+# Rows of one critic
+
+
+@settings(max_examples=300)
+@given(problem=PROBLEMS, other=vectors())
+def test_clipped_rows_are_within_the_bound_and_two_gradients_within_the_sensitivity(problem, other):
+    values, bound = problem
+    bound = min(bound, 2.0**1000)
+    clip = RowClip(bound, rows=len(values))
+    changed = other.flatten().repeat(values.numel())[: values.numel()].to(values.dtype)
+    one, two = (clip.total(rows.reshape(1, 1, *values.shape))[0] for rows in (values, changed))
+    assert one.dtype == torch.float64
+    for rows in (one, two):
+        assert all(square(row) <= Fraction(bound) ** 2 for row in rows)
+    pairs = zip(one.flatten().tolist(), two.flatten().tolist(), strict=True)
+    apart = sum((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs)
+    assert apart <= 4 * len(values) * Fraction(bound) ** 2  # the sensitivity's square, exactly
+
+
+@pytest.mark.parametrize("n", [1, 32])
+def test_the_rows_sensitivity_grows_with_their_root_and_is_reached(n):
+    clip = RowClip(0.5, rows=n)
+    far = 1e3 * Stream(b"key").normal(1, 1, n, 5)
+    distance = math.sqrt(square(clip.total(far) - clip.total(-far)))
+    assert clip.sensitivity == pytest.approx(2 * 0.5 * math.sqrt(n))
+    assert clip.sensitivity * (1 - 2e-6) < distance <= clip.sensitivity
+
+
+def test_a_row_is_scaled_where_it_is_longer_alone():
+    gradient = Stream(b"key").normal(2, 1, 4, 3)
+    gradient[0, 0, 1] *= 1e-3
+    gradient[0, 0, 2] *= 1e3
+    gradient[1, 0, 3, 0] = math.nan
+    total = RowClip(2.0, 4).total(gradient)
+    assert total.shape == (2, 4, 3)
+    for client, row in ((0, 1), (0, 2), (1, 0), (1, 3)):
+        expected = BatchClip(2.0).apply(gradient[client, 0, row])
+        torch.testing.assert_close(total[client, row], expected)
+    assert torch.equal(total[0, 1], gradient[0, 0, 1])
+    assert not total[1, 3].any()
+
+
+def test_more_rows_or_critics_than_the_row_clip_accounts_for_are_refused():
+    for shape, message in (
+        ((1, 1, 5, 2), "accounts for 4 rows, not for 5"),
+        ((1, 2, 4, 2), "clip=row accounts for one critic, not for 2"),
+    ):
+        with pytest.raises(PrivacyError, match=message):
+            RowClip(1.0, 4).total(torch.zeros(shape))
+    with pytest.raises(PrivacyError, match=r"float32 or float64, received torch\.float16"):
+        RowClip(1.0).total(torch.zeros(1, 1, 2, 2, dtype=torch.float16))
+    for number in (0, 2.5, True):
+        with pytest.raises(PrivacyError, match="rows must be an integer ≥ 1, received"):
+            RowClip(1.0, number)
+    with pytest.raises(PrivacyError, match="rows must be at most 1048576, received 1048577"):
+        RowClip(1.0, MOST_ROWS + 1)
+
+
+@pytest.mark.parametrize(
+    "clip", [BatchClip(0.1), RecordClip(3.0), CriticClip(2.0, 40), RowClip(2.0, 32)]
+)
 def test_a_clip_is_written_and_read(clip):
     assert clip_from_dict(clip_to_dict(clip)) == clip
 
@@ -274,3 +336,8 @@ def test_a_clip_of_critics_is_none_of_sampled_records():
     assert sampled_clip(BatchClip(1.0)) == BatchClip(1.0)
     with pytest.raises(PrivacyError, match="clip=critic is for gradients of critics: choose clip="):
         sampled_clip(CriticClip(1.0))
+    with pytest.raises(PrivacyError, match="clip=row is for gradients of critics: choose clip="):
+        sampled_clip(RowClip(1.0))
+    assert clip_of_critics(RowClip(1.0)) == RowClip(1.0)
+    with pytest.raises(PrivacyError, match="over critics needs clip=critic, not batch"):
+        clip_of_critics(BatchClip(1.0))

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
+from fedsink.clients.answer import Task
+from fedsink.clients.critic_answer import CriticAnswer
 from fedsink.clients.shard import Shard
-from fedsink.privacy import PrivacyPlan, ReproducibleKey
+from fedsink.privacy import CriticClip, JointSchedule, PrivacyPlan, ReproducibleKey
 from fedsink.protocol import GradientReply, GradientRequest
 from fedsink.protocol.records import pack
-from fedsink.simulation.audit import audit_schema, check_reply_schema
+from fedsink.simulation.audit import audit_critic_schema, audit_schema, check_reply_schema
 from fedsink.simulation.audit.canary import Canary
 
 Plans = Callable[..., PrivacyPlan]
@@ -74,6 +76,45 @@ def test_a_reply_that_leaks_the_batch_size_is_caught(
 
     leaks = audit_schema(plan(), ReproducibleKey(0), pack=pack_reply)
     assert any(sentence in leak for leak in leaks)
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "user"])
+@pytest.mark.parametrize("critics", [1, 3])
+def test_replies_of_critics_hold_nothing_but_their_gradient(critics: int, adjacency: str) -> None:
+    plan = _critic_plan(critics, adjacency)
+    assert audit_critic_schema(plan, ReproducibleKey(0), critics=critics) == ()
+
+
+@pytest.mark.parametrize(
+    ("leaky", "sentence"),
+    [
+        (_field, "has another value, shape or type than the request fixes in fields['json']"),
+        (_array, "holds besides its gradient arrays['batch']"),
+        (_shape, "has another value, shape or type than the request fixes in arrays['gradient']"),
+        (_metrics, "holds besides its gradient metrics['num-examples']"),
+    ],
+)
+def test_a_reply_of_critics_that_leaks_how_many_records_there_are_is_caught(
+    leaky: Callable[[torch.Tensor, int], RecordDict], sentence: str
+) -> None:
+    class Leaky(CriticAnswer):
+        records = 0
+
+        def compute(self, task: Task) -> list[torch.Tensor]:
+            self.records = len(task.shard)
+            return super().compute(task)
+
+        def record(self, reply: Mapping[str, torch.Tensor]) -> RecordDict:
+            return leaky(reply[self.parts[0]], self.records)
+
+    plan = _critic_plan(2, "add-remove")
+    leaks = audit_critic_schema(plan, ReproducibleKey(0), critics=2, answer=Leaky)
+    assert any(sentence in leak for leak in leaks)
+
+
+def _critic_plan(critics: int, adjacency: str) -> PrivacyPlan:
+    clip = CriticClip(0.1, critics)
+    return PrivacyPlan(1.0, 5.0, 2, clip, JointSchedule(), 1e-5, adjacency)
 
 
 def test_a_reply_passes_whatever_its_gradient_is(plan: Plans) -> None:

@@ -8,7 +8,14 @@ import pytest
 
 from fedsink.models import Generator
 from fedsink.models.critics import CriticTraining
-from fedsink.privacy import CriticClip, JointSchedule, PrivacyPlan, TurnSchedule
+from fedsink.privacy import (
+    CriticClip,
+    JointSchedule,
+    PickSchedule,
+    PrivacyPlan,
+    RowClip,
+    TurnSchedule,
+)
 from fedsink.protocol import Critics
 from fedsink.strategies import GSWGAN, GSWGANSettings
 from fedsink.strategies.trainer import OptimizerSettings
@@ -20,12 +27,16 @@ def make_gs_wgan(make_generator: Callable[..., Generator]) -> Callable[..., GSWG
 
     def make(
         *, clients: int = 3, rounds: int = 6, critics: int = 2, turns: int | None = None,
-        sigma: float = 1.0, lr: float = 0.05, key: bytes = b"server", **more: Any,
+        sigma: float = 1.0, lr: float = 0.05, key: bytes = b"server", published: bool = False,
+        **more: Any,
     ) -> GSWGAN:  # fmt: skip
+        clip = RowClip(1.0, 5) if published else CriticClip(1.0, critics)
         schedule = JointSchedule() if turns is None else TurnSchedule(turns)
+        if published:
+            schedule = PickSchedule(clients)
         training = CriticTraining(critics, steps=2, warm=4, batch=3, lr=5e-3)
         settings = GSWGANSettings(
-            plan=PrivacyPlan(1.0, sigma, rounds, CriticClip(1.0, critics), schedule, 1e-5),
+            plan=PrivacyPlan(1.0, sigma, rounds, clip, schedule, 1e-5),
             critics=Critics(training, classes=3, hidden=8, scale=2.0),
             view={"name": "pixel", "shape": [4]},
             rows=5,

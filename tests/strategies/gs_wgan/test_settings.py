@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from fedsink.configuration import Configuration
@@ -8,10 +10,14 @@ from fedsink.privacy import (
     CriticClip,
     JointSchedule,
     NoiseShare,
+    PickSchedule,
     PrivacyPlan,
+    RowClip,
     TurnSchedule,
     UnprotectedPlan,
+    gs_wgan_epsilon,
 )
+from fedsink.privacy.accounting.analytic import gaussian_epsilon
 from fedsink.server.compose import compose_config
 from fedsink.strategies import GSWGANSettings
 from fedsink.strategies.registry import settings_of
@@ -116,6 +122,109 @@ def test_without_privacy_nothing_is_clipped_or_noised() -> None:
     chosen = settings("eps=inf", "rounds=30", "strategy.turns=2")
     assert chosen.plan == UnprotectedPlan(1.0, 30, "critic", TurnSchedule(2))
     assert chosen.statement("reproducible")["epsilon"] is None
+
+
+PUBLISHED = ("strategy.published=true", "strategy.critics=1", "strategy.rows=32", "clients=1000")
+
+
+def test_the_published_form_has_the_published_clip_noise_and_picks() -> None:
+    chosen = settings(*PUBLISHED, "strategy.row_sigma=1.07", "rounds=20000", "seed=1",
+                      "strategy.bound=0.5")  # fmt: skip
+    plan = chosen.plan
+    assert isinstance(plan, PrivacyPlan)
+    assert (plan.clip, plan.schedule, plan.rate) == (RowClip(0.5, 32), PickSchedule(1000, 1), 1.0)
+    assert plan.noise_multiplier == pytest.approx(1.07 / math.sqrt(32))
+    assert plan.noise_std == pytest.approx(2 * 0.5 * 1.07)
+    assert plan.uses == 36
+    assert plan.epsilon() == pytest.approx(637, abs=0.6)
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one", "user", "client"])
+def test_privacy_json_of_the_published_form_says_what_is_proved_and_what_is_claimed(
+    adjacency: str,
+) -> None:
+    chosen = settings(*PUBLISHED, "strategy.row_sigma=1.07", "rounds=20000", "seed=1",
+                      f"adjacency={adjacency}")  # fmt: skip
+    stated = chosen.statement("reproducible")
+    assert stated["epsilon"] == stated["clients"][7]["epsilon"]
+    assert stated["epsilon"] == gaussian_epsilon(stated["sigma"] / math.sqrt(36), 1e-5)
+    assert stated["epsilon"] == pytest.approx(637, abs=0.6)
+    assert stated["epsilon_published"] == pytest.approx(9.993, abs=1e-3)
+    assert stated["epsilon_published_meaning"] == "the paper's claim (Theorem A.1), not proved"
+    assert (stated["clip"], stated["schedule"], stated["pick_seed"]) == ("row", "pick", 1)
+    assert stated["row_sigma"] == pytest.approx(1.07)
+    assert stated["noise_std"] == pytest.approx(2.14)
+    assert stated["sensitivity"] == pytest.approx(2 * math.sqrt(32))
+    assert (stated["rounds_per_record"], stated["critics"]) == (36, 1)
+    assert "each row of which is clipped by itself" in stated["mechanism"]
+    assert set(stated["adjacencies"]) == {"add-remove", "replace-one", "user", "client"}
+    notice = chosen.notice(stated)
+    assert notice is not None
+    assert "ε = 637.4 is what can be proved; 9.993 is the paper's claim (Theorem A.1)" in notice
+    for other in (settings(), settings("eps=inf", *PUBLISHED)):
+        stated = other.statement("reproducible")
+        assert "epsilon_published" not in stated
+        assert other.notice(stated) is None
+
+
+def test_the_published_form_may_be_calibrated_to_an_epsilon_that_holds() -> None:
+    chosen = settings(*PUBLISHED, "eps=10", "rounds=2000")
+    stated = chosen.statement("reproducible")
+    assert 9.99 < stated["epsilon"] <= 10
+    assert stated["noise_std"] == pytest.approx(2 * stated["row_sigma"])
+    claimed = gs_wgan_epsilon(stated["row_sigma"], uses=64_000, critics=1000, delta=1e-5)
+    assert stated["epsilon_published"] == claimed < 0.5
+    solved = settings(*PUBLISHED, "eps=10", f"strategy.row_sigma={stated['row_sigma']}").plan
+    assert solved.rounds >= 2000
+    assert solved.uses == chosen.plan.uses
+    secret, seeded = (settings(*PUBLISHED, f"seed={seed}").plan for seed in ("null", "0"))
+    assert secret == seeded
+
+
+def test_without_privacy_the_published_form_picks_clients_alone() -> None:
+    chosen = settings(*PUBLISHED, "eps=inf", "rounds=30")
+    assert chosen.plan == UnprotectedPlan(1.0, 30, "row", PickSchedule(1000))
+
+
+def test_the_reduced_published_run_is_what_its_name_says() -> None:
+    chosen = settings("experiment=gs_wgan_published_digits", "seed=0")
+    plan = chosen.plan
+    assert (plan.clip, plan.schedule, plan.rounds) == (RowClip(1.0, 30), PickSchedule(100), 1500)
+    stated = chosen.statement("reproducible")
+    assert stated["row_sigma"] == pytest.approx(1.07)
+    assert (stated["rounds_per_record"], round(stated["epsilon"])) == (25, 436)
+    assert stated["epsilon_published"] == pytest.approx(33.06, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["strategy.critics=2"],
+            "goes without strategy.critics=2: a client has one critic, so set",
+        ),
+        (["strategy.turns=5"], "goes without strategy.turns=5: clients are picked at random"),
+        (["noise.share=secure_aggregation"], "goes without noise.share=secure_aggregation: one"),
+        (["policy=x.toml"], "goes without policy=x.toml: a node under a policy never answers it"),
+        (["adjacency=nobody"], "adjacency 'nobody' is unknown"),
+        (["rate=0.001"], "clip=row has rate=1 alone"),
+        (["capacity=5"], "clip=row draws no batch of records, so capacity=5"),
+        (["strategy.row_sigma=1", "sigma=1"], "strategy.row_sigma=1 and sigma=1 both state"),
+        (["strategy.row_sigma=0"], "strategy.row_sigma must be null or a positive number"),
+        (["strategy.row_sigma=1", "eps=inf"], "eps=inf adds no noise"),
+        (["strategy.row_sigma=9", "eps=1", "rounds=20000"], "cost ε = .*, not eps=1: leave one"),
+        (["strategy.rows=0"], "strategy.rows must be a whole number of at least 1"),
+        (["noise.tolerate_dropouts=1"], "noise.tolerate_dropouts=1 belongs to noise.share"),
+        (["strategy.published=1"], "strategy.published is true or false, not 1"),
+        (["strategy.published=false", "strategy.row_sigma=1"], "or set strategy.published=true"),
+    ],
+    ids=str,
+)
+def test_what_the_published_form_has_not_is_refused_by_name(
+    overrides: list[str], message: str
+) -> None:
+    with pytest.raises(FedsinkError, match=message):
+        settings(*PUBLISHED, *overrides)
 
 
 def test_critics_are_described_by_the_configuration() -> None:

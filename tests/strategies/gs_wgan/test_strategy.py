@@ -180,6 +180,30 @@ def test_clients_answer_in_turn(make_gs_wgan: Make, make_grid: Grids) -> None:
     assert strategy.settings.plan.uses == 2
 
 
+@pytest.mark.parametrize("summed", [False, True])
+def test_the_published_form_asks_the_one_client_that_is_picked(
+    make_gs_wgan: Make, make_grid: Grids, monkeypatch: pytest.MonkeyPatch, summed: bool
+) -> None:
+    """And steps along its critic's gradient, each row of which is clipped."""
+    strategy = make_gs_wgan(clients=4, critics=1, rounds=9, published=True, sigma=1e-9)
+    grid = make_grid(4)
+    if summed:
+        grid = LocalGrid(client_app(grid.node), 4, batched=NodeCohort(grid.node))
+    steps: list[torch.Tensor] = []
+    monkeypatch.setattr(strategy.trainer, "step", lambda _, gradient, __: steps.append(gradient))
+    asked = []
+    for number in range(1, 10):
+        exchange = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
+        asked += [list(broadcast.nodes) for broadcast in exchange.broadcasts]
+        strategy.aggregate_train(number, grid.send_and_receive(exchange))
+    schedule = strategy.settings.plan.schedule
+    assert asked == [[k for k in range(4) if schedule.answers(k, t)] for t in range(1, 10)]
+    assert all(len(clients) == 1 for clients in asked)
+    gradients = torch.stack(steps)
+    assert float(gradients.norm(dim=-1).max()) == pytest.approx(1.0, abs=1e-5)
+    assert float(gradients.flatten(1).norm(dim=-1).max()) > 1.4  # as no whole clip would leave it
+
+
 @pytest.mark.parametrize("turns", [None, 2])
 def test_a_mean_is_of_those_who_answered(
     make_gs_wgan: Make, make_grid: Grids, turns: int | None, monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,7 @@ from fedsink.models.pullback import flat_weights
 from fedsink.privacy import ReproducibleKey, Stream
 from fedsink.protocol.parameters import ParameterReply, ParameterRequest
 from fedsink.server import checkpoint
+from fedsink.simulation.grid import client_of
 from fedsink.strategies import DPSinkhorn, ParameterGradient, ParameterGradientSettings
 
 Make = Callable[..., ParameterGradient]
@@ -90,6 +91,27 @@ def test_without_noise_and_clip_it_takes_the_step_of_dp_sinkhorn(
         generator = make(batch_norm=batch_norm, **variant).trainer.generator
         strategy = kind(cast("Any", settings), generator, b"server")
         play(cast("ParameterGradient", strategy), make_grid(), 1)
+        gradients.append(torch.cat([p.grad.flatten() for p in generator.parameters()]))  # type: ignore[union-attr]
+    assert float(gradients[0].norm()) > 1e-2
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("clip", ["record", "batch"])
+def test_without_an_absent_client_it_takes_the_step_of_dp_sinkhorn_without_it(
+    make: Make, make_central: Callable[..., DPSinkhorn], make_grid: Grids, clip: str
+) -> None:
+    """Of a class that nobody answered about neither gradient nor self term is in the step."""
+    gradients = []
+    for kind, made in ((DPSinkhorn, make_central), (ParameterGradient, make)):
+        settings = made(clip=clip, schedule="class").settings
+        bound = replace(settings.plan.clip, bound=1e6)
+        plan = replace(settings.plan, clip=bound, noise_multiplier=1e-12)
+        generator = make(clip=clip).trainer.generator
+        strategy = kind(replace(settings, plan=plan, quorum=2), generator, b"server")
+        grid = make_grid()
+        grid.change = lambda rs: [r for r in rs if client_of(r.metadata.src_node_id) != 1]
+        play(cast("ParameterGradient", strategy), grid, 1)
+        assert strategy.absent == [1]
         gradients.append(torch.cat([p.grad.flatten() for p in generator.parameters()]))  # type: ignore[union-attr]
     assert float(gradients[0].norm()) > 1e-2
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Opening a finished run for the commands that come after it."""
+"""Opening a finished run: its generator and what was drawn from it for."""
 
 from __future__ import annotations
 
@@ -66,14 +66,20 @@ def open_run(text: str, *, observed: bool = True) -> FinishedRun:
         observed: with the run's observation model; else pictures are the generator's own.
 
     Raises:
-        CheckpointError: it holds no run, or one that has not finished, or a damaged one.
+        CheckpointError: it holds no run, or several, or one that has not finished, or a damaged
+            one.
     """
     folder = RunFolder.existing(Path(text).expanduser().resolve())
+    config = stored_config(folder)
+    if config.get("study") is not None:
+        names = " and ".join(config.get("plan", {}).get("runs", {}))
+        raise CheckpointError(
+            f"{folder.path} holds a study of the runs {names}: name the folder of one of them."
+        )
     if not folder.finished:
         raise CheckpointError(
             f"The run in {folder.path} has not finished: fedsink simulate resume={folder.path}"
         )
-    config = stored_config(folder)
     try:
         data = DataSpec.from_config(config["data"])
         prior = torch.tensor(json.loads(folder.metrics.read_text())["label_prior"])
