@@ -131,8 +131,8 @@ def _run(account: AccountReport, number: int) -> dict[str, Any]:
         "day": run.day,
         "lineage": account.lineage,
         "adjacency": account.adjacency,
-        "plan ε": run.epsilon,
-        "plan δ": run.delta,
+        "charged ε": run.epsilon,
+        "charged δ": run.delta,
         "rounds": f"{run.claimed} of {run.rounds}",
         "ε so far": run.epsilon_so_far,
     }

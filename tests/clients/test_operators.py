@@ -16,6 +16,7 @@ from fedsink.clients.app import client_app
 from fedsink.clients.node import close_nodes
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
+from fedsink.data.partition import Iid
 from fedsink.errors import ConfigError
 from fedsink.privacy.ledger import Database, refusals, report
 from fedsink.protocol import GradientRequest
@@ -118,6 +119,12 @@ def test_without_operators_whoever_asks_is_answered(
     path = policy_file()
     assert not ask(path, make_request().to_record()).has_error()
     assert not ask(path, signed(replace(make_request(), round=2), "any", OTHER)).has_error()
+
+
+def test_a_simulation_has_no_operator(policy_file: Callable[..., Path]) -> None:
+    policy = read_policy(policy_file(operators=OPERATORS))
+    with pytest.raises(ConfigError, match="nobody signs the requests of a simulation"):
+        NodeSettings.from_policy(policy, clients=3, partition=Iid())
 
 
 @pytest.mark.parametrize(

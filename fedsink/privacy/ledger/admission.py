@@ -81,23 +81,31 @@ def remember(connection: Connection, charge: Charge, priced: Price) -> None:
 def check_reach(
     connection: Connection,
     lineage: str,
-    charge: Charge,
+    part: Instalment,
     budget: Budget | None,
     besides: int | None = None,
 ) -> None:
     """Refuse a plan whose ε is far above what is left, before it is priced.
+
+    Args:
+        connection: the ledger's.
+        lineage: the owner's name of the data.
+        part: what is to be charged of the plan.
+        budget: the account's ceiling.
+        besides: the reservation that it is part of already, whose charge it replaces.
 
     Raises:
         BudgetError: the account has too little left.
     """
     if budget is None or budget.admission != "reserve":
         return
-    earlier = _charged(connection, lineage, charge.adjacency, besides)
+    earlier = _charged(connection, lineage, part.whole.adjacency, besides)
     left = budget.epsilon - math.fsum(epsilon for epsilon, _ in earlier)
     left_delta = budget.delta - math.fsum(delta for _, delta in earlier)
-    rough = charge.rough_epsilon(left)
+    rough = part.rough_epsilon(left)
     if rough is not None:
-        raise _too_little_left(f"about ε = {rough:.3g}", lineage, charge, left, left_delta)
+        price = f"about ε = {rough:.3g}"
+        raise _too_little_left(price, lineage, part.whole, left, left_delta, part.delta)
 
 
 def find(
@@ -375,9 +383,8 @@ def _too_little_left(
     charge: Charge,
     left_epsilon: float,
     left_delta: float,
-    delta: float | None = None,
+    delta: float,
 ) -> BudgetError:
-    delta = charge.delta if delta is None else delta
     return BudgetError(
         f"The plan costs {price}, δ = {delta:g} ({charge.adjacency}), and of {lineage}'s "
         f"budget ε = {max(0.0, left_epsilon):.4g}, δ = {max(0.0, left_delta):.4g} are left."

@@ -29,6 +29,13 @@ class Instalment(NamedTuple):
     delta: float
     early: Charge | None
 
+    def rough_epsilon(self, ceiling: float) -> float | None:
+        """As `Charge.rough_epsilon`, of the lesser of both charges."""
+        rough = self.whole.rough_epsilon(ceiling)
+        if rough is None or self.early is None:
+            return rough
+        return self.early.rough_epsilon(ceiling)
+
 
 @dataclass(frozen=True)
 class Charge:

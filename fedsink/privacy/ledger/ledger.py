@@ -89,7 +89,7 @@ class Ledger:
             step = self._step(found, charge, budget)
             part = charge.instalment(charge.rounds if step is None else step, round)
             besides = None if found is None else found.id
-            admission.check_reach(connection, lineage, part.early or charge, budget, besides)
+            admission.check_reach(connection, lineage, part, budget, besides)
         priced = self._price_of(part, budget)
         with self._database.transaction() as connection:
             found = admission.find(connection, *key)

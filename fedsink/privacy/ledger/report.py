@@ -22,8 +22,8 @@ class RunReport:
 
     Attributes:
         run: its public name.
-        epsilon, delta: what it was charged in full; None under the filter and for an account
-            without a ceiling.
+        epsilon, delta: what it has been charged, in full or for its instalments so far; None under
+            the filter and for an account without a ceiling.
         operator, method, day: who asked, as the policy names them; the answer's name; the date
             where the owner has runs counted. None where it was not noted.
         rounds, claimed: rounds of the plan, and how many of them were charged as answered.
