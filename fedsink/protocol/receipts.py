@@ -6,7 +6,7 @@ asks who it is; a node knows its own by a key that never leaves it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def shown_receipts(record: RecordDict) -> list[str]:
     Raises:
         ValueError: they are no short list of short texts.
     """
-    shown = record.config_records.get(_SHOWN, {}).get("receipts", [])
+    values: Mapping[str, object] = record.config_records.get(_SHOWN, {})
+    shown = values.get("receipts", [])
     if (
         not isinstance(shown, list)
         or len(shown) > MOST_RECEIPTS
@@ -56,6 +57,6 @@ def give(record: RecordDict, given: Given) -> None:
 
 def given_by(record: RecordDict) -> Given | None:
     """What a node gave; None where it gave nothing of use."""
-    values = record.config_records.get(_GIVEN, {})
+    values: Mapping[str, object] = record.config_records.get(_GIVEN, {})
     given = Given(str(values.get("name", "")), str(values.get("receipt", "")))
     return given if all(0 < len(each) <= LONGEST for each in given) else None

@@ -62,7 +62,7 @@ def signer(record: RecordDict, message_type: str, node: str, operators: Mapping[
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    signed = record.config_records.get(_OPERATOR, {})
+    signed: Mapping[str, object] = record.config_records.get(_OPERATOR, {})
     public, signature = signed.get("key"), signed.get("signature")
     if not isinstance(public, bytes) or not isinstance(signature, bytes):
         raise UnsignedRequestError(
