@@ -28,7 +28,7 @@ from fedsink.models import build
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol import Objective
 from fedsink.simulation.cohort import Hosted, fedsink_apps
-from fedsink.simulation.ray import RayGrid
+from fedsink.simulation.ray.grid import RayGrid
 from fedsink.strategies import DPSinkhorn, DPSinkhornSettings
 from fedsink.strategies.self_term import SelfTermSettings
 from fedsink.strategies.trainer import OptimizerSettings
@@ -86,7 +86,7 @@ def measure(clients: int) -> dict[str, float]:
         messages = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
         strategy.aggregate_train(number, grid.send_and_receive(messages))
         seconds.append(time.perf_counter() - began)
-    pids = ray.get([actor.process.remote() for actor in grid._actors])
+    pids = ray.get([actor.process.remote() for actor in grid.cohorts.actors])
     found = {
         "actors": sum(megabytes(pid) for pid in pids),
         "server": megabytes(os.getpid()),

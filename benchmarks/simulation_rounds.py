@@ -30,7 +30,7 @@ from fedsink.server.running import build_strategy
 from fedsink.simulation.flower import run_flower
 from fedsink.simulation.grid import client_context
 from fedsink.simulation.identity_of_run import RunIdentity
-from fedsink.simulation.ray import RayGrid
+from fedsink.simulation.ray.grid import RayGrid
 from fedsink.simulation.settings import RunSettings
 from fedsink.simulation.simulate import configure
 

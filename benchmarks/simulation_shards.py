@@ -28,7 +28,7 @@ from fedsink.protocol.exchange import Answers, Broadcast, Content, Exchange
 from fedsink.protocol.records import pack, unpack
 from fedsink.protocol.tree_sum import BLOCK
 from fedsink.simulation.cohort import Hosted
-from fedsink.simulation.ray import RayGrid
+from fedsink.simulation.ray.grid import RayGrid
 
 SHAPE = (60, 784)
 ACTORS = 2

@@ -116,6 +116,26 @@ class NodeCohort:
         for group in groups:
             yield from self._answered(group)
 
+    def admit(self, message_type: str, content: Content, clients: Sequence[int]) -> list[bytes]:
+        """Charge what is asked, and compute nothing: the digests of all uses that are admitted.
+
+        With them a process without a ledger may answer, see `fedsink.clients.passes`. What a client
+        refuses has none; the log says why.
+
+        Args:
+            message_type: of any answer.
+            content: what is asked.
+            clients: the increasing numbers of those who are asked.
+        """
+        try:
+            kind = self._kind(message_type)
+        except FedsinkError:  # each client will say why
+            return []
+        admitted, _ = self._admit(kind, 0, content, clients)
+        if admitted is None:
+            return []
+        return [digest for admission in admitted.admissions for digest in admission.digests]
+
     @cached_property
     def _policy(self) -> Policy | None:
         return policy_of(self._settings)

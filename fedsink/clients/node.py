@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import contextlib
+=======
+>>>>>>> main
 from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from fedsink.clients.answer import Answer, Task
 from fedsink.clients.answers import find_answer
+from fedsink.clients.passes import Passes
 from fedsink.clients.policy import Policy
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.receipts import Receipts
@@ -250,8 +254,10 @@ class Node:
             forget(policy.critics, policy.critic_days)
 
     @cached_property
-    def _releases(self) -> Releases | None:
+    def _releases(self) -> Releases | Passes | None:
         settings, policy = self.settings, self._policy
+        if settings.lent is not None:
+            return _PASSES
         # Reproducible noise is public anyway and is keyed by the round alone: engines differ in
         # the last bits of a request, so a ledger would refuse honest reruns.
         if settings.seed is not None or settings.ledger is None or settings.replies is None:
@@ -270,6 +276,7 @@ class Node:
 
 
 _NODES: dict[tuple[NodeSettings, int], Node] = {}  # of this process
+_PASSES = Passes()  # of the nodes of this process that have a lent key
 
 
 def open_node(settings: NodeSettings, client: int) -> Node:
@@ -278,6 +285,11 @@ def open_node(settings: NodeSettings, client: int) -> Node:
     if key not in _NODES:
         _NODES[key] = Node(settings, client)
     return _NODES[key]
+
+
+def grant(digests: Iterable[bytes]) -> None:
+    """Let the nodes of this process with a lent key answer what has these digests, and no more."""
+    _PASSES.grant(digests)
 
 
 def keep_states(round: int) -> None:
@@ -289,6 +301,7 @@ def keep_states(round: int) -> None:
 def close_nodes() -> None:
     """Forget every node of this process, and the data they hold."""
     _NODES.clear()
+    _PASSES.grant(())
     deal.cache_clear()
     _open_ledger.cache_clear()
 

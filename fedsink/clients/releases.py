@@ -21,6 +21,11 @@ def use_digests(digest: bytes, uses: int) -> list[bytes]:
     return [hashlib.sha256(digest + use.to_bytes(8, "big")).digest() for use in range(uses)]
 
 
+def release_key(run: str, digest: bytes, fingerprint: bytes) -> bytes:
+    """Names the reply of one state of the data to one message of a run."""
+    return hashlib.sha256(run.encode() + b"\0" + digest + fingerprint).digest()
+
+
 def refuse_rollback(ledger: Ledger, store: ReplyStore) -> None:
     """Refuse a ledger that does not know a reply beside it: it would spend a budget again.
 
@@ -150,7 +155,7 @@ class Releases:
         if fingerprint != self._bound:
             self._ledger.bind(self._lineage, fingerprint, self._on_change)
             self._bound = fingerprint
-        key = hashlib.sha256(run.encode() + b"\0" + digest + fingerprint).digest()
+        key = release_key(run, digest, fingerprint)
         digests = use_digests(key, len(places))
         uses = [Use(*place, each) for place, each in zip(places, digests, strict=True)]
         claims = self._ledger.claim(reservation, fingerprint, uses)

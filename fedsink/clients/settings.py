@@ -36,6 +36,8 @@ class NodeSettings:
         noise: "fast" draws it in floating point from `key_file`; "secure" is float-safe and from
             the operating system's entropy.
         key_file: the operating system's 32 random bytes, mode 0600, outside the run folder.
+        lent: the key itself, for a simulation's processes on other machines than the ledger: they
+            answer what was admitted there (`node.grant`) alone. None: the key is in `key_file`.
         ledger: SQLite file of what was charged and released; needed wherever there is no seed.
         states: folder where a simulation keeps what its clients remember from message to message
             for a run that goes on; None: nothing is kept. Under a policy it is the policy's.
@@ -53,7 +55,8 @@ class NodeSettings:
             altered where there are none, at a client that does not exist, where nothing is dealt
             out, or under a policy.
         PrivacyError: reproducible noise was asked for together with secure noise or a policy, or
-            unprotected answers together with a policy.
+            unprotected answers together with a policy, or a lent key together with any other
+            source of noise, a ledger or a policy.
     """
 
     data: DataSpec
@@ -65,6 +68,7 @@ class NodeSettings:
     seed: int | None = None
     noise: Noise = "fast"
     key_file: Path | None = None
+    lent: SecretKey | None = None
     ledger: Path | None = None
     states: Path | None = None
     states_at_once: bool = False
@@ -85,9 +89,16 @@ class NodeSettings:
             raise PrivacyError("A node under a policy never uses a seed's noise: leave it out.")
         if self.unprotected and self.policy is not None:
             raise PrivacyError("A node under a policy never answers without protection.")
+        if self.lent is not None and not self._lends:
+            raise PrivacyError("A key is lent in place of a key file and a ledger alone.")
         self._check_keep(self.keep or ())
         if self.corruption is not None:
             self._check_corruption(self.corruption)
+
+    @property
+    def _lends(self) -> bool:
+        others = (self.seed, self.key_file, self.ledger, self.policy)
+        return self.noise == "fast" and all(value is None for value in others)
 
     def _check_keep(self, numbers: tuple[object, ...]) -> None:
         seen = set()
@@ -195,6 +206,8 @@ class NodeSettings:
         """
         if self.seed is not None:
             return ReproducibleKey(self.seed)
+        if self.lent is not None:
+            return self.lent
         if self.key_file is None and self.noise == "fast":
             raise PrivacyError("A node needs a seed (reproducible noise) or a key_file (secret).")
         if self.ledger is None:

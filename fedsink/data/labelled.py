@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import hashlib
+import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,6 +50,25 @@ class LabelledData:
         if values.dtype == torch.uint8:
             values = values.to(torch.float32).div_(255.0)
         return values, self.labels[indices]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All that there is by name, for another process: `LabelledData.of_arrays` reads it."""
+        return {name: t.numpy() for name, t in vars(self).items() if t is not None}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> LabelledData:
+        """What `arrays` returned, without a copy of it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # memory that is shared is read-only, as records are
+            return cls(**{name: torch.from_numpy(values) for name, values in arrays.items()})
+
+    def digest(self) -> str:
+        """SHA-256 over names, shapes, types and every byte of `arrays`, in hexadecimal."""
+        state = hashlib.sha256()
+        for name, values in self.arrays().items():
+            state.update(f"{name}|{values.dtype}{values.shape}|".encode())
+            state.update(np.ascontiguousarray(values).data)
+        return state.hexdigest()
 
     def of_users(self, numbers: Collection[int]) -> LabelledData:
         """Return the records of the users with these numbers.

@@ -33,6 +33,11 @@ class Content:
     ) -> None:
         self._requests, self._record = requests, record
 
+    @classmethod
+    def received(cls, record: RecordDict) -> Content:
+        """What a record asks for that has travelled."""
+        return cls(None, lambda: record)
+
     @cached_property
     def requests(self) -> Sequence[Any] | None:
         """One request for each use of the message; None: its record is all there is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,9 +29,12 @@ class EngineSettings(ServerEngine):
         timeout: seconds to wait for a round's replies; None: for ever.
         threads: torch threads of the server and of each client.
         device: where the generator lives, and the clients of `local`: "cpu" or "cuda".
+        address: Ray cluster to join: "auto" or "host:port"; None: an instance of this machine.
         actors: Ray cohorts; None: one per CPU core.
-        num_cpus: CPU cores of the Ray instance (ray) or per client (flower).
+        num_cpus: CPU cores of the Ray instance of this machine (ray) or per client (flower).
         num_gpus: fraction of a GPU per cohort (ray) or client (flower).
+        data: whether Ray's actors read the records ("path") or share one copy ("object_store").
+        revive_seconds: how long to wait for places for Ray cohorts, at the start or after a loss.
         draws: "keyed" or "device" (fused).
         together: rounds prepared and logged at once (fused).
 
@@ -38,9 +42,12 @@ class EngineSettings(ServerEngine):
         ConfigError: a value out of range.
     """
 
+    address: str | None = None
     actors: int | None = None
     num_cpus: float | None = None
     num_gpus: float = 0.0
+    data: Literal["path", "object_store"] = "path"
+    revive_seconds: float = 300.0
     draws: Literal["keyed", "device"] = "keyed"
     together: int = 32
 
@@ -48,7 +55,11 @@ class EngineSettings(ServerEngine):
         super().__post_init__()
         values = vars(self)
         choice(values, "draws", "keyed", "device", where="engine.")
+        choice(values, "data", "path", "object_store", where="engine.")
         integer(values, "together", where="engine.")
+        positive(values, "revive_seconds", where="engine.")
+        if self.address is not None:
+            self._check_address(self.address)
         if self.actors is not None:
             integer(values, "actors", where="engine.", also="null or ")
         if self.num_cpus is not None:
@@ -57,7 +68,21 @@ class EngineSettings(ServerEngine):
             check(values, "num_cpus", where="engine.", also="null or ")
         if number(values, "num_gpus", where="engine.") > 1 and self.num_gpus % 1:  # Ray refuses it
             raise ConfigError(f"engine.num_gpus must be whole above 1, not {self.num_gpus}.")
-        device_named(self.client_device, f"engine.num_gpus={self.num_gpus:g}")
+        if self.address is None:  # else Ray knows which nodes have GPUs
+            device_named(self.client_device, f"engine.num_gpus={self.num_gpus:g}")
+
+    def _check_address(self, address: str) -> None:
+        if not re.fullmatch(r"auto|\S+:\d+", str(address)) or "/" in address:
+            raise ConfigError(
+                f"engine.address must be null, auto or host:port, not {address!r}: it is what ray "
+                "start --head said."
+            )
+        if self.num_cpus is not None:
+            raise ConfigError(
+                f"engine.num_cpus={self.num_cpus:g} is for a Ray instance of this machine, and "
+                f"those of engine.address={address} have the cores they were started with: leave "
+                "one of them out."
+            )
 
     @classmethod
     def from_config(cls, engine: Config) -> Self:
@@ -109,7 +134,7 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
             noise=cast(Noise, config.noise.backend),
             key_file=run.key_file,
             ledger=run.ledger,
-            states=run.states,
+            states=None if engine.address is not None else run.states,
             # Any of Flower's workers may get a client's next message.
             states_at_once=engine.name == "flower",
             unprotected=unprotected,

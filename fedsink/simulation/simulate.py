@@ -113,7 +113,7 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
         raise ConfigError("A study is several runs: only `start` takes its configuration.")
     engine = EngineSettings.from_config(config.engine)
     strategy = settings_of(config, run.name)
-    strategy.check_engine(engine.name)
+    strategy.check_engine(engine.name, elsewhere=engine.address is not None)
     server = ServerSettings.from_config(config, strategy, engine, folder, run.server_seed)
     return RunSettings(server, node_settings(config, engine, run), engine)
 
@@ -213,13 +213,16 @@ def _grid(engine: EngineSettings, node: NodeSettings, debug: bool) -> Simulation
     if engine.name == "local":
         hosted = fedsink_apps(node)
         return LocalGrid(hosted.app, node.clients, batched=hosted.batched)
-    from fedsink.simulation.ray import RayGrid
+    from fedsink.simulation.ray.grid import RayGrid
 
     return RayGrid(
         node,
         actors=engine.actors,
+        address=engine.address,
         num_cpus=None if engine.num_cpus is None else int(engine.num_cpus),
         num_gpus=engine.num_gpus,
+        data=engine.data,
         timeout=engine.timeout,
+        revive_seconds=engine.revive_seconds,
         debug=debug,
     )

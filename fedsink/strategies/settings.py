@@ -38,6 +38,7 @@ class StrategySettings(ABC):
         engines: the simulation engines that can run it. They are not inherited, since "fused"
             plays the rounds of `fedsink.strategies.DPSinkhorn` itself, and would do so for a
             method derived from it; only what plays these rounds unchanged may name it.
+        remembers: whether its clients keep anything from message to message.
         plan: what is done to records.
         clients: K.
         quorum: how many of the clients that are asked must answer, as in `Quorum`.
@@ -47,6 +48,7 @@ class StrategySettings(ABC):
     mode: ClassVar[str]
     title: ClassVar[str]
     engines: ClassVar[tuple[str, ...]] = NODE_ENGINES
+    remembers: ClassVar[bool] = False
 
     plan: PublicPlan
     clients: int
@@ -98,12 +100,21 @@ class StrategySettings(ABC):
             ConfigError: one of them holds too many.
         """
 
-    def check_engine(self, engine: str) -> None:
+    def check_engine(self, engine: str, *, elsewhere: bool = False) -> None:
         """Refuse an engine that cannot run this method.
+
+        Args:
+            engine: its name.
+            elsewhere: whether clients may be on other machines than this one.
 
         Raises:
             ConfigError: naming those that can.
         """
+        if elsewhere and self.remembers:
+            raise ConfigError(
+                f"strategy={self.name} keeps on this machine's disk what its clients have learned: "
+                "leave out engine.address."
+            )
         if engine not in self.engines:
             *most, last = self.engines
             raise ConfigError(

@@ -55,6 +55,7 @@ class GSWGANSettings(CentralSettings):
 
     name: ClassVar[str] = "gs_wgan"
     title: ClassVar[str] = "GS-WGAN"
+    remembers: ClassVar[bool] = True
     mechanism: ClassVar[str] = (
         "Gaussian on the sum of critics' gradients at the generated images, each clipped as a whole"
     )

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,14 +25,14 @@ from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ClientError, ConfigError
 from fedsink.privacy import SecretKey
 from fedsink.server.running import server_app
-from fedsink.simulation import ray as engine
 from fedsink.simulation.cohort import Hosted, fedsink_apps
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.local import LocalGrid
-from fedsink.simulation.ray import RayGrid
+from fedsink.simulation.ray.cluster import Places
+from fedsink.simulation.ray.grid import RayGrid
 from fedsink.simulation.settings import RunSettings
 
-from .conftest import Configure
+from ..conftest import Configure
 
 _CLIENTS = 3
 _OVERRIDES = ("seed=5", f"clients={_CLIENTS}", "rounds=12")
@@ -53,7 +52,9 @@ def _ray_grid(grids: dict[str, RayGrid], node: NodeSettings) -> RayGrid:
     if "ray" not in grids:
         # More cores than there are, so that several grids can live in one Ray instance, and a GPU
         # that Ray counts and hands out like a real one.
-        ray.init(num_cpus=16, num_gpus=1, include_dashboard=False, logging_level=logging.ERROR)
+        ray.init(
+            "local", num_cpus=16, num_gpus=1, include_dashboard=False, logging_level=logging.ERROR
+        )
         grids["ray"] = RayGrid(node, actors=2)
     return grids["ray"]
 
@@ -119,8 +120,9 @@ def make_grid(grids: dict[str, RayGrid], configured: Configure) -> Iterator[Call
         return made[-1]
 
     yield make
-    for actor in (actor for grid in made for actor in grid._actors):
-        ray.kill(actor)
+    for grid in made:
+        grid.cohorts.close()
+        grid._places.close()
 
 
 def _dying(marker: Path, after: int, act: Callable[[], None]) -> Callable[[Any], Hosted]:
@@ -181,10 +183,10 @@ def test_the_clients_of_a_killed_actor_live_on_and_are_charged_once(
     marker = tmp_path / "marker"
     still = _run(settings, LocalGrid(client_app(nodes[0]), _CLIENTS), tmp_path / "still")
     grid = make_grid(nodes[1], actors=2, host=_killed_once(marker))
-    first = list(grid._actors)
+    first = list(grid.cohorts.actors)
     killed = _run(settings, grid, tmp_path / "killed")
     assert not marker.exists()
-    assert sum(a is b for a, b in zip(first, grid._actors, strict=True)) == 1
+    assert sum(a is b for a, b in zip(first, grid.cohorts.actors, strict=True)) == 1
     if noise == "secure":  # whose noise nobody can draw twice
         assert all(values.isfinite().all() for values in killed.values())
     else:
@@ -194,6 +196,27 @@ def test_the_clients_of_a_killed_actor_live_on_and_are_charged_once(
         with sqlite3.connect(tmp_path / "killed.sqlite") as database:
             claimed = database.execute("SELECT count(*), count(DISTINCT digest) FROM claims")
             assert claimed.fetchone() == (12 * _CLIENTS, 12 * _CLIENTS)
+
+
+def test_records_in_rays_memory_are_read_by_nobody_else(
+    make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path
+) -> None:
+    driver = os.getpid()
+
+    def host(settings: Any) -> Hosted:
+        import os
+
+        from fedsink.data.sources import SOURCES
+
+        if os.getpid() != driver:
+            SOURCES["digits"] = None  # nobody can read them here
+        return fedsink_apps(settings)
+
+    settings = configured("seed=5", f"clients={_CLIENTS}", "rounds=2")
+    local = _run(settings, LocalGrid(client_app(settings.node), _CLIENTS), tmp_path / "local")
+    grid = make_grid(settings.node, actors=1, data="object_store", host=host)
+    for name, values in _run(settings, grid, tmp_path / "ray").items():
+        torch.testing.assert_close(values, local[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -247,7 +270,7 @@ def test_a_client_that_hangs_ends_the_run(
     settings = configured(*_OVERRIDES)
     grid = make_grid(settings.node, actors=1, host=_dying(marker, 2, hang))
     grid.send_and_receive([grid.create_message(RecordDict(), "query.identity", 1000, "1")])
-    grid._timeout = 2.0  # once the actor is there
+    grid.cohorts._timeout = 2.0  # once the actor is there
     began = time.monotonic()
     with pytest.raises(ClientError, match=r"did not answer within engine\.timeout=2 seconds"):
         _run(settings, grid, tmp_path / "run")
@@ -302,93 +325,47 @@ def test_four_cohorts_share_a_gpu_and_are_told_so(
     assert {(cohort["visible"], cohort["device"]) for cohort in seen} == {("0", "cuda")}
 
 
-class _Remote:
-    """An actor class whose calls return nothing anybody waits for."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-        self.answer = self.add_up = SimpleNamespace(remote=lambda *a: None)
-
-    def __call__(self, cls: type) -> _Remote:
-        return self
-
-    def remote(self, *arguments: Any) -> _Remote:
-        return self
-
-
-class _FakeRay:
-    """As much of Ray as a grid uses, with so many cores and GPUs."""
-
-    exceptions = ray.exceptions
-
-    def __init__(self, cpus: float, gpus: float) -> None:
-        self.resources = {"CPU": cpus, "GPU": gpus}
-        self.asked: list[dict[str, Any]] = []
-        self.ended = False
-
-    def cluster_resources(self) -> dict[str, float]:
-        return self.resources
-
-    def remote(self, **options: Any) -> _Remote:
-        self.asked.append(options)
-        return _Remote(options)
-
-    def put(self, value: Any) -> Any:
-        return value
-
-    def get(self, calls: Any, timeout: float | None) -> Any:
-        raise ray.exceptions.GetTimeoutError(f"{timeout}")
-
-    def shutdown(self) -> None:
-        self.ended = True
-
-
-@pytest.mark.parametrize(
-    ("cpus", "actors", "share"), [(8, None, 1.0), (2, 4, 0.5), (1, 3, 1 / 3), (4, 99, 0.4)]
-)
-def test_cohorts_share_the_cores_and_are_no_more_than_the_clients(
-    configured: Configure,
-    monkeypatch: pytest.MonkeyPatch,
-    cpus: float,
-    actors: int | None,
-    share: float,
+def test_there_are_no_more_places_than_clients_or_cores(
+    grids: dict[str, RayGrid], configured: Configure
 ) -> None:
-    fake = _FakeRay(cpus, 0)
-    monkeypatch.setattr(engine, "_start", lambda *a: fake)
-    grid = RayGrid(configured("seed=0", "clients=10").node, actors=actors)
-    assert fake.asked[0]["num_cpus"] == pytest.approx(share)
-    assert len(grid._actors) == min(10, actors or int(cpus))
+    _ray_grid(grids, configured(*_OVERRIDES).node)
+    for clients, cohorts, count in ((10, None, 10), (99, None, 16), (10, 2, 2), (1, 4, 1)):
+        places = Places(ray, clients, cohorts, 0.0)
+        places.close()
+        assert places.count == count
 
 
 def test_more_gpu_than_there_is_is_refused_instead_of_waited_for(
-    configured: Configure, monkeypatch: pytest.MonkeyPatch
+    grids: dict[str, RayGrid], configured: Configure
 ) -> None:
-    fake = _FakeRay(4, 1)
-    monkeypatch.setattr(engine, "_start", lambda *a: fake)
-    node = configured("seed=0", "clients=10").node
+    _ray_grid(grids, configured(*_OVERRIDES).node)
     with pytest.raises(ConfigError, match=r"4 cohorts of engine\.num_gpus=0\.5 do not fit on 1"):
-        RayGrid(node, num_gpus=0.5)
-    assert fake.ended
-    RayGrid(node, num_gpus=0.25)
+        Places(ray, 10, 4, 0.5)
+    Places(ray, 10, 4, 0.25).close()
 
 
-def test_a_share_of_a_gpu_is_never_cut_in_two(
-    configured: Configure, monkeypatch: pytest.MonkeyPatch
+def test_cohorts_without_a_place_end_the_run_and_say_what_is_free(
+    make_grid: Callable[..., RayGrid], configured: Configure
 ) -> None:
-    """Three times 0.6 is less than two GPUs, but the third cohort would wait for ever."""
-    monkeypatch.setattr(engine, "_start", lambda *a: _FakeRay(4, 2))
-    node = configured("seed=0", "clients=10").node
-    with pytest.raises(ConfigError, match=r"3 cohorts of engine\.num_gpus=0\.6 do not fit on 2"):
-        RayGrid(node, actors=3, num_gpus=0.6)
-    RayGrid(node, actors=2, num_gpus=0.6)
-    RayGrid(node, actors=1, num_gpus=2.0)
+    """The GPU is there, but somebody has it."""
+    taken = Places(ray, 1, 1, 1.0)
+    grid = make_grid(configured("seed=0").node, actors=1, num_gpus=1.0, revive_seconds=0.5)
+    message = grid.create_message(RecordDict(), "query.identity", 1000, "1")
+    began = time.monotonic()
+    with pytest.raises(
+        ClientError,
+        match=r"1 of 1 cohorts did not start within engine\.revive_seconds=0\.5: each asks for 1 "
+        r"CPU and 1 GPU, and on 1 live nodes \d+ CPU and 0 GPU are free; add nodes or lower",
+    ):
+        grid.send_and_receive([message])
+    assert time.monotonic() - began < 5
+    taken.close()
 
 
 def test_clients_that_take_too_long_end_the_run(
-    configured: Configure, monkeypatch: pytest.MonkeyPatch
+    make_grid: Callable[..., RayGrid], configured: Configure
 ) -> None:
-    monkeypatch.setattr(engine, "_start", lambda *a: _FakeRay(2, 0))
-    grid = RayGrid(configured("seed=0").node, timeout=5)
+    grid = make_grid(configured("seed=0").node, actors=1, timeout=1e-3)
     message = grid.create_message(RecordDict(), "query.identity", 1000, "1")
-    with pytest.raises(ClientError, match=r"did not answer within engine\.timeout=5 seconds"):
+    with pytest.raises(ClientError, match=r"did not answer within engine\.timeout=0\.001 seconds"):
         grid.send_and_receive([message])

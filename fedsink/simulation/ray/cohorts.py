@@ -1,0 +1,240 @@
+"""The actors of all cohorts: asked together, compared before they are used, replaced when lost."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedsink.errors import ClientError
+from fedsink.simulation.ray.actor import Actor
+from fedsink.simulation.ray.cluster import Places, first_line, node_in_words, refuse_strangers
+from fedsink.simulation.ray.records import Records
+from fedsink.simulation.ray.versions import refuse_others
+
+if TYPE_CHECKING:
+    from fedsink.simulation.cohort import Cohort
+
+log = logging.getLogger("fedsink.simulation")
+
+_PAUSE = 0.2  # seconds before an actor that died at once is replaced again
+
+
+class _LostError(Exception):
+    """Some of those that were asked are gone.
+
+    Args:
+        answers: of the others, by place.
+        errors: Ray's, by place.
+    """
+
+    def __init__(self, answers: Mapping[int, Any], errors: Mapping[int, Any]) -> None:
+        super().__init__(f"{len(errors)} actors are gone")
+        self.answers, self.errors = answers, errors
+
+
+class Cohorts:
+    """One actor for each place. They are first waited for when they are first asked.
+
+    Args:
+        ray: the module, connected.
+        places: of the cohorts.
+        build: makes the cohort, in the actor's process; picklable.
+        versions: what every node must run; None where they all have this process's files.
+        records: what the cohorts compute from; None where they read no data of a source.
+        secret: whether `build` holds what only this node, or a cluster with TLS, may be sent.
+        timeout: seconds to wait for answers; None waits for ever.
+        revive_seconds: how long to wait until actors have started.
+        revivals: how often one question is asked again because actors were lost.
+        debug: print what clients log.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        places: Places,
+        build: Callable[[], Cohort],
+        *,
+        versions: Mapping[str, str] | None,
+        records: Records | None,
+        secret: bool,
+        timeout: float | None,
+        revive_seconds: float,
+        revivals: int,
+        debug: bool,
+    ) -> None:
+        self._ray = ray
+        self._places = places
+        self._build = build
+        self._versions = versions
+        self._records = records
+        self._secret = secret
+        self._timeout = timeout
+        self._revive_seconds = revive_seconds
+        self._revivals = revivals
+        self._gone = ray.exceptions.RayActorError, ray.exceptions.ObjectLostError
+        remote = ray.remote(Actor)
+        self._new: Callable[[int], Any] = lambda place: remote.options(
+            **places.options(place)
+        ).remote(debug)
+        self.actors = [self._new(place) for place in range(places.count)]
+        self._ready = False
+
+    def __len__(self) -> int:
+        return len(self.actors)
+
+    def ask(self, method: str, shared: Any, work: Sequence[Sequence[Any]], *more: Any) -> list[Any]:
+        """Call a method of every actor that has work; an empty answer for each other one.
+
+        Args:
+            method: of `Actor`.
+            shared: its first argument, put into Ray's memory once.
+            work: its second argument, for each place.
+            more: its other arguments.
+
+        Raises:
+            ClientError: actors died again and again, found no place, or did not answer in time.
+        """
+        if not self._ready:
+            self._start(range(len(self.actors)))
+            self._ready = True
+        put = self._ray.put(shared)
+        answers: dict[int, Any] = {}
+        places: Collection[int] = [place for place, items in enumerate(work) if items]
+        for attempt in range(1 + self._revivals):
+            if attempt:
+                log.warning("%d actors died; new ones host their clients", len(places))
+                self._replace(places)
+                self._start(places)
+            calls = {
+                place: getattr(self.actors[place], method).remote(put, work[place], *more)
+                for place in places
+            }
+            try:
+                answers |= self._received(calls)
+                return [answers.get(place, []) for place in range(len(work))]
+            except _LostError as lost:
+                answers |= lost.answers
+                places, last = lost.errors, lost
+        raise _died() from last
+
+    def close(self) -> None:
+        """End the actors."""
+        for actor in self.actors:
+            self._ray.kill(actor)
+
+    def _received(self, calls: Mapping[int, Any]) -> dict[int, Any]:
+        """The answers to calls by their place.
+
+        Raises:
+            _LostError: some will never come.
+            ClientError: some did not come in time.
+        """
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+
+        def get(received: Any) -> Any:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            return self._ray.get(received, timeout=left)
+
+        answers, errors = {}, {}
+        try:
+            try:
+                return dict(zip(calls, get(list(calls.values())), strict=True))
+            except self._gone:
+                pass  # one `get` for each tells whose
+            for place, call in calls.items():
+                try:
+                    answers[place] = get(call)
+                except self._gone as error:
+                    errors[place] = error
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise ClientError(
+                f"Clients did not answer within engine.timeout={self._timeout:g} seconds: "
+                "raise it, then continue from the checkpoint with resume=."
+            ) from error
+        raise _LostError(answers, errors)
+
+    def _replace(self, places: Collection[int]) -> None:
+        for place in places:
+            self._ray.kill(self.actors[place])
+            self.actors[place] = self._new(place)
+
+    def _start(self, places: Collection[int]) -> None:
+        """Wait for new actors, see what they run, and have them build their cohorts.
+
+        Raises:
+            ClientError: they have no place within the time for that, died, or cannot be used.
+            PrivacyError: a secret would be sent to other nodes in the clear.
+        """
+        deadline = time.monotonic() + self._revive_seconds
+        while True:
+            try:
+                nodes = self._started(places, deadline)
+                if self._versions is not None:
+                    self._compare(nodes, self._versions)
+                if self._secret:
+                    here = self._ray.get_runtime_context().get_node_id()
+                    refuse_strangers(here, nodes.values())
+                if self._records is not None:
+                    self._hand_out(nodes, self._records)
+                self._host(places)
+                return
+            except _LostError as lost:  # a node that is going down may have been given some
+                if time.monotonic() > deadline:
+                    raise _died() from lost
+                time.sleep(_PAUSE)
+                self._replace(lost.errors)
+
+    def _started(self, places: Collection[int], deadline: float) -> dict[int, str]:
+        """The nodes that new actors are on, by place."""
+        calls = {place: self.actors[place].place.remote() for place in places}
+        left = max(0.0, deadline - time.monotonic())
+        _, waiting = self._ray.wait(list(calls.values()), num_returns=len(calls), timeout=left)
+        if waiting:
+            raise ClientError(
+                f"{len(waiting)} of {len(self)} cohorts did not start within "
+                f"engine.revive_seconds={self._revive_seconds:g}: {self._places.shortage()}; add "
+                "nodes or lower engine.actors, or continue from the checkpoint with resume=."
+            )
+        try:
+            return self._received(calls)
+        except self._ray.exceptions.RuntimeEnvSetupError as error:
+            raise ClientError(
+                f"Ray could not send fedsink to a node of the cluster: {first_line(error)}."
+            ) from error
+        except _LostError as lost:
+            for cause in lost.errors.values():
+                if getattr(cause, "actor_init_failed", False):
+                    raise ClientError(
+                        f"A Ray actor could not be started ({str(cause).strip().splitlines()[-1]})"
+                        ": install fedsink's requirements on every node."
+                    ) from cause
+            raise
+
+    def _compare(self, nodes: Mapping[int, str], versions: Mapping[str, str]) -> None:
+        """Refuse nodes that do not run what this process runs."""
+        calls = {place: self.actors[place].versions.remote() for place in nodes}
+        for place, there in self._received(calls).items():
+            refuse_others(node_in_words(self._ray, nodes[place]), versions, there)
+
+    def _hand_out(self, nodes: Mapping[int, str], records: Records) -> None:
+        """Have new actors come by the records; refuses nodes that have others."""
+        calls = {place: records.call(self.actors[place]) for place in nodes}
+        answers = self._received(calls)
+        records.check({node_in_words(self._ray, nodes[p]): a for p, a in answers.items()})
+
+    def _host(self, places: Collection[int]) -> None:
+        try:
+            self._received({place: self.actors[place].host.remote(self._build) for place in places})
+        except self._ray.exceptions.RayTaskError as error:
+            raise ClientError(
+                "A Ray actor could not build the apps of its clients; --debug shows why."
+            ) from error
+
+
+def _died() -> ClientError:
+    return ClientError(
+        "Ray actors that hosted clients died again and again, most likely for lack of memory: use "
+        "fewer actors (engine.actors=1) or continue from the checkpoint with resume=."
+    )

@@ -1,0 +1,128 @@
+"""Clients whose ledger is elsewhere: they answer what was admitted there, with the same bytes."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import RecordDict
+
+from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.node import Node, close_nodes, grant
+from fedsink.clients.settings import NodeSettings
+from fedsink.errors import PrivacyError, ReleaseRefusedError
+from fedsink.privacy import SecretKey
+from fedsink.protocol import Objective
+from fedsink.protocol.exchange import Content
+from fedsink.protocol.gradient import pack_requests
+
+from ..support.requests import gradient_request, plan_of
+from ..support.tiny import CLASSES, tiny_clients, with_secret_key
+
+OBJECTIVE = Objective(lam=0.5, classes=CLASSES)
+
+
+def message(round: int = 1, run: str = "run") -> RecordDict:
+    """A request for one use."""
+    return pack_requests([gradient_request(plan_of(), OBJECTIVE, round=round, run=run)])
+
+
+def content(record: RecordDict) -> Content:
+    return Content(None, lambda: record)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> NodeSettings:
+    """Clients with a key file and a ledger."""
+    return with_secret_key(tiny_clients(), tmp_path)
+
+
+@pytest.fixture
+def there(here: NodeSettings) -> NodeSettings:
+    """The same clients in another process, on another machine."""
+    assert here.key_file is not None
+    return replace(here, lent=SecretKey.load(here.key_file), key_file=None, ledger=None)
+
+
+def test_what_was_charged_is_answered_with_the_bytes_that_the_ledgers_node_would_answer(
+    here: NodeSettings, there: NodeSettings
+) -> None:
+    passes = NodeCohort(here).admit("train.gradient", content(message()), [0, 1, 2])
+    assert len(passes) == 3
+    grant(passes)
+    for client in range(3):
+        answer = Node(there, client).answer("train.gradient", message())
+        assert answer == Node(here, client).answer("train.gradient", message())
+
+
+def test_nothing_is_answered_without_a_pass(here: NodeSettings, there: NodeSettings) -> None:
+    node = Node(there, 1)
+    refused: list[tuple[RecordDict, Any]] = [
+        (message(), ()),
+        (message(), NodeCohort(here).admit("train.gradient", content(message()), [0, 2])),
+        (message(2), NodeCohort(here).admit("train.gradient", content(message()), [1])),
+        (message(1, "other"), NodeCohort(here).admit("train.gradient", content(message()), [1])),
+    ]
+    for record, passes in refused:
+        grant(passes)
+        with pytest.raises(ReleaseRefusedError, match=r"No charge of the run .* was committed"):
+            node.answer("train.gradient", record)
+
+
+def test_a_pass_is_good_until_the_next_ones(here: NodeSettings, there: NodeSettings) -> None:
+    grant(NodeCohort(here).admit("train.gradient", content(message()), [0]))
+    node = Node(there, 0)
+    assert node.answer("train.gradient", message()) == node.answer("train.gradient", message())
+    grant(())
+    with pytest.raises(ReleaseRefusedError):
+        node.answer("train.gradient", message())
+
+
+def test_other_records_than_those_that_were_charged_are_not_answered_about(
+    here: NodeSettings, there: NodeSettings
+) -> None:
+    grant(NodeCohort(here).admit("train.gradient", content(message()), [0]))
+    with pytest.raises(ReleaseRefusedError):
+        Node(replace(there, partition_seed=1), 0).answer("train.gradient", message())
+
+
+def test_admitting_charges_each_client_once_and_computes_nothing(
+    here: NodeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compute(*arguments: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("fedsink.clients.gradient.GradientAnswer.compute", compute)
+    monkeypatch.setattr("fedsink.clients.gradient.GradientAnswer.compute_each", compute)
+    cohort = NodeCohort(here)
+    first = cohort.admit("train.gradient", content(message()), [0, 1])
+    assert cohort.admit("train.gradient", content(message()), [0, 1]) == first
+    assert here.ledger is not None
+    close_nodes()
+    with sqlite3.connect(here.ledger) as database:
+        claims = "SELECT count(*), count(DISTINCT digest) FROM claims"
+        assert database.execute(claims).fetchone() == (2, 2)
+
+
+def test_what_a_client_refuses_gets_no_pass(here: NodeSettings) -> None:
+    cohort = NodeCohort(here)
+    other = pack_requests([gradient_request(plan_of(), OBJECTIVE, run="run", rows=5)])
+    assert cohort.admit("train.gradient", content(message()), [0])
+    assert cohort.admit("train.gradient", content(other), [0]) == []  # the round is taken
+    assert cohort.admit("train.nothing", content(message()), [0]) == []
+
+
+@pytest.mark.parametrize("more", ["seed", "key_file", "ledger", "noise"])
+def test_a_lent_key_stands_alone(there: NodeSettings, more: str, tmp_path: Path) -> None:
+    value = {"seed": 1, "noise": "secure"}.get(more, tmp_path)
+    with pytest.raises(PrivacyError, match="A key is lent in place of a key file and a ledger"):
+        replace(there, **{more: value})
+
+
+def test_the_key_is_not_shown(there: NodeSettings) -> None:
+    assert there.lent is not None
+    assert there.lent.secret.hex() not in repr(there)
+    assert repr(there.lent.secret) not in repr(there)

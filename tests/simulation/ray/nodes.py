@@ -1,0 +1,107 @@
+"""A Ray cluster of several nodes on this machine, each with processes and an id of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+# No administrator is as watchful: a lost node is noticed within some two seconds.
+_WATCHFUL = {
+    "health_check_initial_delay_ms": 500,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 500,
+    "health_check_failure_threshold": 2,
+}
+_START = 60.0
+
+
+class Nodes:
+    """A head without room for any cohort, and nodes that come and go: what `ray start` starts.
+
+    Args:
+        folder: of the head's log and of the nodes'.
+        environment: of every process, beside this one's.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._folder = folder
+        self._environment = {
+            **os.environ,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **(environment or {}),
+        }
+        self._lock = threading.Lock()
+        self._started: list[subprocess.Popen[bytes]] = []
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = free.getsockname()[1]
+        self.address = f"127.0.0.1:{port}"
+        # Short, for the sockets in it; Ray's own would tell other processes of this head.
+        self._session = tempfile.mkdtemp(prefix="ray-")
+        self._start(
+            "--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false",
+            f"--temp-dir={self._session}",
+            f"--system-config={json.dumps(_WATCHFUL)}",
+        )  # fmt: skip
+
+    @property
+    def workers(self) -> list[subprocess.Popen[bytes]]:
+        """All nodes except the head."""
+        return self._started[1:]
+
+    def add(self, cpus: int = 2, **environment: str) -> subprocess.Popen[bytes]:
+        """Start one more node, with an environment that differs from the others'."""
+        return self._start(f"--address={self.address}", f"--num-cpus={cpus}", **environment)
+
+    def kill(self, node: subprocess.Popen[bytes]) -> None:
+        """End all processes of a node at once, as a power cut does."""
+        self._started.remove(node)
+        os.killpg(node.pid, signal.SIGKILL)
+        node.wait()
+
+    def close(self) -> None:
+        """End all processes."""
+        for node in reversed(self._started):
+            node.terminate()
+        for node in self._started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                node.wait(10)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(node.pid, signal.SIGKILL)
+            node.wait()
+        shutil.rmtree(self._session, ignore_errors=True)
+
+    def _start(self, *words: str, **environment: str) -> subprocess.Popen[bytes]:
+        command = [
+            str(Path(sys.executable).with_name("ray")), "start", *words, "--block",
+            "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0",
+            f"--object-store-memory={100 << 20}", "--disable-usage-stats",
+        ]  # fmt: skip
+        with self._lock:
+            log = self._folder / f"node-{len(list(self._folder.glob('node-*.log')))}.log"
+            with log.open("wb") as file:
+                node = subprocess.Popen(
+                    command,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment | environment,
+                    start_new_session=True,
+                )
+            self._started.append(node)
+        deadline = time.monotonic() + _START
+        while "Ray runtime started" not in (text := log.read_text()):
+            if node.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"A node did not start:\n{text}")
+            time.sleep(0.1)
+        return node

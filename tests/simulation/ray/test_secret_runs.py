@@ -1,0 +1,119 @@
+"""Runs without a seed on a cluster: where the key goes, and what is charged."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ray.util import get_node_ip_address
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy import SecretKey
+from fedsink.simulation.ray.cluster import refuse_strangers
+from fedsink.simulation.ray.lending import Lending
+from fedsink.simulation.simulate import start
+
+from ..conftest import Compose, Configure, write_policy
+from .nodes import Nodes
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_no_file_of_this_disk_is_named_to_other_machines(
+    configured: Configure, tmp_path: Path
+) -> None:
+    key_file = tmp_path / "key"
+    key = SecretKey.create(key_file, "run")
+    node = replace(configured().node, key_file=key_file, ledger=tmp_path / "run.sqlite")
+    lent = Lending(node).settings
+    assert lent.lent == key
+    assert (lent.key_file, lent.ledger, lent.policy) == (None, None, None)
+
+
+@pytest.mark.parametrize("kept", ["noise=secure", "policy="])
+def test_what_must_be_stored_here_is_not_answered_elsewhere(
+    configured: Configure, tmp_path: Path, kept: str
+) -> None:
+    override = f"policy={write_policy(tmp_path)}" if kept == "policy=" else kept
+    with pytest.raises(PrivacyError, match=f"^{kept} keeps its replies on this machine's disk"):
+        Lending(configured("engine=local", override).node)
+
+
+@pytest.mark.parametrize("tls", [None, "0", "1", "true"])
+def test_a_key_goes_to_other_nodes_over_tls_alone(
+    monkeypatch: pytest.MonkeyPatch, tls: str | None
+) -> None:
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    if tls is not None:
+        monkeypatch.setenv("RAY_USE_TLS", tls)
+    refuse_strangers("a", ["a", "a"])
+    if tls in ("1", "true"):
+        refuse_strangers("a", ["a", "b"])
+        return
+    with pytest.raises(
+        PrivacyError, match=r"unencrypted to 2 other nodes .* give seed=, or use a cluster with TLS"
+    ):
+        refuse_strangers("a", ["a", "b", "b", "c"])
+
+
+@pytest.mark.slow
+def test_without_tls_no_other_node_is_sent_the_key(
+    composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    nodes = Nodes(tmp_path)
+    try:
+        nodes.add()
+        config = composed("engine=ray", f"engine.address={nodes.address}", small=False)
+        with pytest.raises(PrivacyError, match="would travel unencrypted to 1 other nodes"):
+            start(config, tmp_path / "run")
+    finally:
+        nodes.close()
+
+
+@pytest.mark.slow
+def test_ten_kills_on_a_cluster_with_tls_leave_the_bytes_and_charge_nobody_twice(
+    tmp_path: Path,
+) -> None:
+    environment = {**os.environ, **_certified(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("besieged.py"), tmp_path],
+        env=environment, capture_output=True, text=True, timeout=580,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    killed = done.stdout.count("killed an actor"), done.stdout.count("killed a node")
+    assert sum(killed) == 10
+    assert min(killed) >= 2
+    generators = [
+        (tmp_path / name / "run" / "generator.safetensors").read_bytes()
+        for name in ("local", "cluster")
+    ]
+    assert generators[0] == generators[1]
+    for name in ("local", "cluster"):
+        with sqlite3.connect(tmp_path / name / "run.sqlite") as ledger:
+            claims = ledger.execute("SELECT count(*), count(DISTINCT digest) FROM claims")
+            assert claims.fetchone() == (40 * 6, 40 * 6)
+
+
+def _certified(folder: Path) -> dict[str, str]:
+    """What Ray reads of TLS, with a certificate that signs itself."""
+    key, certificate = folder / "tls.key", folder / "tls.crt"
+    names = f"DNS:localhost,IP:127.0.0.1,IP:{get_node_ip_address()}"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+         "-subj", "/CN=ray", "-addext", f"subjectAltName={names}",
+         "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return {
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": str(certificate),
+        "RAY_TLS_SERVER_KEY": str(key),
+        "RAY_TLS_CA_CERT": str(certificate),
+    }
