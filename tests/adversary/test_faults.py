@@ -410,7 +410,8 @@ UNASKED = [request(5), request(1, run="third"), *(other(request(round)) for roun
 def pages(ledger: Path) -> dict[str, int]:
     """Where the page of each table and index begins."""
     with closing(sqlite3.connect(ledger)) as connection:
-        roots = connection.execute("SELECT name, rootpage FROM sqlite_master").fetchall()
+        query = "SELECT name, rootpage FROM sqlite_master WHERE rootpage > 0"  # a view has no page
+        roots = connection.execute(query).fetchall()
         [(size,)] = connection.execute("PRAGMA page_size")
     return {"schema": 0} | {name: (root - 1) * size for name, root in roots}
 
@@ -423,7 +424,9 @@ def test_a_damaged_page_is_named_and_nothing_is_released(
     found = pages(used.ledger)
     assert {"schema", "accounts", "contents", "runs", "reservations", "claims"} < found.keys()
     restore = used.back_up()
-    for page in found.values():
+    for name, page in found.items():
+        if first > 0 and name in ("instalments", "refusals"):
+            continue  # nothing was written to it, so its tail holds no rows
         content = bytearray(used.ledger.read_bytes())
         content[page + first : page + last] = b"\xff" * (last - first)
         used.ledger.write_bytes(content)
