@@ -72,6 +72,26 @@ class ReleaseRefusedError(ClientError):
     """
 
 
+class RolledBackError(ReleaseRefusedError):
+    """A node's ledger is older than what the node has shown to a server."""
+
+
+class UnsignedRequestError(ReleaseRefusedError):
+    """A node answers named operators alone, and nobody has signed the request."""
+
+
+class UnknownOperatorError(ReleaseRefusedError):
+    """A request is signed by a key that the node's owner does not name."""
+
+
+class BadSignatureError(ReleaseRefusedError):
+    """A request is not what its operator signed, or not for this node."""
+
+
+class DailyLimitError(ReleaseRefusedError):
+    """A node has admitted as many new runs today as its owner allows."""
+
+
 class BudgetError(ReleaseRefusedError):
     """The release would cost more than the owner's budget has left."""
 

@@ -81,6 +81,7 @@ class Answer(ABC):
         parts: the names of the reply's tensors.
         most_records: how many records the plan accounts for; None: any number.
         of_users: whether the records must tell users apart.
+        operator: who has signed the message, by the policy's name; None: nobody, or nobody asked.
         protected: whether the reply is noised; else a simulation of public data alone answers.
     """
 
@@ -94,6 +95,7 @@ class Answer(ABC):
     most_records: int | None = None
     protected: bool = True
     of_users: bool = False
+    operator: str | None = None
 
     @abstractmethod
     def __init__(self, requests: Sequence[Any]) -> None:

@@ -13,9 +13,10 @@ from fedsink.clients.answers import ANSWERS
 from fedsink.clients.node import Node, open_node
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
-from fedsink.errors import ConfigError
+from fedsink.errors import ConfigError, ReleaseRefusedError
 from fedsink.protocol.errors import failure_code
 from fedsink.protocol.identity import identity_record
+from fedsink.protocol.receipts import give, shown_receipts
 
 Handler = Callable[[Node, str, RecordDict], RecordDict]
 """The reply of a node to a message's type and content."""
@@ -64,7 +65,11 @@ def _answering(settings_of: Callable[[Context], NodeSettings]) -> ClientApp:
                 settings = settings_of(context)
                 torch.set_num_threads(settings.threads)
                 node = open_node(settings, _number("partition-id", client))
-                reply = handler(node, message.metadata.message_type, message.content)
+                try:
+                    reply = handler(node, message.metadata.message_type, message.content)
+                except ReleaseRefusedError as refusal:
+                    node.note_refusal(refusal)
+                    raise
             except Exception as error:
                 return Message(Error(failure_code(error, client)), reply_to=message)
             return Message(reply, reply_to=message)
@@ -84,7 +89,10 @@ def _number(name: str, value: object) -> int:
 
 
 def _identity(node: Node, message_type: str, content: RecordDict) -> RecordDict:
-    return identity_record(node.client)
+    record = identity_record(node.client)
+    if (given := node.given(shown_receipts(content))) is not None:
+        give(record, given)
+    return record
 
 
 app = _answering(owners_settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -124,6 +125,9 @@ def central_charge(plan: PrivacyPlan, share: int = 1, *, trusted: bool = False) 
         delta=plan.delta,
         epsilon=charged.epsilon,
         rough_epsilon=charged.rough_epsilon,
+        part=lambda rounds, delta: central_charge(
+            replace(plan, rounds=rounds, delta=delta), share, trusted=trusted
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -14,7 +15,15 @@ from fedsink.clients.answers import find_answer
 from fedsink.clients.passes import Passes
 from fedsink.clients.policy import Policy
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.releases import Admitted, Releases, refuse_rollback, seeded, use_digests
+from fedsink.clients.receipts import Receipts
+from fedsink.clients.releases import (
+    Admitted,
+    Releases,
+    refuse_forgotten,
+    refuse_rollback,
+    seeded,
+    use_digests,
+)
 from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
@@ -23,8 +32,16 @@ from fedsink.data.labelled import LabelledData
 from fedsink.data.partition import partition
 from fedsink.data.sources import load
 from fedsink.devices import device_named
-from fedsink.errors import ConfigError, DataError, ReleaseRefusedError
+from fedsink.errors import (
+    ConfigError,
+    DataError,
+    LedgerError,
+    ReleaseRefusedError,
+    RolledBackError,
+)
 from fedsink.privacy.ledger import Ledger
+from fedsink.protocol.receipts import Given
+from fedsink.protocol.signatures import signer
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -80,12 +97,16 @@ class Node:
         """The reply to a message, as it travels.
 
         Raises:
-            ReleaseRefusedError: policy, budget or ledger forbid it, or the message asks for what
-                this client is not asked for.
+            ReleaseRefusedError: policy, budget or ledger forbid it, nobody has signed it whom the
+                policy names, or the message asks for what this client is not asked for.
             LedgerError: ledger or reply store cannot be used.
             ValueError: the message is malformed, or is not for the node's data.
         """
+        operator = None
+        if self._policy is not None and self._policy.operators:
+            operator = signer(record, message_type, self._receipts.name, self._policy.operators)
         answer = find_answer(message_type, self._policy).read(record, self._policy)
+        answer.operator = operator
         return answer.record(self.release(answer, answer.digest(record)))
 
     def release(self, answer: Answer, digest: bytes) -> Mapping[str, Tensor]:
@@ -152,7 +173,10 @@ class Node:
         else:
             trusted = self._policy is not None and self._policy.trusts_aggregation
             charge, content = answer.charge(trusted=trusted), lambda: self._content(answer)
-            admitted = self._releases.admit(answer.run, charge, answer.places, digest, content)
+            who = answer.name, answer.operator
+            admitted = self._releases.admit(
+                answer.run, charge, answer.places, digest, content, *who
+            )
         if answer.most_records is not None and len(self.shard) > answer.most_records:
             raise DataError("This node holds more records than the plan accounts for.")
         return admitted
@@ -176,6 +200,34 @@ class Node:
         else:
             lineage = "" if settings.ledger is None else settings.ledger.stem
         return lineage if settings.partition is None else f"{lineage}/client-{self.client}"
+
+    def given(self, shown: Iterable[str]) -> Given | None:
+        """What a node under a policy gives a server to keep, after a look at what that keeps.
+
+        Args:
+            shown: the server's receipts, of any nodes.
+
+        Raises:
+            RolledBackError: the ledger is older than one of them.
+            LedgerError: the ledger cannot be used.
+        """
+        if self._policy is None:
+            return None
+        ledger = _open_ledger(self.settings)
+        self._receipts.check(ledger, shown)
+        return Given(self._receipts.name, self._receipts.give(ledger))
+
+    def note_refusal(self, error: ReleaseRefusedError) -> None:
+        """Count a refusal in the ledger of a node under a policy, for its owner to see."""
+        if self._policy is not None:
+            with contextlib.suppress(LedgerError, RolledBackError):
+                _open_ledger(self.settings).refused(type(error).__name__)
+
+    @cached_property
+    def _receipts(self) -> Receipts:
+        if self._policy is None:
+            raise ValueError("A node without a policy gives no receipts.")
+        return Receipts(self._policy.state, self._policy.lineage)
 
     @cached_property
     def states(self) -> States:
@@ -216,6 +268,7 @@ class Node:
             None if policy is None else policy.budgets,
             ReplyStore(settings.replies) if stored else None,
             "inherit" if policy is None else policy.on_change,
+            None if policy is None else policy.allowed.runs_per_day,
         )
 
 
@@ -310,4 +363,8 @@ def _open_ledger(settings: NodeSettings) -> Ledger:
     ledger = Ledger(settings.ledger, durable=settings.policy is not None)
     if settings.replies is not None:
         refuse_rollback(ledger, ReplyStore(settings.replies))
+    policy = policy_of(settings)
+    if policy is not None:
+        refuse_forgotten(ledger, policy.critics)
+        Receipts(policy.state, policy.lineage).check(ledger)
     return ledger

@@ -37,6 +37,8 @@ class Passes:
         places: Sequence[Place],
         digest: bytes,
         content: Callable[[], bytes],
+        method: str | None = None,
+        operator: str | None = None,
     ) -> Admitted:
         """What `Releases.admit` gave where the ledger is; the arguments are its own.
 

@@ -37,6 +37,7 @@ class Allowed:
         maximum_rate: largest sampling rate q.
         labels: class indices that may be used; None: all.
         capacity: whether a plan must fix its batch capacity.
+        runs_per_day: how many new runs are admitted in a day; None: any number.
         secure_aggregation: whether a reply may hold a share of the noise. "refused": never.
             "untrusted": yes, judged and charged by the noise of this reply alone. "trusted": yes,
             judged and charged by the noise of the sum, because the owner vouches that nobody sees
@@ -54,6 +55,7 @@ class Allowed:
     labels: frozenset[int] | None
     capacity: bool
     secure_aggregation: str
+    runs_per_day: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Policy:
         - A share of the noise is refused unless the file allows it, and counts as the whole
           noise only where the file says that the aggregation is trusted.
         - A request is refused before any record is read.
+        - Where the file names operators, nothing of a request is parsed before the signature of
+          one of them is found good for this node.
 
     Attributes:
         path: the file.
@@ -81,6 +85,7 @@ class Policy:
         noise: ``"secure"`` or ``"fast"``.
         budgets: ceilings by adjacency.
         allowed: everything else.
+        operators: public keys of those whose requests are answered, by name; empty: anybody's.
     """
 
     path: Path
@@ -92,6 +97,7 @@ class Policy:
     noise: str
     budgets: Mapping[str, Budget]
     allowed: Allowed
+    operators: Mapping[str, bytes]
 
     @property
     def ledger(self) -> Path:

@@ -15,6 +15,7 @@ from fedsink.errors import ConfigError, PrivacyError
 from fedsink.models import GENERATORS
 from fedsink.privacy.adjacency import ADD_REMOVE, ADJACENCIES
 from fedsink.privacy.ledger import Budget
+from fedsink.protocol.signatures import read_key
 
 MAXIMUM_ROUNDS = 100_000  # where a policy does not say
 AGGREGATION = ("refused", "untrusted", "trusted")
@@ -43,9 +44,28 @@ def read_policy(path: Path) -> Policy:
     backend = noise.choice("backend", ("secure", "fast"), REQUIRED)
     budgets = _budgets(whole.table("budget"))
     allowed = _allowed(whole.table("allow"), spec, budgets)
+    operators = _operators(whole.optional_table("operators"))
     for table in (data, state, noise, whole):
         table.finish()
-    return Policy(path, lineage, spec, on_change, folder, days, backend, budgets, allowed)
+    return Policy(
+        path, lineage, spec, on_change, folder, days, backend, budgets, allowed, operators
+    )
+
+
+def _operators(table: Table | None) -> dict[str, bytes]:
+    if table is None:
+        return {}
+    keys = table.table("keys")
+    operators = {}
+    for name in keys.names():
+        try:
+            operators[name] = read_key(keys.text(name))
+        except ConfigError as error:
+            keys.fail(f"{name}: {error}")
+    if not operators:
+        keys.fail("name at least one operator, or leave [operators] out.")
+    table.finish()
+    return operators
 
 
 def _data_spec(data: Table, folder: Path) -> DataSpec:
@@ -71,8 +91,9 @@ def _budgets(tables: Table) -> dict[str, Budget]:
         epsilon, delta = table.number("epsilon"), table.number("delta")
         admission = table.text("admission", "reserve")
         order = table.number("order", None)
+        step = table.whole("rounds_per_reservation", None)
         try:
-            budgets[name] = Budget(epsilon, delta, admission, order)
+            budgets[name] = Budget(epsilon, delta, admission, order, step)
         except PrivacyError as error:
             table.fail(str(error))
         if admission == "rdp-filter" and name != ADD_REMOVE:
@@ -112,6 +133,7 @@ def _allowed(table: Table, data: DataSpec, budgets: dict[str, Budget]) -> Allowe
         maximum_rate=table.number("maximum_rate", 1.0),
         labels=None if listed is None else frozenset(map(data.classes.index, listed)),
         capacity=table.choice("capacity", ("required", "optional"), "optional") == "required",
+        runs_per_day=table.whole("runs_per_day", None),
         secure_aggregation=table.choice("secure_aggregation", AGGREGATION, AGGREGATION[0]),
     )
     table.finish()

@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from torch import Tensor
 
 from fedsink.clients.replies import ReplyStore
 from fedsink.errors import LedgerError, ReleaseRefusedError
-from fedsink.privacy.ledger import Budget, Charge, Ledger, Reservation, Use
+from fedsink.privacy.ledger import Asked, Budget, Charge, Ledger, Reservation, Use
 from fedsink.privacy.ledger.places import Place
 
 
@@ -38,6 +39,24 @@ def refuse_rollback(ledger: Ledger, store: ReplyStore) -> None:
         raise LedgerError(
             "The ledger does not know every reply that is stored beside it, so it was put back or "
             "replaced, and charges are missing: restore the ledger that belongs to the replies."
+        )
+
+
+def refuse_forgotten(ledger: Ledger, critics: Path) -> None:
+    """Refuse an empty ledger beside what critics have learned, behind charges that it lacks.
+
+    Args:
+        ledger: the node's.
+        critics: folder of their states.
+
+    Raises:
+        LedgerError: there is such a state.
+    """
+    if ledger.head()[0] == 0 and any(critics.glob("*/*.state")):
+        raise LedgerError(
+            f"The ledger is empty, and critics have learned from the data ({critics}): restore the "
+            "ledger, or remove what they have learned (fedsink ledger forget-critics) if the data "
+            "are new."
         )
 
 
@@ -84,6 +103,7 @@ class Releases:
         budgets: ceilings by adjacency; None: the ledger admits one plan, whatever it costs.
         store: where released replies are kept; None where their noise can be drawn again.
         on_change: ``"inherit"`` or ``"refuse"``, see `Ledger.bind`.
+        runs_per_day: how many new runs the owner admits; None: any number.
     """
 
     def __init__(
@@ -93,12 +113,14 @@ class Releases:
         budgets: Mapping[str, Budget] | None,
         store: ReplyStore | None,
         on_change: str = "inherit",
+        runs_per_day: int | None = None,
     ) -> None:
         self._ledger = ledger
         self._lineage = lineage
         self._budgets = budgets
         self._store = store
         self._on_change = on_change
+        self._runs_per_day = runs_per_day
         self._reservation: tuple[tuple[str, str, str], Reservation] | None = None
         self._bound: bytes | None = None
 
@@ -109,6 +131,8 @@ class Releases:
         places: Sequence[Place],
         digest: bytes,
         content: Callable[[], bytes],
+        method: str | None = None,
+        operator: str | None = None,
     ) -> Admitted:
         """Charge one message; its reply is computed at most once for each state of the data.
 
@@ -118,12 +142,15 @@ class Releases:
             places: the rounds and classes of the message's uses.
             digest: SHA-256 of the whole message.
             content: fingerprint of the data, which it loads.
+            method: name of the answer, and who has asked for it by which signature: for the owner.
+            operator: see `method`.
 
         Raises:
             ReleaseRefusedError: budget, ledger or store forbid an answer.
             LedgerError: ledger or store cannot be read or written.
         """
-        reservation = self._reserve(run, charge)
+        asked = Asked(operator, method, self._runs_per_day)
+        reservation = self._reserve(run, charge, asked, max(place[0] for place in places))
         fingerprint = content()
         if fingerprint != self._bound:
             self._ledger.bind(self._lineage, fingerprint, self._on_change)
@@ -157,9 +184,13 @@ class Releases:
 
         return Admitted(digests, stored, release)
 
-    def _reserve(self, run: str, charge: Charge) -> Reservation:
+    def _reserve(self, run: str, charge: Charge, asked: Asked, round: int) -> Reservation:
         plan = (run, charge.adjacency, charge.plan_json)
-        if self._reservation is None or self._reservation[0] != plan:
+        known = self._reservation
+        lacks = known is not None and known[1].step is not None and known[1].rounds < round
+        if known is None or known[0] != plan or lacks:
             budget = None if self._budgets is None else self._budgets[charge.adjacency]
-            self._reservation = plan, self._ledger.reserve(self._lineage, run, charge, budget)
-        return self._reservation[1]
+            held = self._ledger.reserve(self._lineage, run, charge, budget, asked, round)
+            self._reservation = plan, held
+            return held
+        return known[1]

@@ -156,8 +156,14 @@ class NodeSettings:
             threads: torch threads a client may use.
 
         Raises:
+            ConfigError: a simulation under a policy that names operators: nobody signs there.
             PrivacyError: the noise key cannot be made or used.
         """
+        if partition is not None and policy.operators:
+            raise ConfigError(
+                f"{policy.path.name} names operators, and nobody signs the requests of a "
+                "simulation: leave [operators.keys] out of a copy for it."
+            )
         key_file = policy.key_file if policy.noise == "fast" else None
         try:
             policy.state.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -32,6 +32,10 @@ class Table:
             hint = f" Did you mean {near[0]}?" if near else ""
             self.fail(f"unknown key {key!r}.{hint} Keys: {', '.join(self._known)}.")
 
+    def names(self) -> list[str]:
+        """The keys that nobody has taken yet, of a table whose keys are the owner's to choose."""
+        return list(self._left)
+
     def table(self, key: str) -> Table:
         """A table inside this one; it must be there."""
         where = f"{self._where}.{key}" if self._where else key
@@ -69,9 +73,11 @@ class Table:
             self.fail(f"{key} must be a number ≥ 0, not {value!r}.")
         return None if value is None else float(value)
 
-    def whole(self, key: str, default: Any = REQUIRED) -> int:
-        """A whole number ≥ 0."""
+    def whole(self, key: str, default: Any = REQUIRED) -> Any:
+        """A whole number ≥ 0; a default of None stays None."""
         value = self._take(key, int, "a whole number", default)
+        if value is None:
+            return None
         if value < 0:
             self.fail(f"{key} must be a whole number ≥ 0, not {value!r}.")
         return int(value)

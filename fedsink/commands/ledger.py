@@ -9,15 +9,16 @@ from typing import Any
 
 from fedsink.commands.keys import parse
 from fedsink.commands.names import ACTIONS
-from fedsink.errors import ConfigError
+from fedsink.errors import ConfigError, LedgerError
 from fedsink.evaluation import format_table
-from fedsink.privacy.ledger import AccountReport, Database, export, problems, report
+from fedsink.privacy.ledger import AccountReport, Database, export, problems, refusals, report
 from fedsink.reporting.atomic import write_atomic
 
 HELP = """Usage: fedsink ledger show|check|export policy=FILE | file=FILE [out=FILE]
        fedsink ledger forget-critics POLICY
 
-show    one table of the accounts (lineage, adjacency, ceiling, what is left) and one of their runs
+show    one table of the accounts (lineage, adjacency, ceiling, what is left), one of their runs
+        (who asked, by which method, what it cost), and what was refused today
 check   whether every invariant holds; exit code 1 and a sentence for each that does not
 export  accounts, plans and events as JSON to out=, or to the terminal; no fingerprint is in it
 
@@ -81,15 +82,29 @@ def _path(keys: Mapping[str, Path]) -> Path:
 
 
 def _show(database: Database) -> int:
+    if damages := problems(database):
+        raise LedgerError(
+            f"the ledger {database.path} is damaged ({damages[0]}): restore it from a backup."
+        )
     accounts = report(database)
     if not accounts:
         print("Nothing has been charged yet.")
+        _show_refusals(database)
         return 0
     print(format_table([_account(account) for account in accounts]))
     runs = [_run(account, number) for account in accounts for number in range(len(account.runs))]
     print(f"\n{format_table(runs)}")
+    _show_refusals(database)
     print("\nε so far is information: the guarantee is the plan's ε, also after an early stop.")
     return 0
+
+
+def _show_refusals(database: Database) -> None:
+    today = refusals(database)
+    counted = ", ".join(
+        f"{reason.removesuffix('Error')} {times}" for reason, times in today.items()
+    )
+    print(f"\nRefused today (UTC): {counted or 'nothing'}.")
 
 
 def _account(account: AccountReport) -> dict[str, Any]:
@@ -111,10 +126,13 @@ def _run(account: AccountReport, number: int) -> dict[str, Any]:
     run = account.runs[number]
     return {
         "run": run.run,
+        "asked by": run.operator or "unsigned",
+        "method": run.method,
+        "day": run.day,
         "lineage": account.lineage,
         "adjacency": account.adjacency,
-        "plan ε": run.epsilon,
-        "plan δ": run.delta,
+        "charged ε": run.epsilon,
+        "charged δ": run.delta,
         "rounds": f"{run.claimed} of {run.rounds}",
         "ε so far": run.epsilon_so_far,
     }

@@ -10,6 +10,7 @@ COMMANDS = {
     "sample": "draw labelled images from a finished run into a .npz file or a folder",
     "evaluate": "train classifiers on synthetic images and test them on real ones",
     "ledger": "what a node has charged and keeps: ledger show, check, export or forget-critics",
+    "operator": "the key that signs a deployment's requests, for the owners' policies",
     "account": "ε, σ, rate or rounds of either mode, by every accountant",
     "audit": "lower bounds on ε from canaries and repeated runs, beside the claim",
 }

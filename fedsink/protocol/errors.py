@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import logging
 
-from fedsink.errors import ProtocolVersionError, ReleaseRefusedError
+from fedsink.errors import (
+    BadSignatureError,
+    DailyLimitError,
+    ProtocolVersionError,
+    ReleaseRefusedError,
+    RolledBackError,
+    UnknownOperatorError,
+    UnsignedRequestError,
+)
 
 log = logging.getLogger("fedsink.clients")
 
@@ -13,21 +21,41 @@ MALFORMED = 1002
 FAILED = 1003
 UNUSABLE = 1004
 OTHER_VERSION = 1005
+ROLLED_BACK = 1011
+UNSIGNED = 1012
+UNKNOWN_OPERATOR = 1013
+BAD_SIGNATURE = 1014
+TOO_MANY_RUNS = 1015
 
 MEANING = {
     REFUSED: "refused the request",
     MALFORMED: "could not use the request or its data",
     FAILED: "failed",
     OTHER_VERSION: "speaks another version of the protocol",
+    ROLLED_BACK: "refuses everything, because its ledger is older than a receipt of its own",
+    UNSIGNED: "answers requests of named operators alone, and this one is not signed",
+    UNKNOWN_OPERATOR: "does not know the operator who signed the request",
+    BAD_SIGNATURE: "was sent another request than the one that was signed for it",
+    TOO_MANY_RUNS: "admits no new run today, by its owner's limit",
     UNUSABLE: "answered with something else than finite values of the shape asked for",
 }
+
+
+_REFUSALS: dict[type[Exception], int] = {
+    RolledBackError: ROLLED_BACK,
+    UnsignedRequestError: UNSIGNED,
+    UnknownOperatorError: UNKNOWN_OPERATOR,
+    BadSignatureError: BAD_SIGNATURE,
+    DailyLimitError: TOO_MANY_RUNS,
+}
+"""Refusals that say nothing of the data, and that the server can do something about."""
 
 
 def failure_code(error: Exception, client: object) -> int:
     """Log why a client cannot answer, and return the code that is all the server learns."""
     if isinstance(error, ReleaseRefusedError):
         log.warning("%s", error)
-        return REFUSED
+        return _REFUSALS.get(type(error), REFUSED)
     if isinstance(error, ProtocolVersionError):
         log.warning("client %s cannot answer: %s", client, error)
         return OTHER_VERSION

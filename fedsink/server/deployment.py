@@ -19,8 +19,10 @@ from fedsink.protocol.run import new_run_name
 from fedsink.server.compose import compose_config, store_config, stored_config
 from fedsink.server.folder import RunFolder
 from fedsink.server.frames import frames
-from fedsink.server.home import run_at_home
+from fedsink.server.home import run_at_home, server_home
 from fedsink.server.nodes import NodeGrid, Patience
+from fedsink.server.operator_key import FILE_NAME, operator_key
+from fedsink.server.owners import OwnersGrid
 from fedsink.server.results import Results, failure_of
 from fedsink.server.running import build_generator, run_server
 from fedsink.server.settings import ServerEngine, ServerSettings
@@ -249,8 +251,12 @@ def _train(grid: Grid, folder: RunFolder, settings: ServerSettings, patience: Pa
     folder.failed.unlink(missing_ok=True)
     clients = settings.strategy.clients
     needed = Quorum(settings.strategy.quorum).of(clients)
+    home = server_home()
+    owners = OwnersGrid(grid, home / "receipts.json", operator_key(home / FILE_NAME))
     try:
-        run_server(NodeGrid(grid, clients, needed, patience), settings)
+        run_server(NodeGrid(owners, clients, needed, patience), settings)
     except Exception as error:
         folder.write(folder.failed, failure_of(error))
         raise
+    finally:
+        owners.collect()

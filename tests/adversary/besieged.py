@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -58,14 +58,21 @@ class BesiegedNode:
         noise: "fast" or "secure" under an owner's policy, or "keyed": a simulation's node with a
             secret key and a ledger, whose settings hold no policy.
         epsilon: the policy's ceiling.
+        operators: public keys that the policy names; None: whoever asks is answered.
     """
 
     def __init__(
-        self, folder: Path, shape: tuple[int, ...], holding: str, noise: str, epsilon: float
+        self,
+        folder: Path,
+        shape: tuple[int, ...],
+        holding: str,
+        noise: str,
+        epsilon: float,
+        operators: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self.noise = folder / holding, noise
         self.spec = DataSpec(f"besieged-{holding}", shape, ("a", "b", "c"), NOMINAL)
-        self._epsilon = epsilon
+        self._epsilon, self._operators = epsilon, operators
         self.begin()
 
     def begin(self) -> None:
@@ -115,8 +122,9 @@ class BesiegedNode:
         """Every place that is charged, and whether its reply may have left."""
         with self.reader() as database:
             rows = [] if database is None else database.rows(
-                "SELECT adjacency, name, round, released FROM claims JOIN runs ON run = runs.id"
-                " JOIN accounts ON account = accounts.id"
+                "SELECT adjacency, name, claims.round, releases.run IS NOT NULL FROM claims"
+                " JOIN runs ON claims.run = runs.id JOIN accounts ON account = accounts.id"
+                " LEFT JOIN releases ON (releases.run, releases.round) = (runs.id, claims.round)"
             )  # fmt: skip
         return {(adjacency, run, round): bool(out) for adjacency, run, round, out in rows}
 
@@ -145,6 +153,7 @@ class BesiegedNode:
     def _policy(self) -> str:
         return policy(
             backend=self.noise,
+            operators=self._operators,
             budget={
                 "add-remove": limits(self._epsilon),
                 "replace-one": limits(self._epsilon, 1e-5),

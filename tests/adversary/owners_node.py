@@ -207,7 +207,11 @@ class OwnersNode:
             assert problems(database) == []
             charged = database.rows("SELECT epsilon FROM reservations")
             assert charged == [(self._plan.epsilon(),)] * len(database.rows("SELECT id FROM runs"))
-            rows = database.rows("SELECT name, round, released FROM claims JOIN runs ON run = id")
+            rows = database.rows(
+                "SELECT name, claims.round, releases.run IS NOT NULL FROM claims"
+                " JOIN runs ON claims.run = id"
+                " LEFT JOIN releases ON (releases.run, releases.round) = (id, claims.round)"
+            )
         return {(run, round): bool(released) for run, round, released in rows}
 
     def stored(self) -> dict[str, bytes]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -30,6 +31,7 @@ from fedsink.protocol import CriticRequest, GradientRequest, PrivatizeReply, Pri
 from fedsink.protocol.errors import FAILED, MALFORMED, MEANING, OTHER_VERSION, REFUSED
 from fedsink.protocol.gradient import unpack_requests
 from fedsink.protocol.parameters import ParameterRequest
+from fedsink.protocol.receipts import given_by
 from fedsink.protocol.records import unpack
 
 from .besieged import HOLDINGS, BesiegedNode, Place
@@ -65,6 +67,7 @@ class Siege:
         noise: as of `BesiegedNode`.
         records: a key of `SHAPES`.
         epsilon: the policies' ceiling.
+        operators: public keys that the policies name; None: whoever asks is answered.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Siege:
         noise: str = "fast",
         records: str = "points",
         epsilon: float = 1e6,
+        operators: Mapping[str, str] | None = None,
     ) -> None:
         self.shape = SHAPES[records]
         for holding, read in HOLDINGS.items():
@@ -84,9 +88,11 @@ class Siege:
             )
         sources.load.cache_clear()
         close_nodes()
-        self.nodes = [BesiegedNode(folder, self.shape, h, noise, epsilon) for h in HOLDINGS]
+        self.nodes = [
+            BesiegedNode(folder, self.shape, h, noise, epsilon, operators) for h in HOLDINGS
+        ]
         self.sent = self.answered = self.compared = 0
-        self.codes = {REFUSED: 0, MALFORMED: 0, FAILED: 0, OTHER_VERSION: 0}
+        self.codes = Counter({REFUSED: 0, MALFORMED: 0, FAILED: 0, OTHER_VERSION: 0})
         self.worst = Cost()
         self.looked_at = self.nodes[0]
         self._charged: set[Place] = set()
@@ -225,7 +231,9 @@ class Siege:
     def _check_identity(
         self, node: BesiegedNode, content: RecordDict, reply: RecordDict
     ) -> list[Place]:
-        assert sorted(reply) == ["identity"]
+        assert sorted(reply) == ["identity"] + ["owner"] * (node.noise != "keyed")
+        if (given := given_by(reply)) is not None:
+            assert (len(given.name), len(given.receipt)) == (32, 80)
         assert dict(reply.config_records["identity"]) == {"client": 0, "protocol": 3}
         return []
 

@@ -122,7 +122,7 @@ def test_two_processes_admit_a_thousand_uses_and_none_is_lost_or_doubled(tmp_pat
         kept = database.rows("SELECT name, round, digest FROM claims JOIN runs ON run = id")
         assert sorted(kept) == sorted(won[0] + won[1])
         assert len({(run, round) for run, round, _ in kept}) == 1000
-        assert database.rows("SELECT COUNT(*) FROM claims WHERE released") == [(1000,)]
+        assert database.rows("SELECT COUNT(*) FROM releases") == [(1000,)]
         counts = database.rows(
             "SELECT name, counts.uses FROM counts"
             " JOIN reservations ON reservation = reservations.id JOIN runs ON run = runs.id"
@@ -410,7 +410,8 @@ UNASKED = [request(5), request(1, run="third"), *(other(request(round)) for roun
 def pages(ledger: Path) -> dict[str, int]:
     """Where the page of each table and index begins."""
     with closing(sqlite3.connect(ledger)) as connection:
-        roots = connection.execute("SELECT name, rootpage FROM sqlite_master").fetchall()
+        query = "SELECT name, rootpage FROM sqlite_master WHERE rootpage > 0"  # a view has no page
+        roots = connection.execute(query).fetchall()
         [(size,)] = connection.execute("PRAGMA page_size")
     return {"schema": 0} | {name: (root - 1) * size for name, root in roots}
 
@@ -423,7 +424,9 @@ def test_a_damaged_page_is_named_and_nothing_is_released(
     found = pages(used.ledger)
     assert {"schema", "accounts", "contents", "runs", "reservations", "claims"} < found.keys()
     restore = used.back_up()
-    for page in found.values():
+    for name, page in found.items():
+        if first > 0 and name in ("instalments", "refusals"):
+            continue  # nothing was written to it, so its tail holds no rows
         content = bytearray(used.ledger.read_bytes())
         content[page + first : page + last] = b"\xff" * (last - first)
         used.ledger.write_bytes(content)
@@ -453,15 +456,9 @@ def test_a_bit_that_hides_a_row_from_its_index_gives_no_new_budget(
     assert [answer.reply for answer in answers or [None]] == [None] * 6
 
 
-UNSEALED = "stored numbers have no checksum: one flip in 400 makes a charged ε a small one"
-
-
-@pytest.mark.parametrize(
-    "flips",
-    [8, pytest.param(400, marks=[pytest.mark.slow, pytest.mark.xfail(reason=UNSEALED)])],
-)
+@pytest.mark.parametrize("flips", [8, pytest.param(400, marks=pytest.mark.slow)])
 def test_no_flipped_bit_gives_a_second_answer_or_a_new_budget(used: OwnersNode, flips: int) -> None:
-    """Most bits are noticed; but SQLite keeps no checksum, and a number may become another."""
+    """SQLite keeps no checksum, and a number becomes another; the ledger's seals notice."""
     random = Random(13)
     content = used.ledger.read_bytes()
     written = [position for position, byte in enumerate(content) if byte]

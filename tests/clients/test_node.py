@@ -34,7 +34,7 @@ from fedsink.errors import (
     ReleaseRefusedError,
 )
 from fedsink.privacy import SecretKey
-from fedsink.privacy.ledger import Ledger
+from fedsink.privacy.ledger import Database, Ledger, report
 from fedsink.protocol import GradientRequest, LocalPlan, PrivatizeRequest
 from fedsink.protocol.records import digest
 
@@ -561,6 +561,31 @@ def test_budgets_hold_across_runs_restarts_and_contents(
     answer(node_of(path), replace(request, run="two"))
     with pytest.raises(BudgetError):
         answer(node_of(path), replace(request, run="three"))
+
+
+def test_a_plan_is_charged_in_instalments(
+    policy_file: Callable[..., Path], make_request: Make
+) -> None:
+    """A message charges up to its last round, and nothing is answered that is not charged."""
+    path = policy_file()
+    text = path.read_text().replace(
+        "[budget.add-remove]", "[budget.add-remove]\nrounds_per_reservation = 20"
+    )
+    path.write_text(text)
+    request = make_request(sigma=5.0, rate=0.1)
+    whole = central_module.central_charge(request.plan)
+    charged = []
+    node = node_of(path)
+    for round in (1, 20, 21, 50, 41):
+        node = node_of(path) if round == 20 else node  # a node that has restarted, and one that not
+        answer(node, replace(request, round=round))
+        [account] = report(Database(path.parent / "state" / "ledger.sqlite", writable=False))
+        charged.append((account.spent_epsilon, account.spent_delta))
+    parts = [whole.instalment(20, round).early for round in (1, 21)]
+    plan = request.plan.epsilon()
+    costs = [min(plan, part.epsilon()) for part in parts if part is not None]
+    epsilons = [costs[0], costs[0], costs[1], plan, plan]
+    assert charged == [(epsilon, 2 * request.plan.delta) for epsilon in epsilons]
 
 
 def test_more_records_than_the_policy_states_answer_nothing_at_all(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from fedsink.clients.central import central_charge
 from fedsink.commands.ledger import run
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
-from fedsink.privacy.ledger import Budget, Ledger, Use
+from fedsink.privacy.ledger import Asked, Budget, Ledger, Use
 
 from ..support.policies import CENTRAL, limits, policy
 
@@ -24,7 +25,11 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "state" / "ledger.sqlite"
     ledger = Ledger(path)
     ledger.bind("ward", b"fingerprint")
-    held = ledger.reserve("ward", "night-3", central_charge(PLAN), Budget(10.0, 1e-5))
+    asked = Asked("lab", "gradient", runs_per_day=3)
+    held = ledger.reserve("ward", "night-3", central_charge(PLAN), Budget(10.0, 1e-5), asked)
+    ledger.refused("BadSignatureError")
+    ledger.refused("BadSignatureError")
+    ledger.refused("BudgetError")
     ledger.claim(held, b"fingerprint", [Use(t, t % 3, b"digest") for t in range(1, 8)])
     ledger.close()
     return path
@@ -32,13 +37,17 @@ def file(tmp_path: Path) -> Path:
 
 def test_show_prints_accounts_and_runs(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["show", f"file={file}"]) == 0
-    head, _, account, _, run_head, _, run_line, _, note = capsys.readouterr().out.splitlines()
+    head, _, account, _, run_head, _, run_line, _, refused, _, note = (
+        capsys.readouterr().out.splitlines()
+    )
     assert head.split()[:3] == ["lineage", "adjacency", "admission"]
     epsilon = PLAN.epsilon()
     for word in ("ward", "add-remove", "reserve", "10.000", "1e-05", f"{epsilon:.3f}",
                  f"{10 - epsilon:.3f}", "9e-06"):  # fmt: skip
         assert word in account.split()
     assert "ε so far" in run_head
+    assert {"lab", "gradient", time.strftime("%Y-%m-%d", time.gmtime())} <= {*run_line.split()}
+    assert refused == "Refused today (UTC): BadSignature 2, Budget 1."
     assert run_line.startswith("night-3")
     assert "7 of 30" in run_line
     assert "information" in note
@@ -57,16 +66,19 @@ def test_the_policy_names_its_ledger(
 def test_an_empty_ledger_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Ledger(tmp_path / "new.sqlite").close()
     assert run(["show", f"file={tmp_path / 'new.sqlite'}"]) == 0
-    assert capsys.readouterr().out == "Nothing has been charged yet.\n"
+    nothing = "Nothing has been charged yet.\n\nRefused today (UTC): nothing.\n"
+    assert capsys.readouterr().out == nothing
 
 
 def test_check_is_1_for_a_broken_ledger(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", f"file={file}"]) == 0
     assert capsys.readouterr().out == f"{file} is sound.\n"
     with sqlite3.connect(file) as connection:
-        connection.execute("UPDATE accounts SET epsilon=0.01")
+        connection.execute("UPDATE ceilings SET epsilon=0.01")
     assert run(["check", f"file={file}"]) == 1
     assert "account of ward (add-remove) has spent more than" in capsys.readouterr().out
+    with pytest.raises(LedgerError, match=r"is damaged .* restore it from a backup"):
+        run(["show", f"file={file}"])
 
 
 def test_export_is_json_without_fingerprints(

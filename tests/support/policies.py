@@ -28,6 +28,7 @@ def policy(
     mechanisms: Sequence[str] = MECHANISMS,
     data: Table | None = None,
     allow: Table | None = None,
+    operators: Table | None = None,
 ) -> str:
     """The text of a policy for a node that holds all of the tiny data.
 
@@ -37,6 +38,7 @@ def policy(
         mechanisms: what the node may be asked for.
         data: replaces keys of the table `data`.
         allow: replaces keys of the table `allow`.
+        operators: public keys by name; None: whoever asks is answered.
     """
     tables: dict[str, Table] = {
         "data": {
@@ -49,6 +51,7 @@ def policy(
         },
         "state": {"folder": "state"},
         "noise": {"backend": backend},
+        **({} if operators is None else {"operators.keys": operators}),
         **{f"budget.{adjacency}": table for adjacency, table in budget.items()},
         "allow": {
             "mechanisms": list(mechanisms),

@@ -13,11 +13,12 @@ from fedsink.privacy.ledger.database import Database
 from fedsink.privacy.ledger.events import event_from_json, event_to_json
 from fedsink.privacy.ledger.export import export
 from fedsink.privacy.ledger.ledger import Ledger
-from fedsink.privacy.ledger.places import Claim, Reservation, Use
-from fedsink.privacy.ledger.report import AccountReport, RunReport, report
+from fedsink.privacy.ledger.places import Asked, Claim, Reservation, Use
+from fedsink.privacy.ledger.report import AccountReport, RunReport, refusals, report
 
 __all__ = [
     "AccountReport",
+    "Asked",
     "Budget",
     "Charge",
     "Claim",
@@ -30,5 +31,6 @@ __all__ = [
     "event_to_json",
     "export",
     "problems",
+    "refusals",
     "report",
 ]

@@ -46,6 +46,9 @@ class Budget:
         delta: the ceiling δ in [0, 1); the filter needs δ > 0.
         admission: ``"reserve"`` or ``"rdp-filter"``.
         order: α > 1, for the filter only.
+        rounds_per_reservation: r: under ``reserve`` a plan of T rounds is charged in K = ⌈T/r⌉
+            instalments, when its first round of each is asked for (`Charge.instalment`); None: in
+            full at once.
 
     Raises:
         PrivacyError: a value is out of range, or the order cannot prove the ceiling.
@@ -55,6 +58,7 @@ class Budget:
     delta: float
     admission: Admission = "reserve"
     order: float | None = None
+    rounds_per_reservation: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
@@ -66,6 +70,8 @@ class Budget:
                 f"admission must be one of {', '.join(get_args(Admission))}, received "
                 f"{self.admission!r}."
             )
+        if self.rounds_per_reservation is not None:
+            checks.count("rounds_per_reservation", self.rounds_per_reservation)
         if self.admission == "reserve":
             if self.order is not None:
                 raise PrivacyError(
@@ -75,6 +81,10 @@ class Budget:
         if self.order is None or not (math.isfinite(self.order) and self.order > 1):
             raise PrivacyError(
                 f"admission='rdp-filter' needs a Rényi order > 1, received order={self.order!r}."
+            )
+        if self.rounds_per_reservation is not None:
+            raise PrivacyError(
+                "admission='rdp-filter' charges use by use: leave rounds_per_reservation out."
             )
         if self.delta == 0:
             raise PrivacyError("admission='rdp-filter' needs delta > 0.")

@@ -7,10 +7,34 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedsink import __version__
 from fedsink.errors import PrivacyError
+
+
+class Instalment(NamedTuple):
+    """What is charged of a plan by now.
+
+    Attributes:
+        whole: the plan.
+        rounds, uses: how many of the plan's first rounds may be claimed, and uses of one record.
+        delta: δ of all ends together.
+        early: the charge of these rounds alone; None: they are all of the plan's.
+    """
+
+    whole: Charge
+    rounds: int
+    uses: int
+    delta: float
+    early: Charge | None
+
+    def rough_epsilon(self, ceiling: float) -> float | None:
+        """As `Charge.rough_epsilon`, of the lesser of both charges."""
+        rough = self.whole.rough_epsilon(ceiling)
+        if rough is None or self.early is None:
+            return rough
+        return self.early.rough_epsilon(ceiling)
 
 
 @dataclass(frozen=True)
@@ -30,6 +54,8 @@ class Charge:
             the plan is new and a ceiling must be compared.
         rough_epsilon: a rough ε where it is far above a ceiling, in milliseconds; None where it
             may be near. A ledger that asks it first refuses what is out of reach unpriced.
+        part: the charge of the plan's first rounds alone, at another δ; None: the plan has no
+            parts, and is charged in full.
     """
 
     adjacency: str
@@ -41,10 +67,37 @@ class Charge:
     delta: float
     epsilon: Callable[[], float]
     rough_epsilon: Callable[[float], float | None] = lambda ceiling: None
+    part: Callable[[int, float], Charge] | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.delta < 1.0:
             raise PrivacyError(f"a charge has δ in [0, 1), received {self.delta!r}.")
+
+    def instalment(self, step: int, round: int) -> Instalment:
+        """What is charged once this round is asked for, of a plan in K instalments of r rounds.
+
+        A run may end behind any of them, and who asks chooses where, knowing all answers so far.
+        For that the K ends share δ: behind k < K of them a run is charged ε of k·r rounds at
+        δ/(K − 1), at most the whole plan's; behind the last one the whole plan's ε at δ; and 2δ
+        from the first on. *Proof*: let p, p' be the densities of the answers on neighbouring
+        data, e_k what is charged behind k, and b_k = (p − exp(e_k)·p')₊ those of the first k·r
+        rounds; ∫b_k ≤ δ_k. A chosen end k has p ≤ exp(e_k)·p' + b_k, and over all of an account's
+        runs the products of these hold up to the sum of all b_k of all runs that began, whatever
+        was chosen: Σδ_k ≤ 2δ for each.
+
+        Args:
+            step: r ≥ 1.
+            round: the largest that is asked for, from 1.
+        """
+        ends = -(-self.rounds // step)
+        reached = min(ends, -(-max(1, round) // step))
+        if self.part is None or ends == 1:
+            return Instalment(self, self.rounds, self.uses, self.delta, None)
+        delta = 2 * self.delta
+        if reached == ends:
+            return Instalment(self, self.rounds, self.uses, delta, None)
+        early = self.part(reached * step, self.delta / (ends - 1))
+        return Instalment(self, early.rounds, early.uses, delta, early)
 
     @cached_property
     def plan_json(self) -> str:

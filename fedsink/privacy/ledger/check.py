@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator
+from typing import Any
+
 from fedsink.errors import FedsinkError, LedgerError
-from fedsink.privacy.ledger.admission import ONE_PLAN, largest, spent_rho, within
+from fedsink.privacy.ledger.admission import ONE_PLAN, largest, price_seal, spent_rho, within
 from fedsink.privacy.ledger.budget import Budget
 from fedsink.privacy.ledger.database import Database
 from fedsink.privacy.ledger.events import event_from_json
+from fedsink.privacy.ledger.tables import CEILINGS, CHAINED, ORIGIN, sealed
 
 # Each query finds rows that the ledger itself never writes, (name, ...).
 _NEVER = {
     "{} has a claim outside its plan's rounds": (
-        "SELECT DISTINCT name FROM claims JOIN reservations ON reservation = reservations.id"
-        " JOIN runs ON runs.id = reservations.run WHERE round < 1 OR round > rounds"
-        " OR claims.run != reservations.run"
+        "SELECT DISTINCT name FROM claims JOIN charged ON reservation = charged.id"
+        " JOIN runs ON runs.id = charged.run WHERE round < 1 OR round > reserved"
+        " OR round > rounds OR claims.run != charged.run"
     ),
     "{} has claims and no content they were computed from": (
-        "SELECT DISTINCT name FROM claims JOIN runs ON run = runs.id WHERE fingerprint IS NULL"
+        "SELECT DISTINCT name FROM claims JOIN runs ON run = runs.id"
+        " WHERE runs.id NOT IN (SELECT run FROM sources)"
     ),
     "{} was computed from another lineage's content": (
         "SELECT name FROM runs JOIN accounts ON account = accounts.id"
-        " JOIN contents ON contents.fingerprint = runs.fingerprint"
+        " JOIN sources ON run = runs.id"
+        " JOIN contents ON contents.fingerprint = sources.fingerprint"
         " WHERE contents.lineage != accounts.lineage"
     ),
     "{} has more than one plan": (
@@ -41,7 +48,8 @@ _NEVER = {
 def problems(database: Database) -> list[str]:
     """Every invariant that does not hold, a sentence each; empty for a sound ledger."""
     try:
-        return _problems(database)
+        with database.snapshot():
+            return _problems(database)
     except (LedgerError, TypeError) as error:  # TypeError: a value is of another type now
         return [f"the file is damaged: {error.__cause__ or error}"]
 
@@ -56,7 +64,35 @@ def _problems(database: Database) -> list[str]:
     ]
     for sentence, query in _NEVER.items():
         problems += [sentence.format(f"the run {row[0]}") for row in database.rows(query)]
-    return problems + _overspent_labels(database) + _overspent_accounts(database)
+    problems += _overspent_labels(database) + _overspent_accounts(database)
+    return problems + _unsealed(database)
+
+
+def _unsealed(database: Database) -> list[str]:
+    """Facts and prices that are not what they were when they were written."""
+    number, previous, problems = 0, ORIGIN, []
+    for (number_here, *values, seal), table in heapq.merge(
+        *(_facts(database, table) for table in CHAINED), key=lambda fact: fact[0][0]
+    ):
+        if number_here != number + 1:
+            problems.append(f"the facts {number + 1} to {number_here - 1} are missing")
+        elif seal != sealed(previous, table, number_here, *values):
+            problems.append(f"the fact {number_here}, of {table}, is not what was written")
+        number, previous = number_here, seal
+    if database.head() != (number, previous):
+        problems.append("the last facts are missing")
+    for key, epsilon, seal in database.rows("SELECT plan, epsilon, seal FROM prices"):
+        if seal != price_seal(key, epsilon):
+            problems.append("the price of a plan is not what was written")
+    return problems
+
+
+def _facts(database: Database, table: str) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """The rows of one table, in the order in which they were added."""
+    columns = CHAINED[table]
+    query = f"SELECT {', '.join(columns)}, seal FROM {table} ORDER BY {columns[0]}"
+    for row in database.connection.execute(query):
+        yield row, table
 
 
 def _overspent_labels(database: Database) -> list[str]:
@@ -80,10 +116,11 @@ def _overspent_accounts(database: Database) -> list[str]:
     problems = []
     for id, lineage, adjacency, rule, alpha, epsilon, delta in database.rows(
         "SELECT id, lineage, adjacency, admission, alpha, epsilon, delta FROM accounts"
+        f" JOIN {CEILINGS} ON account = id"
     ):
         plans = database.rows(
-            "SELECT COUNT(*), TOTAL(reservations.epsilon), TOTAL(reservations.delta)"
-            " FROM reservations JOIN runs ON run = runs.id WHERE account=?",
+            "SELECT COUNT(*), TOTAL(charged.epsilon), TOTAL(charged.delta)"
+            " FROM charged JOIN runs ON run = runs.id WHERE account=?",
             id,
         )[0]
         if rule == ONE_PLAN:

@@ -12,35 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from fedsink.errors import LedgerError
+from fedsink.privacy.ledger.migration import EARLIER, create, migrate
+from fedsink.privacy.ledger.tables import CHAINED, VERSION, Value, sealed
 
 _PATIENCE = 60.0  # seconds to wait for another process
-_VERSION = 2
-_PRICES = "CREATE TABLE prices (id INTEGER PRIMARY KEY, plan BLOB UNIQUE, epsilon REAL NOT NULL)"
-_TABLES = """
-CREATE TABLE accounts (
-    id INTEGER PRIMARY KEY, lineage TEXT NOT NULL, adjacency TEXT NOT NULL,
-    admission TEXT NOT NULL, alpha REAL, epsilon REAL, delta REAL,
-    UNIQUE (lineage, adjacency));
-CREATE TABLE contents (fingerprint BLOB PRIMARY KEY, lineage TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE runs (
-    id INTEGER PRIMARY KEY, account INTEGER NOT NULL REFERENCES accounts, name TEXT NOT NULL,
-    fingerprint BLOB REFERENCES contents,
-    UNIQUE (account, name));
-CREATE TABLE reservations (
-    id INTEGER PRIMARY KEY, run INTEGER NOT NULL REFERENCES runs, plan TEXT NOT NULL,
-    event TEXT NOT NULL, use TEXT, rounds INTEGER NOT NULL, uses INTEGER NOT NULL,
-    epsilon REAL, delta REAL NOT NULL, rho REAL,
-    UNIQUE (run, plan));
-CREATE TABLE claims (
-    run INTEGER NOT NULL REFERENCES runs, round INTEGER NOT NULL,
-    reservation INTEGER NOT NULL REFERENCES reservations, label INTEGER NOT NULL,
-    digest BLOB NOT NULL, released INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (run, round)) WITHOUT ROWID;
-CREATE TABLE counts (
-    reservation INTEGER NOT NULL REFERENCES reservations, label INTEGER NOT NULL,
-    uses INTEGER NOT NULL,
-    PRIMARY KEY (reservation, label)) WITHOUT ROWID;
-"""  # and, from version 2 on, _PRICES: ε of plans, which anyone can compute again
+_INSERT = {
+    table: f"INSERT INTO {table} ({', '.join(columns)}, seal) VALUES (?{', ?' * len(columns)})"
+    for table, columns in CHAINED.items()
+}
 
 
 class Database:
@@ -71,6 +50,7 @@ class Database:
                 # SQLite waits by itself for a table, but not for the switch to a write-ahead log.
                 _persistently(lambda: self.connection.execute("PRAGMA journal_mode=WAL"))
                 self.connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
+        self._head: tuple[int, bytes] | None = None
         self._check_version(writable)
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -89,11 +69,52 @@ class Database:
             self.connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self.connection
+                if self._head is not None:
+                    self.connection.execute("UPDATE head SET number=?, seal=?", self._head)
                 self.connection.execute("COMMIT")
             except BaseException:
                 if self.connection.in_transaction:
                     self.connection.execute("ROLLBACK")
                 raise
+            finally:
+                self._head = None
+
+    def append(self, table: str, *values: Value) -> int:
+        """Add a fact inside a transaction, sealed with all facts before it; its number.
+
+        Args:
+            table: a key of `CHAINED`.
+            values: of its columns after the number, of the types that the columns have.
+        """
+        if self._head is None:
+            self._head = self.head()
+        number, previous = self._head
+        seal = sealed(previous, table, number + 1, *values)
+        self.connection.execute(_INSERT[table], (number + 1, *values, seal))
+        self._head = number + 1, seal
+        return number + 1
+
+    def head(self) -> tuple[int, bytes]:
+        """How many facts there are, and the seal of the last one.
+
+        Raises:
+            LedgerError: there is no head.
+        """
+        head: tuple[int, bytes] | None
+        head = self.connection.execute("SELECT number, seal FROM head").fetchone()
+        if head is None:
+            raise LedgerError(f"the ledger {self.path} is damaged: restore it from a backup.")
+        return head
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """All that is read inside is of one moment, whatever other processes add."""
+        with self.explained():
+            self.connection.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self.connection.rollback()
 
     @contextmanager
     def explained(self) -> Iterator[sqlite3.Connection]:
@@ -130,22 +151,30 @@ class Database:
             )
 
     def _check_version(self, writable: bool) -> None:
+        if not writable and self._version() in EARLIER:
+            with self.explained():
+                file, self.connection = (
+                    self.connection,
+                    sqlite3.connect(":memory:", isolation_level=None),
+                )
+                file.backup(self.connection)
+                file.close()
+            writable = True  # the copy, which nobody keeps
         if writable and self._version() == 0:
             with self.transaction() as connection:
                 # Another process may have been first, and a file with tables is somebody else's.
                 if self._version() == 0 and not self.rows("SELECT 1 FROM sqlite_master"):
-                    for statement in _TABLES.split(";"):
-                        connection.execute(statement)
-                    connection.execute("PRAGMA user_version=1")
-        if writable and self._version() == 1:
+                    create(connection)
+                    connection.execute(f"PRAGMA user_version={VERSION}")
+        if writable and self._version() in EARLIER:
             with self.transaction() as connection:
-                if self._version() == 1:
-                    connection.execute(_PRICES)
-                    connection.execute(f"PRAGMA user_version={_VERSION}")
-        if (version := self._version()) not in ((_VERSION,) if writable else (1, _VERSION)):
+                if self._version() in EARLIER:
+                    migrate(self)
+                    connection.execute(f"PRAGMA user_version={VERSION}")
+        if (version := self._version()) != VERSION:
             self.connection.close()
             raise LedgerError(
-                f"{self.path} is no ledger of version {_VERSION} (it says {version}): use the "
+                f"{self.path} is no ledger of version {VERSION} (it says {version}): use the "
                 "fedsink that wrote it, or name another file."
             )
 

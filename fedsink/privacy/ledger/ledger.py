@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedsink.errors import LedgerError, ReleaseRefusedError
+from fedsink.errors import LedgerError, PrivacyError, ReleaseRefusedError
 from fedsink.privacy.ledger import admission
 from fedsink.privacy.ledger.budget import Budget
-from fedsink.privacy.ledger.charge import Charge
+from fedsink.privacy.ledger.charge import Charge, Instalment
 from fedsink.privacy.ledger.check import problems
 from fedsink.privacy.ledger.database import Database
-from fedsink.privacy.ledger.places import EVERY_LABEL, Claim, Reservation, Use
+from fedsink.privacy.ledger.places import EVERY_LABEL, Asked, Claim, Reservation, Use
+from fedsink.privacy.ledger.tables import CHAINED, ORIGIN
+
+_UNASKED = Asked()
+_DAYS = 30  # for which refusals are kept
 
 
 class Ledger:
@@ -29,6 +34,7 @@ class Ledger:
         - No class of records is used more often than its plan was charged for.
         - A changed content inherits every charge of its lineage, and one content has one lineage.
         - A run answers from one state of the data.
+        - No more new runs begin in a day than the owner admits, whatever becomes of the clock.
 
     Args:
         path: the SQLite file.
@@ -47,7 +53,15 @@ class Ledger:
                 "restore it from a backup."
             )
 
-    def reserve(self, lineage: str, run: str, charge: Charge, budget: Budget | None) -> Reservation:
+    def reserve(
+        self,
+        lineage: str,
+        run: str,
+        charge: Charge,
+        budget: Budget | None,
+        asked: Asked = _UNASKED,
+        round: int = 1,
+    ) -> Reservation:
         """Admit a plan, or find that it was admitted before.
 
         Args:
@@ -56,19 +70,34 @@ class Ledger:
             charge: the plan and its cost.
             budget: the account's ceiling; None admits one plan at whatever it costs (a
                 simulation's ledger, whose owner has stated no ceiling).
+            asked: who asks, for the owner to read, and how many new runs a day are admitted.
+            round: the largest that is asked for; where plans are charged in instalments, those
+                up to it are.
 
         Raises:
             BudgetError: the account has too little left for the plan.
             ReleaseRefusedError: the run has another plan, or the account another admission rule.
+            DailyLimitError: the run is new, and there were enough of them today.
         """
         key = (lineage, run, charge, budget)
         with self._database.explained() as connection:
-            if found := admission.find(connection, *key):
+            found = admission.find(connection, *key)
+            if found is None:
+                admission.day_of_run(connection, run, asked)
+            elif not self._lacks(found, charge, round):
                 return found
-            admission.check_reach(connection, lineage, charge, budget)
-        priced = self._price(charge, budget)
+            step = self._step(found, charge, budget)
+            part = charge.instalment(charge.rounds if step is None else step, round)
+            besides = None if found is None else found.id
+            admission.check_reach(connection, lineage, part, budget, besides)
+        priced = self._price_of(part, budget)
         with self._database.transaction() as connection:
-            return admission.find(connection, *key) or admission.admit(connection, *key, priced)
+            found = admission.find(connection, *key)
+            if found is None:
+                return admission.admit(self._database, *key, priced, asked, part, step)
+            if budget is None or not self._lacks(found, charge, round):
+                return found
+            return admission.extend(self._database, found, budget, priced, part)
 
     def bind(self, lineage: str, fingerprint: bytes, on_change: str = "inherit") -> None:
         """Record what the lineage's data are today.
@@ -103,7 +132,7 @@ class Ledger:
                     f"The data of {lineage!r} have changed, and the policy refuses that: restore "
                     'them, or allow on_change = "inherit".'
                 )
-            connection.execute("INSERT INTO contents VALUES (?, ?)", (fingerprint, lineage))
+            self._database.append("contents", fingerprint, lineage)
 
     def claim(
         self, reservation: Reservation, fingerprint: bytes, uses: Sequence[Use]
@@ -124,29 +153,81 @@ class Ledger:
                 since the run's first answer.
         """
         with self._database.transaction() as connection:
-            admission.same_content(connection, reservation, fingerprint)
+            admission.same_content(self._database, reservation, fingerprint)
             claims = [self._claim(reservation, use) for use in uses]
             if any(claim.new for claim in claims):
                 admission.check_labels(connection, reservation)
-                admission.check_filter(connection, reservation)
+                admission.check_filter(self._database, reservation)
         return claims
 
     def released(self, reservation: Reservation, rounds: Iterable[int]) -> None:
         """Note that the replies of these rounds are stored and may have left the node."""
+        with self._database.transaction():
+            for round in rounds:
+                if not self._released(reservation.run, round):
+                    self._database.append("releases", reservation.run, round)
+
+    def refused(self, reason: str) -> None:
+        """Count a refusal for the owner, who sees those of the last days."""
+        day = admission.today()
         with self._database.transaction() as connection:
-            connection.executemany(
-                "UPDATE claims SET released=1 WHERE run=? AND round=?",
-                [(reservation.run, round) for round in rounds],
+            connection.execute(
+                "INSERT INTO refusals VALUES (?, ?, 1)"
+                " ON CONFLICT (day, reason) DO UPDATE SET times = times + 1",
+                (day, reason),
             )
+            connection.execute("DELETE FROM refusals WHERE day < ? - ?", (day, _DAYS))
 
     def knows(self, digests: Iterable[bytes]) -> bool:
         """Whether every one of these digests has been claimed."""
         known = {row[0] for row in self._database.rows("SELECT digest FROM claims")}
         return known.issuperset(digests)
 
+    def head(self) -> tuple[int, bytes]:
+        """How many facts there are, and the seal of the last one."""
+        with self._database.explained():
+            return self._database.head()
+
+    def seal(self, number: int) -> bytes | None:
+        """The seal of a fact; None where there are fewer."""
+        if number == 0:
+            return ORIGIN
+        if not 0 < number <= self.head()[0]:
+            return None
+        facts = (
+            self._database.rows(f"SELECT seal FROM {table} WHERE {columns[0]}=?", number)
+            for table, columns in CHAINED.items()
+        )
+        return next((rows[0][0] for rows in facts if rows), None)
+
     def close(self) -> None:
         """Close the file."""
         self._database.close()
+
+    @staticmethod
+    def _lacks(found: Reservation, charge: Charge, round: int) -> bool:
+        """Whether a round of the plan is asked for that is not charged yet."""
+        return found.step is not None and found.rounds < min(round, charge.rounds)
+
+    @staticmethod
+    def _step(found: Reservation | None, charge: Charge, budget: Budget | None) -> int | None:
+        """Rounds of an instalment: as the run began, whatever the owner says now."""
+        if found is not None:
+            return found.step
+        if budget is None or charge.part is None or budget.rounds_per_reservation is None:
+            return None
+        return min(budget.rounds_per_reservation, charge.rounds)
+
+    def _price_of(self, part: Instalment, budget: Budget | None) -> admission.Price:
+        """The price of what is charged of a plan; of an early end at most the whole plan's."""
+        whole = self._price(part.whole, budget)
+        if part.early is None or whole.epsilon is None:
+            return whole
+        try:
+            early = self._price(part.early, budget)
+        except PrivacyError:  # the plan's overflow alone costs more than this end's δ
+            return whole
+        return min(early, whole, key=lambda price: price.epsilon or math.inf)
 
     def _price(self, charge: Charge, budget: Budget | None) -> admission.Price:
         """The plan's price; one that takes seconds is kept, so that it is computed once."""
@@ -167,8 +248,7 @@ class Ledger:
             )
         connection = self._database.connection
         held = connection.execute(
-            "SELECT digest, released FROM claims WHERE run=? AND round=?",
-            (reservation.run, use.round),
+            "SELECT digest FROM claims WHERE run=? AND round=?", (reservation.run, use.round)
         ).fetchone()
         if held is not None:
             if held[0] != use.digest:
@@ -176,11 +256,10 @@ class Ledger:
                     f"{reservation.lineage} has already answered another request in round "
                     f"{use.round} of the run {reservation.name}."
                 )
-            return Claim(False, bool(held[1]))
+            return Claim(False, self._released(reservation.run, use.round))
         label = EVERY_LABEL if use.label is None else use.label
-        connection.execute(
-            "INSERT INTO claims VALUES (?, ?, ?, ?, ?, 0)",
-            (reservation.run, use.round, reservation.id, label, use.digest),
+        self._database.append(
+            "claims", reservation.run, use.round, reservation.id, label, use.digest
         )
         connection.execute(
             "INSERT INTO counts VALUES (?, ?, 1) "
@@ -188,3 +267,7 @@ class Ledger:
             (reservation.id, label),
         )
         return Claim(True, False)
+
+    def _released(self, run: int, round: int) -> bool:
+        query = "SELECT 1 FROM releases WHERE run=? AND round=?"
+        return bool(self._database.rows(query, run, round))

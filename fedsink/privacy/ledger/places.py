@@ -14,6 +14,20 @@ Place = tuple[int, int | None]
 """A round and its class (None: all)."""
 
 
+class Asked(NamedTuple):
+    """Who asks for a plan, and how many new runs a day the owner admits.
+
+    Attributes:
+        operator: the owner's name of who has signed the request; None: it is not signed.
+        method: the name of the answer.
+        runs_per_day: None: any number.
+    """
+
+    operator: str | None = None
+    method: str | None = None
+    runs_per_day: int | None = None
+
+
 class Use(NamedTuple):
     """One mechanism use: its number in the plan, its class (None: all), what is answered."""
 
@@ -37,9 +51,11 @@ class Reservation:
         id, run, account: row numbers in the ledger.
         lineage: the owner's name of the data.
         name: the run's public name.
-        rounds: T; rounds are numbered 1, ..., T.
+        rounds: how many of the plan's first rounds are charged by now, all T where there are no
+            instalments; they are numbered from 1.
         uses: in how many of them one labelled record may take part.
         budget: the account's ceiling.
+        step: rounds of an instalment, fixed with the first; None: the plan is charged in full.
     """
 
     id: int
@@ -50,3 +66,4 @@ class Reservation:
     rounds: int
     uses: int
     budget: Budget | None
+    step: int | None = None

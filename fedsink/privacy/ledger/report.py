@@ -9,10 +9,11 @@ from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
 from fedsink.privacy.accounting.events import epsilon as epsilon_of
 from fedsink.privacy.adjacency import ADD_REMOVE
-from fedsink.privacy.ledger.admission import largest, spent_rho
+from fedsink.privacy.ledger.admission import date_of, largest, spent_rho, today
 from fedsink.privacy.ledger.budget import Budget
 from fedsink.privacy.ledger.database import Database
 from fedsink.privacy.ledger.events import event_from_json
+from fedsink.privacy.ledger.tables import CEILINGS
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,10 @@ class RunReport:
 
     Attributes:
         run: its public name.
-        epsilon, delta: what it was charged in full; None under the filter and for an account
-            without a ceiling.
+        epsilon, delta: what it has been charged, in full or for its instalments so far; None under
+            the filter and for an account without a ceiling.
+        operator, method, day: who asked, as the policy names them; the answer's name; the date
+            where the owner has runs counted. None where it was not noted.
         rounds, claimed: rounds of the plan, and how many of them were charged as answered.
         uses: the most uses of any class so far.
         epsilon_so_far: an upper bound on ε after those uses. Information: the guarantee is the
@@ -36,6 +39,9 @@ class RunReport:
     claimed: int
     uses: int
     epsilon_so_far: float | None
+    operator: str | None
+    method: str | None
+    day: str | None
 
 
 @dataclass(frozen=True)
@@ -66,12 +72,14 @@ def report(database: Database) -> list[AccountReport]:
     """Every account, in the order in which they were opened."""
     found = []
     for id, lineage, adjacency, rule, alpha, epsilon, delta in database.rows(
-        "SELECT id, lineage, adjacency, admission, alpha, epsilon, delta FROM accounts ORDER BY id"
+        "SELECT id, lineage, adjacency, admission, alpha, epsilon, delta FROM accounts"
+        f" JOIN {CEILINGS} ON account = id ORDER BY id"
     ):
         rows = database.rows(
-            "SELECT reservations.id, name, use, rounds, uses, reservations.epsilon,"
-            " reservations.delta FROM reservations JOIN runs ON run = runs.id WHERE account=?"
-            " ORDER BY reservations.id",
+            "SELECT charged.id, name, use, rounds, uses, charged.epsilon,"
+            " charged.delta, operator, method, day FROM charged"
+            " JOIN runs ON run = runs.id WHERE account=?"
+            " ORDER BY charged.id",
             id,
         )
         runs = tuple(_run(database, adjacency, *row) for row in rows)
@@ -88,7 +96,8 @@ def report(database: Database) -> list[AccountReport]:
 
 def _run(
     database: Database, adjacency: str, id: int, name: str, use: str | None, rounds: int,
-    most: int, epsilon: float | None, delta: float,
+    most: int, epsilon: float | None, delta: float, operator: str | None, method: str | None,
+    day: int | None,
 ) -> RunReport:  # fmt: skip
     [(claimed,)] = database.rows("SELECT COUNT(*) FROM claims WHERE reservation=?", id)
     uses = int(largest(database.rows("SELECT label, uses FROM counts WHERE reservation=?", id)))
@@ -99,7 +108,15 @@ def _run(
     else:
         bounds = [epsilon, _composed(adjacency, use, uses, delta)]
         so_far = min((b for b in bounds if b is not None), default=None)
-    return RunReport(name, epsilon, delta, rounds, claimed, uses, so_far)
+    date = None if day is None else date_of(day)
+    return RunReport(name, epsilon, delta, rounds, claimed, uses, so_far, operator, method, date)
+
+
+def refusals(database: Database) -> dict[str, int]:
+    """How often what was refused today, UTC."""
+    return dict(
+        database.rows("SELECT reason, times FROM refusals WHERE day=? ORDER BY reason", today())
+    )
 
 
 def _composed(adjacency: str, use: str | None, uses: int, delta: float) -> float | None:

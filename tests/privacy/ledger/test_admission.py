@@ -76,13 +76,25 @@ def test_another_plan_has_a_price_of_its_own(ledger: Ledger, path: Path, make_ch
     assert prices(path) == [12.0] * 3
 
 
+def test_a_price_that_was_changed_is_computed_again(
+    ledger: Ledger, path: Path, make_charge: Make
+) -> None:
+    with pytest.raises(BudgetError):
+        ledger.reserve("ward", "r1", make_charge(12.0), TEN)
+    with ledger._database.transaction() as connection:
+        connection.execute("UPDATE prices SET epsilon=1.0")
+    with pytest.raises(BudgetError, match="costs ε = 12,"):
+        ledger.reserve("ward", "r1", make_charge(12.0), TEN)
+    assert prices(path) == [12.0]
+
+
 def test_no_more_than_some_thousand_prices_are_kept(
     ledger: Ledger, path: Path, make_charge: Make
 ) -> None:
     """Else a server would fill the disk with plans it makes up."""
     with ledger._database.transaction() as connection:
         connection.executemany(
-            "INSERT INTO prices (plan, epsilon) VALUES (?, 1.0)",
+            "INSERT INTO prices (plan, epsilon, seal) VALUES (?, 1.0, x'')",
             [(number.to_bytes(4, "big"),) for number in range(5000)],
         )
     for number in range(3):

@@ -8,8 +8,18 @@ from typing import Any
 import dp_accounting as dp
 import pytest
 
-from fedsink.errors import BudgetError, ReleaseRefusedError
-from fedsink.privacy.ledger import Budget, Charge, Ledger, Reservation, Use
+from fedsink.errors import BudgetError, DailyLimitError, ReleaseRefusedError
+from fedsink.privacy.ledger import (
+    Asked,
+    Budget,
+    Charge,
+    Database,
+    Ledger,
+    Reservation,
+    Use,
+    admission,
+    refusals,
+)
 
 Make = Callable[..., Charge]
 TEN = Budget(10.0, 1e-5)
@@ -122,6 +132,84 @@ def test_a_rule_cannot_change_under_its_charges(ledger: Ledger, make_charge: Mak
     for budget in (Budget(10.0, 1e-5, "rdp-filter", 8.0), None):
         with pytest.raises(ReleaseRefusedError, match="by the rule reserve so far, and charges"):
             ledger.reserve("ward", "r2", make_charge(1.0), budget)
+
+
+# Runs a day
+
+NOON = 20_000 * 86_400.0 + 43_200.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the ledger is told."""
+    now = [NOON]
+    monkeypatch.setattr(admission.time, "time", lambda: now[0])
+    return now
+
+
+def begin(ledger: Ledger, charge: Charge, run: str, most: int | None = 2) -> None:
+    ledger.reserve("ward", run, charge, TEN, Asked("lab", "gradient", most))
+
+
+def test_no_more_runs_begin_in_a_day_than_are_admitted(
+    ledger: Ledger, make_charge: Make, clock: list[float]
+) -> None:
+    for run in ("r1", "r2"):
+        begin(ledger, make_charge(1.0), run)
+    with pytest.raises(DailyLimitError, match=r"2 runs have begun on 2024-10-04, .*_per_day=2"):
+        begin(ledger, make_charge(1.0), "r3")
+    begin(ledger, make_charge(1.0), "r1")  # it goes on
+    begin(ledger, make_charge(1.0, adjacency="client"), "r1")
+    with pytest.raises(DailyLimitError):
+        ledger.reserve("clinic", "r3", make_charge(1.0), TEN, Asked(runs_per_day=2))
+    clock[0] += 86_400.0
+    begin(ledger, make_charge(1.0), "r3")
+    begin(ledger, make_charge(1.0), "r4", most=None)
+
+
+def test_a_refused_run_counts_for_nothing_and_is_not_priced_over_the_limit(
+    ledger: Ledger, make_charge: Make, clock: list[float]
+) -> None:
+    for number in range(5):
+        with pytest.raises(BudgetError):
+            begin(ledger, make_charge(11.0), f"dear {number}", most=1)
+    begin(ledger, make_charge(1.0), "r1", most=1)
+
+    def unpriced() -> float:
+        raise AssertionError("it was priced")
+
+    with pytest.raises(DailyLimitError):
+        begin(ledger, replace(make_charge(plan={"new": 1}), epsilon=unpriced), "r2", most=1)
+
+
+def test_a_clock_that_is_set_back_refills_nothing(
+    ledger: Ledger, make_charge: Make, clock: list[float]
+) -> None:
+    begin(ledger, make_charge(1.0), "r1", most=1)
+    for back in (3_600.0, 86_400.0, 10 * 86_400.0, NOON):
+        clock[0] = NOON - back
+        with pytest.raises(DailyLimitError):
+            begin(ledger, make_charge(1.0), "r2", most=1)
+    clock[0] = NOON + 86_400.0
+    begin(ledger, make_charge(1.0), "r2", most=1)
+
+
+def test_no_run_at_all_may_begin(ledger: Ledger, make_charge: Make) -> None:
+    with pytest.raises(DailyLimitError):
+        begin(ledger, make_charge(1.0), "r1", most=0)
+
+
+def test_refusals_are_counted_by_day_and_forgotten_after_a_month(
+    ledger: Ledger, path: Path, clock: list[float]
+) -> None:
+    for reason in ("BudgetError", "BadSignatureError", "BudgetError"):
+        ledger.refused(reason)
+    database = Database(path, writable=False)
+    assert refusals(database) == {"BadSignatureError": 1, "BudgetError": 2}
+    clock[0] += 31 * 86_400.0
+    assert refusals(database) == {}
+    ledger.refused("BudgetError")
+    assert database.rows("SELECT times FROM refusals") == [(1,)]
 
 
 # Contents

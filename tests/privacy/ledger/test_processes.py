@@ -57,10 +57,8 @@ def _killed_inside(barrier: Any, path: Path, charge: Charge) -> None:
     ledger = Ledger(path)
     held = ledger.reserve("ward", "r1", charge, BUDGET)
     ledger.bind("ward", TODAY)
-    with ledger._database.transaction() as connection:
-        connection.execute(
-            "INSERT INTO claims VALUES (?, 1, ?, -1, ?, 0)", (held.run, held.id, b"half")
-        )
+    with ledger._database.transaction():
+        ledger._database.append("claims", held.run, 1, held.id, -1, b"half")
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -39,6 +39,7 @@ def used(path: Path) -> Path:
     ledger.bind("ward", SECRET)
     held = ledger.reserve("ward", "central", central_charge(PLAN), Budget(10.0, 1e-5))
     ledger.claim(held, SECRET, [Use(t, t % 3, b"digest!" * 4) for t in range(1, 8)])
+    ledger.released(held, [2, 3])
     held = ledger.reserve("ward", "local", local_charge(LOCAL), Budget(35.0, 0.0))
     ledger.claim(held, SECRET, [Use(1, None, b"digest!" * 4)])
     ledger.bind("clinic", b"clinic")
@@ -95,29 +96,49 @@ def test_a_sound_ledger_has_no_problems(used: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        ("UPDATE accounts SET epsilon=1.0", "ward (add-remove) has spent more than its ceiling"),
-        ("UPDATE accounts SET delta=0.0 WHERE id=1", "has spent more than its ceiling"),
-        ("UPDATE accounts SET epsilon=1.22 WHERE alpha=8", "has spent more than its ceiling"),
+        ("UPDATE ceilings SET epsilon=1.0", "ward (add-remove) has spent more than its ceiling"),
+        ("UPDATE ceilings SET delta=0.0 WHERE number=3", "has spent more than its ceiling"),
+        (
+            "UPDATE ceilings SET epsilon=1.22"
+            " WHERE account=(SELECT id FROM accounts WHERE alpha=8)",
+            "has spent more than its ceiling",
+        ),
         ("UPDATE reservations SET rho=rho/2 WHERE rho > 0", "has spent more than its ceiling"),
-        ("UPDATE reservations SET uses=2 WHERE id=1", "used a class more often than its 2 times"),
-        ("UPDATE reservations SET rounds=5 WHERE id=1", "claim outside its plan's rounds"),
-        ("UPDATE reservations SET event='{}' WHERE id=1", "an event in the ledger is damaged"),
+        (
+            "UPDATE reservations SET uses=2 WHERE run=CENTRAL",
+            "used a class more often than its 2 times",
+        ),
+        ("UPDATE reservations SET rounds=5 WHERE run=CENTRAL", "claim outside its plan's rounds"),
+        (
+            "UPDATE reservations SET event='{}' WHERE run=CENTRAL",
+            "an event in the ledger is damaged",
+        ),
         ("UPDATE counts SET uses=1", "counts that are not those of its claims"),
         ("DELETE FROM counts", "counts that are not those of its claims"),
         ("DELETE FROM claims WHERE round=2", "counts that are not those of its claims"),
         ("DELETE FROM reservations", "a row of claims refers to a row of reservations"),
         ("DELETE FROM accounts", "a row of runs refers to a row of accounts"),
-        ("UPDATE runs SET fingerprint=NULL", "claims and no content they were computed from"),
+        ("DELETE FROM sources", "claims and no content they were computed from"),
         (
-            "UPDATE runs SET fingerprint=x'636c696e6963' WHERE name='central'",
+            "UPDATE sources SET fingerprint=x'636c696e6963' WHERE run=CENTRAL",
             "central was computed from another lineage's content",
         ),
-        ("UPDATE reservations SET run=1 WHERE id=2", "the run central has more than one plan"),
+        (
+            "UPDATE reservations SET run=CENTRAL"
+            " WHERE run=(SELECT id FROM runs WHERE name='local')",
+            "the run central has more than one plan",
+        ),
+        ("UPDATE claims SET digest=x'00' WHERE round=3", ", of claims, is not what was written"),
+        ("UPDATE ceilings SET epsilon=11", ", of ceilings, is not what was written"),
+        ("UPDATE accounts SET lineage='ward-2' WHERE alpha=8", ", of accounts, is not what was"),
+        ("UPDATE head SET number=3", "the last facts are missing"),
+        ("DELETE FROM releases", "are missing"),
+        ("UPDATE prices SET epsilon=epsilon/2", "the price of a plan is not what was written"),
     ],
 )
 def test_a_ledger_that_was_tampered_with_is_found(used: Path, damage: str, problem: str) -> None:
     with sqlite3.connect(used) as connection:
-        connection.execute(damage)
+        connection.execute(damage.replace("CENTRAL", "(SELECT id FROM runs WHERE name='central')"))
     found = problems(Database(used, writable=False))
     assert any(problem in sentence for sentence in found), found
 

@@ -1,0 +1,114 @@
+"""Whether a node's ledger is older than one that it has shown to a server."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from fedsink.errors import LedgerError, PrivacyError, RolledBackError
+from fedsink.privacy import SecretKey
+from fedsink.privacy.files import write_once
+from fedsink.privacy.ledger import Ledger
+
+log = logging.getLogger("fedsink.clients")
+
+_NUMBER, _HASH = 8, 16  # bytes
+
+
+class Receipts:
+    """Receipts for one ledger's head, which a server keeps and shows again.
+
+    A receipt holds the number of the last fact and a keyed hash of its seal, under a message
+    authentication code of the node's own key; the number is masked. So a server learns nothing of
+    the ledger from it, not even how many facts there are, and cannot make one.
+
+    Guarantees:
+        - A ledger that lacks a fact of which the node has made a receipt, or has another one in
+          its place, is refused from the moment that any server shows it, until it is restored.
+        - A text that is no receipt of this node changes nothing.
+        - A receipt tells nothing of the ledger to who does not hold the key.
+
+    Args:
+        folder: the node's state, where its key and a receipt that is ahead of the ledger lie.
+        lineage: the owner's name of the data.
+
+    Raises:
+        PrivacyError: the key cannot be made or read.
+    """
+
+    def __init__(self, folder: Path, lineage: str) -> None:
+        path = folder / "receipt.key"
+        if not path.exists():
+            with contextlib.suppress(PrivacyError):  # another process was first, or loading says
+                SecretKey.create(path, lineage)
+        self._key = SecretKey.load(path).secret
+        self._ahead = folder / "ahead.receipt"
+
+    @property
+    def name(self) -> str:
+        """The node's public name, at random: as long as its key stays, so does the name."""
+        return self._hash(b"name").hex()
+
+    def give(self, ledger: Ledger) -> str:
+        """A receipt for all facts that the ledger has now."""
+        number, seal = ledger.head()
+        return self._receipt(number, seal)
+
+    def check(self, ledger: Ledger, shown: Iterable[str] = ()) -> None:
+        """Refuse a ledger that is older than one of these receipts, or than one shown before.
+
+        Raises:
+            RolledBackError: it is; the receipt is kept until the ledger holds its fact.
+            LedgerError: a receipt cannot be kept.
+        """
+        for receipt in shown:
+            number = self._number(receipt)
+            if number is not None and not self._holds(ledger, number, receipt):
+                try:
+                    write_once(self._ahead, receipt.encode())
+                except OSError as error:
+                    raise LedgerError(
+                        f"a receipt cannot be kept in {self._ahead.parent} ({error.strerror}): "
+                        "make room or fix its permissions."
+                    ) from None
+        if not self._ahead.exists():
+            return
+        receipt = self._ahead.read_text(errors="replace")
+        number = self._number(receipt)
+        if number is None or not self._holds(ledger, number, receipt):
+            raise RolledBackError(
+                "The ledger lacks facts of which this node has given a receipt, so it was put back "
+                f"or replaced, and charges are missing: restore the latest one (and then remove "
+                f"{self._ahead}, if that is damaged)."
+            )
+        self._ahead.unlink(missing_ok=True)
+
+    def _receipt(self, number: int, seal: bytes) -> str:
+        fact = self._hash(b"fact", number.to_bytes(_NUMBER, "big"), seal)
+        mask = self._hash(b"mask", fact)[:_NUMBER]
+        masked = bytes(a ^ b for a, b in zip(number.to_bytes(_NUMBER, "big"), mask, strict=True))
+        return (masked + fact + self._hash(b"receipt", masked, fact)).hex()
+
+    def _number(self, receipt: str) -> int | None:
+        """The number of the fact that a receipt of this node is for; None for any other text."""
+        try:
+            content = bytes.fromhex(receipt)
+        except ValueError:
+            return None
+        masked, fact = content[:_NUMBER], content[_NUMBER : _NUMBER + _HASH]
+        if not hmac.compare_digest(content, masked + fact + self._hash(b"receipt", masked, fact)):
+            return None
+        mask = self._hash(b"mask", fact)[:_NUMBER]
+        return int.from_bytes(bytes(a ^ b for a, b in zip(masked, mask, strict=True)), "big")
+
+    def _holds(self, ledger: Ledger, number: int, receipt: str) -> bool:
+        seal = ledger.seal(number)
+        return seal is not None and hmac.compare_digest(self._receipt(number, seal), receipt)
+
+    def _hash(self, purpose: bytes, *parts: bytes) -> bytes:
+        content = b"\0".join([b"fedsink", purpose, b"".join(parts)])
+        return hmac.digest(self._key, content, hashlib.sha256)[:_HASH]

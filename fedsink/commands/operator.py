@@ -1,0 +1,39 @@
+"""`fedsink operator`: the key that a server signs its requests with, and its public half."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedsink.commands.keys import parse
+from fedsink.errors import ConfigError
+
+HELP = """Usage: fedsink operator [key=FILE]
+
+Prints the public half of the key that signs a deployment's requests, as the owners of nodes write
+it into their policies. Where there is no key it is made (ed25519, PEM, mode 0600).
+
+  key  the file; left out: operator.key in the server's folder ($FEDSINK_STATE), where fedsink
+       deploy looks for it, on the SuperLink's machine
+
+Example: fedsink operator"""
+
+
+def run(arguments: Sequence[str], debug: bool = False) -> int:
+    """Make the key if there is none, and print its public half."""
+    if {"-h", "--help"} & set(arguments):
+        print(HELP)
+        return 0
+    keys = parse(arguments, {"key": Path})
+
+    from fedsink.protocol.signatures import shown_key
+    from fedsink.server.home import server_home
+    from fedsink.server.operator_key import FILE_NAME, make_operator_key, operator_key
+
+    path = keys.get("key", server_home() / FILE_NAME).expanduser()
+    make_operator_key(path)
+    key = operator_key(path)
+    if key is None:
+        raise ConfigError(f"{path} has vanished.")
+    print(shown_key(key.public_key().public_bytes_raw()))
+    return 0

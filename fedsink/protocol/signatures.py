@@ -1,0 +1,117 @@
+"""Requests that a named operator has signed for one node.
+
+A signature (ed25519) covers everything that a request says (its type, run, rounds, plan and rows,
+by `records.digest`) and the name of the node that it is for.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fedsink.errors import (
+    BadSignatureError,
+    ConfigError,
+    UnknownOperatorError,
+    UnsignedRequestError,
+)
+from fedsink.protocol.records import digest
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from flwr.app import RecordDict
+
+_PREFIX, _BYTES = "ed25519:", 32
+_OPERATOR = "operator"
+
+
+def sign(record: RecordDict, message_type: str, node: str, key: Ed25519PrivateKey) -> None:
+    """Add a signature to a request, in place of any other.
+
+    Args:
+        record: what `pack` wrote.
+        message_type: what it is sent as.
+        node: the name that the receiver has given.
+        key: the operator's.
+    """
+    from flwr.app import ConfigRecord
+
+    signature = key.sign(_covered(record, message_type, node))
+    public = key.public_key().public_bytes_raw()
+    record[_OPERATOR] = ConfigRecord({"key": public, "signature": signature})
+
+
+def signer(record: RecordDict, message_type: str, node: str, operators: Mapping[str, bytes]) -> str:
+    """The name of the operator who signed a request for this node.
+
+    Nothing of it is parsed; it is hashed.
+
+    Args:
+        record: the message's content.
+        message_type: what it was sent as.
+        node: this node's name.
+        operators: public keys, 32 bytes each, by their owner's names for them.
+
+    Raises:
+        UnsignedRequestError: nobody has signed it.
+        UnknownOperatorError: by a key that is none of these.
+        BadSignatureError: it says something else than what was signed, or to another node.
+    """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    signed: Mapping[str, object] = record.config_records.get(_OPERATOR, {})
+    public, signature = signed.get("key"), signed.get("signature")
+    if not isinstance(public, bytes) or not isinstance(signature, bytes):
+        raise UnsignedRequestError(
+            "The policy names operators, and nobody has signed this request: have the server's "
+            "operator sign it, or leave [operators.keys] out."
+        )
+    names = [name for name, known in operators.items() if known == public]
+    if not names:
+        raise UnknownOperatorError(
+            f"The request is signed by {shown_key(public[:_BYTES])}, which is none of the policy's "
+            f"{', '.join(operators)}."
+        )
+    covered = _covered(record, message_type, node)
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, covered)
+    except (InvalidSignature, ValueError):
+        raise BadSignatureError(
+            f"The signature of {names[0]} is not for this request to this node: it was changed on "
+            "its way, or is for another node."
+        ) from None
+    return names[0]
+
+
+def shown_key(public: bytes) -> str:
+    """A public key as policies state it."""
+    return _PREFIX + base64.b64encode(public).decode()
+
+
+def read_key(text: str) -> bytes:
+    """The public key that `shown_key` wrote.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        public = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        public = b""
+    if not text.startswith(_PREFIX) or len(public) != _BYTES:
+        raise ConfigError(
+            f"{text[:60]!r} is no operator's key: fedsink operator prints one, {_PREFIX}…"
+        )
+    return public
+
+
+def _covered(record: RecordDict, message_type: str, node: str) -> bytes:
+    """What is signed; raises ValueError for a record that is no request."""
+    try:
+        content = digest(message_type, record)
+    except Exception as error:  # a hostile record makes readers raise whatever they like
+        raise ValueError(f"Malformed message: {type(error).__name__}.") from error
+    return b"\0".join([b"fedsink request", node.encode(), content])

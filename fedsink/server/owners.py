@@ -1,0 +1,122 @@
+"""A grid of nodes that belong to others: receipts are kept and shown, requests are signed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from fedsink.protocol.identity import identity_query
+from fedsink.protocol.receipts import given_by, show_receipts
+from fedsink.protocol.signatures import sign
+from fedsink.reporting.atomic import write_atomic
+from fedsink.server.pending import Pending
+
+log = logging.getLogger("fedsink.server")
+
+_IDENTITY = "query.identity"
+_LAST_SECONDS = 20.0  # for the nodes' last receipts
+
+
+class OwnersGrid(Grid):
+    """Flower's grid, with what a server owes to the owners of the nodes.
+
+    It shows every node the receipts that it keeps, of this run and of those before, and keeps the
+    one that the node answers with. Every other message is signed for its receiver.
+
+    Args:
+        grid: Flower's.
+        receipts: the file of all receipts by the names of the nodes.
+        key: the operator's; None: nothing is signed.
+    """
+
+    def __init__(self, grid: Grid, receipts: Path, key: Ed25519PrivateKey | None) -> None:
+        self._grid, self._path, self._key = grid, receipts, key
+        self._names: dict[int, str] = {}  # node → the name it gave
+
+    def collect(self) -> None:
+        """Ask the nodes of this run for a last receipt; those that are slow keep theirs."""
+        connected = set(self._grid.get_node_ids())
+        nodes = [node for node in self._names if node in connected]
+        if not nodes:
+            return
+        pending = Pending(self, [identity_query(node) for node in nodes])
+        deadline = time.monotonic() + _LAST_SECONDS
+        while pending.working and time.monotonic() < deadline:
+            time.sleep(0.2)
+            pending.pull()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages, with what their receivers need."""
+        messages = list(messages)
+        for message in messages:
+            kind, node = message.metadata.message_type, message.metadata.dst_node_id
+            content = RecordDict(dict(message.content))  # what others are sent stays as it is
+            if kind == _IDENTITY:
+                show_receipts(content, self._receipts().values())
+            elif self._key is not None and node in self._names:
+                sign(content, kind, self._names[node], self._key)
+            message.content = content
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies that have arrived; the receipts in them are kept."""
+        replies = list(self._grid.pull_messages(message_ids))
+        new = {}
+        for reply in replies:
+            if not reply.has_error() and (given := given_by(reply.content)) is not None:
+                self._names[reply.metadata.src_node_id] = given.name
+                new[given.name] = given.receipt
+        if new:
+            text = json.dumps(self._receipts() | new, indent=0, sort_keys=True)
+            write_atomic(self._path, text.encode())
+        return replies
+
+    def _receipts(self) -> dict[str, str]:
+        try:
+            kept = json.loads(self._path.read_text())
+            return {str(name): str(receipt) for name, receipt in kept.items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, AttributeError):
+            log.warning("%s is damaged, and its receipts are lost", self._path)
+            return {}
+
+    # Everything else is Flower's.
+
+    @property
+    def run(self) -> Run:
+        """Run information."""
+        return self._grid.run
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self._grid.set_run(run)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The nodes that are connected."""
+        return self._grid.get_node_ids()
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message to one node."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Flower's own loop; a deployment has one of its own."""
+        return self._grid.send_and_receive(messages, timeout=timeout)

@@ -1,0 +1,195 @@
+"""A ledger that was put back is refused once a server shows what the node gave it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from fedsink.clients.app import client_app
+from fedsink.clients.node import Node, close_nodes, open_node
+from fedsink.clients.policy_file import read_policy
+from fedsink.clients.receipts import Receipts
+from fedsink.clients.settings import NodeSettings
+from fedsink.errors import LedgerError, PrivacyError, RolledBackError
+from fedsink.privacy.ledger import Ledger
+from fedsink.protocol import GradientRequest
+from fedsink.protocol.errors import MALFORMED, ROLLED_BACK
+from fedsink.protocol.receipts import MOST_RECEIPTS, given_by, show_receipts
+from fedsink.protocol.records import digest
+
+from ..support.asking import gradient
+
+Make = Callable[..., GradientRequest]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+@pytest.fixture
+def ledger(state: Path) -> Ledger:
+    return Ledger(state / "ledger.sqlite", durable=False)
+
+
+def node_of(policy: Path) -> Node:
+    close_nodes()
+    return open_node(NodeSettings.from_policy(read_policy(policy)), 0)
+
+
+def answer(node: Node, request: GradientRequest) -> None:
+    gradient(node, request, digest("train.gradient", request.to_record()))
+
+
+def ask_who(policy: Path, shown: list[str] | None = None, **wrong: object) -> Message:
+    """The identity of a node, as a server asks for it."""
+    settings = NodeSettings.from_policy(read_policy(policy))
+    content = RecordDict()
+    if shown is not None:
+        show_receipts(content, shown)
+    for name, value in wrong.items():
+        content[name] = ConfigRecord({name: value})
+    context = Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
+    message = Message(content, dst_node_id=1, message_type="query.identity")
+    return client_app(settings)(message, context)
+
+
+def receipt_of(reply: Message) -> str:
+    given = given_by(reply.content)
+    assert given is not None
+    return given.receipt
+
+
+def test_every_state_of_the_ledger_has_a_receipt_that_later_ones_hold(
+    state: Path, ledger: Ledger
+) -> None:
+    receipts = Receipts(state, "ward")
+    given = [receipts.give(ledger)]
+    for number in range(4):
+        ledger.bind("ward", bytes([number]) * 32)
+        given.append(receipts.give(ledger))
+        receipts.check(ledger, given)
+    assert len(set(given)) == 5
+    assert {len(receipt) for receipt in given} == {80}
+    assert Receipts(state, "ward").name == receipts.name
+
+
+def test_a_ledger_without_the_fact_of_a_receipt_is_refused_until_it_is_restored(
+    state: Path, ledger: Ledger
+) -> None:
+    receipts = Receipts(state, "ward")
+    ledger.bind("ward", b"a" * 32)
+    ledger.close()
+    old = (state / "ledger.sqlite").read_bytes()
+    ledger = Ledger(state / "ledger.sqlite", durable=False)
+    ledger.bind("ward", b"b" * 32)
+    receipt = receipts.give(ledger)
+    ledger.close()
+    latest = (state / "ledger.sqlite").read_bytes()
+
+    (state / "ledger.sqlite").write_bytes(old)
+    behind = Ledger(state / "ledger.sqlite", durable=False)
+    receipts.check(behind)  # nobody has shown it yet
+    for _ in range(2):
+        with pytest.raises(RolledBackError, match="lacks facts of which this node has given"):
+            receipts.check(behind, [receipt])
+        with pytest.raises(RolledBackError):  # and from now on for everybody
+            Receipts(state, "ward").check(behind)
+    behind.bind("ward", b"c" * 32)  # as many facts, and others
+    with pytest.raises(RolledBackError):
+        receipts.check(behind)
+    behind.close()
+
+    (state / "ledger.sqlite").write_bytes(latest)
+    receipts.check(Ledger(state / "ledger.sqlite", durable=False))
+    assert not (state / "ahead.receipt").exists()
+
+
+def test_what_is_no_receipt_of_this_node_changes_nothing(
+    state: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    """Else any server could lock a node for ever."""
+    receipts = Receipts(state, "ward")
+    ledger.bind("ward", b"a" * 32)
+    given = receipts.give(ledger)
+    (tmp_path / "other").mkdir()
+    other = Receipts(tmp_path / "other", "ward").give(ledger)
+    flipped = [
+        given[:place] + ("0" if given[place] != "0" else "1") + given[place + 1 :]
+        for place in range(len(given))
+    ]
+    receipts.check(ledger, [other, *flipped, "", "no hex", given[:-2], given + "00", "é" * 80])
+    assert not (state / "ahead.receipt").exists()
+
+
+def test_a_receipt_tells_nothing_of_the_ledger(state: Path, ledger: Ledger, tmp_path: Path) -> None:
+    """Neither how many facts there are nor what they are: the same ledger, and another key."""
+    (tmp_path / "other").mkdir()
+    receipts, others = Receipts(state, "ward"), Receipts(tmp_path / "other", "ward")
+    assert receipts.name != others.name
+    given = [bytes.fromhex(each.give(ledger)) for each in (receipts, others)]
+    for start in range(0, 40, 8):
+        assert given[0][start : start + 8] != given[1][start : start + 8]
+
+
+def test_a_key_that_others_can_read_is_refused(state: Path) -> None:
+    Receipts(state, "ward")
+    os.chmod(state / "receipt.key", 0o644)
+    with pytest.raises(PrivacyError, match="has mode 0644"):
+        Receipts(state, "ward")
+
+
+def test_a_node_gives_receipts_and_refuses_everything_when_it_was_put_back(
+    policy_file: Callable[..., Path], make_request: Make, tmp_path: Path
+) -> None:
+    """The whole folder, its replies and its key with it: what no look at the folder can tell."""
+    path = policy_file()
+    state = path.parent / "state"
+    answer(node_of(path), replace(make_request(), run="one"))
+    close_nodes()
+    shutil.copytree(state, tmp_path / "backup")
+    answer(node_of(path), replace(make_request(), run="two"))
+    receipt = receipt_of(ask_who(path, ["of another node", "00" * 40]))
+    close_nodes()
+    shutil.rmtree(state)
+    shutil.copytree(tmp_path / "backup", state)
+
+    assert receipt_of(ask_who(path)) != receipt  # it cannot know
+    reply = ask_who(path, ["of another node", receipt])
+    assert (reply.error.code, reply.error.reason) == (ROLLED_BACK, None)
+    with pytest.raises(RolledBackError):
+        answer(node_of(path), replace(make_request(), run="three"))
+
+
+@pytest.mark.parametrize(
+    "receipts", [5, "text", [1, 2], [b"a"], ["x" * 129], ["x"] * (MOST_RECEIPTS + 1)]
+)
+def test_receipts_that_are_no_short_texts_are_malformed(
+    policy_file: Callable[..., Path], receipts: object
+) -> None:
+    assert ask_who(policy_file(), receipts=receipts).error.code == MALFORMED
+
+
+def test_an_empty_ledger_beside_critics_that_have_learned_is_refused(
+    policy_file: Callable[..., Path], make_request: Make
+) -> None:
+    path = policy_file()
+    learned = path.parent / "state" / "critics" / "some run"
+    learned.mkdir(parents=True, mode=0o700)
+    (learned / "3.state").write_bytes(b"weights")
+    with pytest.raises(LedgerError, match="The ledger is empty, and critics have learned"):
+        answer(node_of(path), make_request())
+    (learned / "3.state").unlink()
+    answer(node_of(path), make_request())
+
+
+def test_a_simulated_client_gives_no_receipt(secret: NodeSettings) -> None:
+    assert Node(secret, 0).given([]) is None

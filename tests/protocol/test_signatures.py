@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import ConfigRecord, RecordDict
+
+from fedsink.errors import (
+    BadSignatureError,
+    ConfigError,
+    UnknownOperatorError,
+    UnsignedRequestError,
+)
+from fedsink.protocol.records import digest, pack
+from fedsink.protocol.signatures import read_key, shown_key, sign, signer
+
+KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2))
+PUBLIC = {"lab": KEY.public_key().public_bytes_raw()}
+KIND, NODE = "train.gradient", "a1"
+
+
+def request(**fields: Any) -> RecordDict:
+    return pack({"run": "r", "round": 1} | fields, {})
+
+
+def signed(key: Ed25519PrivateKey = KEY, **fields: Any) -> RecordDict:
+    record = request(**fields)
+    sign(record, KIND, NODE, key)
+    return record
+
+
+def test_a_signed_request_names_its_operator_and_is_the_same_request() -> None:
+    record = signed()
+    assert signer(record, KIND, NODE, PUBLIC) == "lab"
+    assert digest(KIND, record) == digest(KIND, request())
+    sign(record, KIND, "b2", KEY)  # in place of the first
+    assert signer(record, KIND, "b2", PUBLIC) == "lab"
+
+
+def test_who_has_not_signed_or_is_not_known_is_refused() -> None:
+    with pytest.raises(UnsignedRequestError, match="nobody has signed this request"):
+        signer(request(), KIND, NODE, PUBLIC)
+    with pytest.raises(UnknownOperatorError, match="is none of the policy's lab"):
+        signer(signed(OTHER), KIND, NODE, PUBLIC)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: (record, KIND, "b2"),  # another node
+        lambda record: (record, "train.parameters", NODE),
+        lambda record: (
+            RecordDict({**request(round=2), "operator": record["operator"]}),
+            KIND,
+            NODE,
+        ),
+        lambda record: (
+            RecordDict({**request(run="s"), "operator": record["operator"]}),
+            KIND,
+            NODE,
+        ),
+    ],
+)
+def test_a_signature_is_for_one_request_to_one_node(change: Callable[..., Any]) -> None:
+    with pytest.raises(BadSignatureError, match="signature of lab is not for this request"):
+        signer(*change(signed()), PUBLIC)
+
+
+@pytest.mark.parametrize("signature", [b"", b"\0" * 64, bytes(63), b"x" * 1000])
+def test_hostile_signatures_are_bad(signature: bytes) -> None:
+    record = signed()
+    record["operator"] = ConfigRecord({"key": PUBLIC["lab"], "signature": signature})
+    with pytest.raises(BadSignatureError):
+        signer(record, KIND, NODE, PUBLIC)
+
+
+@pytest.mark.parametrize("values", [{}, {"key": "text", "signature": "text"}, {"key": b"x"}])
+def test_half_a_signature_is_none(values: dict[str, Any]) -> None:
+    record = request()
+    record["operator"] = ConfigRecord(values)
+    with pytest.raises(UnsignedRequestError):
+        signer(record, KIND, NODE, PUBLIC)
+
+
+def test_a_signature_over_nothing_is_malformed() -> None:
+    record = RecordDict({"operator": signed()["operator"]})
+    with pytest.raises(ValueError, match="Malformed message: KeyError"):
+        signer(record, KIND, NODE, PUBLIC)
+
+
+def test_keys_are_read_as_they_are_shown() -> None:
+    assert read_key(shown_key(PUBLIC["lab"])) == PUBLIC["lab"]
+    for text in ("", "ed25519:", "ed25519:AAAA", shown_key(PUBLIC["lab"])[8:], "ed25519:?" * 9):
+        with pytest.raises(ConfigError, match="is no operator's key"):
+            read_key(text)
