@@ -52,7 +52,7 @@ def lab(demo: Any, tmp_path: Path) -> Iterator[Any]:
         lab.start_superlink()
         for number in lab.hospitals:
             hospital = lab.register(number)
-            if number % 2:
+            if number % 2 == 0:
                 policy = hospital / "policy.toml"
                 step = f"[budget.add-remove]\nrounds_per_reservation = {INSTALMENT}"
                 policy.write_text(policy.read_text().replace("[budget.add-remove]", step))
