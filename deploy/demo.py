@@ -10,6 +10,7 @@ was started is stopped again, also on Ctrl-C. FOLDER keeps the files; without it
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -41,7 +42,7 @@ name = "image_folder"
 root = "pictures"
 shape = [1, 8, 8]
 classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
-nominal_records = 719
+nominal_records = {records}
 lineage = "hospital-{number}-digits"
 
 [state]
@@ -77,10 +78,12 @@ class Lab:
 
     Args:
         folder: where everything is written.
+        bounds: the largest clip bound that each hospital allows; they share the digits.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bounds: Sequence[float] = (10.0, 3.0)) -> None:
         self.folder = folder
+        self.hospitals = dict(enumerate(bounds, 1))
         self.port = _free_port()
         self._started: list[subprocess.Popen[bytes]] = []
 
@@ -94,15 +97,17 @@ class Lab:
             f'root-certificates = "{self.folder / "certs" / "ca.crt"}"\n'
         )
         data = load(DataSpec("digits", (1, 8, 8), CLASSES, 1437), "train")
-        for number, bound in ((1, 10.0), (2, 3.0)):
+        clients = len(self.hospitals)
+        records = math.ceil(len(data.labels) / clients)
+        for number, bound in self.hospitals.items():
             hospital = self.folder / f"hospital-{number}"
-            mine = torch.arange(number - 1, len(data.labels), 2)
+            mine = torch.arange(number - 1, len(data.labels), clients)
             for index, image, label in zip(mine, *data.take(mine), strict=True):
                 place = hospital / "pictures" / CLASSES[int(label)]
                 place.mkdir(parents=True, exist_ok=True)
                 pixels = (image[0] * 255).round().to(torch.uint8).numpy()
                 Image.fromarray(pixels).save(place / f"{int(index):04}.png")
-            policy = POLICY.format(number=number, backend=backend, bound=bound)
+            policy = POLICY.format(number=number, records=records, backend=backend, bound=bound)
             (hospital / "policy.toml").write_text(policy)
             key = hospital / "node-key"
             _run("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", key)
@@ -110,7 +115,7 @@ class Lab:
     def start(self) -> None:
         """SuperLink first, then the nodes that it knows."""
         self.start_superlink()
-        for number in (1, 2):
+        for number in self.hospitals:
             self.register(number)
             self.start_hospital(number)
 
@@ -137,7 +142,8 @@ class Lab:
         return self.start_process(
             hospital.name, "fedsink", "node", f"superlink=127.0.0.1:{self.port}",
             f"certificate={self.folder / 'certs' / 'ca.crt'}", f"key={hospital / 'node-key'}",
-            f"policy={hospital / 'policy.toml'}", f"client={number - 1}", "clients=2",
+            f"policy={hospital / 'policy.toml'}", f"client={number - 1}",
+            f"clients={len(self.hospitals)}",
         )  # fmt: skip
 
     def stop(self) -> None:
@@ -160,11 +166,12 @@ class Lab:
         The server keeps the run in a folder of its own; the results come through its log.
         """
         folder = self.folder / "submitter" / "runs" / name
+        clients = f"clients={len(self.hospitals)}"
         words = [
             BIN / "fedsink", "deploy", f"app={APP}", "superlink=lab", f"folder={folder}",
-            f"name={name}", "clients=2", *keys,
+            f"name={name}", clients, *keys,
         ]  # fmt: skip
-        print(f"\n$ fedsink deploy app=deploy superlink=lab clients=2 {' '.join(keys)}", flush=True)
+        print(f"\n$ fedsink deploy app=deploy superlink=lab {clients} {' '.join(keys)}", flush=True)
         done = subprocess.run(
             [str(word) for word in words],
             env=_environment({"FLWR_HOME": str(self.folder / "submitter")}),
@@ -181,7 +188,7 @@ class Lab:
 
     def show_ledgers(self) -> None:
         """What each hospital's owner sees."""
-        for number in (1, 2):
+        for number in self.hospitals:
             policy = self.folder / f"hospital-{number}" / "policy.toml"
             print(f"\n$ fedsink ledger show policy=hospital-{number}/policy.toml", flush=True)
             print(_run(BIN / "fedsink", "ledger", "show", f"policy={policy}"), flush=True)

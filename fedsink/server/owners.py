@@ -12,11 +12,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+from flwr.superlink.grid import HttpGrid
 
 from fedsink.protocol.identity import identity_query
 from fedsink.protocol.receipts import given_by, show_receipts
 from fedsink.protocol.signatures import sign
 from fedsink.reporting.atomic import write_atomic
+from fedsink.server.arrivals import Arrivals
 from fedsink.server.pending import Pending
 
 log = logging.getLogger("fedsink.server")
@@ -39,6 +41,7 @@ class OwnersGrid(Grid):
 
     def __init__(self, grid: Grid, receipts: Path, key: Ed25519PrivateKey | None) -> None:
         self._grid, self._path, self._key = grid, receipts, key
+        self._pull = Arrivals(grid).pull if isinstance(grid, HttpGrid) else grid.pull_messages
         self._names: dict[int, str] = {}  # node → the name it gave
 
     def collect(self) -> None:
@@ -68,7 +71,7 @@ class OwnersGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies that have arrived; the receipts in them are kept."""
-        replies = list(self._grid.pull_messages(message_ids))
+        replies = list(self._pull(message_ids))
         new = {}
         for reply in replies:
             if not reply.has_error() and (given := given_by(reply.content)) is not None:

@@ -87,6 +87,29 @@ def main(grid, context):
     Path({folder!r}, "told.tmp").rename(Path({folder!r}, "told"))
 """
 
+_DIES_IN_AN_UPLOAD = """
+import os
+import signal
+import sys
+
+from fedsink import cli
+from fedsink.commands import fleet
+
+uploads = 0
+
+
+def push_objects(*words, **keys):
+    global uploads
+    uploads += 1
+    if uploads == 3:  # who it is, a first answer, and the second of which only the head arrives
+        os.kill(os.getpid(), signal.SIGKILL)
+    whole(*words, **keys)
+
+
+whole, fleet.push_objects = fleet.push_objects, push_objects
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
 
 def wait_for(path: Path, seconds: float = 300) -> str:
     deadline = time.monotonic() + seconds
@@ -179,6 +202,29 @@ def test_kills_of_runners_and_forks_cost_a_run_nothing_and_a_stop_leaves_no_proc
         node.send_signal(number)
         assert node.wait(30) == expected
     assert all(gone(pid) for pid in started)
+
+
+def test_a_node_that_dies_in_its_upload_holds_up_no_round(lab: Any, tmp_path: Path) -> None:
+    """Flower would wait for the rest of the reply: three minutes, and for nothing else."""
+    lab.register(1)
+    lab.start_hospital(1)
+    hospital = lab.register(2)
+    node = lab.start_process(
+        hospital.name, "python", "-c", _DIES_IN_AN_UPLOAD, "node",
+        f"superlink=127.0.0.1:{lab.port}", f"certificate={tmp_path / 'certs' / 'ca.crt'}",
+        f"key={hospital / 'node-key'}", f"policy={hospital / 'policy.toml'}", "client=1",
+        "clients=2",
+    )  # fmt: skip
+    code, folder, last = lab.deploy(
+        "half", "mode=central", "eps=5", "rounds=40", "capacity=auto", "report.pictures=0",
+        "strategy.uses_per_message=10", "strategy.quorum=1", "engine.round_timeout=10",
+    )  # fmt: skip
+    assert code == 0, last
+    assert node.wait(10) == -signal.SIGKILL
+    lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [record.get("absent", []) for record in records] == [[], [1], [1], [1]]
+    assert records[-1]["seconds"] < 100
 
 
 def test_a_key_that_the_superlink_does_not_know_is_refused(lab: Any, tmp_path: Path) -> None:

@@ -1,0 +1,258 @@
+"""Eight nodes under more than twenty kills, one of them for good: the run ends, the ledgers hold.
+
+Each node has a folder of its own, TLS and a key that the SuperLink knows. The kills come between
+and inside messages: `fedsink node`, its runner, or the fork that answers. A supervisor starts a
+node again whenever it ends, ten seconds later, as deploy/node/fedsink-node.service does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsink.clients.releases import use_digests
+from fedsink.clients.replies import ReplyStore
+from fedsink.models import load
+from fedsink.privacy.ledger import Database, problems, report
+
+from ..support.processes import children, gone
+from .test_absent_node import lines
+from .test_demo import left_over, pytestmark  # noqa: F401 (the same needs)
+
+CLIENTS, LOST = 8, 8
+MESSAGES, USES = 40, 4
+QUORUM = 3
+MOST_DOWN = 3  # of the seven that come back: the quorum stays within reach
+INSTALMENT = 50
+CEILING = 10.0
+KINDS = ("node",) * 7 + ("runner",) * 8 + ("fork",) * 8
+RESTART_SECONDS = 10.0
+PATIENCE = 1200.0
+
+
+@pytest.fixture
+def lab(demo: Any, tmp_path: Path) -> Iterator[Any]:
+    """A SuperLink with TLS and eight hospitals that it knows; half of them pay in instalments."""
+    lab = demo.Lab(tmp_path, (CEILING,) * CLIENTS)
+    try:
+        lab.prepare("fast")
+        lab.start_superlink()
+        for number in lab.hospitals:
+            hospital = lab.register(number)
+            if number % 2 == 0:
+                policy = hospital / "policy.toml"
+                step = f"[budget.add-remove]\nrounds_per_reservation = {INSTALMENT}"
+                policy.write_text(policy.read_text().replace("[budget.add-remove]", step))
+        yield lab
+    finally:
+        lab.stop()
+        assert left_over(tmp_path) == []
+
+
+class Siege:
+    """The nodes of a deployment, a supervisor that restarts them, and kills.
+
+    Args:
+        lab: of the deployment.
+        seed: of the kills' order, victims and moments.
+    """
+
+    def __init__(self, lab: Any, seed: int) -> None:
+        self._lab = lab
+        self._random = random.Random(seed)
+        self._kinds = self._random.sample(KINDS, len(KINDS))
+        self._nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self._runs: dict[int, int] = dict.fromkeys(lab.hospitals, 0)  # node → lines seen in its log
+        self._ended: dict[int, float] = {}
+        self._lost: set[int] = set()
+        self._next: tuple[str, float] | None = None
+        self._messages = 0
+        self.killed: Counter[str] = Counter()
+        self.pids: list[int] = []
+        self.replies: dict[Path, bytes] = {}
+        """SHA-256 of every stored reply when it was seen first."""
+
+    def start(self) -> None:
+        """Start all nodes, and wait until the SuperLink has taken each."""
+        for number in self._lab.hospitals:
+            self._start(number)
+        deadline = time.monotonic() + PATIENCE
+        while len(self._up()) < CLIENTS:
+            assert time.monotonic() < deadline, "the nodes did not start"
+            time.sleep(0.2)
+
+    def step(self, messages: int) -> None:
+        """Look after the nodes; one kill for each message, at a moment of its own.
+
+        Args:
+            messages: how many the server has finished.
+        """
+        self._supervise()
+        if messages > self._messages:
+            self._messages = messages
+            self._look_at_replies()
+            if messages == 3:
+                self._lost.add(LOST)
+                self._kill("node", LOST)
+            elif messages > 0 and self._kinds and self._next is None:
+                self._next = self._kinds.pop(), time.monotonic() + self._random.uniform(0, 1)
+        if self._next is not None and time.monotonic() > self._next[1]:
+            kind, up = self._next[0], [number for number in self._up() if number not in self._lost]
+            enough = len(up) > CLIENTS - 1 - MOST_DOWN
+            if up and (enough or kind != "node") and self._kill(kind, self._random.choice(up)):
+                self._next = None
+
+    def _kill(self, kind: str, number: int) -> bool:
+        """Whether there was such a process to kill."""
+        node = self._nodes[number]
+        runners = children(node.pid)
+        forks = [fork for runner in runners for fork in children(runner)]
+        victims = {"node": [node.pid], "runner": runners, "fork": forks}[kind]
+        try:
+            os.kill(victims[0], signal.SIGKILL)
+        except (IndexError, ProcessLookupError):
+            return False
+        self.killed[kind] += 1
+        self.pids += [victims[0], *(runners if kind == "node" else ())]
+        return True
+
+    def _supervise(self) -> None:
+        now = time.monotonic()
+        for number, node in self._nodes.items():
+            if number in self._lost or node.poll() is None:
+                continue
+            if now - self._ended.setdefault(number, now) >= RESTART_SECONDS:
+                del self._ended[number]
+                self._start(number)
+
+    def _start(self, number: int) -> None:
+        log = self._lab.folder / f"hospital-{number}.log"
+        self._runs[number] = log.stat().st_size if log.exists() else 0
+        self._nodes[number] = self._lab.start_hospital(number)
+
+    def _up(self) -> list[int]:
+        """Nodes that run and that the SuperLink has taken since they were started."""
+        said = f" of 127.0.0.1:{self._lab.port}"
+        return [
+            number
+            for number, node in self._nodes.items()
+            if node.poll() is None and said in self._log(number)
+        ]
+
+    def _log(self, number: int) -> str:
+        content = (self._lab.folder / f"hospital-{number}.log").read_bytes()
+        return content[self._runs[number] :].decode()
+
+    def _look_at_replies(self) -> None:
+        for path in self._lab.folder.glob("hospital-*/state/**/*.reply"):
+            if path not in self.replies:
+                self.replies[path] = hashlib.sha256(path.read_bytes()).digest()
+
+
+def used_rounds(records: list[dict[str, Any]], client: int) -> set[int]:
+    """The rounds of all messages that the server has had from a client."""
+    return {
+        round
+        for record in records
+        if client not in record.get("absent", ())
+        for round in range(record["round"] - USES + 1, record["round"] + 1)
+    }
+
+
+def check_owner(state: Path, used: set[int], stated: Mapping[str, Any]) -> int:
+    """What one ledger has charged against what left the node; returns the replies that left."""
+    database = Database(state / "ledger.sqlite", writable=False)
+    try:
+        assert problems(database) == []
+        (account,) = report(database)
+        claimed = dict(database.rows("SELECT digest, round FROM claims"))
+        released = {round for (round,) in database.rows("SELECT round FROM releases")}
+        ((reserved,),) = database.rows("SELECT reserved FROM charged")
+    finally:
+        database.close()
+    (run,) = account.runs
+    # A place has one digest, a digest one stored reply: no place was answered in two ways.
+    assert len(set(claimed.values())) == len(claimed) == run.claimed
+    (folder,) = {path.parent for path in state.rglob("*.reply")}
+    digests = [use for reply in ReplyStore(folder).digests() for use in use_digests(reply, USES)]
+    answered = {claimed[digest] for digest in digests}
+    assert len(answered) == len(digests)
+
+    assert used <= released <= answered <= set(claimed.values()) <= set(range(1, reserved + 1))
+    assert run.epsilon is not None
+    assert run.epsilon_so_far is not None
+    assert 0.0 < run.epsilon_so_far <= run.epsilon <= CEILING == account.epsilon
+    assert run.epsilon <= stated["epsilon"] * (1 + 1e-6)
+    if reserved == MESSAGES * USES:
+        assert run.epsilon == pytest.approx(stated["epsilon"], rel=1e-6)
+    return len(digests) // USES
+
+
+def test_a_run_outlives_kills_of_its_nodes_and_every_ledger_holds(lab: Any) -> None:
+    siege = Siege(lab, seed=14)
+    siege.start()
+    outcome: list[tuple[int, str, str]] = []
+    keys = (
+        "mode=central", "eps=5", f"rounds={MESSAGES * USES}", "capacity=auto", "report.pictures=0",
+        f"strategy.uses_per_message={USES}", f"strategy.quorum={QUORUM}", "engine.round_timeout=8",
+        "engine.ask_again=15", "engine.wait=90",
+    )  # fmt: skip
+    run = threading.Thread(target=lambda: outcome.append(lab.deploy("siege", *keys)), daemon=True)
+    run.start()
+    at_server = lab.folder / "flwr-superlink" / "runs" / "runs" / "siege"
+    deadline = time.monotonic() + PATIENCE
+    while run.is_alive():
+        assert time.monotonic() < deadline, "the run did not end"
+        siege.step(len(lines(at_server / "metrics.jsonl")))
+        time.sleep(0.02)
+    ((code, out, last),) = outcome
+    assert code == 0, last
+    logs = [path.read_text() for path in lab.folder.glob("hospital-*.log")]
+    # A fork that had just answered when it was killed does not count.
+    siege.killed["fork"] = sum(
+        log.count("the process that answered a message died") for log in logs
+    )
+    print(siege.killed)
+    assert siege.killed.total() >= 20
+    assert min(siege.killed[kind] for kind in KINDS) >= 4
+    lab.stop()
+    assert all(gone(pid) for pid in siege.pids)
+
+    folder = Path(out)
+    assert folder == lab.folder / "submitter" / "runs" / "siege"
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        assert path.read_bytes() == (at_server / path.relative_to(folder)).read_bytes()
+    assert all(weights.isfinite().all() for weights in load(folder).parameters())
+
+    records = lines(folder / "metrics.jsonl")
+    assert [record["round"] for record in records] == [
+        USES * message for message in range(1, MESSAGES + 1)
+    ]
+    assert all(CLIENTS - len(record.get("absent", ())) >= QUORUM for record in records)
+    ends = [0.0, *(record["seconds"] for record in records)]
+    # The SuperLink keeps a reply whose node died in the upload for three minutes.
+    assert max(end - start for start, end in pairwise(ends)) < 120
+    assert all(LOST - 1 in record["absent"] for record in records[5:])
+    stated = json.loads((folder / "privacy.json").read_text())
+    missed = {row["client"]: row["messages"] for row in stated["participation"]["missed"]}
+    assert missed == Counter(c for record in records for c in record.get("absent", ()))
+    for number in lab.hospitals:
+        used = used_rounds(records, number - 1)
+        state = lab.folder / f"hospital-{number}" / "state"
+        replies = check_owner(state, used, stated)
+        print(f"hospital {number}: {len(used) // USES} used of {replies} replies")
+    for path, content in siege.replies.items():
+        assert hashlib.sha256(path.read_bytes()).digest() == content
