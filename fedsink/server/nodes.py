@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from fedsink.errors import ClientError
 from fedsink.protocol.exchange import Exchange
 from fedsink.protocol.identity import identity_query, stated_client
+from fedsink.server.around import GridAround
 from fedsink.server.pending import CLIENTS_OWN, Pending
 from fedsink.strategies.base import check
 
@@ -37,7 +37,7 @@ class Patience:
     poll: float = 0.2
 
 
-class NodeGrid(Grid):
+class NodeGrid(GridAround):
     """Knows which client is at which node, and collects what arrives in time.
 
     An exchange ends when everybody has answered; or with the quorum, once the round's time is up
@@ -52,7 +52,8 @@ class NodeGrid(Grid):
     """
 
     def __init__(self, grid: Grid, clients: int, needed: int, patience: Patience) -> None:
-        self._grid, self._clients, self._needed = grid, clients, needed
+        super().__init__(grid)
+        self._clients, self._needed = clients, needed
         self._patience = patience
         self._node_of: dict[int, int] = {}  # of every client that was ever there
         self._former: set[int] = set()  # nodes that clients have left
@@ -168,37 +169,3 @@ class NodeGrid(Grid):
             return {n: self._node_of[client_of[n]] for n in nodes}  # a stranger is not waited for
         now = self._look(connected)
         return {n: now[client_of[n]] for n in nodes if client_of.get(n) in now}
-
-    # Everything else is Flower's.
-
-    @property
-    def run(self) -> Run:
-        """Run information."""
-        return self._grid.run
-
-    def set_run(self, run: Run) -> None:
-        """Set the run."""
-        self._grid.set_run(run)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """The nodes that are connected."""
-        return self._grid.get_node_ids()
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message to one node."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies that have arrived."""
-        return self._grid.pull_messages(message_ids)

@@ -11,13 +11,13 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 from flwr.superlink.grid import HttpGrid
 
 from fedsink.protocol.identity import identity_query
 from fedsink.protocol.receipts import given_by, show_receipts
 from fedsink.protocol.signatures import sign
 from fedsink.reporting.atomic import write_atomic
+from fedsink.server.around import GridAround
 from fedsink.server.arrivals import Arrivals
 from fedsink.server.pending import Pending
 
@@ -27,7 +27,7 @@ _IDENTITY = "query.identity"
 _LAST_SECONDS = 20.0  # for the nodes' last receipts
 
 
-class OwnersGrid(Grid):
+class OwnersGrid(GridAround):
     """Flower's grid, with what a server owes to the owners of the nodes.
 
     It shows every node the receipts that it keeps, of this run and of those before, and keeps the
@@ -40,7 +40,8 @@ class OwnersGrid(Grid):
     """
 
     def __init__(self, grid: Grid, receipts: Path, key: Ed25519PrivateKey | None) -> None:
-        self._grid, self._path, self._key = grid, receipts, key
+        super().__init__(grid)
+        self._path, self._key = receipts, key
         self._pull = Arrivals(grid).pull if isinstance(grid, HttpGrid) else grid.pull_messages
         self._names: dict[int, str] = {}  # node → the name it gave
 
@@ -91,35 +92,3 @@ class OwnersGrid(Grid):
         except (ValueError, AttributeError):
             log.warning("%s is damaged, and its receipts are lost", self._path)
             return {}
-
-    # Everything else is Flower's.
-
-    @property
-    def run(self) -> Run:
-        """Run information."""
-        return self._grid.run
-
-    def set_run(self, run: Run) -> None:
-        """Set the run."""
-        self._grid.set_run(run)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """The nodes that are connected."""
-        return self._grid.get_node_ids()
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message to one node."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Flower's own loop; a deployment has one of its own."""
-        return self._grid.send_and_receive(messages, timeout=timeout)
