@@ -60,11 +60,13 @@ class OwnersGrid(GridAround):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages, with what their receivers need."""
         messages = list(messages)
+        asks = any(message.metadata.message_type == _IDENTITY for message in messages)
+        kept = list(self._receipts().values()) if asks else []
         for message in messages:
             kind, node = message.metadata.message_type, message.metadata.dst_node_id
             content = RecordDict(dict(message.content))  # what others are sent stays as it is
             if kind == _IDENTITY:
-                show_receipts(content, self._receipts().values())
+                show_receipts(content, kept)
             elif self._key is not None and node in self._names:
                 sign(content, kind, self._names[node], self._key)
             message.content = content

@@ -42,7 +42,7 @@ class Charge:
     """One plan, fixed before its first release.
 
     Attributes:
-        adjacency: ``"add-remove"``, ``"replace-one"`` or ``"client"``.
+        adjacency: one of `fedsink.privacy.ADJACENCIES`.
         plan: JSON-able and complete: two plans that differ in anything differ here.
         event: the whole plan as a `dp_accounting.DpEvent`.
         use: one mechanism use as an event; the filter charges it use by use. None where the

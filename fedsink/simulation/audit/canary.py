@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsink.clients.shard import Shard
+from fedsink.errors import ConfigError
 from fedsink.privacy import Key, PrivacyPlan, RecordClip, Stream
 from fedsink.protocol import GradientRequest, Objective
 
@@ -94,6 +95,23 @@ def request(
         self_gradient=self_gradient,
     )
     return GradientRequest.from_record(request.to_record())
+
+
+def check_trials(trials: int) -> None:
+    """Refuse too few trials to fit a distinguisher and to count; raises ConfigError."""
+    if trials < 8:
+        raise ConfigError(f"An audit needs at least 8 trials, received {trials}.")
+
+
+def check_transcripts(plan: PrivacyPlan, trials: int) -> None:
+    """Refuse a plan that does not use a canary in every round, or too few trials.
+
+    Raises:
+        ConfigError: If the plan has another schedule or there are fewer than eight trials.
+    """
+    if plan.schedule.name != "joint":
+        raise ConfigError("An audit runs the joint schedule: its canary is used in every round.")
+    check_trials(trials)
 
 
 def points(values: Tensor) -> Shard:

@@ -9,11 +9,10 @@ import torch
 
 from fedsink.clients.gradient import client_gradient
 from fedsink.clients.shard import Shard
-from fedsink.errors import ConfigError
 from fedsink.privacy import Key, PrivacyPlan
 from fedsink.privacy.audit import Finding, compare
 from fedsink.privacy.audit.discriminant import Features
-from fedsink.simulation.audit.canary import Canary, Release, replies
+from fedsink.simulation.audit.canary import Canary, Release, check_transcripts, replies
 
 
 def audit_transcripts(
@@ -46,10 +45,7 @@ def audit_transcripts(
     Raises:
         ConfigError: If the plan has a class schedule or there are fewer than eight trials.
     """
-    if plan.schedule.name != "joint":
-        raise ConfigError("An audit runs the joint schedule: its canary is used in every round.")
-    if trials < 8:
-        raise ConfigError(f"An audit needs at least 8 trials, received {trials}.")
+    check_transcripts(plan, trials)
     findings: list[Finding] = []
     for rate in dict.fromkeys([plan.rate, 1.0]):
         audited = replace(plan, rate=rate)

@@ -14,13 +14,13 @@ from fedsink.clients.critic_answer import critic_gradients
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import States
-from fedsink.errors import ConfigError
 from fedsink.models.critics import CriticTraining
 from fedsink.privacy import Key, PrivacyPlan
 from fedsink.privacy.adjacency import CLIENT, REPLACE_ONE, USER
 from fedsink.privacy.audit import Finding, compare
 from fedsink.privacy.audit.discriminant import Features
 from fedsink.protocol import CriticRequest, Critics
+from fedsink.simulation.audit.canary import check_transcripts
 
 CriticRelease = Callable[[CriticRequest, Sequence[Task], Pool, slice], Tensor]
 
@@ -149,10 +149,7 @@ def audit_critics(
     Raises:
         ConfigError: If the plan has another schedule or there are fewer than eight trials.
     """
-    if plan.schedule.name != "joint":
-        raise ConfigError("An audit runs the joint schedule: its canary is used in every round.")
-    if trials < 8:
-        raise ConfigError(f"An audit needs at least 8 trials, received {trials}.")
+    check_transcripts(plan, trials)
     canary = CriticCanary(plan, critics)
     present = transcripts(canary, canary.present, release, key, range(trials))
     absent = transcripts(canary, canary.absent, release, key, range(trials, 2 * trials))

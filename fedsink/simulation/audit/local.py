@@ -17,7 +17,7 @@ from fedsink.privacy import LOCAL_MECHANISMS, Key, Stream, local_mechanism
 from fedsink.privacy.audit import Finding, compare
 from fedsink.privacy.audit.discriminant import Features
 from fedsink.protocol import LocalPlan
-from fedsink.simulation.audit.canary import points
+from fedsink.simulation.audit.canary import check_trials, points
 
 Privatizer = Callable[[Shard, LocalPlan, Callable[[str], Stream]], tuple[Tensor, Tensor]]
 
@@ -64,8 +64,7 @@ def audit_local(
     Raises:
         ConfigError: If there are fewer than eight trials.
     """
-    if trials < 8:
-        raise ConfigError(f"An audit needs at least 8 trials, received {trials}.")
+    check_trials(trials)
 
     def uploads(records: list[float], first: int) -> Features:
         return _uploads(records, plan, release, key, range(first, first + trials))

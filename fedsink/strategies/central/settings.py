@@ -24,7 +24,8 @@ from fedsink.strategies.central.statement import central_statement, notice
 from fedsink.strategies.central.unprotected import unprotected_statement
 from fedsink.strategies.quorum import check_quorum
 from fedsink.strategies.settings import StrategySettings
-from fedsink.values import integer
+from fedsink.strategies.trainer import OptimizerSettings
+from fedsink.values import given, integer, strictly
 
 
 class CentralSettings(StrategySettings):
@@ -81,6 +82,25 @@ class CentralSettings(StrategySettings):
     def noise_std(self, client: int) -> float:
         """Standard deviation of the noise in one client's reply, σS/√n."""
         return self.plan.with_noise(1 / self.sharers(client)).noise_std
+
+
+def common_settings(config: Configuration, run: str) -> dict[str, Any]:
+    """What every method of the central mode takes from a configuration, by the name of its field.
+
+    Raises:
+        ConfigError: `strategy.optimizer` is malformed or out of range.
+    """
+    chosen = config.strategy
+    return {
+        "view": {"shape": list(config.data.shape), **given(config.view)},
+        "rows": chosen["rows"],
+        "optimizer": strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
+        "clients": config.clients,
+        "accountant": config.accountant,
+        "run": run,
+        "share": config.noise.shared,
+        "quorum": chosen["quorum"],
+    }
 
 
 def central_plan(

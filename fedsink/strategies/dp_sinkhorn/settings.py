@@ -21,14 +21,19 @@ from fedsink.privacy import (
 from fedsink.privacy.mechanisms.clipping import CLIPS
 from fedsink.protocol import Objective
 from fedsink.protocol.run import UNNAMED
-from fedsink.strategies.central.settings import CentralSettings, central_plan, signal_to_noise
+from fedsink.strategies.central.settings import (
+    CentralSettings,
+    central_plan,
+    common_settings,
+    signal_to_noise,
+)
 from fedsink.strategies.central.statement import OF_IMAGES
 from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.strategies.self_term import SelfTermSettings
 from fedsink.strategies.settings import NODE_ENGINES
 from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.transport import check_backend
-from fedsink.values import choice, given, integer, strictly
+from fedsink.values import choice, integer
 
 
 @dataclass(frozen=True)
@@ -109,16 +114,9 @@ class DPSinkhornSettings(CentralSettings):
                 backend=chosen["backend"],
             ),
             self_term=SelfTermSettings(chosen["self_term"], chosen["history"], chosen["p"]),
-            view={"shape": list(config.data.shape), **given(config.view)},
-            rows=chosen["rows"],
-            optimizer=strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
-            clients=config.clients,
             nominal_records=config.data.nominal_records / config.clients,
             uses_per_message=chosen["uses_per_message"],
-            accountant=config.accountant,
-            run=run,
-            share=config.noise.shared,
-            quorum=chosen["quorum"],
+            **common_settings(config, run),
         )
 
     def check_sizes(self, sizes: Sequence[int]) -> None:

@@ -29,9 +29,9 @@ from fedsink.privacy.mechanisms.clipping import ClipOfCritics
 from fedsink.privacy.sampling import Schedule
 from fedsink.protocol import Critics
 from fedsink.protocol.run import UNNAMED
-from fedsink.strategies.central.settings import CentralSettings, central_plan
+from fedsink.strategies.central.settings import CentralSettings, central_plan, common_settings
 from fedsink.strategies.trainer import OptimizerSettings
-from fedsink.values import flag, given, integer, positive, strictly
+from fedsink.values import flag, integer, positive, strictly
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,8 @@ class GSWGANSettings(CentralSettings):
         return cls(
             plan=central_plan(config, clip, schedule, sigma),
             critics=Critics(training, len(config.classes), kind, hidden, scale),
-            view={"shape": list(config.data.shape), **given(config.view)},
-            rows=chosen["rows"],
             fakes=chosen["fakes"],
-            optimizer=strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
-            clients=config.clients,
-            accountant=config.accountant,
-            run=run,
-            share=config.noise.shared,
-            quorum=chosen["quorum"],
+            **common_settings(config, run),
         )
 
     def statement(self, noise: str) -> dict[str, Any]:
