@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev simulate deploy-demo node-wheel test test-all test-gpu mutants coverage bench results lint types contracts packages check clean
+.PHONY: help install install-dev simulate deploy-demo node-wheel test test-all test-gpu mutants coverage bench results lint types contracts packages docs release check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,6 +28,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	@touch $@
 
 install: $(VENV)/.installed ## create .venv and install fedsink
 install-dev: $(VENV)/.installed-dev ## ... with what the tests need
@@ -80,7 +84,14 @@ contracts: install-dev ## the boundaries of the architecture, as import contract
 packages: install-dev ## build wheel and sdist and check what they hold
 	$(BIN)/python .ci/check_packages.py
 
-check: lint types contracts packages ## everything CI runs besides the tests
+docs: $(VENV)/.installed-docs ## the documentation as a site, into site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --clean --strict $(ARGS)
+	$(BIN)/python .ci/check_site.py site
+
+release: check ## wheels, sdist, SBOMs and checksums of a clean, named version into dist/; publishes nothing
+	$(BIN)/python .ci/release.py dist
+
+check: lint types contracts packages docs ## everything CI runs besides the tests
 
 clean: ## remove .venv and caches (runs/ stays)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build site

@@ -1,5 +1,7 @@
 """Build wheel and sdist, check what they hold, install the wheel, run it from an empty folder.
 
+Usage: check_packages.py [DIST], DIST a folder that holds the packages, built before.
+
 The trap this guards against: hatchling follows the links clients/, server/, … at the root and then
 drops the packages behind them from the sdist, and from any wheel that is built from it.
 """
@@ -30,17 +32,29 @@ def main() -> int:
     """Run every check; 1 and a sentence where one fails."""
     try:
         with tempfile.TemporaryDirectory(prefix="fedsink-packages-") as folder:
-            _check(Path(folder))
+            work = Path(folder)
+            check(Path(sys.argv[1]) if len(sys.argv) > 1 else build(work / "dist"), work)
     except CheckError as error:
         print(f"check_packages: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _check(work: Path) -> None:
+def build(target: Path) -> Path:
+    """Build the wheel, the sdist and the wheel of a node into a folder, and return it."""
+    _build(ROOT, target, "--wheel")
+    _build(ROOT, target, "--sdist")
+    return _build(ROOT / "deploy" / "node", target, "--wheel")
+
+
+def check(dist: Path, work: Path) -> None:
+    """Compare the packages in `dist` with the source tree, and run the wheel.
+
+    Raises:
+        CheckError: something is missing, foreign, or does not run.
+    """
     sources = _sources()
-    wheel = _one(_build(ROOT, work / "tree", "--wheel"), "*.whl")
-    sdist = _one(_build(ROOT, work / "tree", "--sdist"), "*.tar.gz")
+    wheel, sdist = _one(dist, "fedsink-*.whl"), _one(dist, "fedsink-*.tar.gz")
 
     held = _wheel_content(wheel)
     _compare("the wheel", sources, {n: d for n, d in held.items() if n.startswith("fedsink/")})
@@ -50,7 +64,7 @@ def _check(work: Path) -> None:
     yaml = sum(name.endswith(".yaml") for name in sources)
     print(f"wheel: fedsink/ alone, {len(sources)} files, {yaml} of them configuration, py.typed")
 
-    node = _wheel_content(_one(_build(ROOT / "deploy" / "node", work / "node", "--wheel"), "*.whl"))
+    node = _wheel_content(_one(dist, "fedsink_node-*.whl"))
     _compare("the node's wheel", sources, {n: d for n, d in node.items() if n in sources})
     foreign = [n for n in node if n not in sources and not n.startswith("fedsink_node-")]
     if foreign:
@@ -62,8 +76,9 @@ def _check(work: Path) -> None:
     if links:
         raise CheckError(f"the sdist holds the link {links[0].name} instead of files.")
     _compare("the sdist", sources, _sources(unpacked))
-    if not (unpacked / "deploy" / "pyproject.toml").is_file():
-        raise CheckError("the sdist lacks deploy/pyproject.toml, the Flower app of a deployment.")
+    for name in ("deploy/pyproject.toml", "mkdocs.yml", "SECURITY.md", "CITATION.cff"):
+        if not (unpacked / name).is_file():
+            raise CheckError(f"the sdist lacks {name}.")
     print("sdist: all of fedsink/ as real files; clients, server, strategies, conf included")
 
     again = _wheel_content(_one(_build(unpacked, work / "again", "--wheel"), "*.whl"))

@@ -150,7 +150,8 @@ class States:
         simulated: whether they are those of a simulation that can go on from a checkpoint: a state
             that is lost is then an error, and files need not outlast a power cut. Else the answer
             starts anew, and the server is not told.
-        at_once, rewinds: see `State`.
+        at_once: whether states are files from the start, where there is a folder; see `State`.
+        rewinds: whether rounds that were answered may be asked and computed again.
     """
 
     def __init__(

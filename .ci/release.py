@@ -1,0 +1,174 @@
+"""Make the files of a release in dist/: wheels, sdist, SBOMs, SHA256SUMS. Publishes nothing.
+
+Usage: release.py [DIST]
+
+The files depend on the commit alone: two builds are compared byte by byte, with the time of the
+commit in the place of the clock (SOURCE_DATE_EPOCH).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from check_packages import ROOT, CheckError, build, check
+
+
+def main() -> int:
+    """Make the release; 1 and a sentence where it cannot be made."""
+    dist = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "dist").resolve()
+    try:
+        version = _version()
+        _check_tree(version, dist)
+        _make(version, dist)
+    except CheckError as error:
+        print(f"release: {error}", file=sys.stderr)
+        return 1
+    print(f"fedsink {version}: {', '.join(path.name for path in sorted(dist.iterdir()))}")
+    return 0
+
+
+def _version() -> str:
+    """The version, where every file that states one agrees."""
+    stated = {
+        name: _found(name, pattern)
+        for name, pattern in {
+            "fedsink/__init__.py": r'^__version__ = "(.+)"$',
+            "deploy/pyproject.toml": r'^version = "(.+)"$',
+            "CITATION.cff": r"^version: (.+)$",
+        }.items()
+    }
+    version = stated["fedsink/__init__.py"]
+    for name, other in stated.items():
+        if other != version:
+            raise CheckError(f"{name} states version {other}, fedsink/__init__.py {version}.")
+    if not re.search(rf"^## \[{re.escape(version)}\]", (ROOT / "CHANGELOG.md").read_text(), re.M):
+        raise CheckError(
+            f"CHANGELOG.md has no heading ## [{version}]: give what is Unreleased that heading "
+            "and the date, and commit."
+        )
+    return version
+
+
+def _found(name: str, pattern: str) -> str:
+    found = re.search(pattern, (ROOT / name).read_text(), re.M)
+    if found is None:
+        raise CheckError(f"{name} states no version.")
+    return found[1]
+
+
+def _check_tree(version: str, dist: Path) -> None:
+    if changed := _git("status", "--porcelain"):
+        raise CheckError(
+            f"the tree differs from its commit ({changed.splitlines()[0].strip()}): commit, or "
+            "put aside what does not belong to the release."
+        )
+    if dist.exists() and any(dist.iterdir()):
+        raise CheckError(f"{dist} is not empty: remove what is left of an earlier build.")
+
+
+def _make(version: str, dist: Path) -> None:
+    os.environ["SOURCE_DATE_EPOCH"] = _git("log", "-1", "--format=%ct")
+    with tempfile.TemporaryDirectory(prefix="fedsink-release-") as folder:
+        work = Path(folder)
+        first, second = (_sums(build(work / name)) for name in ("first", "second"))
+        if different := sorted(name for name in first if first[name] != second.get(name)):
+            raise CheckError(f"two builds of {different[0]} differ: it cannot be reproduced.")
+        check(work / "first", work)
+        dist.mkdir(parents=True, exist_ok=True)
+        for path in (work / "first").iterdir():
+            (dist / path.name).write_bytes(path.read_bytes())
+    installed = _installed()
+    for name, project in {
+        "fedsink": "pyproject.toml",
+        "fedsink-node": "deploy/node/pyproject.toml",
+    }.items():
+        content = json.dumps(_bill(installed, name, version, ROOT / project), indent=2) + "\n"
+        (dist / f"{name}-{version}.cdx.json").write_text(content)
+    sums = "".join(f"{digest}  {name}\n" for name, digest in sorted(_sums(dist).items()))
+    (dist / "SHA256SUMS").write_text(sums)
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def _installed() -> dict[str, Any]:
+    """CycloneDX' bill of everything in this environment."""
+    command = ["-m", "cyclonedx_py", "environment", "--output-reproducible", sys.executable]
+    return dict(json.loads(_run(sys.executable, *command)))
+
+
+def _bill(installed: dict[str, Any], name: str, version: str, project: Path) -> dict[str, Any]:
+    """The part of the bill that a distribution requires, in the versions it was tested with."""
+    requirements = tomllib.loads(project.read_text())["project"]["dependencies"]
+    components = {_normal(each["name"]): each for each in installed["components"]}
+    needs = {each["ref"]: each.get("dependsOn", []) for each in installed["dependencies"]}
+    roots = []
+    for requirement in requirements:
+        required = _normal(re.split(r"[^\w.-]", requirement, maxsplit=1)[0])
+        if required not in components:
+            raise CheckError(f"{required}, which {name} requires, is not installed here.")
+        roots.append(components[required]["bom-ref"])
+    reached = _closure(roots, needs)
+    root = f"{name}=={version}"
+    return {
+        **{key: installed[key] for key in ("bomFormat", "specVersion", "version")},
+        "metadata": {
+            "component": {
+                "type": "library", "bom-ref": root, "name": name, "version": version,
+                "purl": f"pkg:pypi/{name}@{version}",
+                "licenses": [{"license": {"id": "Apache-2.0"}}],
+            },
+            "tools": installed["metadata"]["tools"],
+        },
+        "components": [
+            each for each in installed["components"] if each["bom-ref"] in reached
+        ],
+        "dependencies": [
+            {"ref": root, "dependsOn": sorted(roots)},
+            *(
+                {"ref": ref, "dependsOn": sorted(reached.intersection(needs.get(ref, [])))}
+                for ref in sorted(reached)
+            ),
+        ],
+    }  # fmt: skip
+
+
+def _closure(roots: Iterable[str], needs: dict[str, list[str]]) -> set[str]:
+    reached, waiting = set[str](), list(roots)
+    while waiting:
+        if (ref := waiting.pop()) not in reached:
+            reached.add(ref)
+            waiting += needs.get(ref, [])
+    return reached
+
+
+def _normal(name: str) -> str:
+    """PEP 503's form of a distribution's name."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _git(*arguments: str) -> str:
+    return _run("git", *arguments).strip()
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        last = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
+        raise CheckError(f"{' '.join(command[:4])} … failed: {last}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

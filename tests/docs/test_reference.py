@@ -1,0 +1,53 @@
+"""The reference pages are made from the code and leave nothing out."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsink.commands.hydra_errors import known_keys
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, list[str]]:
+    """Cells (default, meaning) of the page of keys, by key."""
+    sys.path.insert(0, str(ROOT / "docs" / "hooks"))
+    try:
+        from configuration_keys import experiments_page, keys_page  # type: ignore[import-not-found]
+    finally:
+        sys.path.pop(0)
+    lines = f"{keys_page()}\n{experiments_page()}".splitlines()
+    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if line.startswith("| `")]
+    return {key.strip(" `"): [cell.strip() for cell in rest] for key, *rest in cells}
+
+
+def test_every_key_of_the_configuration_is_on_the_page(rows: dict[str, list[str]]) -> None:
+    groups = {key.partition(".")[0] for key in known_keys() if "." in key}
+    wanted = {
+        key
+        for key in known_keys()
+        # A recipe's values are for other groups to refer to; a group's name is what is chosen.
+        if not key.startswith(("recipe", "hydra")) and key not in groups
+        and not re.fullmatch(r"[a-z]+\.name", key)
+    }  # fmt: skip
+    tables = {key for key in wanted if any(other.startswith(f"{key}.") for other in wanted)}
+    assert len(wanted) > 80
+    assert wanted - tables - {"defaults"} <= set(rows)
+
+
+def test_every_key_says_what_it_means(rows: dict[str, list[str]]) -> None:
+    assert [key for key, cells in rows.items() if not cells[-1]] == []
+
+
+def test_a_meaning_is_the_comment_beside_the_key(rows: dict[str, list[str]]) -> None:
+    assert rows["seed"] == [
+        "`null`",
+        "a number: reproducible noise, the same under every engine; null: secret noise",
+    ]
+    assert rows["strategy.loss"][1].startswith("matched (Theorem 1), or a comparison")
+    assert rows["strategy.optimizer.lr"][0] == "the recipe’s"
