@@ -51,3 +51,10 @@ def test_a_meaning_is_the_comment_beside_the_key(rows: dict[str, list[str]]) -> 
     ]
     assert rows["strategy.loss"][1].startswith("matched (Theorem 1), or a comparison")
     assert rows["strategy.optimizer.lr"][0] == "the recipe’s"
+
+
+def test_the_number_of_planted_defects_is_the_documented_one() -> None:
+    stated = re.search(r"`make mutants`, (\d+)", (ROOT / "docs" / "privacy.md").read_text())
+    planted = (ROOT / "tests" / "mutants" / "mutants.toml").read_text().count("\n[[mutant]]")
+    assert stated is not None
+    assert int(stated[1]) == planted
