@@ -21,5 +21,6 @@ def _mathml(equation: re.Match[str]) -> str:
     display = "block" if equation["open"] == "[" else "inline"
     tex = html.unescape(equation["tex"]).strip()
     mathml = convert(tex, display=display)
+    mathml = mathml.replace("<mi>log</mi>", '<mi>log</mi><mspace width="0.17em"/>')
     tag = equation["tag"]
     return f'<{tag} class="equation" title="{html.escape(tex)}">{mathml}</{tag}>'
