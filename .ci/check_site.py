@@ -57,7 +57,7 @@ def _defects(site: Path) -> Iterator[str]:
         for address in page.addresses:
             if re.match(r"(https?:)?//", address):
                 yield f"{name} loads {address} from elsewhere."
-        if 'class="arithmatex"' in text:
+        if 'class="arithmatex"' in text or re.search(r"\$\\[a-z]", text):
             yield f"{name} has an equation that is no MathML."
         if name.as_posix() == "mathematics.html" and page.equations < 30:
             yield f"{name} has {page.equations} equations only."

@@ -139,6 +139,8 @@ def _default(written: str) -> str:
         return "to be given"
     if fallback := re.fullmatch(r"\$\{oc\.select:recipe\.[\w.]+,(.*)\}", value):
         return f"the recipe’s, else `{fallback[1]}`"
+    if fallback := re.fullmatch(r"\$\{oc\.select:([\w.]+),(.*)\}", value):
+        return f"`{fallback[1]}`, else `{fallback[2]}`"
     if re.fullmatch(r"\$\{recipe\..*\}", value):
         return "the recipe’s"
     return f"`{value}`"

@@ -198,7 +198,9 @@ def _flwr() -> str:
     beside = Path(sys.executable).with_name("flwr")
     command = str(beside) if beside.is_file() else shutil.which("flwr")
     if command is None:
-        raise ConfigError("Flower's command flwr was not found: install fedsink again in this environment.")
+        raise ConfigError(
+            "Flower's command flwr was not found: install fedsink again in this environment."
+        )
     return command
 
 
