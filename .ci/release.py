@@ -16,11 +16,12 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from check_packages import ROOT, CheckError, build, check
+from packaging.requirements import Requirement
 
 
 def main() -> int:
@@ -109,17 +110,14 @@ def _installed() -> dict[str, Any]:
 
 
 def _bill(installed: dict[str, Any], name: str, version: str, project: Path) -> dict[str, Any]:
-    """The part of the bill that a distribution requires, in the versions it was tested with."""
-    requirements = tomllib.loads(project.read_text())["project"]["dependencies"]
-    components = {_normal(each["name"]): each for each in installed["components"]}
-    needs = {each["ref"]: each.get("dependsOn", []) for each in installed["dependencies"]}
-    roots = []
-    for requirement in requirements:
-        required = _normal(re.split(r"[^\w.-]", requirement, maxsplit=1)[0])
-        if required not in components:
-            raise CheckError(f"{required}, which {name} requires, is not installed here.")
-        roots.append(components[required]["bom-ref"])
-    reached = _closure(roots, needs)
+    """The part of the bill that a distribution requires, in the versions it was tested with.
+
+    CycloneDX' own graph follows optional requirements as well; here extras count where something
+    asks for them.
+    """
+    stated = tomllib.loads(project.read_text())["project"]["dependencies"]
+    needs = _needs([Requirement(text) for text in stated])
+    references = {_normal(each["name"]): each["bom-ref"] for each in installed["components"]}
     root = f"{name}=={version}"
     return {
         **{key: installed[key] for key in ("bomFormat", "specVersion", "version")},
@@ -132,25 +130,41 @@ def _bill(installed: dict[str, Any], name: str, version: str, project: Path) -> 
             "tools": installed["metadata"]["tools"],
         },
         "components": [
-            each for each in installed["components"] if each["bom-ref"] in reached
+            each for each in installed["components"] if _normal(each["name"]) in needs
         ],
         "dependencies": [
-            {"ref": root, "dependsOn": sorted(roots)},
-            *(
-                {"ref": ref, "dependsOn": sorted(reached.intersection(needs.get(ref, [])))}
-                for ref in sorted(reached)
-            ),
+            {
+                "ref": references.get(package, root),
+                "dependsOn": sorted(references[other] for other in others),
+            }
+            for package, others in sorted(needs.items())
         ],
     }  # fmt: skip
 
 
-def _closure(roots: Iterable[str], needs: dict[str, list[str]]) -> set[str]:
-    reached, waiting = set[str](), list(roots)
+def _needs(stated: list[Requirement]) -> dict[str, set[str]]:
+    """What each installed distribution needs here, by name; "" stands for the one that is built."""
+    needs: dict[str, set[str]] = {"": {_normal(each.name) for each in stated}}
+    waiting, seen = list(stated), set[tuple[str, frozenset[str]]]()
     while waiting:
-        if (ref := waiting.pop()) not in reached:
-            reached.add(ref)
-            waiting += needs.get(ref, [])
-    return reached
+        requirement = waiting.pop()
+        name, extras = _normal(requirement.name), frozenset(requirement.extras)
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        try:
+            texts = metadata.distribution(name).requires or []
+        except metadata.PackageNotFoundError:
+            raise CheckError(f"{name}, which a package requires, is not installed here.") from None
+        wanted = [
+            each
+            for each in map(Requirement, texts)
+            if each.marker is None
+            or any(each.marker.evaluate({"extra": extra}) for extra in (extras or {""}))
+        ]
+        needs.setdefault(name, set()).update(_normal(each.name) for each in wanted)
+        waiting += wanted
+    return needs
 
 
 def _normal(name: str) -> str:
