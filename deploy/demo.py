@@ -290,7 +290,7 @@ def _backend() -> str:
     try:
         import opendp  # noqa: F401
     except ImportError:
-        print('The float-safe noise needs OpenDP (pip install "fedsink[secure]"): using "fast".')
+        print('The float-safe noise needs OpenDP (pip install opendp): using "fast".')
         return "fast"
     return "secure"
 

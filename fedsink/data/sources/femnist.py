@@ -194,8 +194,8 @@ def _hdf5_writers(file: Path) -> Iterator[_Writer]:
         h5py = importlib.import_module("h5py")
     except ModuleNotFoundError:
         raise DataError(
-            f"{file.name} needs the Python package h5py: install it with "
-            '`pip install "fedsink[femnist]"`, or take LEAF\'s JSON files.'
+            f"{file.name} needs the Python package h5py, fedsink's extra `femnist`: install "
+            "it with `pip install h5py`, or take LEAF's JSON files."
         ) from None
     try:
         with h5py.File(file, "r") as opened:

@@ -407,7 +407,7 @@ def test_without_h5py_one_sentence_says_what_to_install(
         return import_module(name, package)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(DataError, match=r'train\.h5 needs .*`pip install "fedsink\[femnist\]"`'):
+    with pytest.raises(DataError, match=r"train\.h5 needs .*`femnist`: .*`pip install h5py`"):
         load(spec(tmp_path))
 
 

@@ -176,5 +176,5 @@ def test_forked_workers_draw_fresh_noise():
 
 def test_without_opendp_the_stream_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
-    with pytest.raises(PrivacyError, match=r'opendp: install it with `pip install "fedsink\['):
+    with pytest.raises(PrivacyError, match=r"opendp, .* `secure`: .*`pip install opendp`"):
         SecureStream()
