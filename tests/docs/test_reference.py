@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,14 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, list[str]]:
+def rows(hook: Callable[[str], ModuleType]) -> dict[str, list[str]]:
     """Cells (default, meaning) of the page of keys, by key."""
-    sys.path.insert(0, str(ROOT / "docs" / "hooks"))
-    try:
-        from configuration_keys import experiments_page, keys_page  # type: ignore[import-not-found]
-    finally:
-        sys.path.pop(0)
-    lines = f"{keys_page()}\n{experiments_page()}".splitlines()
+    pages = hook("configuration_keys")
+    lines = f"{pages.keys_page()}\n{pages.experiments_page()}".splitlines()
     cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if line.startswith("| `")]
     return {key.strip(" `"): [cell.strip() for cell in rest] for key, *rest in cells}
 

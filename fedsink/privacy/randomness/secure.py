@@ -146,8 +146,8 @@ def _opendp() -> Any:
         dp = importlib.import_module("opendp.prelude")
     except ModuleNotFoundError:
         raise PrivacyError(
-            "secure noise needs the Python package opendp, fedsink's extra `secure`: install it with "
-            '`pip install opendp`, or choose noise="fast" in a simulation.'
+            "secure noise needs the Python package opendp, fedsink's extra `secure`: install it "
+            'with `pip install opendp`, or choose noise="fast" in a simulation.'
         ) from None
     dp.enable_features("contrib")
     return dp
