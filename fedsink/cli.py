@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from fedsink.commands.names import COMMANDS
+from fedsink.environment import quieten_flower
 
 
 def usage() -> str:
@@ -33,10 +34,7 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with 0, 1 (failed), 2 (bad input) or 130 (interrupted)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # Before any import of Flower: no telemetry, no update check, quiet.
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
-    os.environ.setdefault("FLWR_LOG_LEVEL", "WARNING")
+    quieten_flower()
     debug = "--debug" in arguments
     _log(debug)
     arguments = [a for a in arguments if a != "--debug"]

@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.commands.hydra_errors import one_sentence
-from fedsink.conf.loading import application
+from fedsink.conf.loading import application, resolved
 from fedsink.errors import ConfigError
 
 
@@ -85,13 +85,7 @@ def _task(debug: bool, standing: set[Path], failures: list[Exception]) -> Any:
 
         folder = Path(HydraConfig.get().runtime.output_dir)
         try:
-            resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-            # Stored absolutely, so that the run can be resumed from anywhere.
-            data = resolved["data"]
-            for values, key in ((data, "root"), (data, "clients_file"), (resolved, "policy")):
-                if values.get(key):
-                    values[key] = str(Path(str(values[key])).expanduser().resolve())
-            print(start(resolved, folder, debug=debug))
+            print(start(resolved(config), folder, debug=debug))
         except InterruptedRunError as error:
             failures.append(error)
             raise KeyboardInterrupt from error  # ends a whole sweep, not one run of it

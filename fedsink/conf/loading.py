@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobRuntime
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig
+from hydra.version import VersionBase
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.basecontainer import BaseContainer
 
 _VERSION = "1.3"
+_OF_ONE_PROCESS = (GlobalHydra, JobRuntime, Plugins, VersionBase)
 
 
 class InstalledPackages(SearchPathPlugin):
@@ -44,10 +50,20 @@ def application(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
 
 @contextmanager
 def opened() -> Iterator[None]:
-    """Hydra, ready to compose."""
-    Plugins.instance().register(InstalledPackages)
-    with hydra.initialize_config_module("fedsink.conf", version_base=_VERSION):
-        yield
+    """Hydra, ready to compose; what a Hydra application of the caller's holds comes back after."""
+    instances: dict[type, Any] = Singleton._instances
+    before = {cls: instances.pop(cls, None) for cls in _OF_ONE_PROCESS}
+    resolvers = dict(BaseContainer._resolvers)
+    try:
+        Plugins.instance().register(InstalledPackages)
+        with hydra.initialize_config_module("fedsink.conf", version_base=_VERSION):
+            yield
+    finally:
+        BaseContainer._resolvers = resolvers
+        for cls, instance in before.items():
+            instances.pop(cls, None)
+            if instance is not None:
+                instances[cls] = instance
 
 
 def composed(overrides: list[str]) -> DictConfig:
@@ -60,7 +76,41 @@ def composed(overrides: list[str]) -> DictConfig:
         return hydra.compose("config", overrides=overrides)
 
 
+def composed_run(overrides: list[str]) -> tuple[dict[str, Any], Path]:
+    """The values of a simulation under overrides, and the folder that `hydra.run.dir` names.
+
+    Raises:
+        HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
+    """
+    with opened():
+        config: Any = hydra.compose("config", overrides=overrides, return_hydra_config=True)
+        folder = Path(config.hydra.run.dir).expanduser().absolute()
+        return resolved(OmegaConf.masked_copy(config, [k for k in config if k != "hydra"])), folder
+
+
+def resolved(config: DictConfig) -> dict[str, Any]:
+    """The values of a simulation: every interpolation resolved, every path absolute.
+
+    Its run can be resumed from anywhere.
+
+    Raises:
+        OmegaConfBaseException: a value is missing, or refers to one that is not there.
+    """
+    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    data = values["data"]
+    for group, key in ((data, "root"), (data, "clients_file"), (values, "policy")):
+        if group.get(key):
+            group[key] = str(Path(str(group[key])).expanduser().resolve())
+    return dict(values)
+
+
 def choices(group: str) -> list[str]:
     """What can be chosen in a configuration group."""
     with opened():
         return sorted(GlobalHydra.instance().config_loader().get_group_options(group))
+
+
+def groups() -> list[str]:
+    """The names of the configuration groups."""
+    with opened():
+        return sorted(GlobalHydra.instance().config_loader().list_groups(""))

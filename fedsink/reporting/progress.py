@@ -1,4 +1,4 @@
-"""Progress of a run on standard error: a live bar on a terminal, plain lines in a log."""
+"""Progress of a run: a live bar on a terminal or in a notebook, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Protocol, TextIO
 
 from fedsink.reporting.live import LiveBar
+from fedsink.reporting.notebook import NotebookBar, in_notebook
 from fedsink.reporting.stream import ForgivingStream
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -32,11 +33,12 @@ class Display(Protocol):
 class Progress:
     """Shows how far a run is; a context manager.
 
-    On a terminal a bar is redrawn in place. Elsewhere a line is printed for the first and the last
-    update and in between after a tenth of the rounds, or after 5 s (a twentieth of the time so far
-    once that is longer, which keeps the log of a day-long run short). Everything goes to standard
-    error. An error or Ctrl-C passes through; the terminal is restored and the last state shown. A
-    stream that can no longer be written to never stops the run.
+    On a terminal, and below the cell of a notebook, a bar is redrawn in place. Elsewhere a line is
+    printed for the first and the last update and in between after a tenth of the rounds, or after
+    5 s (a twentieth of the time so far once that is longer, which keeps the log of a day-long run
+    short). All but the notebook's bar goes to standard error. An error or Ctrl-C passes through;
+    the terminal is restored and the last state shown. A stream that can no longer be written to
+    never stops the run.
 
     Example:
         >>> with Progress(2000, "central") as progress:  # doctest: +SKIP
@@ -83,7 +85,9 @@ class Progress:
         stream = sys.stderr if self._stream is None else self._stream
         self._started = self._clock()
         output = ForgivingStream(stream)
-        if _redraws(stream):
+        if self._stream is None and in_notebook():
+            self._display = NotebookBar(self.total, self.title, self.start_round, self._clock)
+        elif _redraws(stream):
             self._display = LiveBar(output, self.total, self.title, self.start_round, self._clock)
         else:
             self._display = _Lines(output, self.total, self._clock)

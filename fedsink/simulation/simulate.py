@@ -18,6 +18,7 @@ from fedsink.data.partition import manifest
 from fedsink.data.sources import load
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
+from fedsink.reporting.loggers import require_packages
 from fedsink.reporting.stream import ForgivingStream
 from fedsink.server.compose import store_config, stored_config
 from fedsink.server.folder import RunFolder
@@ -115,6 +116,7 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
     strategy = settings_of(config, run.name)
     strategy.check_engine(engine.name, elsewhere=engine.address is not None)
     server = ServerSettings.from_config(config, strategy, engine, folder, run.server_seed)
+    require_packages(server.log)
     return RunSettings(server, node_settings(config, engine, run), engine)
 
 

@@ -104,7 +104,7 @@ def _play(study: Study, plan: StudyPlan, folder: RunFolder, runner: Runner) -> P
             runner.start(config, path)
         except InterruptedRunError as error:
             raise InterruptedRunError(
-                f"Stopped in the run {place}. Continue with: fedsink simulate resume={folder.path}"
+                f"Stopped in the run {place}.", f"fedsink simulate resume={folder.path}"
             ) from error
     runs = {name: open_run(str(folder.path / name)) for name in plan.runs}
     print(study.conclude(folder.path, plan.notes, runs))
