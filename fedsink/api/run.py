@@ -168,15 +168,22 @@ class Run:
         return open_run(str(self.folder), observed=False)
 
     def __repr__(self) -> str:
-        return f"<fedsink.Run {self.folder}: {self._summary()}>"
+        return f"<fedsink.Run {self._place()}: {self._summary()}>"
 
     def _repr_html_(self) -> str:
-        text = f"<p>{escape(self._summary())}<br><code>{escape(str(self.folder))}</code></p>"
+        text = f"<p>{escape(self._summary())}<br><code>{escape(self._place())}</code></p>"
         if not self.pictures:
             return text
         round, path = list(self.pictures.items())[-1]
         picture = b64encode(path.read_bytes()).decode()
         return f'{text}<img src="data:image/png;base64,{picture}" alt="Samples, round {round}">'
+
+    def _place(self) -> str:
+        """The folder, from here where it lies below."""
+        here = Path.cwd()
+        return str(
+            self.folder.relative_to(here) if self.folder.is_relative_to(here) else self.folder
+        )
 
     def _summary(self) -> str:
         if self._recorded.is_study:

@@ -21,11 +21,10 @@ SCALARS = (
     | st.floats(allow_nan=False)
     | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 )
+NAMES = st.from_regex(r"[a-z_][a-z_0-9]{0,5}", fullmatch=True)
 VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner) | st.dictionaries(st.from_regex(r"[a-z_]\w{0,5}\Z", alphabet="abc_1"), inner),
-    max_leaves=6,
-)  # fmt: skip
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(NAMES, inner), max_leaves=6
+)
 
 
 def read_back(value: object) -> Any:
