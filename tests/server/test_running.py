@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import fedsink
+from fedsink.errors import ConfigError
 from fedsink.reporting import loggers
 from fedsink.reporting.observers import Observer
 from fedsink.server.loop import train
@@ -114,7 +115,7 @@ def test_a_missing_package_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
-    with pytest.raises(fedsink.api.ConfigError, match=r"fedsink\[tensorboard\]"):
+    with pytest.raises(ConfigError, match=r"fedsink\[tensorboard\]"):
         fedsink.simulate(SMALL, engine="local", log="tensorboard", folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
