@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -34,7 +35,11 @@ class InstalledPackages(SearchPathPlugin):
 
 
 def application(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
-    """A Hydra application that reads `sys.argv` and gives the configuration to `task`."""
+    """A Hydra application that reads `sys.argv` and gives the configuration to `task`.
+
+    Hydra would print its own errors over several lines and exit: here they are raised.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     Plugins.instance().register(InstalledPackages)
     run: Callable[[], None] = hydra.main(
         config_path="pkg://fedsink.conf", config_name="config", version_base=_VERSION
