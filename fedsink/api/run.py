@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from base64 import b64encode
+from collections.abc import Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -92,12 +93,22 @@ class Run:
         """The trained generator, a `torch.nn.Module` on the CPU."""
         return self._finished.generator
 
-    def sample(self, n: int, *, seed: int = 0, observation: bool = True) -> tuple[Tensor, Tensor]:
+    def sample(
+        self,
+        n: int,
+        *,
+        seed: int = 0,
+        balanced: bool = False,
+        classes: Sequence[str] | None = None,
+        observation: bool = True,
+    ) -> tuple[Tensor, Tensor]:
         """Draw labelled pictures, as `fedsink sample` does. This costs no privacy.
 
         Args:
             n: how many.
-            seed: the same pictures and labels for the same seed and n.
+            seed: the same pictures and labels for the same arguments.
+            balanced: as many of each class; else classes are drawn as in training.
+            classes: of these classes alone, by name; None: of all.
             observation: with the run's observation model; else they are the generator's own.
 
         Returns:
@@ -105,9 +116,10 @@ class Run:
 
         Raises:
             CheckpointError: the run has not finished.
+            ConfigError: a class that the run does not have.
         """
         finished = self._finished if observation else self._bare
-        return finished.draw(n, seed)
+        return finished.draw(n, seed, balanced=balanced, classes=classes)
 
     def evaluate(
         self,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
@@ -40,7 +41,11 @@ class InstalledPackages(SearchPathPlugin):
 
 
 def application(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
-    """A Hydra application that reads `sys.argv` and gives the configuration to `task`."""
+    """A Hydra application that reads `sys.argv` and gives the configuration to `task`.
+
+    Hydra would print its own errors over several lines and exit: here they are raised.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     Plugins.instance().register(InstalledPackages)
     run: Callable[[], None] = hydra.main(
         config_path="pkg://fedsink.conf", config_name="config", version_base=_VERSION
@@ -76,15 +81,17 @@ def composed(overrides: list[str]) -> DictConfig:
         return hydra.compose("config", overrides=overrides)
 
 
-def composed_run(overrides: list[str]) -> tuple[dict[str, Any], Path]:
-    """The values of a simulation under overrides, and the folder that `hydra.run.dir` names.
+def composed_run(
+    overrides: list[str], of: Literal["run", "sweep"] = "run"
+) -> tuple[dict[str, Any], Path]:
+    """The values of a simulation under overrides, and its folder, or the sweep's that it is of.
 
     Raises:
         HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
     """
     with opened():
         config: Any = hydra.compose("config", overrides=overrides, return_hydra_config=True)
-        folder = Path(config.hydra.run.dir).expanduser().absolute()
+        folder = Path(config.hydra[of].dir).expanduser().absolute()
         return resolved(OmegaConf.masked_copy(config, [k for k in config if k != "hydra"])), folder
 
 

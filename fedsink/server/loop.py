@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +136,8 @@ def train(
             unfinished = strategy.round < strategy.rounds
             name = "ε ≤" if unfinished and epsilon > 0.0 and not math.isinf(epsilon) else "ε"
             shown = "∞" if math.isinf(epsilon) else epsilon
-            progress.update(strategy.round, **{"loss": record["loss"], name: shown})
+            columns = {"loss": record["loss"], name: shown, **_signal(record)}
+            progress.update(strategy.round, **columns)
             if unfinished and any(before < round <= strategy.round for round in pictured):
                 picture()
             if stop.requested or time.monotonic() - saved > settings.checkpoint_seconds:
@@ -175,6 +177,14 @@ def _participation(strategy: RoundStrategy) -> dict[str, Any]:
             "and not used."
         ),
     }
+
+
+def _signal(record: Mapping[str, Any]) -> dict[str, float | str]:
+    """The signal-to-noise ratio as the display shows it; {} where there is none."""
+    ratio = record.get("signal_to_noise")
+    if ratio is None:
+        return {}
+    return {"S/N": f"{ratio:.2g}" if ratio > 0.0 else "below measurement"}
 
 
 def _finite(epsilon: float) -> float | None:

@@ -56,6 +56,8 @@ def test_samples_are_those_of_the_command(run: fedsink.Run, tmp_path: Path) -> N
     bare, same = run.sample(30, seed=3, observation=False)
     assert torch.equal(same, labels)
     assert not torch.equal(bare, images)
+    _, few = run.sample(30, balanced=True, classes=("3", "5"))
+    assert torch.bincount(few).tolist() == [0, 0, 0, 15, 0, 15]
     assert isinstance(run.generator, torch.nn.Module)
 
 
