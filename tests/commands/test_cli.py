@@ -63,7 +63,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         (CheckpointError("bad"), 2),
         (FedsinkError("bad"), 2),
         (ClientError("bad"), 1),
-        (InterruptedRunError("bad"), 130),
+        (InterruptedRunError("Stopped.", "more"), 130),
         (OSError(28, "No space left on device", "/x"), 1),
         (RuntimeError("odd"), 1),
         (KeyboardInterrupt(), 130),
