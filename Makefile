@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev simulate deploy-demo node-wheel test test-all test-gpu mutants coverage bench results lint types contracts packages docs release check clean
+.PHONY: help install install-dev simulate deploy-demo node-wheel test test-all test-gpu mutants coverage bench results tutorials lint types contracts packages docs release check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -69,6 +69,9 @@ bench: install-dev ## every benchmark in benchmarks/: takes long, wants a quiet 
 results: install-dev ## the rows of docs/results.md: what is not measured yet, then the tables (ARGS="--data DIR")
 	$(BIN)/python benchmarks/results.py run $(ARGS)
 	$(BIN)/python benchmarks/results.py render $(ARGS)
+
+tutorials: install-dev ## run the notebooks of docs/tutorials and store their output
+	$(BIN)/python docs/tutorials/execute.py
 
 lint: install-dev ## ruff: format and rules
 	$(BIN)/ruff format --check .

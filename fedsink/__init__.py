@@ -1,5 +1,28 @@
-"""fedsink: image generators learnt from data that stays with its owners."""
+"""fedsink: image generators learnt from data that stays with its owners.
+
+>>> import fedsink
+>>> run = fedsink.simulate(mode="central", eps=5)  # doctest: +SKIP
+>>> images, labels = run.sample(100)  # doctest: +SKIP
+
+Nothing heavy is imported before one of these is used (their types: `__init__.pyi`).
+"""
 
 from __future__ import annotations
 
 __version__ = "0.1.0"
+__all__ = ["Run", "__version__", "load", "resume", "simulate"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # By its name: whatever reads the version does not depend on all of fedsink.
+    from importlib import import_module
+
+    value: object = getattr(import_module("fedsink.api"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import select
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from fedsink.commands.names import COMMANDS
+from fedsink.environment import quieten_flower
 
 
 def usage() -> str:
@@ -31,16 +34,42 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point; exits with 0, 1 (failed), 2 (bad input) or 130 (interrupted)."""
+    """Entry point; exits with 0, 1 (failed), 2 (bad input), 130 (interrupted) or 141.
+
+    141 is what a shell shows of a command whose reader went away (128 + SIGPIPE).
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # Before any import of Flower: no telemetry, no update check, quiet.
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
-    os.environ.setdefault("FLWR_LOG_LEVEL", "WARNING")
+    quieten_flower()
     debug = "--debug" in arguments
     _log(debug)
     arguments = [a for a in arguments if a != "--debug"]
-    sys.exit(_dispatch(arguments, debug))
+    try:
+        try:
+            code = _dispatch(arguments, debug)
+        finally:  # Hydra exits by itself where it has something to show
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        if not (streams := _unread()):
+            raise
+        for stream in streams:
+            # What it still holds must go somewhere: Python writes it out at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        code = 141
+    sys.exit(code)
+
+
+def _unread() -> list[TextIO]:
+    """Those of standard output and standard error whose reader went away."""
+    streams = (sys.stdout, sys.stderr)
+    return [stream for stream in streams if stream is not None and _broken(stream.fileno())]
+
+
+def _broken(descriptor: int) -> bool:
+    """Whether it is a pipe without a reader, or a closed terminal."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _dispatch(arguments: list[str], debug: bool) -> int:
@@ -90,17 +119,13 @@ def _guarded(command: str, arguments: list[str], debug: bool) -> int:
     except KeyboardInterrupt:
         print("\nfedsink: interrupted.", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader of our output went away; there is nobody to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except FedsinkError as error:
         if debug:
             raise
         print(f"fedsink: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        if debug:
+        if debug or (isinstance(error, BrokenPipeError) and _unread()):
             raise
         print(f"fedsink: {_where(error)}{error.strerror or error}.", file=sys.stderr)
         return 1

@@ -56,6 +56,7 @@ class Configuration:
         policy: a node policy file for every simulated client, or None.
         shuffler, shuffler_delta: whether privacy.json says what a trusted shuffler would add, and
             the δ of it.
+        log: name or names of loggers, or None.
         resume: read from the command line, before there is a configuration.
         scale, scales: of an experiment, and what they mean.
         study: what is made of several runs, and of which; a run of its own has none.
@@ -94,6 +95,7 @@ class Configuration:
     shuffler: str
     shuffler_delta: float
     observation: Observation = field(default_factory=Observation)
+    log: str | tuple[str, ...] | None = None
     resume: str | None = None
     scale: str | None = None
     scales: Config | None = None

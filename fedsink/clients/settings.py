@@ -54,9 +54,9 @@ class NodeSettings:
         ConfigError: a client is to be kept that does not exist, or twice; pictures are to be
             altered where there are none, at a client that does not exist, where nothing is dealt
             out, or under a policy.
-        PrivacyError: reproducible noise was asked for together with secure noise or a policy, or
-            unprotected answers together with a policy, or a lent key together with any other
-            source of noise, a ledger or a policy.
+        PrivacyError: secure noise was asked for without OpenDP, or reproducible noise together with
+            secure noise or a policy, or unprotected answers together with a policy, or a lent key
+            together with any other source of noise, a ledger or a policy.
     """
 
     data: DataSpec
@@ -85,6 +85,8 @@ class NodeSettings:
                 f"noise=secure comes from the operating system and cannot be repeated: leave out "
                 f"seed={self.seed}."
             )
+        if self.noise == "secure":
+            EntropyKey()  # refused now where OpenDP is missing, not at the first answer
         if self.seed is not None and self.policy is not None:
             raise PrivacyError("A node under a policy never uses a seed's noise: leave it out.")
         if self.unprotected and self.policy is not None:

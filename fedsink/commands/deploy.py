@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsink.commands.flower import Submission, app_at, new_folder, submit
+from fedsink.commands.keys import not_a_pair
 from fedsink.errors import ConfigError
 from fedsink.server.folder import RunFolder
 from fedsink.server.home import deployed_name
@@ -71,10 +72,10 @@ def _read(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The keys of this command, and the others."""
     own: dict[str, str] = {}
     overrides = []
-    for argument in arguments:
+    for position, argument in enumerate(arguments):
         key, equals, value = argument.partition("=")
         if argument.startswith("-") or not equals:
-            raise ConfigError(f"{argument!r} is not of the form key=value; see fedsink deploy -h.")
+            raise ConfigError(not_a_pair(arguments, position, "see fedsink deploy -h"))
         if key not in _OWN:
             overrides.append(argument)
         elif key in own:
@@ -102,14 +103,17 @@ def _checked(overrides: Sequence[str], name: str) -> dict[str, object]:
     from omegaconf.errors import OmegaConfBaseException
 
     from fedsink.commands.hydra_errors import one_sentence
+    from fedsink.commands.overrides import overrides as readable
     from fedsink.server.deployment import deployable, deployed_settings, received
     from fedsink.server.running import build_generator
 
     try:
-        config = received(json.dumps(deployable(overrides)))
+        config = received(json.dumps(deployable(readable(overrides))))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(one_sentence(error)) from error
     run = {"name": "check", "server_seed": 0}
     settings, _ = deployed_settings(config, RunFolder(Path(name)), run)
     build_generator(settings)
+    if line := settings.strategy.notice(settings.strategy.statement("node")):
+        print(line, file=sys.stderr)
     return config

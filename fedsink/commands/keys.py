@@ -19,10 +19,10 @@ def parse(arguments: Sequence[str], known: Mapping[str, Parser]) -> dict[str, An
             cannot be read.
     """
     values: dict[str, Any] = {}
-    for argument in arguments:
+    for position, argument in enumerate(arguments):
         key, equals, text = argument.partition("=")
         if not equals:
-            raise ConfigError(f"{argument!r} is not of the form key=value; keys: {_list(known)}.")
+            raise ConfigError(not_a_pair(arguments, position, f"keys: {_list(known)}"))
         if key not in known:
             raise ConfigError(
                 f"Unknown key {key!r}.{did_you_mean(key, known)} Keys: {_list(known)}."
@@ -34,6 +34,20 @@ def parse(arguments: Sequence[str], known: Mapping[str, Parser]) -> dict[str, An
         except ValueError as error:
             raise ConfigError(f"{key}={text}: {error}.") from error
     return values
+
+
+def not_a_pair(arguments: Sequence[str], position: int, more: str) -> str:
+    """What is wrong with an argument that is no key=value, and how it is written.
+
+    Args:
+        arguments: all of the command's.
+        position: of the wrong one.
+        more: where the keys are found.
+    """
+    word, *others = arguments[position:]
+    if others and "=" not in others[0] and not word.startswith("-"):
+        return f"Keys are written key=value: {word}={others[0]}, not {word} {others[0]}; {more}."
+    return f"{word!r} is not of the form key=value; {more}."
 
 
 def whole(minimum: int) -> Parser:

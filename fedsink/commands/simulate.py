@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
@@ -15,23 +15,27 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.commands.hydra_errors import one_sentence
-from fedsink.conf.loading import application
-from fedsink.errors import ConfigError
+from fedsink.commands.overrides import overrides
+from fedsink.commands.sweep import sweep_of
+from fedsink.conf.loading import application, composed_run, resolved
+from fedsink.errors import ConfigError, FedsinkError
+from fedsink.reporting.stream import ForgivingStream
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Run, resume or sweep; prints the run folder in the last line of standard output."""
-    wanted = [a.partition("=")[2] for a in arguments if a.startswith("resume=")]
-    if wanted and wanted[0] not in ("", "null"):
-        _resume(wanted[0], [a for a in arguments if not a.startswith("resume=")], debug)
+    typed, flags, multirun = _parted(arguments)
+    resumed = [key.partition("=")[2] for key in typed if key.startswith("resume=")]
+    if len(resumed) == 1 and resumed[0] not in ("", "null"):
+        _resume(resumed[0], [a for a in arguments if not a.startswith("resume=")], debug)
         return 0
-    arguments = _flags_last(arguments)
-    # Hydra would print its own errors over several lines and exit; let them come to us instead.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    keys = overrides(typed, sweep=multirun)
     failures: list[Exception] = []
-    before, sys.argv = sys.argv, ["fedsink simulate", *arguments]
+    before = sys.argv
     try:
-        application(_task(debug, _standing(arguments), failures))()
+        names = _checked_sweep(keys, flags) if multirun else []
+        sys.argv = ["fedsink simulate", *keys, *_named(keys, names), *flags]
+        application(_task(debug, _standing(keys), names, failures))()
     except KeyboardInterrupt:
         if not failures:
             raise
@@ -39,7 +43,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     except (HydraException, OmegaConfBaseException) as error:
         failures = [error]
     except ValueError as error:  # flags that exclude each other
-        failures = [ConfigError(str(error))]
+        failures = [error if isinstance(error, ConfigError) else ConfigError(str(error))]
     finally:
         sys.argv = before
     if not failures:
@@ -49,8 +53,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     raise ConfigError(one_sentence(failures[0])) from failures[0]
 
 
-def _flags_last(arguments: Sequence[str]) -> list[str]:
-    """Keys first, flags after them, in whichever order they were typed.
+def _parted(arguments: Sequence[str]) -> tuple[list[str], list[str], bool]:
+    """Keys and flags, in whichever order they were typed, and whether they make a sweep.
 
     Hydra's own parser refuses flags between keys, and any wrong flag with a page of usage.
 
@@ -63,19 +67,53 @@ def _flags_last(arguments: Sequence[str]) -> list[str]:
 
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]
-    keys = parser.parse_intermixed_args(list(arguments)).overrides
+    parsed = parser.parse_intermixed_args(list(arguments))
     flags = list(arguments)
-    for key in keys:
+    for key in parsed.overrides:
         flags.remove(key)
-    return [*keys, *flags]
+    return parsed.overrides, flags, parsed.multirun or "hydra.mode=MULTIRUN" in parsed.overrides
 
 
-def _task(debug: bool, standing: set[Path], failures: list[Exception]) -> Any:
+def _checked_sweep(keys: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Check every run of a sweep, before the first of them; the names of their folders.
+
+    Raises:
+        ConfigError: a run would be refused; the message says which.
+    """
+    from fedsink.simulation.simulate import check
+
+    runs = sweep_of(keys)
+    if set(flags) - {"-m", "--multirun"}:
+        return list(runs)  # of files that only Hydra finds, or to be shown and not run
+    for name, its_keys in runs.items():
+        try:
+            config, folder = composed_run(its_keys, "sweep")
+            check(config, folder / name)
+        except (FedsinkError, HydraException, OmegaConfBaseException) as error:
+            reason = str(error) if isinstance(error, FedsinkError) else one_sentence(error)
+            if len(runs) == 1:
+                raise ConfigError(reason) from error
+            raise ConfigError(f"{name} of this sweep cannot run: {reason}") from error
+    return list(runs)
+
+
+def _named(keys: Sequence[str], names: Sequence[str]) -> list[str]:
+    """What has Hydra name the folders of a sweep's runs so."""
+    if not names or any(key.startswith("hydra.sweep.subdir=") for key in keys):
+        return []
+    OmegaConf.register_new_resolver("sweep_folder", lambda number: names[int(number)], replace=True)
+    return ["hydra.sweep.subdir='${sweep_folder:${hydra.job.num}}'"]
+
+
+def _task(
+    debug: bool, standing: set[Path], names: Sequence[str], failures: list[Exception]
+) -> Callable[[DictConfig], None]:
     """The Hydra task. It keeps its error to itself: Hydra would announce it in a line of its own.
 
     Args:
         debug: show what clients log.
         standing: folders that a refused run must not remove.
+        names: of the runs of a sweep.
         failures: where errors go.
     """
 
@@ -83,15 +121,13 @@ def _task(debug: bool, standing: set[Path], failures: list[Exception]) -> Any:
         from fedsink.server.interrupt import InterruptedRunError
         from fedsink.simulation.simulate import start
 
-        folder = Path(HydraConfig.get().runtime.output_dir)
+        hydra = HydraConfig.get()
+        folder = Path(hydra.runtime.output_dir)
+        if len(names) > 1:
+            place = f"{names[hydra.job.num]}, {hydra.job.num + 1} of {len(names)}"
+            ForgivingStream(sys.stderr).write(f"Run {place}\n")
         try:
-            resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-            # Stored absolutely, so that the run can be resumed from anywhere.
-            data = resolved["data"]
-            for values, key in ((data, "root"), (data, "clients_file"), (resolved, "policy")):
-                if values.get(key):
-                    values[key] = str(Path(str(values[key])).expanduser().resolve())
-            print(start(resolved, folder, debug=debug))
+            print(start(resolved(config), folder, debug=debug))
         except InterruptedRunError as error:
             failures.append(error)
             raise KeyboardInterrupt from error  # ends a whole sweep, not one run of it

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobRuntime
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig
+from hydra.version import VersionBase
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.basecontainer import BaseContainer
 
 _VERSION = "1.3"
+_OF_ONE_PROCESS = (GlobalHydra, JobRuntime, Plugins, VersionBase)
 
 
 class InstalledPackages(SearchPathPlugin):
@@ -34,7 +41,11 @@ class InstalledPackages(SearchPathPlugin):
 
 
 def application(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
-    """A Hydra application that reads `sys.argv` and gives the configuration to `task`."""
+    """A Hydra application that reads `sys.argv` and gives the configuration to `task`.
+
+    Hydra would print its own errors over several lines and exit: here they are raised.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     Plugins.instance().register(InstalledPackages)
     run: Callable[[], None] = hydra.main(
         config_path="pkg://fedsink.conf", config_name="config", version_base=_VERSION
@@ -44,10 +55,20 @@ def application(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
 
 @contextmanager
 def opened() -> Iterator[None]:
-    """Hydra, ready to compose."""
-    Plugins.instance().register(InstalledPackages)
-    with hydra.initialize_config_module("fedsink.conf", version_base=_VERSION):
-        yield
+    """Hydra, ready to compose; what a Hydra application of the caller's holds comes back after."""
+    instances: dict[type, Any] = Singleton._instances
+    before = {cls: instances.pop(cls, None) for cls in _OF_ONE_PROCESS}
+    resolvers = dict(BaseContainer._resolvers)
+    try:
+        Plugins.instance().register(InstalledPackages)
+        with hydra.initialize_config_module("fedsink.conf", version_base=_VERSION):
+            yield
+    finally:
+        BaseContainer._resolvers = resolvers
+        for cls, instance in before.items():
+            instances.pop(cls, None)
+            if instance is not None:
+                instances[cls] = instance
 
 
 def composed(overrides: list[str]) -> DictConfig:
@@ -60,7 +81,43 @@ def composed(overrides: list[str]) -> DictConfig:
         return hydra.compose("config", overrides=overrides)
 
 
+def composed_run(
+    overrides: list[str], of: Literal["run", "sweep"] = "run"
+) -> tuple[dict[str, Any], Path]:
+    """The values of a simulation under overrides, and its folder, or the sweep's that it is of.
+
+    Raises:
+        HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
+    """
+    with opened():
+        config: Any = hydra.compose("config", overrides=overrides, return_hydra_config=True)
+        folder = Path(config.hydra[of].dir).expanduser().absolute()
+        return resolved(OmegaConf.masked_copy(config, [k for k in config if k != "hydra"])), folder
+
+
+def resolved(config: DictConfig) -> dict[str, Any]:
+    """The values of a simulation: every interpolation resolved, every path absolute.
+
+    Its run can be resumed from anywhere.
+
+    Raises:
+        OmegaConfBaseException: a value is missing, or refers to one that is not there.
+    """
+    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    data = values["data"]
+    for group, key in ((data, "root"), (data, "clients_file"), (values, "policy")):
+        if group.get(key):
+            group[key] = str(Path(str(group[key])).expanduser().resolve())
+    return dict(values)
+
+
 def choices(group: str) -> list[str]:
     """What can be chosen in a configuration group."""
     with opened():
         return sorted(GlobalHydra.instance().config_loader().get_group_options(group))
+
+
+def groups() -> list[str]:
+    """The names of the configuration groups."""
+    with opened():
+        return sorted(GlobalHydra.instance().config_loader().list_groups(""))

@@ -5,11 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write `data` to `path`: the old file or the new one exists at any moment, never a part.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    with atomic_file(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the name `path` when the context ends without an error.
 
     The bytes go to a temporary file in the same folder, reach the disk (fsync), and take the name
     by `os.replace`. The folder is made if it is missing; the temporary file is removed on error.
@@ -22,7 +35,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     try:
         # "x" refuses to follow a link somebody left there, and applies the user's umask.
         with temporary.open("xb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -1,4 +1,4 @@
-"""Progress of a run on standard error: a live bar on a terminal, plain lines in a log."""
+"""Progress of a run: a live bar on a terminal or in a notebook, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -6,21 +6,47 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, TextIO
 
 from fedsink.reporting.live import LiveBar
+from fedsink.reporting.notebook import NotebookBar, in_notebook
 from fedsink.reporting.stream import ForgivingStream
 
 SECONDS_BETWEEN_LINES = 5.0
 LINES_PER_RUN = 10
 GAP_SHARE = 0.05
+SECONDS_TO_KNOW = 2.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """One line about a run, and what of it gives way where there is no room.
+
+    Attributes:
+        parts: what is shown, in this order, each with its rank: the highest goes first, and 0
+            stays whatever happens.
+    """
+
+    parts: tuple[tuple[int, str], ...]
+
+    def fitted(self, width: int) -> str:
+        """The line in at most so many columns, if the parts of rank 0 have room there."""
+        for highest in range(max(rank for rank, _ in self.parts), -1, -1):
+            text = "  ".join(part for rank, part in self.parts if rank <= highest)
+            if len(text) <= width:
+                break
+        return text
+
+    def __str__(self) -> str:
+        return "  ".join(part for _, part in self.parts)
 
 
 class Display(Protocol):
     """Where progress is shown."""
 
-    def show(self, round: int, text: str) -> None:
+    def show(self, round: int, status: Status) -> None:
         """Show the state after `round`."""
         ...
 
@@ -32,11 +58,17 @@ class Display(Protocol):
 class Progress:
     """Shows how far a run is; a context manager.
 
-    On a terminal a bar is redrawn in place. Elsewhere a line is printed for the first and the last
-    update and in between after a tenth of the rounds, or after 5 s (a twentieth of the time so far
-    once that is longer, which keeps the log of a day-long run short). Everything goes to standard
-    error. An error or Ctrl-C passes through; the terminal is restored and the last state shown. A
-    stream that can no longer be written to never stops the run.
+    On a terminal, and below the cell of a notebook, a bar is redrawn in place. Elsewhere a line is
+    printed for the first and the last update and in between after a tenth of the rounds, or after
+    5 s (a twentieth of the time so far once that is longer, which keeps the log of a day-long run
+    short). All but the notebook's bar goes to standard error. An error or Ctrl-C passes through;
+    the terminal is restored and the last state shown. A stream that can no longer be written to
+    never stops the run.
+
+    Where a terminal is narrow, the bar gives way, then rounds a second, then figures other than ε
+    (the last first), then the title, then the time left: round and ε are always there. Rate and
+    time left are shown when they are known: 2 seconds after the first update, and by the rounds
+    after it alone, because whatever is built, compiled or loaded once comes before it.
 
     Example:
         >>> with Progress(2000, "central") as progress:  # doctest: +SKIP
@@ -77,13 +109,16 @@ class Progress:
         self._stream = stream
         self._clock = clock
         self._started = 0.0
+        self._warm: tuple[int, float] | None = None
         self._display: Display | None = None
 
     def __enter__(self) -> Progress:
         stream = sys.stderr if self._stream is None else self._stream
         self._started = self._clock()
         output = ForgivingStream(stream)
-        if _redraws(stream):
+        if self._stream is None and in_notebook():
+            self._display = NotebookBar(self.total, self.title, self.start_round, self._clock)
+        elif _redraws(stream):
             self._display = LiveBar(output, self.total, self.title, self.start_round, self._clock)
         else:
             self._display = _Lines(output, self.total, self._clock)
@@ -101,7 +136,10 @@ class Progress:
             raise ValueError(
                 f"round must lie in {self.start_round}..{self.total}; received {round}."
             )
-        self._display.show(round, self._describe(round, columns))
+        now = self._clock()
+        if self._warm is None:
+            self._warm = round, now
+        self._display.show(round, self._describe(round, columns, now, *self._warm))
 
     def __exit__(
         self,
@@ -113,15 +151,26 @@ class Progress:
             self._display.close()
             self._display = None
 
-    def _describe(self, round: int, columns: dict[str, float | str]) -> str:
-        parts = [self.title, f"round {round}/{self.total}"]
-        parts += [f"{name} {_figure(value)}" for name, value in columns.items()]
-        elapsed = self._clock() - self._started
-        done = round - self.start_round
-        if done > 0 and elapsed > 0:
+    def _describe(
+        self,
+        round: int,
+        columns: dict[str, float | str],
+        now: float,
+        warm_round: int,
+        warm_at: float,
+    ) -> Status:
+        parts = [(2, self.title), (0, f"round {round}/{self.total}")]
+        for place, (name, value) in enumerate(columns.items(), start=3):
+            parts.append((0 if name.startswith("ε") else place, f"{name} {_figure(value)}"))
+        done, elapsed = round - warm_round, now - warm_at
+        if round == self.total:  # the rate of all of them
+            done, elapsed = round - self.start_round, now - self._started
+        known = round == self.total or elapsed >= SECONDS_TO_KNOW
+        if known and done > 0 and elapsed > 0:
             rate = done / elapsed
-            parts += [f"{rate:.3g} rounds/s", f"{duration((self.total - round) / rate)} left"]
-        return "  ".join(parts)
+            left = duration((self.total - round) / rate)
+            parts += [(3 + len(columns), f"{rate:.3g} rounds/s"), (1, f"{left} left")]
+        return Status(tuple(parts))
 
 
 def duration(seconds: float) -> str:
@@ -152,8 +201,8 @@ class _Lines:
         self._printed_round: int | None = None
         self._waiting: str | None = None
 
-    def show(self, round: int, text: str) -> None:
-        self._waiting = text
+    def show(self, round: int, status: Status) -> None:
+        self._waiting = str(status)
         if self._due(round):
             self._printed_at, self._printed_round = self._clock(), round
             self._print()

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from fedsink.configuration import Configuration
 from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.protocol.run import new_run_name
+from fedsink.reporting.loggers import require_packages
 from fedsink.server.compose import compose_config, store_config, stored_config
 from fedsink.server.folder import RunFolder
 from fedsink.server.frames import frames
@@ -204,6 +205,7 @@ def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
     config = received(str(run_config["config"]))
     run = {"name": new_run_name(), "server_seed": secrets.randbits(62), "key_file": None}
     settings, patience = deployed_settings(config, folder, run)
+    require_packages(settings.log)
     build_generator(settings)
     stated = settings.strategy.statement("node")
     try:
@@ -225,6 +227,7 @@ def _resume(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> Non
         settings, patience = deployed_settings(config, folder, config["run"])
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder.config} is not a run's configuration: {error}.") from error
+    require_packages(settings.log)
     _train(grid, folder, settings, patience)
 
 

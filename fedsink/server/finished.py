@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.models import Generator, Observation, load, sample
 from fedsink.privacy import Stream
-from fedsink.server.compose import stored_config
 from fedsink.server.folder import RunFolder
+from fedsink.server.recorded import RecordedRun
 
 
 @dataclass(frozen=True)
@@ -41,21 +40,55 @@ class FinishedRun:
     map: Map | None
     observation: Observation
 
-    def draw(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The classes that the generator tells apart; a single one without labels."""
+        return self.data.classes if len(self.prior) > 1 else ("any",)
+
+    def draw(
+        self, n: int, seed: int, *, balanced: bool = False, classes: Sequence[str] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Draw n labelled images (n, C, H, W) in [0, 1], as a user would see them, and labels.
 
         Args:
             n: number of images.
-            seed: the same images and labels for the same seed and n.
+            seed: the same images and labels for the same arguments.
+            balanced: whether all classes get n/C images, the first n mod C of them one more; else
+                labels are drawn as in training.
+            classes: names of those that are drawn; None: all.
+
+        Raises:
+            ConfigError: a class that the run does not have, or classes of a generator without.
         """
         stream = Stream(f"sample|{seed}".encode(), "sample")
-        uniform = stream.uniform(n).to(self.prior)
-        labels = torch.searchsorted(self.prior.cumsum(0), uniform).clamp(max=len(self.prior) - 1)
+        labels = self._labels(n, stream, balanced, classes)
         images = sample(self.generator, n, labels, stream, mix=self.prior)
         if self.map is not None:
             with torch.no_grad():
                 images = torch.cat([self.map.render(self.map(part)) for part in images.split(5000)])
         return self.observation(images, stream.child("observation")), labels
+
+    def _labels(
+        self, n: int, stream: Stream, balanced: bool, classes: Sequence[str] | None
+    ) -> Tensor:
+        chosen, prior = torch.arange(len(self.prior)), self.prior
+        if len(chosen) == 1 and (balanced or classes is not None):
+            key = "balanced=true" if balanced else "classes="
+            raise ConfigError(
+                f"{key} needs a generator that tells classes apart, and that of {self.folder.path} "
+                "was trained without labels: leave it out."
+            )
+        if classes is not None:
+            if unknown := [name for name in classes if name not in self.names]:
+                raise ConfigError(
+                    f"The run has no class {unknown[0]!r}: choose of {', '.join(self.names)}."
+                )
+            chosen = torch.tensor([self.names.index(name) for name in classes])
+            prior = prior[chosen] / prior[chosen].sum()
+        if balanced:
+            return chosen[torch.arange(n) % len(chosen)][stream.child("order").permutation(n)]
+        place = torch.searchsorted(prior.cumsum(0), stream.uniform(n).to(prior))
+        return chosen[place.clamp(max=len(chosen) - 1)]
 
 
 def open_run(text: str, *, observed: bool = True) -> FinishedRun:
@@ -69,23 +102,27 @@ def open_run(text: str, *, observed: bool = True) -> FinishedRun:
         CheckpointError: it holds no run, or several, or one that has not finished, or a damaged
             one.
     """
-    folder = RunFolder.existing(Path(text).expanduser().resolve())
-    config = stored_config(folder)
-    if config.get("study") is not None:
+    recorded = RecordedRun.of(text)
+    folder, config = recorded.folder, recorded.config
+    if recorded.is_study:
         names = " and ".join(config.get("plan", {}).get("runs", {}))
         raise CheckpointError(
             f"{folder.path} holds a study of the runs {names}: name the folder of one of them."
         )
-    if not folder.finished:
+    result, privacy = recorded.result, recorded.privacy
+    if result is None:
         raise CheckpointError(
             f"The run in {folder.path} has not finished: fedsink simulate resume={folder.path}"
         )
+    if privacy is None:
+        raise CheckpointError(
+            f"The run in {folder.path} is damaged: {folder.privacy.name} is missing."
+        )
     try:
         data = DataSpec.from_config(config["data"])
-        prior = torch.tensor(json.loads(folder.metrics.read_text())["label_prior"])
-        privacy = json.loads(folder.privacy.read_text())
+        prior = torch.tensor(result["label_prior"])
         observation = Observation.from_dict(config.get("observation", {}) if observed else {})
-    except (OSError, KeyError, TypeError, ValueError, ConfigError) as error:
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"The run in {folder.path} is damaged: {error}.") from error
     used = privacy.get("map")
     shown = map_from_dict(used) if used else None

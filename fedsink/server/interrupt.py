@@ -11,9 +11,18 @@ from fedsink.errors import FedsinkError
 
 
 class InterruptedRunError(FedsinkError):
-    """The user stopped the run; its checkpoint is complete."""
+    """The user stopped the run; its checkpoint is complete.
+
+    Args:
+        stopped: where, in a sentence.
+        command: what continues the run.
+    """
 
     exit_code: ClassVar[int] = 130
+
+    def __init__(self, stopped: str, command: str) -> None:
+        super().__init__(f"{stopped} Continue with: {command}")
+        self.stopped = stopped
 
 
 class Interruption:

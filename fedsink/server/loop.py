@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedsink.errors import CheckpointError, ClientError
 from fedsink.models import save as save_generator
 from fedsink.protocol.exchange import Keeper
 from fedsink.reporting import Progress
+from fedsink.reporting.observers import Observer
 from fedsink.server import checkpoint
 from fedsink.server.folder import RunFolder
 from fedsink.server.interrupt import InterruptedRunError, Interruption
@@ -53,6 +55,7 @@ def train(
     *,
     timeout: float | None = None,
     command: str | None = None,
+    observer: Observer | None = None,
 ) -> dict[str, Any]:
     """Run the strategy to its last round, from its checkpoint if there is one.
 
@@ -65,6 +68,7 @@ def train(
         title: shown by the progress display.
         timeout: seconds to wait for the replies of one round; None waits for ever.
         command: what continues a stopped run, for its last words; None: a simulation's.
+        observer: is told what is logged and pictured, from the checkpoint on; None: nobody is.
 
     Returns:
         The content of metrics.json.
@@ -74,7 +78,9 @@ def train(
         CheckpointError: the checkpoint belongs to another run.
         ClientError: clients failed.
     """
+    observer = observer or Observer()
     elapsed = _restore(strategy, folder, identity)
+    observer.begin(strategy.round)
     started = time.monotonic() - elapsed
     saved = time.monotonic()
     parts = settings.pictures + 1
@@ -85,6 +91,7 @@ def train(
         # First: a checkpoint must never be ahead of what the clients can go on from.
         if isinstance(grid, Keeper):
             grid.keep(strategy.round)
+        observer.keep()
         tensors, values = strategy.state()
         values |= {
             "round": strategy.round,
@@ -94,6 +101,9 @@ def train(
         }
         checkpoint.save(folder.checkpoint, tensors, values)
         saved = time.monotonic()
+
+    def picture() -> None:
+        observer.picture(strategy.round, snapshot(strategy, folder))
 
     with (
         Interruption() as stop,
@@ -106,7 +116,7 @@ def train(
                 messages = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
                 if number == 1:
                     checkpoint.save_uploads(folder.checkpoint, strategy.uploads())
-                    snapshot(strategy, folder)
+                    picture()
                 replies = grid.send_and_receive(messages, timeout=timeout) if messages else []
                 _, metrics = strategy.aggregate_train(number, replies)
             except ClientError:
@@ -122,20 +132,22 @@ def train(
                 "seconds": round(time.monotonic() - started, 4),
             }
             folder.log(record)
+            observer.record(record)
             unfinished = strategy.round < strategy.rounds
             name = "ε ≤" if unfinished and epsilon > 0.0 and not math.isinf(epsilon) else "ε"
             shown = "∞" if math.isinf(epsilon) else epsilon
-            progress.update(strategy.round, **{"loss": record["loss"], name: shown})
+            columns = {"loss": record["loss"], name: shown, **_signal(record)}
+            progress.update(strategy.round, **columns)
             if unfinished and any(before < round <= strategy.round for round in pictured):
-                snapshot(strategy, folder)
+                picture()
             if stop.requested or time.monotonic() - saved > settings.checkpoint_seconds:
                 save()
             if stop.requested and unfinished:
                 raise InterruptedRunError(
-                    f"Stopped after round {strategy.round} of {strategy.rounds}. "
-                    f"Continue with: {command or f'fedsink simulate resume={folder.path}'}"
+                    f"Stopped after round {strategy.round} of {strategy.rounds}.",
+                    command or f"fedsink simulate resume={folder.path}",
                 )
-    snapshot(strategy, folder)
+    picture()
     save()
     save_generator(strategy.generator, folder.path)
     result = {
@@ -165,6 +177,14 @@ def _participation(strategy: RoundStrategy) -> dict[str, Any]:
             "and not used."
         ),
     }
+
+
+def _signal(record: Mapping[str, Any]) -> dict[str, float | str]:
+    """The signal-to-noise ratio as the display shows it; {} where there is none."""
+    ratio = record.get("signal_to_noise")
+    if ratio is None:
+        return {}
+    return {"S/N": f"{ratio:.2g}" if ratio > 0.0 else "below measurement"}
 
 
 def _finite(epsilon: float) -> float | None:

@@ -18,7 +18,7 @@ from fedsink.reporting.atomic import write_atomic
 from fedsink.server.folder import RunFolder
 
 _PUBLIC = re.compile(
-    r"config\.yaml|privacy\.json|metrics\.jsonl?|generator\.(safetensors|json)"
+    r"config\.yaml|privacy\.json|metrics\.(jsonl?|csv)|generator\.(safetensors|json)"
     r"|samples/round-\d{6,12}\.png"
 )
 _HEAD = 8  # bytes that say how long the description is

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsink.errors import FedsinkError, ModelError
 from fedsink.models import Generator, build
+from fedsink.reporting.loggers import loggers
+from fedsink.reporting.observers import Observer
 from fedsink.server.folder import RunFolder
+from fedsink.server.interrupt import InterruptedRunError
 from fedsink.server.loop import train
+from fedsink.server.recorded import RecordedRun
 from fedsink.server.settings import ServerSettings
 from fedsink.strategies import RoundStrategy
 from fedsink.strategies.registry import strategy_of
@@ -30,16 +37,36 @@ def run_server(grid: Grid, settings: ServerSettings) -> None:
     """Train one generator into `settings.folder`."""
     torch.set_num_threads(settings.engine.threads)
     strategy = build_strategy(settings)
-    train(
-        grid,
-        strategy,
-        RunFolder(settings.folder),
-        settings.loop,
-        settings.identity(),
-        settings.strategy.title,
-        timeout=settings.engine.timeout,
-        command=settings.command,
-    )
+    with observed(settings) as observer:
+        train(
+            grid,
+            strategy,
+            RunFolder(settings.folder),
+            settings.loop,
+            settings.identity(),
+            settings.strategy.title,
+            timeout=settings.engine.timeout,
+            command=settings.command,
+            observer=observer,
+        )
+
+
+@contextmanager
+def observed(settings: ServerSettings) -> Iterator[Observer]:
+    """Whoever is told how the run goes, and in the end how it ended."""
+    observer = Observer()
+    if settings.log:
+        run = RecordedRun(RunFolder(settings.folder))
+        observer = loggers(settings.log, settings.folder, run.config, run.privacy or {})
+    try:
+        yield observer
+    except (InterruptedRunError, KeyboardInterrupt):
+        observer.end("stopped")
+        raise
+    except BaseException:
+        observer.end("failed")
+        raise
+    observer.end("finished")
 
 
 def build_strategy(settings: ServerSettings) -> RoundStrategy:

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from fedsink.configuration import Configuration
 from fedsink.devices import device_named
+from fedsink.reporting.loggers import logger_names
 from fedsink.server.loop import LoopSettings
 from fedsink.strategies.settings import StrategySettings
 from fedsink.values import choice, integer, positive, strictly
@@ -56,6 +57,7 @@ class ServerSettings:
         loop: how the run is watched and saved.
         engine: the server's device and threads, and how long it waits.
         command: what continues this run if it is stopped; None: what continues a simulation.
+        log: names of the loggers that the run is told to.
     """
 
     folder: Path
@@ -68,6 +70,7 @@ class ServerSettings:
     loop: LoopSettings = field(default_factory=LoopSettings)
     engine: ServerEngine = field(default_factory=lambda: ServerEngine("local"))
     command: str | None = None
+    log: tuple[str, ...] = ()
 
     @classmethod
     def from_config(
@@ -82,7 +85,7 @@ class ServerSettings:
         """The server's half of a configuration, in a simulation and in a deployment.
 
         Raises:
-            ConfigError: an entry of `report` is unknown or out of range.
+            ConfigError: an entry of `report` is unknown or out of range, or a logger is unknown.
         """
         options = dict(config.generator)
         return cls(
@@ -96,6 +99,7 @@ class ServerSettings:
             loop=strictly(LoopSettings, config.report, "report"),
             engine=engine,
             command=command,
+            log=logger_names(config.log),
         )
 
     @property

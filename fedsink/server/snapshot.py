@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from fedsink.models import sample
@@ -13,10 +15,13 @@ _COLUMNS = 10
 _POINTS = 1000
 
 
-def snapshot(strategy: RoundStrategy, folder: RunFolder) -> None:
+def snapshot(strategy: RoundStrategy, folder: RunFolder) -> Path:
     """Write samples/round-NNNNNN.png: ten samples per class, the same latents every time.
 
     Of points it shows the first two coordinates; those on a line lie at height 0.
+
+    Returns:
+        The file.
     """
     generator = strategy.generator
     path = folder.samples / f"round-{strategy.round:06d}.png"
@@ -25,10 +30,11 @@ def snapshot(strategy: RoundStrategy, folder: RunFolder) -> None:
         labels = torch.zeros(_POINTS, dtype=torch.int64)
         points = sample(generator, _POINTS, labels, stream)
         save_points(torch.nn.functional.pad(points, (0, 1))[:, :2], None, path)
-        return
+        return path
     labels = torch.arange(generator.classes).repeat_interleave(_COLUMNS)
     images = strategy.render(
         sample(generator, len(labels), labels, stream, mix=strategy.label_prior())
     )
     names = [str(i) for i in range(generator.classes)]
     save_grid(images, labels, names, path, columns=_COLUMNS)
+    return path

@@ -18,6 +18,7 @@ from fedsink.data.partition import manifest
 from fedsink.data.sources import load
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
+from fedsink.reporting.loggers import require_packages
 from fedsink.reporting.stream import ForgivingStream
 from fedsink.server.compose import store_config, stored_config
 from fedsink.server.folder import RunFolder
@@ -55,8 +56,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
         return start_study(config, path, _runner(debug))
     folder = RunFolder.fresh(path)
     identity = RunIdentity.fresh(config["seed"])
-    settings = configure(config, folder.path, identity)
-    shards, step = _check(settings), _fused_step(settings)
+    settings, shards, step = _prepared(config, folder.path, identity)
     stated = settings.server.strategy.statement(kind_of_noise(settings.node))
     _tell(settings.server.strategy, stated)
     identity.create_key()
@@ -71,6 +71,21 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
     return _run(settings, folder, identity, debug, step)
+
+
+def check(config: Config, path: Path) -> None:
+    """Refuse what `start` would refuse; writes nothing.
+
+    Raises:
+        FedsinkError: bad input.
+    """
+    if config["study"] is not None:
+        from fedsink.simulation.studies.running import planned
+
+        planned(config, path, _runner(debug=False))
+    else:
+        folder = RunFolder.fresh(path)
+        _prepared(config, folder.path, RunIdentity.fresh(config["seed"]))
 
 
 def resume(path: Path, *, debug: bool = False) -> Path:
@@ -115,6 +130,7 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
     strategy = settings_of(config, run.name)
     strategy.check_engine(engine.name, elsewhere=engine.address is not None)
     server = ServerSettings.from_config(config, strategy, engine, folder, run.server_seed)
+    require_packages(server.log)
     return RunSettings(server, node_settings(config, engine, run), engine)
 
 
@@ -122,12 +138,10 @@ def _runner(debug: bool) -> Runner:
     """How a study's runs are treated."""
     from fedsink.simulation.studies.running import Runner
 
-    def check(config: Config, path: Path) -> RunSettings:
-        settings = configure(config, path, RunIdentity.fresh(config["seed"]))
-        _check(settings)
-        return settings
+    def settings(config: Config, path: Path) -> RunSettings:
+        return _prepared(config, path, RunIdentity.fresh(config["seed"]))[0]
 
-    return Runner(check, partial(start, debug=debug), partial(resume, debug=debug))
+    return Runner(settings, partial(start, debug=debug), partial(resume, debug=debug))
 
 
 def kind_of_noise(node: NodeSettings) -> str:
@@ -141,6 +155,14 @@ def _tell(strategy: StrategySettings, stated: dict[str, Any]) -> None:
     """Say in one line of standard error what the strategy has to say."""
     if line := strategy.notice(stated):
         ForgivingStream(sys.stderr).write(f"{line}\n")
+
+
+def _prepared(
+    config: Config, path: Path, identity: RunIdentity
+) -> tuple[RunSettings, dict[str, Any], FusedStep | None]:
+    """A run's settings, what partition.json will hold, and the step of `engine=fused`."""
+    settings = configure(config, path, identity)
+    return settings, _check(settings), _fused_step(settings)
 
 
 def _check(settings: RunSettings) -> dict[str, Any]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import pickle
 import stat
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,18 @@ def test_settings_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(PrivacyError, match=message):
         replace(secret, **changes)
+
+
+def test_secure_noise_without_its_sampler_is_refused_before_any_answer(
+    secret: NodeSettings, policy_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a simulation, and of a node, whose settings are made before it signs on."""
+    policy = read_policy(policy_file(backend="secure"))
+    monkeypatch.setitem(sys.modules, "opendp.prelude", None)
+    with pytest.raises(PrivacyError, match="needs the Python package opendp: install it"):
+        replace(secret, noise="secure", key_file=None)
+    with pytest.raises(PrivacyError, match="needs the Python package opendp: install it"):
+        NodeSettings.from_policy(policy)
 
 
 def test_only_pictures_of_simulated_clients_are_altered(secret: NodeSettings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         (CheckpointError("bad"), 2),
         (FedsinkError("bad"), 2),
         (ClientError("bad"), 1),
-        (InterruptedRunError("bad"), 130),
+        (InterruptedRunError("Stopped.", "more"), 130),
         (OSError(28, "No space left on device", "/x"), 1),
         (RuntimeError("odd"), 1),
         (KeyboardInterrupt(), 130),
@@ -90,6 +91,57 @@ def test_exit_codes(
     if not isinstance(error, KeyboardInterrupt):
         with pytest.raises(type(error)):
             main(["account", "x", "--debug"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"),
+    [
+        (["--help"], ""),
+        (["--help"], "1"),
+        (["account", "rate=0.2", "sigma=1.9", "rounds=3"], ""),
+        (["account", "rate=0.2", "sigma=1.9", "rounds=3"], "1"),
+        (["simulate", "--help"], ""),
+        (["simulate", "--cfg", "job"], ""),
+        (["--shell-completion", "install=bash"], "1"),
+    ],
+)
+def test_a_reader_that_leaves_ends_a_command_quietly(
+    arguments: list[str], unbuffered: str, tmp_path: Path
+) -> None:
+    """As in `fedsink … | head -0`: 128 + SIGPIPE, and not a word."""
+    process = subprocess.Popen(
+        [str(FEDSINK), *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (141, b"")
+
+
+def test_errors_go_quietly_where_nobody_reads_them(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    for arguments in (["nothing"], ["account", "x"]):
+        done = subprocess.run([str(FEDSINK), *arguments], stderr=writing, timeout=120)
+        assert done.returncode == 141
+    os.close(writing)
+
+
+def test_another_broken_pipe_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A process that died under us is no reader of ours."""
+
+    def fails(*arguments: object, **more: object) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("fedsink.commands.account.run", fails)
+    assert _main("account", "x") == 1
+    assert capfd.readouterr().err == "fedsink: Broken pipe.\n"
 
 
 def _completions(line: str) -> list[str]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import json
 import re
 import shutil
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from .conftest import SMALL, Outcome, run_many
 
@@ -47,6 +50,16 @@ def sampled(
         ["sample", f"run={run}", "observation=perhaps", "out=x.npz"],
         ["sample", "run=noisy", "n=50", "seed=1", "out=noisy.npz"],
         ["sample", "run=plain", "n=50", "seed=1", "out=plain.npz"],
+        ["sample", f"run={run}", "n=50", "seed=1", "out=one.parquet"],
+        ["sample", f"run={run}", "n=57", "balanced=true", "out=balanced.npz"],
+        ["sample", f"run={run}", "n=60", "balanced=true", "out=balanced.parquet"],
+        ["sample", f"run={run}", "n=40", "classes=[3,5]", "out=some.npz"],
+        ["sample", f"run={run}", "n=7", "classes=[5,3]", "balanced=true", "out=few"],
+        ["sample", f"run={run}", "classes=[3,x]", "out=x.npz"],
+        ["sample", f"run={run}", "classes=[3,3]", "out=x.npz"],
+        ["sample", "run=points", "balanced=true", "out=x.npz"],
+        ["sample", "run=points", "classes=[0]", "out=x.npz"],
+        ["sample", "run=points", "out=x.parquet"],
     ]
     return folder, run_many([(folder, line) for line in lines])
 
@@ -75,7 +88,7 @@ def test_the_seed_decides_the_sample(sampled: tuple[Path, list[Outcome]]) -> Non
 
 def test_pictures_are_observed_unless_that_is_left_out(sampled: tuple[Path, list[Outcome]]) -> None:
     folder, outcomes = sampled
-    assert [outcome.code for outcome in outcomes[14:]] == [0, 2, 0, 0], outcomes[14:]
+    assert [outcome.code for outcome in outcomes[14:18]] == [0, 2, 0, 0], outcomes[14:18]
     assert "perhaps" in outcomes[15].err
     one, bare = (np.load(folder / f"{name}.npz") for name in ("one", "bare"))
     assert np.array_equal(one["y"], bare["y"])
@@ -117,10 +130,15 @@ def test_points_are_floats_and_no_pictures(sampled: tuple[Path, list[Outcome]]) 
     [
         (5, "one.npz exists already: remove it or give another out=."),
         (6, "pictures exists already"),
-        (7, "out=x.png must end in .npz"),
+        (7, "out=x.png must end in .npz or .parquet, or have no ending to name a folder."),
         (8, "n=0: must be at least 1."),
         (9, "damaged"),
         (10, "has not finished: fedsink simulate resume="),
+        (23, "The run has no class 'x': choose of 0, 1, 2, 3, 4, 5, 6, 7, 8, 9."),
+        (24, "classes=[3,3]: expected names of classes, each once"),
+        (25, "balanced=true needs a generator that tells classes apart"),
+        (26, "classes= needs a generator that tells classes apart"),
+        (27, "write to a .npz file."),
     ],
 )
 def test_what_cannot_be_sampled_is_one_sentence(
@@ -130,4 +148,44 @@ def test_what_cannot_be_sampled_is_one_sentence(
     assert outcomes[line].code == 2
     assert message in outcomes[line].err
     assert outcomes[line].err.count("\n") == 1
-    assert not (folder / "x.npz").exists()
+    assert not {"x.npz", "x.parquet"} & {path.name for path in folder.iterdir()}
+
+
+def test_parquet_holds_the_same_images_as_hugging_face_reads_them(
+    sampled: tuple[Path, list[Outcome]],
+) -> None:
+    folder, outcomes = sampled
+    assert outcomes[18].code == 0, outcomes[18].err
+    table = parquet.read_table(folder / "one.parquet")
+    picture, label = table.schema.field("image"), table.schema.field("label")
+    assert str(picture.type) == "struct<bytes: binary, path: string>"
+    assert str(label.type) == "int64"
+    assert json.loads(table.schema.metadata[b"huggingface"]) == {
+        "info": {
+            "features": {
+                "image": {"_type": "Image"},
+                "label": {"_type": "ClassLabel", "names": [str(c) for c in range(10)]},
+            }
+        }
+    }
+    with np.load(folder / "one.npz") as file:
+        assert table["label"].to_pylist() == file["y"].tolist()
+        for number, row in enumerate(table["image"].to_pylist()):
+            assert row["path"] == f"{number:06d}.png"
+            with Image.open(io.BytesIO(row["bytes"])) as shown:
+                assert np.array_equal(np.asarray(shown), file["x"][number, 0])
+
+
+def test_classes_can_be_balanced_and_chosen(sampled: tuple[Path, list[Outcome]]) -> None:
+    folder, outcomes = sampled
+    assert [outcome.code for outcome in outcomes[18:23]] == [0] * 5, outcomes[18:23]
+    labels = np.load(folder / "balanced.npz")["y"]
+    assert np.bincount(labels).tolist() == [6] * 7 + [5] * 3
+    assert "6 of some classes and 5 of others: n is no multiple of 10." in outcomes[19].err
+    assert not np.array_equal(labels, np.arange(57) % 10)  # in no order that a split could follow
+    balanced = parquet.read_table(folder / "balanced.parquet")["label"].to_pylist()
+    assert np.bincount(balanced).tolist() == [6] * 10
+    assert "of others" not in outcomes[20].err
+    assert set(np.load(folder / "some.npz")["y"]) == {3, 5}
+    counts = {p.name: len(list(p.iterdir())) for p in (folder / "few").iterdir()}
+    assert {name: count for name, count in counts.items() if count} == {"5": 4, "3": 3}

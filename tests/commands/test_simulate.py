@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from PIL import Image
+
+from fedsink.cli import main
 
 from .conftest import SMALL, Command, Outcome, run_many, run_once
 
@@ -78,6 +81,7 @@ def test_a_local_run_leaves_the_uploads_beside_its_checkpoint(finished_ldp: Path
     assert (privacy["model"], privacy["epsilon"]) == ("ldp", pytest.approx(35))
 
 
+_DEPLOY = Path(__file__).parents[2] / "deploy"
 _LOCAL = ["simulate", *SMALL]
 _SECRET = ["simulate", *(key for key in SMALL if not key.startswith("seed"))]
 _BAD: dict[str, tuple[list[str], str]] = {
@@ -103,7 +107,20 @@ _BAD: dict[str, tuple[list[str], str]] = {
     ),
     "wrong strategy": ([*_LOCAL, "mode=ldp", "strategy=dp_sinkhorn"], "belong to the other mode?"),
     "unknown clip": ([*_LOCAL, "clip=x"], "clip is record or batch, not 'x'."),
-    "no value": ([*_LOCAL, "eps"], "Error parsing override 'eps'"),
+    "no value": ([*_LOCAL, "eps"], "'eps' is not of the form key=value; see fedsink simulate"),
+    "key and value apart": (
+        ["simulate", "mode", "central"],
+        "Keys are written key=value: mode=central, not mode central;",
+    ),
+    "twice": ([*_LOCAL, "eps=1", "eps=2"], "eps was given twice (eps=1 and eps=2)"),
+    "resume twice": (["simulate", "resume=a", "resume=b"], "resume was given twice"),
+    "a sweep without a flag": ([*_LOCAL, "eps=1,2"], "stands for several runs: add --multirun"),
+    "a sign of the grammar": (
+        [*_LOCAL, "data=mnist", "data.root=/scans (2)"],
+        "data.root=/scans (2) cannot be read: quote the value inside the argument, as in "
+        "'data.root=\"/scans (2)\"'",
+    ),
+    "accents": ([*_LOCAL, "data=mnist", "data.root=no/été"], "no/été/MNIST/raw does not"),
     "unknown flag": (
         [*_LOCAL, "--verbose"],
         "unrecognized arguments: --verbose; fedsink simulate --help says what there is.",
@@ -186,6 +203,10 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "deploy of nothing": (["deploy", "app=x", "superlink=lab"], "holds no pyproject.toml"),
     "deploy with flags": (["deploy", "--multirun"], "'--multirun' is not of the form key=value"),
     "deploy twice": (["deploy", "app=x", "app=y"], "app was given twice."),
+    "deploy with a key twice": (
+        ["deploy", f"app={_DEPLOY}", "superlink=lab", "eps=1", "eps=2"],
+        "eps was given twice",
+    ),
     "deploy resume with a name": (
         ["deploy", "app=x", "superlink=lab", "resume=y", "name=z"],
         "uses the configuration that the server has stored: leave out name.",
@@ -220,6 +241,9 @@ _BAD: dict[str, tuple[list[str], str]] = {
     ),
     "account rate": (["account", "rate=2", "sigma=1", "rounds=5"], "rate must lie in (0, 1]"),
     "account key": (["account", "sgma=1"], "Unknown key 'sgma'. Did you mean sigma?"),
+    "account apart": (["account", "rate", "0.2"], "written key=value: rate=0.2, not rate 0.2;"),
+    "sample apart": (["sample", "run", "x", "out=y"], "written key=value: run=x, not run x;"),
+    "deploy apart": (["deploy", "app", "deploy"], "written key=value: app=deploy, not app deploy;"),
     "account twice": (["account", "sigma=1", "sigma=2"], "sigma was given twice."),
     "account text": (["account", "sigma=x"], "sigma=x: expected a number, received 'x'."),
     "not a key": (["account", "sigma"], "'sigma' is not of the form key=value"),
@@ -287,19 +311,35 @@ def test_help_configuration_and_sweeps(tmp_path: Path) -> None:
     assert (shown["mode"], shown["eps"], shown["mechanism"]["name"]) == ("ldp", 3, "laplace")
     assert help_.left == config.left == ()
     folders = [Path(line) for line in both.out.splitlines()]
-    assert folders == [tmp_path / "sweep" / "both" / str(n) for n in (0, 1)]
+    assert folders == [tmp_path / "sweep" / "both" / name for name in ("eps=1", "eps=3")]
     for folder, eps in zip(folders, (1, 3), strict=True):
         epsilon = json.loads((folder / "privacy.json").read_text())["epsilon"]
         assert 0.99 * eps < epsilon <= eps
 
 
-def test_one_bad_run_of_a_sweep_leaves_the_good_one(tmp_path: Path) -> None:
-    sweep = [*SMALL[:2], "rounds=2", "seed=0", "--multirun", "eps=0,3", "hydra.sweep.dir=both"]
-    (outcome,) = run_many([(tmp_path, ["simulate", *sweep])])
-    assert outcome.code == 2
-    assert outcome.err.splitlines()[-1] == "fedsink: eps must be a finite number > 0, received 0."
-    assert not (tmp_path / "both" / "0").exists()
-    assert (tmp_path / "both" / "1" / "metrics.json").is_file()
+def test_secure_noise_without_opendp_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "opendp.prelude", None)
+    monkeypatch.chdir(tmp_path)
+    for mode in ("central", "ldp"):
+        with pytest.raises(SystemExit) as ended:
+            main([*_SECRET, f"mode={mode}", "noise=secure"])
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (2, "")
+        assert err.startswith("fedsink: secure noise needs the Python package opendp: install it")
+        assert err.count("\n") == 1
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_epsilon_without_amplification_is_said_before_training(
+    finished: tuple[Outcome, Path],
+) -> None:
+    outcome, folder = finished
+    stated = json.loads((folder / "privacy.json").read_text())
+    first = outcome.err.splitlines()[0]
+    assert first.startswith(f"ε = {stated['epsilon']:.4g}, δ = 1e-05 per record; ")
+    assert f"; ε = {stated['epsilon_unamplified']:.4g} without amplification by sampling" in first
 
 
 def test_a_library_that_talks_leaves_standard_output_to_the_folder(tmp_path: Path) -> None:

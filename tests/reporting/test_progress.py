@@ -49,8 +49,22 @@ def rounds(lines):
 
 def test_a_line_holds_round_columns_rate_and_time_left():
     lines = run(4, 2.0, loss=0.123456, ε=3.0, note="warm")
-    assert lines[0] == ("central  round 1/4  loss 0.1235  ε 3  note warm  0.5 rounds/s  0:06 left")
+    assert lines[0] == "central  round 1/4  loss 0.1235  ε 3  note warm"
     assert lines[-1].endswith("round 4/4  loss 0.1235  ε 3  note warm  0.5 rounds/s  0:00 left")
+
+
+def test_time_left_is_silent_until_it_is_known():
+    """The first round took 100 s, all others take 1 s: nothing of that is in the rate."""
+    stream, clock = Terminal(), Clock()
+    with Progress(50, "central", stream=stream, clock=clock) as bar:
+        for number in range(1, 11):
+            clock.now += 100.0 if number == 1 else 1.0
+            bar.update(number)
+    shown = re.findall(r"round (\d+)/50([^\r\n\x1b]*)", stream.getvalue())
+    times = {int(number): rest.strip() for number, rest in shown}
+    assert times[1] == times[2] == ""
+    assert times[3] == "1 rounds/s  0:47 left"
+    assert times[10] == "1 rounds/s  0:40 left"
 
 
 def test_a_quick_run_prints_a_tenth_at_a_time():
@@ -94,8 +108,9 @@ def test_nothing_is_printed_when_nothing_was_left_to_do():
 
 
 def test_a_resumed_run_counts_only_its_own_rounds():
-    lines = run(100, 1.0, start_round=90)
-    assert lines[0].startswith("central  round 91/100  1 rounds/s  0:09 left")
+    lines = run(100, 4.0, start_round=90)
+    assert lines[0] == "central  round 91/100"
+    assert lines[1] == "central  round 93/100  0.25 rounds/s  0:28 left"
 
 
 def test_writes_to_standard_error_by_default(capsys):
@@ -169,6 +184,29 @@ def test_figures_fit_on_eighty_columns(monkeypatch):
     stream = Terminal()
     run(2000, 1.0, stream=stream, stop=1200, loss=0.23456, ε=3.456)
     assert "1 rounds/s  13:20 left" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("width", "kept", "lost"),
+    [
+        (100, ("central", "━", "round 1200/2000", "loss 0.2346", "rounds/s", "13:20 left"), ()),
+        (64, ("central", "round 1200/2000", "loss 0.2346", "13:20 left"), ("rounds/s", "━")),
+        (48, ("central", "round 1200/2000", "13:20 left"), ("loss", "rounds/s", "━")),
+        (40, ("round 1200/2000", "13:20 left"), ("central", "loss", "rounds/s", "━")),
+        (30, ("round 1200/2000",), ("left", "central", "loss", "rounds/s", "━")),
+    ],
+)
+def test_round_and_epsilon_survive_on_a_narrow_terminal(width, kept, lost, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = Terminal()
+    run(2000, 1.0, stream=stream, stop=1200, **{"loss": 0.23456, "ε ≤": 3.456})
+    frame = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).splitlines()[-1]
+    frame = frame.rpartition("\r")[2].rstrip()
+    assert len(frame) <= width
+    for part in (*kept, "ε ≤ 3.456"):
+        assert part in frame
+    for part in lost:
+        assert part not in frame
 
 
 def test_a_terminal_that_cannot_move_the_cursor_gets_lines(monkeypatch):

@@ -151,6 +151,30 @@ def test_a_run_leaves_its_folder_at_the_server_and_its_results_in_the_log(
         assert (tmp_path / f"node-{number}" / "state" / "ledger.sqlite").is_file()
 
 
+def test_a_log_lies_at_the_server_and_its_csv_travels(
+    folder: RunFolder, grid: Callable[..., Nodes]
+) -> None:
+    submitter = Submitter()
+    run_deployed(grid(), submitted(*CENTRAL, "log=[csv,tensorboard]"), submitter)
+    assert list((folder.path / "tensorboard").iterdir())
+    assert not [name for name in submitter.results.files if "tensorboard" in name]
+    rows = submitter.results.files["metrics.csv"].decode().splitlines()[1:]
+    lines = submitter.results.files["metrics.jsonl"].decode().splitlines()
+    assert [row.split(",")[0] for row in rows] == [str(json.loads(line)["round"]) for line in lines]
+
+
+def test_a_logger_without_its_package_is_told_by_the_server_alone(
+    folder: RunFolder, grid: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsink.reporting.loggers.find_spec", lambda name: None)
+    keys, submitter, nodes = submitted(*CENTRAL, "log=mlflow"), Submitter(), grid()
+    with pytest.raises(ConfigError, match="log=mlflow needs the package mlflow"):
+        run_deployed(nodes, keys, submitter)
+    assert not folder.path.exists()
+    assert nodes.asked == []
+    assert "fedsink[mlflow]" in submitter.results.failure["message"]
+
+
 def test_a_refusal_is_told_with_the_client_and_without_its_reason(
     folder: RunFolder, grid: Callable[..., Nodes]
 ) -> None:

@@ -17,6 +17,7 @@ from fedsink.errors import ConfigError
 from fedsink.models import Generator
 from fedsink.server.folder import RunFolder
 from fedsink.server.loop import train
+from fedsink.server.running import observed
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.fused.step import DrawsName, FusedStep
 from fedsink.simulation.grid import SimulationGrid
@@ -88,15 +89,17 @@ def run_fused(
     """
     torch.set_num_threads(settings.engine.threads)
     strategy = FusedRounds(step, settings.server_key, together)
-    train(
-        _NobodyGrid(node.clients),
-        strategy,
-        RunFolder(settings.folder),
-        settings.loop,
-        settings.identity(),
-        f"{settings.strategy.title}, fused",
-        command=settings.command,
-    )
+    with observed(settings) as observer:
+        train(
+            _NobodyGrid(node.clients),
+            strategy,
+            RunFolder(settings.folder),
+            settings.loop,
+            settings.identity(),
+            f"{settings.strategy.title}, fused",
+            command=settings.command,
+            observer=observer,
+        )
     if overflows := int(step.overflows):
         log.warning(
             "%d of the samples drawn since the start were larger than the capacity %s; the plan's "

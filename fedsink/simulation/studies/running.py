@@ -51,15 +51,26 @@ def start_study(config: dict[str, Any], path: Path, runner: Runner) -> Path:
         FedsinkError: bad input (nothing is left behind), or a run that stopped (the study's folder
             can be resumed).
     """
+    study, plan = planned(config, path, runner)
+    folder = RunFolder(path)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    store_config(folder, {**config, "plan": asdict(plan)})
+    return _play(study, plan, folder, runner)
+
+
+def planned(config: Config, path: Path, runner: Runner) -> tuple[Study, StudyPlan]:
+    """A study for a new folder, and its plan, all its runs checked; writes nothing.
+
+    Raises:
+        FedsinkError: bad input.
+    """
     folder = RunFolder.fresh(path)
     study = _study(config["study"])
     settings = runner.check({**config, "study": None}, folder.path)
     plan = study.plan(config, settings.node)
     for name, values in plan.runs.items():
         runner.check(values, folder.path / name)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    store_config(folder, {**config, "plan": asdict(plan)})
-    return _play(study, plan, folder, runner)
+    return study, plan
 
 
 def resume_study(folder: RunFolder, config: Config, runner: Runner) -> Path:
@@ -104,7 +115,7 @@ def _play(study: Study, plan: StudyPlan, folder: RunFolder, runner: Runner) -> P
             runner.start(config, path)
         except InterruptedRunError as error:
             raise InterruptedRunError(
-                f"Stopped in the run {place}. Continue with: fedsink simulate resume={folder.path}"
+                f"Stopped in the run {place}.", f"fedsink simulate resume={folder.path}"
             ) from error
     runs = {name: open_run(str(folder.path / name)) for name in plan.runs}
     print(study.conclude(folder.path, plan.notes, runs))

@@ -72,7 +72,7 @@ class CentralSettings(StrategySettings):
         )
 
     def notice(self, stated: Mapping[str, Any]) -> str | None:
-        """What a shared noise protects, where noise is shared."""
+        """What is promised, beside what is left of it without its assumptions."""
         return notice(stated, self.share, self.clients)
 
     def sharers(self, client: int) -> int:
@@ -160,16 +160,24 @@ def central_plan(
 
 
 def signal_to_noise(energy: float, noise: float) -> dict[str, float]:
-    """‖signal‖/‖noise‖ of a release, from the release alone, as a metric.
+    """Estimate ‖signal‖/‖noise‖ of a release, from the release alone, as a metric.
+
+    ‖release‖² is on average ‖signal‖² + ‖noise‖², so r = ‖release‖²/E‖noise‖² − 1 estimates the
+    square without bias, and falls below 0 where the signal is less than one release can measure.
+    The metric is sign(r)·√|r|: a negative one says that, and means of its signed squares over
+    rounds are still without bias.
 
     Args:
-        energy: its squared norm.
+        energy: squared norm of the release.
         noise: expected squared norm of the noise in it.
 
     Returns:
         {} without noise.
     """
-    return {"signal_to_noise": max(0.0, energy / noise - 1.0) ** 0.5} if noise > 0.0 else {}
+    if noise <= 0.0:
+        return {}
+    square = energy / noise - 1.0
+    return {"signal_to_noise": math.copysign(math.sqrt(abs(square)), square)}
 
 
 def _check_mode(config: Configuration) -> None:

@@ -205,7 +205,7 @@ def shared_noise(plan: PrivacyPlan, clients: int, share: NoiseShare) -> dict[str
 
 
 def notice(stated: Mapping[str, Any], share: NoiseShare, clients: int) -> str | None:
-    """One line for whoever starts a run whose clients share noise; None where they do not.
+    """One line for whoever starts a run: its ε, and what is left without what it assumes.
 
     Args:
         stated: the content of privacy.json.
@@ -221,11 +221,29 @@ def notice(stated: Mapping[str, Any], share: NoiseShare, clients: int) -> str | 
         )
         return (
             f"noise.share={share.name}: ε = {stated['epsilon']:.3g} holds for sums of {sizes} "
-            f"replies; {left}ε = {stated['epsilon_without_aggregator']:.3g} for a reply alone."
+            f"replies; {left}ε = {stated['epsilon_without_aggregator']:.3g} for a reply alone"
+            f"{_unamplified(stated)}."
         )
+    if stated["epsilon"] is None:
+        return None
+    line = (
+        f"ε = {stated['epsilon']:.4g}, δ = {stated['delta']:.3g} per {stated['unit']}"
+        f"{_unamplified(stated)}."
+    )
     if share.name != "local":
-        return (
-            f"noise.share={share.name} changes nothing here: with clients={clients} and "
+        line += (
+            f" noise.share={share.name} changes nothing here: with clients={clients} and "
             f"tolerate_dropouts={share.tolerate_dropouts} every client adds the whole noise."
         )
-    return None
+    return line
+
+
+def _unamplified(stated: Mapping[str, Any]) -> str:
+    """What is left of ε where the sample is not secret; "" where that makes no difference."""
+    bare = stated.get("epsilon_unamplified")
+    if bare is None or bare <= stated["epsilon"]:
+        return ""
+    return (
+        f"; ε = {bare:.4g} without amplification by sampling, against whoever learns which records "
+        "were sampled (capacity=auto hides how many)"
+    )

@@ -7,13 +7,14 @@ import pytest
 
 from fedsink.privacy import (
     ADJACENCIES,
+    LOCAL_NOISE,
     BatchClip,
     ClassSchedule,
     PrivacyPlan,
     RecordClip,
 )
 from fedsink.privacy.adjacency import describe
-from fedsink.strategies.central.statement import central_statement
+from fedsink.strategies.central.statement import central_statement, notice
 
 _PLAN = PrivacyPlan(0.1, 2.0, 100, BatchClip(0.5), ClassSchedule(10), 1e-5)
 
@@ -32,6 +33,18 @@ def test_epsilon_is_stated_with_unit_adjacency_and_accountant(adjacency: str) ->
     assert ("client as a whole" in stated["not_protected"]) == (adjacency != "client")
     assert ("Replacing one record" in stated["not_protected"]) == (adjacency == "add-remove")
     json.dumps(stated)
+
+
+def test_whoever_starts_a_run_reads_what_is_left_without_amplification() -> None:
+    stated = central_statement(_PLAN, 3, "secret")
+    said = notice(stated, LOCAL_NOISE, 3)
+    assert said is not None
+    for key in ("epsilon", "epsilon_unamplified"):
+        assert f"ε = {stated[key]:.4g}" in said
+    hidden = replace(_PLAN, capacity=900, nominal_records=2000)
+    said = notice(central_statement(hidden, 3, "secret"), LOCAL_NOISE, 3)
+    assert said is not None
+    assert "without amplification" not in said
 
 
 def test_another_accountant_is_named_with_its_library() -> None:

@@ -81,15 +81,20 @@ def test_one_line_says_what_holds_for_whom() -> None:
         f"noise.share=secure_aggregation: ε = {epsilon:.3g} holds for sums of 10 or 11 replies; "
         f"ε = {first['epsilon']:.3g} with 1 missing; "
     )
-    assert line.endswith(f"ε = {alone:.3g} for a reply alone.")
+    bare = stated["epsilon_unamplified"]
+    assert f"ε = {alone:.3g} for a reply alone; ε = {bare:.4g} without amplification" in line
 
 
 def test_one_line_says_where_nothing_is_gained() -> None:
     stated = central_statement(_PLAN, 10, "secret", share=_SHARED)
-    assert notice(stated, _SHARED, 10) == (
-        "noise.share=secure_aggregation changes nothing here: with clients=10 and "
+    line, local = notice(stated, _SHARED, 10), notice(stated, LOCAL_NOISE, 10)
+    assert line is not None
+    assert line.endswith(
+        " noise.share=secure_aggregation changes nothing here: with clients=10 and "
         "tolerate_dropouts=0 every client adds the whole noise."
     )
-    assert notice(stated, LOCAL_NOISE, 10) is None
+    assert line.partition(" noise.share=")[0] == local
     plan = replace(_PLAN, schedule=JointSchedule())
-    assert notice(central_statement(plan, 10, "secret"), LOCAL_NOISE, 10) is None
+    local = notice(central_statement(plan, 10, "secret"), LOCAL_NOISE, 10)
+    assert local is not None
+    assert "noise.share" not in local

@@ -1,0 +1,252 @@
+"""`log=`: a run told to TensorBoard, to MLflow, or into a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fedsink.errors import ConfigError
+from fedsink.registry import Registry
+from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.observers import Ending, Observer, Observers
+
+_OF_THIS_MACHINE = {"run", "policy", "data.root", "data.clients_file"}
+"""Keys with paths and names that no tracking server needs."""
+
+
+class Logger(Observer, ABC):
+    """An observer that `log=` names.
+
+    Args:
+        folder: the run folder.
+        config: the configuration.
+        privacy: the content of privacy.json.
+    """
+
+    package: ClassVar[str | None] = None
+    """What it imports, of the extra of its name; None: nothing."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], privacy: Mapping[str, Any]) -> None:
+        self._folder = folder
+        self._name = str(config.get("run", {}).get("name", folder.name))
+        self._config = dict(_flat(config))
+        self._privacy = dict(privacy)
+
+    @abstractmethod
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Log the figures of a round."""
+
+
+class CSVLogger(Logger):
+    """metrics.csv in the run folder: a row for each round, a column for each figure."""
+
+    def begin(self, round: int) -> None:
+        """Drop the rows after the checkpoint."""
+        self._path = self._folder / "metrics.csv"
+        rows = []
+        if self._path.is_file():
+            with self._path.open(newline="") as file:
+                rows = [row for row in csv.DictReader(file) if int(row["round"]) <= round]
+        self._columns = list(rows[0]) if rows else []
+        self._write(rows)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Append a row; a figure that is new adds a column to all of them."""
+        row = {key: json.dumps(v) if isinstance(v, list) else v for key, v in record.items()}
+        if new := [key for key in row if key not in self._columns]:
+            with self._path.open(newline="") as file:
+                rows = list(csv.DictReader(file))
+            self._columns += new
+            self._write([*rows, row])
+            return
+        with self._path.open("a", newline="") as file:
+            csv.DictWriter(file, self._columns).writerow(row)
+
+    def _write(self, rows: Collection[Mapping[str, Any]]) -> None:
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns)
+        if self._columns:
+            writer.writeheader()
+        writer.writerows(rows)
+        write_atomic(self._path, text.getvalue().encode())
+
+
+class TensorBoardLogger(Logger):
+    """Event files in tensorboard/ of the run folder: figures, pictures, what is promised."""
+
+    package = "tensorboard"
+
+    def begin(self, round: int) -> None:
+        """Open a file; TensorBoard drops what earlier ones hold after the checkpoint."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(
+            str(self._folder / "tensorboard"), purge_step=round + 1 if round else 0
+        )
+        if round == 0:
+            for name, values in (("configuration", self._config), ("privacy", self._privacy)):
+                text = json.dumps(values, indent=2, ensure_ascii=False)
+                self._writer.add_text(name, f"```\n{text}\n```", 0)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Add a scalar for each figure."""
+        for name, value in _figures(record):
+            self._writer.add_scalar(name, value, record["round"])
+
+    def picture(self, round: int, path: Path) -> None:
+        """Add an image."""
+        import numpy as np
+        from PIL import Image
+
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB"))
+        self._writer.add_image("samples", pixels, round, dataformats="HWC")
+
+    def keep(self) -> None:
+        """Write what is waiting."""
+        self._writer.flush()
+
+    def end(self, ending: Ending) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class MLflowLogger(Logger):
+    """A run at MLFLOW_TRACKING_URI, or in mlruns/ of the run folder: parameters, figures, pictures.
+
+    Figures are sent together at every checkpoint: a tracking server is not asked in every round. It
+    is the run with the tag `fedsink.run`, in the experiment MLFLOW_EXPERIMENT_NAME or "fedsink".
+    """
+
+    package = "mlflow"
+    _STATUS: ClassVar[Mapping[Ending, str]] = {
+        "finished": "FINISHED",
+        "stopped": "KILLED",
+        "failed": "FAILED",
+    }
+
+    def begin(self, round: int) -> None:
+        """Find the run that is resumed, or make one."""
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if uri is None:
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            uri = (self._folder / "mlruns").as_uri()
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        self._client, self._metric = MlflowClient(tracking_uri=uri), Metric
+        self._waiting: list[Metric] = []
+        self._last = 0
+        named = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedsink")
+        known = self._client.get_experiment_by_name(named)
+        experiment = known.experiment_id if known else self._client.create_experiment(named)
+        runs = self._client.search_runs([experiment], f"tags.`fedsink.run` = '{self._name}'")
+        if runs:
+            self._run = runs[0].info.run_id
+            self._client.update_run(self._run, status="RUNNING")
+            logged = self._client.get_metric_history(self._run, "seconds")
+            self._last = max((metric.step for metric in logged), default=0)
+            return
+        tags = {"fedsink.run": self._name}
+        run = self._client.create_run(experiment, tags=tags, run_name=self._folder.name)
+        self._run = run.info.run_id
+        values = self._config | {
+            f"privacy.{key}": self._privacy[key] for key in ("epsilon", "delta")
+        }
+        params = [Param(key, str(value)[:500]) for key, value in values.items()]
+        for start in range(0, len(params), 100):
+            self._client.log_batch(self._run, params=params[start : start + 100])
+        self._client.log_dict(self._run, self._privacy, "privacy.json")
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Remember the figures for the next checkpoint."""
+        if record["round"] > self._last:
+            now = int(time.time() * 1000)
+            step = record["round"]
+            self._waiting += [self._metric(name, v, now, step) for name, v in _figures(record)]
+
+    def picture(self, round: int, path: Path) -> None:
+        """Store the file."""
+        self._client.log_artifact(self._run, str(path), "samples")
+
+    def keep(self) -> None:
+        """Send what is waiting."""
+        for start in range(0, len(self._waiting), 1000):
+            self._client.log_batch(self._run, metrics=self._waiting[start : start + 1000])
+        self._waiting = []
+
+    def end(self, ending: Ending) -> None:
+        """Send the rest, and say how it ended."""
+        self.keep()
+        self._client.set_terminated(self._run, status=self._STATUS[ending])
+
+
+LOGGERS: Registry[type[Logger]] = Registry(
+    "log", {"csv": CSVLogger, "tensorboard": TensorBoardLogger, "mlflow": MLflowLogger}
+)
+
+
+def logger_names(value: object) -> tuple[str, ...]:
+    """The loggers that `log` names: none, one, or a list of them.
+
+    Raises:
+        ConfigError: a name is unknown, or stands twice.
+    """
+    if value is None:
+        return ()
+    names = tuple(value) if isinstance(value, list | tuple) else (value,)
+    for name in names:
+        LOGGERS.find(name)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"log={list(names)} names a logger twice.")
+    return names
+
+
+def require_packages(names: Collection[str]) -> None:
+    """Refuse loggers whose package is not installed.
+
+    Raises:
+        ConfigError: one is missing; the message names the extra.
+    """
+    for name in names:
+        package = LOGGERS.find(name).package
+        if package is not None and find_spec(package) is None:
+            raise ConfigError(
+                f"log={name} needs the package {package}, which is not installed: "
+                f'`pip install "fedsink[{name}]"`, or leave log={name} out.'
+            )
+
+
+def loggers(
+    names: Collection[str], folder: Path, config: Mapping[str, Any], privacy: Mapping[str, Any]
+) -> Observers:
+    """The named loggers of a run; none of them can stop it."""
+    made = {f"log={name}": LOGGERS.find(name)(folder, config, privacy) for name in names}
+    return Observers(made)
+
+
+def _figures(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in record.items():
+        if name != "round" and isinstance(value, int | float):
+            yield name, float(value)
+
+
+def _flat(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by dotted keys, without those that only mean something on this machine."""
+    for name, value in values.items():
+        key = f"{where}{name}"
+        if key in _OF_THIS_MACHINE:
+            continue
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{key}.")
+        else:
+            yield key, value

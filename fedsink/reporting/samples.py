@@ -1,0 +1,123 @@
+"""Files of labelled samples, each of which is there whole or not at all."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedsink.errors import ConfigError, DataError
+from fedsink.reporting.atomic import atomic_file, write_atomic
+
+ROWS = 1000
+"""Pictures in a row group of Parquet: what is held as PNG at a time."""
+
+
+def write_npz(path: Path, images: Tensor, labels: Tensor) -> None:
+    """Write x (pictures: uint8, (n, C, H, W); points: float32, (n, d)) and y (int64, (n,))."""
+    x = _bytes(images) if images.ndim == 4 else images
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, x=x.numpy(), y=labels.numpy())
+    write_atomic(path, buffer.getvalue())
+
+
+def write_folder(path: Path, images: Tensor, labels: Tensor, names: Sequence[str]) -> None:
+    """Write path/CLASS/NUMBER.png.
+
+    Raises:
+        DataError: these are no pictures that PNG can hold.
+    """
+    check_pictures(tuple(images.shape[1:]))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Written aside and renamed: a stopped command leaves no half-filled folder behind.
+    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        for name in names:
+            (partial / name).mkdir()
+        pictures = zip(_pngs(images), labels.tolist(), strict=True)
+        for number, (picture, label) in enumerate(pictures):
+            (partial / names[label] / f"{number:06d}.png").write_bytes(picture)
+        partial.chmod(0o755)
+        partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def write_parquet(path: Path, images: Tensor, labels: Tensor, names: Sequence[str]) -> None:
+    """Write the columns `image` and `label` as Hugging Face's `datasets` reads and shows them.
+
+    `image` is a struct of `bytes` (PNG) and `path`, `label` an int64; the schema's metadata say
+    under "huggingface" that these are an Image and a ClassLabel with the names. A row group holds
+    `ROWS` pictures, and no more of them are in memory as PNG at a time.
+
+    Raises:
+        ConfigError: pyarrow is missing.
+        DataError: these are no pictures that PNG can hold.
+    """
+    check_pictures(tuple(images.shape[1:]))
+    arrow, parquet = pyarrow()
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": [*names]}}
+    picture = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
+    schema = arrow.schema(
+        [("image", picture), ("label", arrow.int64())],
+        metadata={"huggingface": json.dumps({"info": {"features": features}}, ensure_ascii=False)},
+    )
+    with atomic_file(path) as file, parquet.ParquetWriter(file, schema) as writer:
+        for start in range(0, len(images), ROWS):
+            pngs = enumerate(_pngs(images[start : start + ROWS]), start)
+            rows = {
+                "image": [{"bytes": png, "path": f"{number:06d}.png"} for number, png in pngs],
+                "label": labels[start : start + ROWS].tolist(),
+            }
+            writer.write_table(arrow.table(rows, schema=schema), row_group_size=ROWS)
+
+
+def pyarrow() -> tuple[Any, Any]:
+    """The packages pyarrow and pyarrow.parquet.
+
+    Raises:
+        ConfigError: they are missing.
+    """
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "A .parquet file needs the Python package pyarrow: install it with `pip install "
+            '"fedsink[parquet]"`, or write a .npz file.'
+        ) from None
+
+
+def check_pictures(shape: tuple[int, ...]) -> None:
+    """Refuse records of a shape, without the batch, that PNG cannot hold.
+
+    Raises:
+        DataError: it says what can hold them.
+    """
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise DataError(
+            f"Only pictures with 1 or 3 channels can be written as PNG, not {shape}: write to a "
+            ".npz file."
+        )
+
+
+def _bytes(images: Tensor) -> Tensor:
+    return (images * 255.0).round().clamp(0, 255).byte()
+
+
+def _pngs(images: Tensor) -> Iterator[bytes]:
+    from PIL import Image
+
+    for image in images:
+        pixels = _bytes(image).permute(1, 2, 0).numpy()
+        buffer = io.BytesIO()
+        Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(buffer, "PNG")
+        yield buffer.getvalue()

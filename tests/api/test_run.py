@@ -1,0 +1,94 @@
+"""A run as Python sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas
+import pytest
+import torch
+
+import fedsink
+from fedsink.clients.node import close_nodes
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> fedsink.Run:
+    made = fedsink.simulate(
+        {"report.pictures": 1}, engine="local", clients=2, rounds=20, seed=0,
+        folder=tmp_path_factory.mktemp("run") / "a<b>",
+    )  # fmt: skip
+    close_nodes()
+    return made
+
+
+def test_what_the_folder_holds(run: fedsink.Run) -> None:
+    assert run.finished
+    assert run.config["mode"] == "central"
+    assert run.privacy == json.loads((run.folder / "privacy.json").read_text())
+    assert list(run.pictures) == [0, 10, 20]
+    assert all(path.is_file() for path in run.pictures.values())
+    assert run.parts == {}
+
+
+def test_metrics_are_a_table(run: fedsink.Run) -> None:
+    table = pandas.DataFrame(run.metrics).set_index("round")
+    assert list(table.index) == list(range(1, 21))
+    assert table["epsilon"].is_monotonic_increasing
+    assert table["epsilon"].iloc[-1] == run.privacy["epsilon"]
+    run.metrics.clear()
+    assert len(run.metrics) == 20
+
+
+def test_samples_are_those_of_the_command(run: fedsink.Run, tmp_path: Path) -> None:
+    import numpy as np
+
+    from fedsink.commands.sample import run as sample
+
+    images, labels = run.sample(30, seed=3)
+    assert images.shape == (30, 1, 8, 8)
+    assert labels.dtype == torch.int64
+    sample([f"run={run.folder}", f"out={tmp_path / 'x.npz'}", "n=30", "seed=3"])
+    with np.load(tmp_path / "x.npz") as written:
+        assert np.array_equal(written["y"], labels.numpy())
+        assert np.array_equal(written["x"], (images * 255).round().byte().numpy())
+    bare, same = run.sample(30, seed=3, observation=False)
+    assert torch.equal(same, labels)
+    assert not torch.equal(bare, images)
+    _, few = run.sample(30, balanced=True, classes=("3", "5"))
+    assert torch.bincount(few).tolist() == [0, 0, 0, 15, 0, 15]
+    assert isinstance(run.generator, torch.nn.Module)
+
+
+def test_evaluation_is_that_of_the_command(
+    run: fedsink.Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedsink.commands.evaluate import run as evaluate
+
+    measured = run.evaluate(n=100, seed=1)
+    assert set(measured.figures["accuracy"]) == {"logreg", "mlp", "cnn"}
+    assert run.evaluations["evaluation"] == measured.figures
+    assert repr(measured) == measured.table
+    evaluate([f"run={run.folder}", "n=100", "seed=1"])
+    assert capsys.readouterr().out == f"{measured.table}\n{measured.path}\n"
+    theirs = run.evaluations["evaluation"]
+    assert {**theirs, "seconds": 0} == {**measured.figures, "seconds": 0}
+
+
+def test_how_it_shows_itself(run: fedsink.Run) -> None:
+    assert repr(run) == (
+        f"<fedsink.Run {run.folder}: central, ε = {run.privacy['epsilon']:.4g}, δ = 1e-05 per "
+        "record, 20 rounds>"
+    )
+    html = run._repr_html_()
+    assert "a&lt;b&gt;" in html
+    assert 'src="data:image/png;base64,' in html
+
+
+def test_a_run_without_protection_says_so(tmp_path: Path) -> None:
+    run = fedsink.simulate(
+        eps=float("inf"), engine="local", clients=2, rounds=2, seed=0, folder=tmp_path / "run"
+    )
+    assert "nothing protected" in repr(run)
+    assert run.metrics[-1]["epsilon"] is None

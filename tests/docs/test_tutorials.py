@@ -1,0 +1,65 @@
+"""The notebooks of docs/tutorials run, and what is stored in them is what a reader may see."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
+NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
+
+
+def outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+def test_there_are_two() -> None:
+    assert [path.name for path in NOTEBOOKS] == ["central.ipynb", "local.ipynb"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_with_its_outputs(path: Path) -> None:
+    assert path.stat().st_size < 400_000
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    shown = outputs(notebook)
+    assert {output.output_type for output in shown} <= {"stream", "display_data", "execute_result"}
+    assert not [output for output in shown if output.get("name") == "stderr"]
+    # No path of the machine that it was run on.
+    text = re.sub(r'"data:image/png;base64,[^"]*"|"image/png": "[^"]*"', "", path.read_text())
+    assert not re.search(r"(?<![\w.\-])/(home|root|tmp|work|Users|usr|var)/", text)
+    # The bar, once and at its end.
+    bars = [o for o in shown if "<progress" in str(o.get("data", {}).get("text/html", ""))]
+    assert bars
+    assert all(re.search(r'value="(\d+)" max="\1"', o.data["text/html"]) for o in bars)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_links_of_a_notebook_lead_somewhere(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    assert links
+    assert all((TUTORIALS / link).is_file() for link in links)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("execute", TUTORIALS / "execute.py")
+    assert spec is not None
+    assert spec.loader is not None
+    execute = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(execute)
+    again = execute.executed(path, str(tmp_path))
+    kinds = [
+        [o.output_type for o in outputs(n)] for n in (again, nbformat.read(path, as_version=4))
+    ]
+    assert kinds[0] == kinds[1]
+    assert list((tmp_path / "runs").rglob("metrics.json"))

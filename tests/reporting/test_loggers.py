@@ -1,0 +1,183 @@
+"""Each logger told by hand: a run, a kill after the checkpoint, and the run once more."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from fedsink.errors import ConfigError
+from fedsink.reporting import loggers as module
+from fedsink.reporting.loggers import logger_names, loggers, require_packages
+
+CONFIG = {
+    "mode": "central",
+    "eps": 3,
+    "data": {"name": "digits", "root": "/home/somebody/data"},
+    "run": {"name": "abc", "key_file": "/home/somebody/key"},
+}
+PRIVACY = {"epsilon": 2.99, "delta": 1e-5, "protected": "the labels"}
+
+
+def record(round: int, **more: Any) -> dict[str, Any]:
+    return {"round": round, "loss": 1 / round, "epsilon": None, "seconds": 0.5 * round, **more}
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    path = tmp_path / "samples" / "round-000002.png"
+    path.parent.mkdir()
+    Image.new("L", (6, 4), 255).save(path)
+    return path
+
+
+@pytest.fixture
+def _own_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    # Set and so restored: the logger sets them where they are not there.
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+
+def killed_and_resumed(name: str, folder: Path, picture: Path) -> None:
+    """Rounds 1 to 4, a checkpoint at 2, a kill, and from there to the end at round 5."""
+    first = loggers([name], folder, CONFIG, PRIVACY)
+    first.begin(0)
+    for round in (1, 2):
+        first.record(record(round))
+    first.picture(2, picture)
+    first.keep()
+    for round in (3, 4):
+        first.record(record(round))
+    first.keep()  # a kill may come between this and the checkpoint
+    second = loggers([name], folder, CONFIG, PRIVACY)
+    second.begin(2)
+    for round in (3, 4):
+        second.record(record(round))
+    second.record(record(5, absent=[1, 2], mean_noise_std=0.25))
+    second.picture(5, picture)
+    second.keep()
+    second.end("finished")
+    assert first._observers, "none has failed"
+    assert second._observers, "none has failed"
+
+
+def test_csv(tmp_path: Path, picture: Path) -> None:
+    killed_and_resumed("csv", tmp_path, picture)
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["round"] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert [float(row["loss"]) for row in rows] == [1 / n for n in range(1, 6)]
+    assert [row["epsilon"] for row in rows] == [""] * 5
+    assert [row["absent"] for row in rows] == ["", "", "", "", "[1, 2]"]
+    assert rows[-1]["mean_noise_std"] == "0.25"
+
+
+def test_csv_begins_anew_without_a_checkpoint(tmp_path: Path) -> None:
+    for _ in range(2):
+        logger = loggers(["csv"], tmp_path, CONFIG, PRIVACY)
+        logger.begin(0)
+        logger.record(record(1))
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == [
+        "round,loss,epsilon,seconds", "1,1.0,,0.5",
+    ]  # fmt: skip
+
+
+def test_tensorboard(tmp_path: Path, picture: Path) -> None:
+    killed_and_resumed("tensorboard", tmp_path, picture)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"images": 0})
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {"loss", "seconds", "mean_noise_std"}
+    assert [(e.step, e.value) for e in events.Scalars("seconds")] == [
+        (n, 0.5 * n) for n in range(1, 6)
+    ]
+    images = events.Images("samples")
+    assert [image.step for image in images] == [2, 5]
+    assert (images[0].width, images[0].height) == (6, 4)
+    stored = b"".join(p.read_bytes() for p in (tmp_path / "tensorboard").iterdir())
+    assert b"the labels" in stored
+    assert b"digits" in stored
+    assert b"/home/somebody" not in stored
+
+
+@pytest.mark.usefixtures("_own_mlflow")
+def test_mlflow(tmp_path: Path, picture: Path) -> None:
+    killed_and_resumed("mlflow", tmp_path, picture)
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("fedsink")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert sorted((m.step, m.value) for m in history) == [(n, 1 / n) for n in range(1, 6)]
+    assert run.data.params["data.name"] == "digits"
+    assert run.data.params["privacy.epsilon"] == "2.99"
+    assert not any("/home/somebody" in value for value in run.data.params.values())
+    files = [f.path for f in client.list_artifacts(run.info.run_id)]
+    assert files == ["privacy.json", "samples"]
+    (stored,) = client.list_artifacts(run.info.run_id, "samples")
+    assert stored.path == "samples/round-000002.png"
+
+
+@pytest.mark.usefixtures("_own_mlflow")
+@pytest.mark.parametrize(("ending", "status"), [("stopped", "KILLED"), ("failed", "FAILED")])
+def test_mlflow_says_how_a_run_ended(
+    tmp_path: Path, ending: Any, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "elsewhere").as_uri())
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    logger = loggers(["mlflow"], tmp_path, CONFIG, PRIVACY)
+    logger.begin(0)
+    logger.record(record(1))
+    logger.end(ending)
+    client = MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    assert run.info.status == status
+    assert run.data.metrics["loss"] == 1
+    assert not (tmp_path / "mlruns").exists()
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(module, "find_spec", lambda n: None if n == "mlflow" else find(n))
+    require_packages(["csv", "tensorboard"])
+    with pytest.raises(ConfigError) as caught:
+        require_packages(["csv", "mlflow"])
+    assert str(caught.value) == (
+        "log=mlflow needs the package mlflow, which is not installed: "
+        '`pip install "fedsink[mlflow]"`, or leave log=mlflow out.'
+    )
+
+
+def test_names() -> None:
+    assert logger_names(None) == ()
+    assert logger_names("csv") == ("csv",)
+    assert logger_names(("csv", "mlflow")) == ("csv", "mlflow")
+    for value in ("wandb", 5, ["csv", None], {"csv": 1}):
+        with pytest.raises(ConfigError, match="is unknown; choose one of csv, mlflow, tensorboard"):
+            logger_names(value)
+
+
+def test_the_extras_exist() -> None:
+    import tomllib
+
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    extras = tomllib.loads(text)["project"]["optional-dependencies"]
+    assert {name for name in module.LOGGERS if module.LOGGERS[name].package} <= set(extras)
+
+
+def test_nobody_listens_without_loggers(tmp_path: Path) -> None:
+    silent = loggers([], tmp_path, CONFIG, PRIVACY)
+    silent.begin(0)
+    silent.end("finished")
+    assert list(tmp_path.iterdir()) == []

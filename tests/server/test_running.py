@@ -1,0 +1,126 @@
+"""A run's loggers, through the loop: told what is in metrics.jsonl, in every engine."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsink
+from fedsink.errors import ConfigError
+from fedsink.reporting import loggers
+from fedsink.reporting.observers import Observer
+from fedsink.server.loop import train
+
+SMALL: dict[str, Any] = {
+    "clients": 2, "rounds": 12, "seed": 0, "report.pictures": 1, "report.checkpoint_seconds": 0,
+}  # fmt: skip
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"engine": "local"},
+        {"engine": "local", "mode": "ldp"},
+        {"engine": "fused", "engine.together": 4, "capacity": "auto"},
+        pytest.param({"engine": "ray", "engine.num_cpus": 1}, marks=pytest.mark.slow),
+        pytest.param({"engine": "flower"}, marks=pytest.mark.slow),
+    ],
+)
+def test_every_engine_logs_what_it_records(keys: dict[str, Any], tmp_path: Path) -> None:
+    run = fedsink.simulate({**SMALL, **keys}, log=["csv"], folder=tmp_path / "run")
+    logged = rows(run.folder)
+    assert [int(row["round"]) for row in logged] == [record["round"] for record in run.metrics]
+    assert [float(row["loss"]) for row in logged] == [record["loss"] for record in run.metrics]
+
+
+class Broken(Observer):
+    """Fails at the third record."""
+
+    package = None
+
+    def __init__(self, *run: object) -> None:
+        self.records = 0
+
+    def record(self, record: object) -> None:
+        self.records += 1
+        if self.records == 3:
+            raise RuntimeError("the server is gone")
+
+
+def test_a_logger_that_fails_does_not_lose_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(loggers.LOGGERS, "broken", Broken)
+    run = fedsink.simulate(SMALL, engine="local", log=["broken", "csv"], folder=tmp_path / "run")
+    assert run.finished
+    assert len(rows(run.folder)) == 12
+    said = [line for line in capsys.readouterr().err.splitlines() if "log=broken" in line]
+    assert said == [
+        "log=broken failed (RuntimeError: the server is gone): the run continues without it."
+    ]
+
+
+def test_a_resumed_run_continues_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped after a round that no checkpoint holds: its row does not come twice."""
+    endings: list[str] = []
+    from fedsink.reporting.observers import Observers
+    from fedsink.server.folder import RunFolder
+
+    log, end = RunFolder.log, Observers.end
+
+    def stop(folder: RunFolder, record: dict[str, Any]) -> None:
+        log(folder, record)
+        if record["round"] == 8:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "log", stop)
+    monkeypatch.setattr(Observers, "end", lambda self, how: (endings.append(how), end(self, how)))
+    with pytest.raises(KeyboardInterrupt):
+        fedsink.simulate(SMALL, engine="local", log="csv", folder=tmp_path / "run")
+    monkeypatch.setattr(RunFolder, "log", log)
+    with (tmp_path / "run" / "metrics.csv").open("a") as file:
+        file.write("8,0,0,0,0\n")  # told, and then killed before the checkpoint
+    run = fedsink.resume(tmp_path / "run")
+    assert [int(row["round"]) for row in rows(run.folder)] == list(range(1, 13))
+    assert float(rows(run.folder)[7]["loss"]) == run.metrics[7]["loss"]
+    assert endings == ["stopped", "finished"]
+
+
+def test_a_failed_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    endings: list[str] = []
+    monkeypatch.setattr(
+        "fedsink.reporting.observers.Observers.end", lambda s, how: endings.append(how)
+    )
+    monkeypatch.setattr("fedsink.server.running.train", _failing)
+    with pytest.raises(RuntimeError, match="no more memory"):
+        fedsink.simulate(SMALL, engine="local", log="csv", folder=tmp_path / "run")
+    assert endings == ["failed"]
+
+
+def _failing(*arguments: Any, **keywords: Any) -> None:
+    assert train is not _failing
+    raise RuntimeError("no more memory")
+
+
+def test_a_missing_package_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loggers, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"fedsink\[tensorboard\]"):
+        fedsink.simulate(SMALL, engine="local", log="tensorboard", folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_configuration_keeps_its_loggers(tmp_path: Path) -> None:
+    run = fedsink.simulate(SMALL, engine="local", log="csv", folder=tmp_path / "run")
+    assert run.config["log"] == "csv"
+    assert json.loads((run.folder / "metrics.json").read_text())["rounds"] == 12
