@@ -35,7 +35,9 @@ class NotebookBar:
         self._clock, self._total = clock, total
         self._frame_at = clock()
         self._last = (start_round, title)
-        self._handle: Any = display(self._bundle(), raw=True, display_id=True)
+        self._handle: Any = display(  # type: ignore[no-untyped-call]
+            self._bundle(), raw=True, display_id=True
+        )
 
     def show(self, round: int, status: Status) -> None:
         """Move the bar to `round`, with `status` beside it."""
