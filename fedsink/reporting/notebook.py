@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsink.reporting.progress import Status
 
 SECONDS_BETWEEN_FRAMES = 0.25
 
@@ -32,11 +35,13 @@ class NotebookBar:
         self._clock, self._total = clock, total
         self._frame_at = clock()
         self._last = (start_round, title)
-        self._handle: Any = display(self._bundle(), raw=True, display_id=True)
+        self._handle: Any = display(  # type: ignore[no-untyped-call]
+            self._bundle(), raw=True, display_id=True
+        )
 
-    def show(self, round: int, text: str) -> None:
-        """Move the bar to `round`, with `text` beside it."""
-        self._last = (round, text)
+    def show(self, round: int, status: Status) -> None:
+        """Move the bar to `round`, with `status` beside it."""
+        self._last = (round, str(status))
         now = self._clock()
         if round == self._total or now - self._frame_at >= SECONDS_BETWEEN_FRAMES:
             self._frame_at = now

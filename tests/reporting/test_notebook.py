@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedsink.reporting.notebook import NotebookBar, in_notebook
-from fedsink.reporting.progress import Progress
+from fedsink.reporting.progress import Progress, Status
 
 
 def shell(monkeypatch: pytest.MonkeyPatch, **attributes: object) -> None:
@@ -57,7 +57,7 @@ def test_the_bar_is_redrawn_in_place_a_few_times_a_second(shown: list[dict[str, 
     assert "&lt;b&gt;" in shown[0]["text/html"]
     for round in range(11, 1001):
         now += 0.01
-        bar.show(round, f"round {round}")
+        bar.show(round, Status(((0, f"round {round}"),)))
     bar.close()
     assert 38 <= len(shown) <= 43
     assert shown[-1]["text/plain"] == "round 1000"
