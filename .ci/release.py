@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,13 +24,15 @@ from typing import Any
 from check_packages import ROOT, CheckError, build, check
 from packaging.requirements import Requirement
 
+_PROJECTS = {"fedsink": "pyproject.toml", "fedsink-node": "deploy/node/pyproject.toml"}
+
 
 def main() -> int:
     """Make the release; 1 and a sentence where it cannot be made."""
     dist = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "dist").resolve()
     try:
         version = _version()
-        _check_tree(version, dist)
+        _check_tree(dist)
         _make(version, dist)
     except CheckError as error:
         print(f"release: {error}", file=sys.stderr)
@@ -67,7 +70,7 @@ def _found(name: str, pattern: str) -> str:
     return found[1]
 
 
-def _check_tree(version: str, dist: Path) -> None:
+def _check_tree(dist: Path) -> None:
     if changed := _git("status", "--porcelain"):
         raise CheckError(
             f"the tree differs from its commit ({changed.splitlines()[0].strip()}): commit, or "
@@ -85,18 +88,14 @@ def _make(version: str, dist: Path) -> None:
         if different := sorted(name for name in first if first[name] != second.get(name)):
             raise CheckError(f"two builds of {different[0]} differ: it cannot be reproduced.")
         check(work / "first", work)
-        dist.mkdir(parents=True, exist_ok=True)
-        for path in (work / "first").iterdir():
-            (dist / path.name).write_bytes(path.read_bytes())
-    installed = _installed()
-    for name, project in {
-        "fedsink": "pyproject.toml",
-        "fedsink-node": "deploy/node/pyproject.toml",
-    }.items():
-        content = json.dumps(_bill(installed, name, version, ROOT / project), indent=2) + "\n"
-        (dist / f"{name}-{version}.cdx.json").write_text(content)
-    sums = "".join(f"{digest}  {name}\n" for name, digest in sorted(_sums(dist).items()))
-    (dist / "SHA256SUMS").write_text(sums)
+        installed = _installed()
+        for name, project in _PROJECTS.items():
+            bill = _bill(installed, name, version, ROOT / project)
+            content = json.dumps(bill, indent=2) + "\n"
+            (work / "first" / f"{name}-{version}.cdx.json").write_text(content)
+        sums = [f"{digest}  {name}\n" for name, digest in sorted(_sums(work / "first").items())]
+        (work / "first" / "SHA256SUMS").write_text("".join(sums))
+        shutil.copytree(work / "first", dist, dirs_exist_ok=True)
 
 
 def _sums(folder: Path) -> dict[str, str]:
