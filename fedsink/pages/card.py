@@ -22,19 +22,22 @@ _ON_THE_HUB = {
     "femnist": "flwrlabs/femnist",
 }
 _LEAVES = {
-    "central": "every round, each of them sent clipped and noised gradients, and nothing else.",
+    "central": "in every round each of them sent a clipped and noised gradient, and nothing else.",
     "ldp": "each of them sent privatized records, once, and nothing else.",
 }
+_UNPROTECTED = "in every round each of them sent a gradient, neither clipped nor noised."
 _STATED = {
-    "mechanism": "mechanism",
-    "sigma": "σ",
-    "rounds": "rounds that were noised",
-    "rounds_per_record": "of these, rounds that use a record",
-    "rate": "sampling rate",
-    "clip": "clip",
-    "clip_bound": "clip bound",
+    "central": {
+        "mechanism": "mechanism",
+        "sigma": "noise multiplier σ",
+        "rounds_per_record": "rounds that use one record",
+        "rate": "sampling rate",
+        "clip": "clip",
+        "clip_bound": "clip bound",
+    },
+    "ldp": {"mechanism": "mechanism", "sigma": "scale of the image noise"},
 }
-"""Entries of privacy.json, and how a card calls them."""
+"""Entries of privacy.json for each mode, and how a card calls them."""
 
 
 def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) -> str:
@@ -61,12 +64,14 @@ def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) 
     clients = privacy["clients"] if mode == "ldp" else len(privacy["clients"])
     evaluations = [_evaluation(e) for e in run.evaluations.values() if e.get("accuracy")]
     shape = "×".join(map(str, data["shape"]))
+    private = privacy["epsilon"] is not None
     kind = f"{classes} classes of " if classes > 1 else ""
     return _environment().get_template("card.md.j2").render(
-        header=Markup(_header(config, pictures, bool(evaluations), license)),
-        title=f"{data['name']}: synthetic {records} under differential privacy",
+        header=Markup(_header(config, private, bool(evaluations), license)),
+        title=f"{data['name']}: synthetic {records}"
+        + (" under differential privacy" if private else ", without protection"),
         what=f"A generator of {kind}{records} of the shape {shape} ({data['name']}).",
-        leaves=_LEAVES[mode],
+        leaves=_LEAVES[mode] if private else _UNPROTECTED,
         clients=clients,
         version=__version__,
         privacy=privacy,
@@ -87,18 +92,18 @@ def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) 
     )  # fmt: skip
 
 
-def _header(config: Config, pictures: bool, evaluated: bool, license: str) -> str:
+def _header(config: Config, private: bool, evaluated: bool, license: str) -> str:
     header: dict[str, Any] = {
         "license": license,
         "library_name": "fedsink",
         "tags": [
-            "differential-privacy",
+            *(["differential-privacy"] if private else []),
             "federated-learning",
             "synthetic-data",
             str(config["strategy"]["name"]).replace("_", "-"),
         ],
     }
-    if pictures:
+    if len(config["data"]["shape"]) == 3:
         header["pipeline_tag"] = "unconditional-image-generation"
     if config["data"]["name"] in _ON_THE_HUB:
         header["datasets"] = [_ON_THE_HUB[config["data"]["name"]]]
@@ -115,7 +120,8 @@ def _training(config: Config, privacy: Config, result: Config) -> list[tuple[str
         ("generator", config["generator"]["name"]),
         ("steps", result["rounds"]),
     ]
-    rows += [(name, privacy[key]) for key, name in _STATED.items() if privacy.get(key) is not None]
+    stated = _STATED[config["mode"]]
+    rows += [(name, privacy[key]) for key, name in stated.items() if privacy.get(key) is not None]
     return [(name, number(v) if isinstance(v, int | float) else str(v)) for name, v in rows]
 
 

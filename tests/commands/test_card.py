@@ -44,6 +44,11 @@ def carded(
     (folder / "hostile" / "privacy.json").write_text(json.dumps(privacy))
     shutil.copytree(finished[1], folder / "unfinished")
     (folder / "unfinished" / "metrics.json").unlink()
+    shutil.copytree(finished[1], folder / "unprotected")
+    none = dict.fromkeys(("epsilon", "delta", "epsilon_unamplified", "clip_bound"))
+    (folder / "unprotected" / "privacy.json").write_text(
+        json.dumps({**privacy, **none, "protected": "Nothing.", "clip": "none"})
+    )
     lines = [
         ["card", "run=central", "license=cc-by-4.0"],
         ["card", "run=ldp", "out=deep/ldp.md"],
@@ -52,6 +57,7 @@ def carded(
         ["card", "run=hostile"],
         ["card", "run=central", "out=x.md", "license=My own"],
         ["card", "out=x.md"],
+        ["card", "run=unprotected"],
     ]
     return folder, run_many([(folder, line) for line in lines])
 
@@ -83,9 +89,9 @@ def test_a_card_says_what_a_reader_needs(carded: tuple[Path, list[Outcome]]) -> 
     _, text = _parts(folder / "central" / "README.md")
     stated = json.loads((folder / "central" / "privacy.json").read_text())
     for part in (
-        f"ε = {stated['epsilon']:.4g}", "δ = 1e-05 per record", stated["adjacency"],
+        f"ε = {stated['epsilon']:.4g}", "δ = 1.00e-05 per record", stated["adjacency"],
         stated["protected"], stated["not_protected"], stated["noise_meaning"],
-        "Without amplification by sampling", "| rounds that were noised | 20 |",
+        "Without amplification by sampling", "| steps | 20 |", "| sampling rate | 0.2 |",
         "Computed on real data, not private", "| logreg | 81.2 % | 95.0 % |",
         "## Intended use", "## Limits", "balanced=true out=samples.parquet",
     ):  # fmt: skip
@@ -94,6 +100,19 @@ def test_a_card_says_what_a_reader_needs(carded: tuple[Path, list[Outcome]]) -> 
     assert "The generator has not been evaluated." in text
     assert "privatized records, once" in text
     assert "**ε = 35, δ = 0" in text
+
+
+def test_a_card_promises_nothing_where_nothing_is_protected(
+    carded: tuple[Path, list[Outcome]],
+) -> None:
+    folder, outcomes = carded
+    assert outcomes[7].code == 0, outcomes[7].err
+    header, text = _parts(folder / "unprotected" / "README.md")
+    assert "differential-privacy" not in header["tags"]  # type: ignore[operator]
+    assert "**None: ε = ∞.** Nothing." in text
+    assert "it protects nobody" in text
+    for claim in ("under differential privacy", "clipped and noised", "may not leave", "guarantee"):
+        assert claim not in text
 
 
 @pytest.mark.parametrize("name", ["central/README.md", "deep/ldp.md"])
