@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedsink.privacy import Stream  # noqa: F401 (what the card's example imports exists)
+from fedsink.pages.tables import number
 
 from .conftest import Outcome, run_many
 
@@ -89,7 +89,7 @@ def test_a_card_says_what_a_reader_needs(carded: tuple[Path, list[Outcome]]) -> 
     _, text = _parts(folder / "central" / "README.md")
     stated = json.loads((folder / "central" / "privacy.json").read_text())
     for part in (
-        f"ε = {stated['epsilon']:.4g}", "δ = 1.00e-05 per record", stated["adjacency"],
+        f"**ε = {number(stated['epsilon'])},", f"δ = {number(stated['delta'])} per record", stated["adjacency"],
         stated["protected"], stated["not_protected"], stated["noise_meaning"],
         "Without amplification by sampling", "| steps | 20 |", "| sampling rate | 0.2 |",
         "Computed on real data, not private", "| logreg | 81.2 % | 95.0 % |",
