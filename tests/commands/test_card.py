@@ -89,8 +89,8 @@ def test_a_card_says_what_a_reader_needs(carded: tuple[Path, list[Outcome]]) -> 
     _, text = _parts(folder / "central" / "README.md")
     stated = json.loads((folder / "central" / "privacy.json").read_text())
     for part in (
-        f"**ε = {number(stated['epsilon'])},", f"δ = {number(stated['delta'])} per record", stated["adjacency"],
-        stated["protected"], stated["not_protected"], stated["noise_meaning"],
+        f"**ε = {number(stated['epsilon'])},", f"δ = {number(stated['delta'])} per record",
+        stated["adjacency"], stated["protected"], stated["not_protected"], stated["noise_meaning"],
         "Without amplification by sampling", "| steps | 20 |", "| sampling rate | 0.2 |",
         "Computed on real data, not private", "| logreg | 81.2 % | 95.0 % |",
         "## Intended use", "## Limits", "balanced=true out=samples.parquet",
