@@ -28,6 +28,10 @@ def sampled(
         config = (run / "config.yaml").read_text()
         config = re.sub(rf"((?:{parts}):\s+std:) \S+", r"\1 0.0", config)
         (folder / name / "config.yaml").write_text(config)
+    shutil.copytree(folder / "plain", folder / "wide")
+    config, count = re.subn(r"latent_range: 1.0", "latent_range: 1.5", config)
+    assert count == 1
+    (folder / "wide" / "config.yaml").write_text(config)
     unfinished = folder / "unfinished"
     shutil.copytree(run, unfinished)
     (unfinished / "metrics.json").unlink()
@@ -60,6 +64,7 @@ def sampled(
         ["sample", "run=points", "balanced=true", "out=x.npz"],
         ["sample", "run=points", "classes=[0]", "out=x.npz"],
         ["sample", "run=points", "out=x.parquet"],
+        ["sample", "run=wide", "n=50", "seed=1", "out=wide.npz"],
     ]
     return folder, run_many([(folder, line) for line in lines])
 
@@ -88,7 +93,8 @@ def test_the_seed_decides_the_sample(sampled: tuple[Path, list[Outcome]]) -> Non
 
 def test_pictures_are_observed_unless_that_is_left_out(sampled: tuple[Path, list[Outcome]]) -> None:
     folder, outcomes = sampled
-    assert [outcome.code for outcome in outcomes[14:18]] == [0, 2, 0, 0], outcomes[14:18]
+    observed = [*outcomes[14:18], outcomes[28]]
+    assert [outcome.code for outcome in observed] == [0, 2, 0, 0, 0], observed
     assert "perhaps" in outcomes[15].err
     one, bare = (np.load(folder / f"{name}.npz") for name in ("one", "bare"))
     assert np.array_equal(one["y"], bare["y"])
@@ -99,6 +105,14 @@ def test_pictures_are_observed_unless_that_is_left_out(sampled: tuple[Path, list
     assert np.array_equal(plain, bare["x"] / 255.0)
     inside = (plain > 0.35) & (plain < 0.65)  # where the range cuts nothing
     assert (noisy - plain)[inside].std() == pytest.approx(0.1, rel=0.15)
+    wide = np.load(folder / "wide.npz")
+    assert np.array_equal(wide["y"], bare["y"])
+    same = np.equal.outer(bare["y"], bare["y"])
+    apart = [
+        np.square(np.subtract.outer(x.mean((1, 2, 3)), x.mean((1, 2, 3))))[same].sum()
+        for x in (wide["x"] / 255.0, plain)
+    ]
+    assert apart[0] > 1.3 * apart[1] > 0.0  # few latents: nearly linear in them
 
 
 def test_a_folder_holds_the_same_images_by_class(sampled: tuple[Path, list[Outcome]]) -> None:
