@@ -37,7 +37,7 @@ install: $(VENV)/.installed ## create .venv and install fedsink
 install-dev: $(VENV)/.installed-dev ## ... with what the tests need
 
 simulate: install ## run the main job: DP-Sinkhorn on the embedded digits, ε = 10
-	$(BIN)/fedsink simulate mode=central $(ARGS)
+	$(BIN)/fedsink simulate $(or $(ARGS),mode=central)
 
 deploy-demo: install ## a SuperLink and two hospitals on this machine, TLS and all
 	$(BIN)/python deploy/demo.py $(ARGS)

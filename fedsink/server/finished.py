@@ -103,22 +103,8 @@ def open_run(text: str, *, observed: bool = True) -> FinishedRun:
         CheckpointError: it holds no run, or several, or one that has not finished, or a damaged
             one.
     """
-    recorded = RecordedRun.of(text)
+    recorded, privacy, result = finished_record(text)
     folder, config = recorded.folder, recorded.config
-    if recorded.is_study:
-        names = " and ".join(config.get("plan", {}).get("runs", {}))
-        raise CheckpointError(
-            f"{folder.path} holds a study of the runs {names}: name the folder of one of them."
-        )
-    result, privacy = recorded.result, recorded.privacy
-    if result is None:
-        raise CheckpointError(
-            f"The run in {folder.path} has not finished: fedsink simulate resume={folder.path}"
-        )
-    if privacy is None:
-        raise CheckpointError(
-            f"The run in {folder.path} is damaged: {folder.privacy.name} is missing."
-        )
     try:
         data = DataSpec.from_config(config["data"])
         prior = torch.tensor(result["label_prior"])
@@ -128,3 +114,27 @@ def open_run(text: str, *, observed: bool = True) -> FinishedRun:
     used = privacy.get("map")
     shown = map_from_dict(used) if used else None
     return FinishedRun(folder, config, load(folder.path), data, prior, shown, observation)
+
+
+def finished_record(text: str) -> tuple[RecordedRun, dict[str, Any], dict[str, Any]]:
+    """The record of a finished run, with its privacy.json and its metrics.json.
+
+    Raises:
+        CheckpointError: the folder holds no run, or several, or one that has not finished, or a
+            damaged one.
+    """
+    recorded = RecordedRun.of(text)
+    path = recorded.folder.path
+    if recorded.is_study:
+        names = " and ".join(recorded.config.get("plan", {}).get("runs", {}))
+        raise CheckpointError(
+            f"{path} holds a study of the runs {names}: name the folder of one of them."
+        )
+    privacy, result = recorded.privacy, recorded.result
+    if result is None:
+        raise CheckpointError(f"The run in {path} has not finished: fedsink simulate resume={path}")
+    if privacy is None:
+        raise CheckpointError(
+            f"The run in {path} is damaged: {recorded.folder.privacy.name} is missing."
+        )
+    return recorded, privacy, result

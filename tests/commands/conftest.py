@@ -15,6 +15,13 @@ import pytest
 FEDSINK = Path(sys.executable).with_name("fedsink")
 SMALL = ("engine=local", "clients=2", "rounds=20", "seed=0", "report.pictures=1")
 
+
+def small(*keys: str) -> list[str]:
+    """SMALL with other keys, which take the places of its own."""
+    names = {key.partition("=")[0] for key in keys}
+    return [*(key for key in SMALL if key.partition("=")[0] not in names), *keys]
+
+
 # Starting Python and importing torch takes seconds: one process answers many command lines, each
 # in an empty folder of its own. Only `main` is called, as the installed script does.
 _MANY = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,7 +92,9 @@ def test_a_finished_run_prints_its_folder_last(
     assert deploy(*KEYS, f"folder={folder}", "name=trial") == 0
     out, err = capsys.readouterr()
     assert out == f"{folder}\n"
-    assert err == "run trial\nDP-Sinkhorn  round 20/20  loss 1\n"  # and nothing of Flower's
+    promise, rest = err.split("\n", 1)
+    assert re.fullmatch(r"ε = \S+, δ = 1e-05 per record; ε = \S+ without amplification .*", promise)
+    assert rest == "run trial\nDP-Sinkhorn  round 20/20  loss 1\n"  # and nothing of Flower's
     assert (folder / "metrics.json").read_bytes() == b"x" * 100_000
     assert (submitted(flwr)["name"], submitted(flwr)["action"]) == ("trial", "run")
     config = json.loads(submitted(flwr)["config"])

@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedsink.cli import main
 
-from .conftest import SMALL, Command, Outcome, run_many, run_once
+from .conftest import SMALL, Command, Outcome, run_many, run_once, small
 
 _PRIVACY = ("model", "epsilon", "delta", "unit", "adjacency", "mechanism", "accountant")
 
@@ -130,14 +130,14 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "missing folder": ([*_LOCAL, "data=mnist", "data.root=no/such"], "no/such/MNIST/raw does not"),
     "eps": ([*_LOCAL, "eps=0"], "eps must be a finite number > 0, received 0."),
     "three of three": (
-        [*_LOCAL, "eps=1", "sigma=1", "rounds=20"],
+        ["simulate", *small("eps=1", "sigma=1", "rounds=20")],
         "cost ε = ",
     ),
     "rate": ([*_LOCAL, "rate=1.5"], "rate must lie in (0, 1], received 1.5."),
-    "clients": ([*_LOCAL, "clients=5000"], "5000 clients cannot share 1437 records"),
+    "clients": (["simulate", *small("clients=5000")], "5000 clients cannot share 1437 records"),
     "labels": ([*_LOCAL, "data.classes=[a]"], "label 1 is outside the 1 classes of data.classes"),
     "generator": ([*_LOCAL, "generator=dcgan"], "dcgan makes images of 28×28 or 32×32 pixels"),
-    "seed": ([*_LOCAL, "seed=-1"], "seed must be a whole number of at least 0, not -1."),
+    "seed": (["simulate", *small("seed=-1")], "seed must be a whole number of at least 0, not -1."),
     "type": ([*_LOCAL, "strategy.m=abc"], "strategy.m must be a number, not 'abc'."),
     "unmatched": ([*_LOCAL, "mode=ldp", "strategy.cost=l1"], "say strategy.unmatched=true"),
     "named folder": ([*_LOCAL, "eps=0", "hydra.run.dir=a/b/c"], "eps must be"),
@@ -295,8 +295,7 @@ def test_debug_shows_the_traceback(fedsink: Command, tmp_path: Path) -> None:
 
 
 def test_help_configuration_and_sweeps(tmp_path: Path) -> None:
-    sweep = ["simulate", *SMALL, "rounds=3", "--multirun", "eps=1,3", "hydra.sweep.dir=both"]
-    sweep.remove("rounds=20")
+    sweep = ["simulate", *small("rounds=3"), "--multirun", "eps=1,3", "hydra.sweep.dir=both"]
     help_, config, both = run_many(
         [
             (tmp_path / "help", ["simulate", "--help"]),
@@ -345,7 +344,7 @@ def test_epsilon_without_amplification_is_said_before_training(
 def test_a_library_that_talks_leaves_standard_output_to_the_folder(tmp_path: Path) -> None:
     """GeomLoss loads KeOps, which prints what it has found on the machine."""
     done = run_once(
-        "simulate", "mode=central", *SMALL, "rounds=2", "clip=batch", "strategy.solver=annealed",
+        "simulate", "mode=central", *small("rounds=2"), "clip=batch", "strategy.solver=annealed",
         "strategy.backend=geomloss", cwd=tmp_path,
     )  # fmt: skip
     assert done.code == 0, done.err

@@ -1,0 +1,180 @@
+"""`fedsink card` as its user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedsink.pages.tables import number
+
+from .conftest import Outcome, run_many
+
+_EVALUATION = {
+    "n": 10000,
+    "seed": 0,
+    "accuracy": {"logreg": 0.8123, "cnn": 0.9},
+    "real_accuracy": {"logreg": 0.95, "cnn": 0.99},
+    "label_histogram": [1] * 10,
+    "test_images": 360,
+    "observation": True,
+}
+
+
+@pytest.fixture(scope="module")
+def carded(
+    finished: tuple[Outcome, Path], finished_ldp: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[Outcome]]:
+    folder = tmp_path_factory.mktemp("carded")
+    shutil.copytree(finished[1], folder / "central")
+    shutil.copytree(finished_ldp, folder / "ldp")
+    (folder / "central" / "evaluation.json").write_text(json.dumps(_EVALUATION))
+    shutil.copytree(folder / "central", folder / "hostile")
+    privacy = json.loads((folder / "hostile" / "privacy.json").read_text())
+    privacy["protected"] = "x\n\n# <script>alert(1)</script> | `y`"
+    (folder / "hostile" / "privacy.json").write_text(json.dumps(privacy))
+    shutil.copytree(finished[1], folder / "unfinished")
+    (folder / "unfinished" / "metrics.json").unlink()
+    shutil.copytree(finished[1], folder / "unprotected")
+    none = dict.fromkeys(("epsilon", "delta", "epsilon_unamplified", "clip_bound"))
+    (folder / "unprotected" / "privacy.json").write_text(
+        json.dumps({**privacy, **none, "protected": "Nothing.", "clip": "none"})
+    )
+    lines = [
+        ["card", "run=central", "license=cc-by-4.0"],
+        ["card", "run=ldp", "out=deep/ldp.md"],
+        ["card", "run=central"],
+        ["card", "run=unfinished"],
+        ["card", "run=hostile"],
+        ["card", "run=central", "out=x.md", "license=My own"],
+        ["card", "out=x.md"],
+        ["card", "run=unprotected"],
+    ]
+    return folder, run_many([(folder, line) for line in lines])
+
+
+def _parts(path: Path) -> tuple[dict[str, object], str]:
+    _, header, text = path.read_text().split("---\n", 2)
+    return yaml.safe_load(header), text
+
+
+def test_the_header_is_what_the_hub_reads(carded: tuple[Path, list[Outcome]]) -> None:
+    folder, outcomes = carded
+    assert outcomes[0].code == outcomes[1].code == 0, outcomes[:2]
+    header, _ = _parts(folder / "central" / "README.md")
+    assert header == {
+        "license": "cc-by-4.0",
+        "library_name": "fedsink",
+        "tags": ["differential-privacy", "federated-learning", "synthetic-data", "dp-sinkhorn"],
+        "pipeline_tag": "unconditional-image-generation",
+        "metrics": ["accuracy"],
+    }
+    header, _ = _parts(folder / "deep" / "ldp.md")
+    assert header["license"] == "unknown"
+    assert "metrics" not in header
+    assert "has not been evaluated: fedsink evaluate run=" in outcomes[1].err
+
+
+def test_a_card_says_what_a_reader_needs(carded: tuple[Path, list[Outcome]]) -> None:
+    folder, _ = carded
+    _, text = _parts(folder / "central" / "README.md")
+    stated = json.loads((folder / "central" / "privacy.json").read_text())
+    for part in (
+        f"**ε = {number(stated['epsilon'])},", f"δ = {number(stated['delta'])} per record",
+        stated["adjacency"], stated["protected"], stated["not_protected"], stated["noise_meaning"],
+        "Without amplification by sampling", "| steps | 20 |", "| sampling rate | 0.2 |",
+        "Computed on real data, not private", "| logreg | 81.2 % | 95.0 % |",
+        "## Intended use", "## Limits", "balanced=true out=samples.parquet",
+    ):  # fmt: skip
+        assert part in text
+    _, text = _parts(folder / "deep" / "ldp.md")
+    assert "The generator has not been evaluated." in text
+    assert "privatized records, once" in text
+    assert "**ε = 35, δ = 0" in text
+
+
+def test_a_card_promises_nothing_where_nothing_is_protected(
+    carded: tuple[Path, list[Outcome]],
+) -> None:
+    folder, outcomes = carded
+    assert outcomes[7].code == 0, outcomes[7].err
+    header, text = _parts(folder / "unprotected" / "README.md")
+    assert "differential-privacy" not in header["tags"]  # type: ignore[operator]
+    assert "**None: ε = ∞.** Nothing." in text
+    assert "it protects nobody" in text
+    for claim in ("under differential privacy", "clipped and noised", "may not leave", "guarantee"):
+        assert claim not in text
+
+
+@pytest.mark.parametrize("name", ["central/README.md", "deep/ldp.md"])
+def test_a_card_holds_no_path_key_or_count(carded: tuple[Path, list[Outcome]], name: str) -> None:
+    folder, _ = carded
+    text = (folder / name).read_text()
+    run = folder / ("central" if "central" in name else "ldp")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    partition = json.loads((run / "partition.json").read_text())
+    counts = {str(client["records"]) for client in partition["clients"]}
+    for secret in (str(folder), str(Path.home()), socket.gethostname(), config["run"]["name"],
+                   str(config["run"]["server_seed"]) if config["seed"] is None else "key_file",
+                   os.environ["XDG_STATE_HOME"], *counts):  # fmt: skip
+        assert not re.search(rf"(?<![\w.]){re.escape(secret)}(?![\w.])", text)
+    assert not re.search(r"(?<![\w:/.])/(home|root|tmp|Users|var)/", text)
+
+
+def test_the_example_of_a_card_runs(carded: tuple[Path, list[Outcome]]) -> None:
+    folder, _ = carded
+    _, text = _parts(folder / "central" / "README.md")
+    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert example is not None
+    shown = "\nprint(tuple(pictures.shape), float(pictures.min()) >= 0)"
+    done = subprocess.run(
+        [sys.executable, "-c", example[1] + shown],
+        cwd=folder / "central", capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout == "(100, 1, 8, 8) True\n", done.stderr
+
+
+@pytest.mark.slow
+def test_the_commands_of_a_card_repeat_the_run(carded: tuple[Path, list[Outcome]]) -> None:
+    folder, _ = carded
+    _, text = _parts(folder / "central" / "README.md")
+    sample, simulate = (shlex.split(c) for c in re.findall(r"```bash\nfedsink (.*)\n```", text))
+    sample = [word.replace("run=RUN", "run=again").replace("n=60000", "n=30") for word in sample]
+    again, drawn = run_many([(folder, [*simulate, "hydra.run.dir=again"]), (folder, sample)])
+    assert (again.code, drawn.code) == (0, 0), again.err + drawn.err
+    name = "generator.safetensors"
+    assert (folder / "again" / name).read_bytes() == (folder / "central" / name).read_bytes()
+
+
+def test_what_a_server_states_is_text(carded: tuple[Path, list[Outcome]]) -> None:
+    folder, _ = carded
+    text = (folder / "hostile" / "README.md").read_text()
+    assert "<script" not in text
+    assert "- **Protected:** x # &lt;script>alert(1)&lt;/script> \\| `y`\n" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (2, "README.md exists already: remove it or give another out=."),
+        (3, "has not finished: fedsink simulate resume="),
+        (5, "license=My own: expected a name such as cc-by-4.0"),
+        (6, "run= is missing; fedsink card --help says what to give."),
+    ],
+)
+def test_what_gives_no_card_is_one_sentence(
+    carded: tuple[Path, list[Outcome]], line: int, message: str
+) -> None:
+    _, outcomes = carded
+    assert outcomes[line].code == 2
+    assert message in outcomes[line].err
+    assert outcomes[line].err.count("\n") == 1
