@@ -10,6 +10,7 @@ COMMANDS = {
     "sample": "draw labelled images from a finished run into .npz, .parquet or a folder",
     "card": "a model card of a finished run, in the format of Hugging Face",
     "evaluate": "train classifiers on synthetic images and test them on real ones",
+    "report": "one page about a run: its promise, what left each client, its pictures",
     "ledger": "what a node has charged and keeps: ledger show, check, export or forget-critics",
     "operator": "the key that signs a deployment's requests, for the owners' policies",
     "account": "ε, σ, rate or rounds of either mode, by every accountant",

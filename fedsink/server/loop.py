@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedsink.server.folder import RunFolder
 from fedsink.server.interrupt import InterruptedRunError, Interruption
 from fedsink.server.snapshot import snapshot
 from fedsink.strategies import RoundStrategy
-from fedsink.values import integer, number
+from fedsink.values import flag, integer, number
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class LoopSettings:
     Attributes:
         checkpoint_seconds: at most this much work is lost by a kill.
         pictures: how many sample grids are drawn between the first and the last.
+        html: whether report.html is written when the run has ended.
 
     Raises:
         ConfigError: a value out of range.
@@ -39,10 +40,12 @@ class LoopSettings:
 
     checkpoint_seconds: float = 10.0
     pictures: int = 4
+    html: bool = True
 
     def __post_init__(self) -> None:
         number(vars(self), "checkpoint_seconds", where="report.")
         integer(vars(self), "pictures", minimum=0, where="report.")
+        flag(vars(self), "html", where="report.")
 
 
 def train(
@@ -53,6 +56,7 @@ def train(
     identity: dict[str, Any],
     title: str,
     *,
+    classes: Sequence[str],
     timeout: float | None = None,
     command: str | None = None,
     observer: Observer | None = None,
@@ -66,6 +70,7 @@ def train(
         settings: how often.
         identity: public values that a checkpoint must share to be resumed (plan, seed).
         title: shown by the progress display.
+        classes: names of the generator's classes, for its pictures.
         timeout: seconds to wait for the replies of one round; None waits for ever.
         command: what continues a stopped run, for its last words; None: a simulation's.
         observer: is told what is logged and pictured, from the checkpoint on; None: nobody is.
@@ -103,7 +108,7 @@ def train(
         saved = time.monotonic()
 
     def picture() -> None:
-        observer.picture(strategy.round, snapshot(strategy, folder))
+        observer.picture(strategy.round, snapshot(strategy, folder, classes))
 
     with (
         Interruption() as stop,

@@ -97,6 +97,7 @@ def run_fused(
             settings.loop,
             settings.identity(),
             f"{settings.strategy.title}, fused",
+            classes=settings.classes,
             command=settings.command,
             observer=observer,
         )
