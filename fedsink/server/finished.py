@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +13,8 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.models import Generator, Observation, load, sample
 from fedsink.privacy import Stream
-from fedsink.server.compose import stored_config
 from fedsink.server.folder import RunFolder
+from fedsink.server.recorded import RecordedRun
 
 
 @dataclass(frozen=True)
@@ -69,23 +67,27 @@ def open_run(text: str, *, observed: bool = True) -> FinishedRun:
         CheckpointError: it holds no run, or several, or one that has not finished, or a damaged
             one.
     """
-    folder = RunFolder.existing(Path(text).expanduser().resolve())
-    config = stored_config(folder)
-    if config.get("study") is not None:
+    recorded = RecordedRun.of(text)
+    folder, config = recorded.folder, recorded.config
+    if recorded.is_study:
         names = " and ".join(config.get("plan", {}).get("runs", {}))
         raise CheckpointError(
             f"{folder.path} holds a study of the runs {names}: name the folder of one of them."
         )
-    if not folder.finished:
+    result, privacy = recorded.result, recorded.privacy
+    if result is None:
         raise CheckpointError(
             f"The run in {folder.path} has not finished: fedsink simulate resume={folder.path}"
         )
+    if privacy is None:
+        raise CheckpointError(
+            f"The run in {folder.path} is damaged: {folder.privacy.name} is missing."
+        )
     try:
         data = DataSpec.from_config(config["data"])
-        prior = torch.tensor(json.loads(folder.metrics.read_text())["label_prior"])
-        privacy = json.loads(folder.privacy.read_text())
+        prior = torch.tensor(result["label_prior"])
         observation = Observation.from_dict(config.get("observation", {}) if observed else {})
-    except (OSError, KeyError, TypeError, ValueError, ConfigError) as error:
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"The run in {folder.path} is damaged: {error}.") from error
     used = privacy.get("map")
     shown = map_from_dict(used) if used else None

@@ -1,0 +1,125 @@
+"""A run as its folder records it, finished or not: what the reports, comparisons and Python read.
+
+>>> run = RecordedRun.of("runs/2026-11-22/13-28-36-central")  # doctest: +SKIP
+>>> run.privacy["epsilon"], run.rounds[-1]["loss"], run.finished  # doctest: +SKIP
+(9.99, 0.41, True)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from fedsink.errors import CheckpointError
+from fedsink.server.compose import stored_config
+from fedsink.server.folder import RunFolder
+
+_PICTURE = re.compile(r"round-(\d+)\.png")
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """What a run folder says. Nothing is read before it is asked for, and nothing twice.
+
+    Every attribute raises CheckpointError, which names the file and says what to do, where that
+    file is there and is damaged.
+
+    Attributes:
+        folder: where it lies.
+    """
+
+    folder: RunFolder
+
+    @classmethod
+    def of(cls, path: str | Path) -> Self:
+        """The run, or the study, in a folder; "~" is the user's home.
+
+        Raises:
+            CheckpointError: the folder holds neither.
+        """
+        return cls(RunFolder.existing(Path(path).expanduser().resolve()))
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration, and under `run` the run's name and server seed."""
+        return stored_config(self.folder)
+
+    @property
+    def parts(self) -> dict[str, RecordedRun]:
+        """The runs of a study that have begun, by name; of a run: none."""
+        planned = (self.config.get("plan") or {}).get("runs") or {}
+        folders = {name: RunFolder(self.folder.path / name) for name in planned}
+        return {name: RecordedRun(f) for name, f in folders.items() if f.config.is_file()}
+
+    @property
+    def is_study(self) -> bool:
+        """Whether the folder holds several runs, in `parts`, instead of one."""
+        return self.config.get("study") is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended."""
+        return self.folder.finished
+
+    @cached_property
+    def privacy(self) -> dict[str, Any] | None:
+        """privacy.json: the guarantee; None before it is written."""
+        return _table(self.folder.privacy)
+
+    @cached_property
+    def rounds(self) -> tuple[dict[str, Any], ...]:
+        """metrics.jsonl: a record per round in their order; none before the first round.
+
+        A last line that a kill has torn, or that is being written just now, is left out.
+        """
+        path = self.folder.metrics_lines
+        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()
+        return tuple(_record(line, f"Line {n} of {path}") for n, line in enumerate(lines, 1))
+
+    @cached_property
+    def result(self) -> dict[str, Any] | None:
+        """metrics.json: what is known at the end; None before it."""
+        return _table(self.folder.metrics)
+
+    @cached_property
+    def failure(self) -> dict[str, Any] | None:
+        """failed.json: `message` and `exit_code` of a deployed run that failed, else None."""
+        return _table(self.folder.failed)
+
+    @cached_property
+    def pictures(self) -> dict[int, Path]:
+        """The sample grids, or scatters of points, by the round that they show, in order."""
+        named = [(_PICTURE.fullmatch(p.name), p) for p in self.folder.samples.glob("*.png")]
+        return dict(sorted((int(name[1]), path) for name, path in named if name))
+
+    @cached_property
+    def evaluations(self) -> dict[str, dict[str, Any]]:
+        """What `fedsink evaluate` has written, by the files' names without their ending.
+
+        `evaluation` is that of suite=fast, `evaluation-paper` that of suite=paper, and so on.
+        """
+        paths = sorted(self.folder.path.glob("evaluation*.json"))
+        return {path.stem: table for path in paths if (table := _table(path)) is not None}
+
+
+def _table(path: Path) -> dict[str, Any] | None:
+    return _record(path.read_bytes(), str(path)) if path.is_file() else None
+
+
+def _record(content: bytes, place: str) -> dict[str, Any]:
+    try:
+        record = json.loads(content)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise CheckpointError(
+            f"{place} is damaged, it is no JSON object: restore the file from a copy, or run the "
+            "command again that wrote it."
+        )
+    return record
