@@ -1,0 +1,1 @@
+"""Pages about runs: one file each, without scripts and without network."""

@@ -1,0 +1,156 @@
+"""Charts of pages: lines over rounds, drawn once for a light page and once for a dark one."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from fedsink.pages.page import data_uri
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH, HEIGHT = 736, 300  # of a chart, in CSS pixels
+AT_MOST = 400  # points of a line; a longer one is shown by the means of so many parts
+_DOTS = 96
+_LIGHT = {"ink": "#1b1f24", "soft": "#555d68", "rule": "#d5d9df"}
+_DARK = {"ink": "#e6e9ed", "soft": "#a3acb8", "rule": "#383e47"}
+# Told apart by people who see colours differently, and by the dashes in print.
+_COLOURS = (
+    ("#1a56a8", "#86b7ff"),
+    ("#b3470f", "#ffa76b"),
+    ("#1d7a4c", "#6fd3a0"),
+    ("#8a3c94", "#dd9be6"),
+    ("#6b6b6b", "#c2c2c2"),
+    ("#8c6d00", "#e3c55b"),
+)
+_DASHES: tuple[object, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart.
+
+    Attributes:
+        name: in the legend, which a chart of a single line has not.
+        x, y: its points, in the order of x; None breaks the line.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+
+    def thinned(self, at_most: int = AT_MOST) -> Line:
+        """The means of at most so many consecutive parts, each at its part's last x."""
+        if len(self.x) <= at_most:
+            return self
+        cuts = [len(self.x) * part // at_most for part in range(at_most + 1)]
+        parts = list(pairwise(cuts))
+        means = [_mean(self.y[first:last]) for first, last in parts]
+        return Line(self.name, [self.x[last - 1] for _, last in parts], means)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart as two SVG pictures, in data URIs.
+
+    Attributes:
+        light, dark: for a page of that colour scheme.
+        alt: what it shows, in words, for whoever does not see it.
+        caption: the text below it.
+        width, height: in CSS pixels.
+    """
+
+    light: str
+    dark: str
+    alt: str
+    caption: str
+    width: int = WIDTH
+    height: int = HEIGHT
+
+
+def line_chart(
+    lines: Sequence[Line], across: str, up: str, *, alt: str, caption: str = "", log: bool = False
+) -> Chart:
+    """Lines over a common axis.
+
+    Args:
+        lines: at least one; names are shown where there are several.
+        across: what the horizontal axis is.
+        up: what the other one is.
+        alt: what the chart shows, in words.
+        caption: the text below it.
+        log: logarithmic upwards, where every number allows it.
+
+    Raises:
+        ValueError: no line.
+    """
+    if not lines:
+        raise ValueError("A chart needs at least one line; received none.")
+    shown = [line.thinned() for line in lines]
+    log = log and all(y is None or y > 0 for line in shown for y in line.y)
+    light, dark = (_svg(shown, across, up, theme, log=log) for theme in (_LIGHT, _DARK))
+    return Chart(data_uri(light, "image/svg+xml"), data_uri(dark, "image/svg+xml"), alt, caption)
+
+
+def _svg(lines: Sequence[Line], across: str, up: str, theme: dict[str, str], *, log: bool) -> bytes:
+    # matplotlib's import takes most of a second, and pyplot's longer: nothing here needs that.
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    style: dict[Any, Any] = {
+        "svg.fonttype": "none",  # text stays text, in the reader's font
+        "svg.hashsalt": "fedsink",  # the same chart is the same bytes
+        "font.family": "sans-serif",
+        "font.size": 10,
+    }
+    with matplotlib.rc_context(style):
+        figure = Figure(
+            figsize=(WIDTH / _DOTS, HEIGHT / _DOTS), facecolor="none", layout="constrained"
+        )
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot(facecolor="none")
+        for index, line in enumerate(lines):
+            axes.plot(
+                line.x,
+                [math.nan if y is None else y for y in line.y],
+                color=_COLOURS[index % len(_COLOURS)][theme is _DARK],
+                linestyle=_DASHES[index // 2 % len(_DASHES)] if len(lines) > 1 else "-",
+                linewidth=1.8,
+                label=line.name,
+                marker="o" if len(line.x) == 1 else "",
+            )
+        _dress(axes, theme)
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        if log:
+            axes.set_yscale("log")
+        if len(lines) > 1:
+            legend = axes.legend(frameon=False, labelcolor=theme["ink"])
+            for text in legend.get_texts():
+                text.set_parse_math(False)  # a name may hold dollars
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def _dress(axes: Axes, theme: dict[str, str]) -> None:
+    """Quiet axes: a grid of thin horizontal rules, no frame."""
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(theme["rule"])
+    axes.grid(axis="y", color=theme["rule"], linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=theme["soft"], length=0)
+    axes.xaxis.label.set_color(theme["soft"])
+    axes.yaxis.label.set_color(theme["soft"])
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
