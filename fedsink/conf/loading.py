@@ -44,10 +44,16 @@ def application(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
 
 @contextmanager
 def opened() -> Iterator[None]:
-    """Hydra, ready to compose."""
+    """Hydra, ready to compose; an application that is running finds its own again afterwards."""
     Plugins.instance().register(InstalledPackages)
-    with hydra.initialize_config_module("fedsink.conf", version_base=_VERSION):
-        yield
+    shared = GlobalHydra.instance()
+    outer = shared.hydra
+    shared.clear()
+    try:
+        with hydra.initialize_config_module("fedsink.conf", version_base=_VERSION):
+            yield
+    finally:
+        shared.hydra = outer
 
 
 def composed(overrides: list[str]) -> DictConfig:
