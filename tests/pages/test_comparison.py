@@ -61,7 +61,7 @@ def test_the_page_answers_what_a_reader_asks(page: bytes) -> None:
             "evaluation.json", "3 of 3", "0 of 1", "80.0 ± 5.0", "0.2500", NOT_PRIVATE,
             "fedsink evaluate run=clients fedsink evaluate run=low",
         ),
-        "curves": (NO_LOSSES, "These ε are 3 different promises", "Signal to noise"),
+        "curves": (NO_LOSSES, "One chart for each kind of promise", "Signal to noise"),
         "differences": ("adjacency", "add-remove", "replace-one", "strategy.name"),
         "runs": ("unfinished, round 2", "finished", "a0", "stopped"),
     }.items():  # fmt: skip
