@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def _run_methods(methods: str, others: list[str], debug: bool) -> int:
         raise ConfigError(
             f"{methods} runs methods and compares them in the study's folder: leave {wrong[0]} out."
         )
-    from fedsink.commands.simulate import run as simulate
-
-    return simulate(["experiment=compare_methods", f"study.{methods}", *others], debug)
+    # Found by its name, as the command line finds it.
+    simulate = importlib.import_module("fedsink.commands.simulate")
+    arguments = ["experiment=compare_methods", f"study.{methods}", *others]
+    return int(simulate.run(arguments, debug=debug))

@@ -71,7 +71,8 @@ class Group:
         stated = self.privacy
         if not stated:
             return None
-        return Promise(*(stated.get(key) for key in ("model", "unit", "adjacency", "delta")))
+        model, unit, adjacency = (str(stated.get(key)) for key in ("model", "unit", "adjacency"))
+        return Promise(model, unit, adjacency, stated.get("delta"))
 
     @property
     def seeds(self) -> str:

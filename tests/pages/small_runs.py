@@ -14,7 +14,7 @@ RUNS = {
     "a1": ("seed=1", "eps=10"),
     "a2": ("seed=2",),  # the recipe's ε is the same 10
     "low": ("seed=0", "eps=1", "engine.timeout=200"),
-    "clients": ("seed=0", "adjacency=client"),
+    "clients": ("seed=0", "adjacency=client", "clip=batch"),
     "local": ("seed=0", "mode=ldp"),
     "secret": ("eps=10",),
 }

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     browser()
     path = tmp_path_factory.mktemp("page") / "compare.html"
-    Comparison(Compared.of([run for run in sorted(runs.iterdir())])).write(path)
+    Comparison(Compared.of(sorted(runs.iterdir()))).write(path)
     return path
 
 
