@@ -25,6 +25,7 @@ _PICTURE_BYTES = 1_200_000  # of all grids; the page stays below 3 MB
 _MOST_GRIDS = 24
 _MOST_LINES = 10  # in a chart, of which there are at most so many of a kind:
 _MOST_CHARTS = 6
+_PARTS = 60  # of a noisy line
 
 _FIGURES = {
     "LogReg": (("accuracy", "logreg"), 100.0, 1),
@@ -225,28 +226,21 @@ def _epsilon_of(group: Group) -> str:
 
 
 def _guarantees(groups: Sequence[Group]) -> Table:
-    """A row for each group: what privacy.json says."""
-    rows = []
-    for group in groups:
-        stated = group.privacy
-        rows.append(
-            [
-                group.title,
-                _epsilon_of(group),
-                number(stated.get("delta")),
-                str(stated.get("unit", MISSING)),
-                str(stated.get("adjacency", MISSING)),
-                number(stated.get("epsilon_unamplified")),
-                str(stated.get("noise", MISSING)),
-                str(stated.get("accountant", MISSING)),
-                str(stated.get("mechanism", MISSING)),
-            ]
-        )
-    columns = [
-        "method", "ε", "δ", "per", "neighbouring data sets differ in",
-        "ε without amplification", "noise", "accountant", "mechanism",
-    ]  # fmt: skip
-    return Table(columns, rows, "", frozenset({1, 2, 5}))
+    """What privacy.json says of each group, a column for each."""
+    facts = {
+        "δ": "delta",
+        "per": "unit",
+        "neighbouring data sets differ in": "adjacency",
+        "ε without amplification": "epsilon_unamplified",
+        "mechanism": "mechanism",
+        "accountant": "accountant",
+        "noise": "noise",
+    }
+    rows = [["ε", *map(_epsilon_of, groups)]]
+    for name, key in facts.items():
+        values = [group.privacy.get(key) for group in groups]
+        rows.append([name, *(v if isinstance(v, str) else number(v) for v in values)])
+    return Table(["", *(group.title for group in groups)], rows)
 
 
 def _in_words(groups: Sequence[Group], key: str) -> list[tuple[str, str]]:
@@ -319,11 +313,17 @@ def _signal(groups: Sequence[Group]) -> Chart | None:
 
 
 def _lines(groups: Sequence[Group], figure: str) -> Iterator[Line]:
-    """A line for each of the first groups that have the figure, the mean of its runs."""
-    for group in groups[:_MOST_LINES]:
+    """A line for each of the first groups that have the figure, the mean of its runs.
+
+    Where noisy lines share axes, each is shown by the means of a few parts of its rounds.
+    """
+    shown = groups[:_MOST_LINES]
+    smoothed = len(shown) > 1 and figure != "epsilon"
+    for group in shown:
         rounds, values = group.mean(figure)
         if rounds:
-            yield Line(group.title, rounds, values)
+            line = Line(group.title, rounds, values)
+            yield line.thinned(_PARTS) if smoothed else line
 
 
 def _more(groups: Sequence[Group]) -> str:
