@@ -24,6 +24,7 @@ from fedsink.evaluation import (
 )
 from fedsink.evaluation.classifiers.protocols import OPTIONS
 from fedsink.evaluation.suites import RUNS
+from fedsink.pages.report import FILE_NAME, try_report
 from fedsink.reporting import write_json
 from fedsink.reporting.atomic import write_atomic
 from fedsink.server.finished import FinishedRun, open_run
@@ -106,6 +107,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     write_json(path, result)
     if suite != "fast":
         write_atomic(path.with_suffix(".txt"), f"{table}\n".encode())
+    if (finished.folder.path / FILE_NAME).exists():
+        try_report(finished.folder.path, sys.stderr.write)
     if sys.stderr.isatty():
         print(file=sys.stderr)
     print(table)

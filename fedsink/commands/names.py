@@ -9,6 +9,7 @@ COMMANDS = {
     "fetch": "get the results of a deployed run that ended without you",
     "sample": "draw labelled images from a finished run into a .npz file or a folder",
     "evaluate": "train classifiers on synthetic images and test them on real ones",
+    "report": "one page about a run: its promise, what left each client, its pictures",
     "ledger": "what a node has charged and keeps: ledger show, check, export or forget-critics",
     "operator": "the key that signs a deployment's requests, for the owners' policies",
     "account": "ε, σ, rate or rounds of either mode, by every accountant",

@@ -44,10 +44,15 @@ def application(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
 
 @contextmanager
 def opened() -> Iterator[None]:
-    """Hydra, ready to compose."""
+    """Hydra, ready to compose; also in a task of `application`, whose Hydra is put back."""
     Plugins.instance().register(InstalledPackages)
-    with hydra.initialize_config_module("fedsink.conf", version_base=_VERSION):
-        yield
+    outside = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_module("fedsink.conf", version_base=_VERSION):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = outside
 
 
 def composed(overrides: list[str]) -> DictConfig:

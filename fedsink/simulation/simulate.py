@@ -206,6 +206,10 @@ def _run(
             torch.cuda.empty_cache()
     # Nothing can be released under the key any more: whoever takes it cannot undo the noise.
     identity.delete_key()
+    if settings.server.loop.html:
+        from fedsink.pages.report import try_report
+
+        try_report(folder.path, ForgivingStream(sys.stderr).write)
     return folder.path
 
 
