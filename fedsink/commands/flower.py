@@ -165,10 +165,10 @@ def submit(
 
 def _report(folder: Path) -> None:
     """Write report.html, as a simulation does at its end."""
-    from fedsink.pages.report import try_report
+    from fedsink.pages.report import asks_for_report, try_report
     from fedsink.server.recorded import RecordedRun
 
-    if RecordedRun.of(folder).config["report"].get("html", True):
+    if asks_for_report(RecordedRun.of(folder)):
         try_report(folder, sys.stderr.write)
 
 

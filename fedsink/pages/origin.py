@@ -122,20 +122,22 @@ def _chosen(config: Config) -> tuple[list[str], dict[str, Any]]:
     sources = choices("data")
     # Several files may describe one source: femnist and femnist_62 are read alike.
     candidates = [name for name in sources if name == data or name.startswith(f"{data}_")]
+    # Some sources have no folder of their own, and do not compose without one.
+    folder = ["data.root=null"] if "root" in config["data"] else []
     options = [
-        _grouped(config, [f"mode={config['mode']}", f"data={name}"])
+        _grouped(config, [f"mode={config['mode']}", f"data={name}"], folder)
         for name in candidates or sources
     ]
     return min(options, key=lambda option: _distance(option[1], config))
 
 
-def _grouped(config: Config, words: list[str]) -> tuple[list[str], dict[str, Any]]:
-    usual = compose_config(words)
+def _grouped(config: Config, words: list[str], also: list[str]) -> tuple[list[str], dict[str, Any]]:
+    usual = compose_config([*words, *also])
     for group, key in _GROUPS.items():
         wanted = config[group].get(key)
         if usual[group].get(key) != wanted and wanted in choices(group):
             words = [*words, f"{group}={wanted}"]
-            usual = compose_config(words)
+            usual = compose_config([*words, *also])
     return words, usual
 
 

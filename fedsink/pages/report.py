@@ -19,9 +19,11 @@ from fedsink.pages.quality import accuracy_table, figure_table, measured
 from fedsink.pages.tables import MISSING, Table, duration, number
 from fedsink.pages.uploads import Uploads
 from fedsink.reporting.atomic import write_atomic
+from fedsink.server.loop import LoopSettings
 from fedsink.server.recorded import RecordedRun
 from fedsink.server.results import is_public
 from fedsink.strategies.registry import STRATEGIES
+from fedsink.values import strictly
 
 FILE_NAME = "report.html"
 
@@ -65,6 +67,11 @@ def write_report(path: Path) -> Path:
     target = run.folder.path / FILE_NAME
     write_atomic(target, report_page(run))
     return target
+
+
+def asks_for_report(run: RecordedRun) -> bool:
+    """Whether a run's configuration says that its end leaves a page."""
+    return strictly(LoopSettings, run.config["report"], "report").html
 
 
 def try_report(path: Path, tell: Callable[[str], object]) -> None:

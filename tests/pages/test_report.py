@@ -63,7 +63,8 @@ RUNS = {
 
 @pytest.mark.parametrize("run", RUNS)
 def test_every_kind_of_run_has_a_page(begin: Begin, run: str) -> None:
-    folder = begin(*RUNS[run], change=hostile_places)
+    # As published, GS-WGAN goes without a policy.
+    folder = begin(*RUNS[run], change=None if "published" in run else hostile_places)
     path = write_report(folder.path)
     assert path == folder.path / "report.html"
     page = Page(path.read_text())
@@ -106,7 +107,7 @@ def test_a_reader_who_knows_no_code_gets_the_answers(tmp_path: Path) -> None:
     stated = json.loads(folder.privacy.read_text())
     shown = f"{stated['epsilon']:.4g}"
     checklist = {
-        "what was promised": (f"ε, of the whole run {shown}", "δ 1.00e-05"),
+        "what was promised": (f"ε, of the whole run {shown}", "δ 1e-5"),
         "to whom": ("protected unit record", stated["protected"], stated["not_protected"]),
         "what it compares": (stated["adjacency"],),
         "without amplification": (f"{stated['epsilon_unamplified']:.4g}",),
