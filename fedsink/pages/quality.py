@@ -42,7 +42,7 @@ def accuracy_table(run: RecordedRun) -> Table | None:
         [NAMES.get(name, name), *cells, *(_percent(row.get(name)) for row in published)]
         for name, cells in rows.items()
     ]
-    return Table(columns, body, numeric=frozenset(range(1, len(columns))))
+    return _without_gaps(columns, body)
 
 
 def figure_table(run: RecordedRun) -> Table | None:
@@ -61,8 +61,7 @@ def figure_table(run: RecordedRun) -> Table | None:
             if key in evaluation
         ]
         if rows:
-            columns = ["figure", "this run", "real data (ceiling)", "class means (floor)"]
-            return Table(columns, rows, numeric=frozenset({1, 2, 3}))
+            return _without_gaps(["figure", "this run", "real data", "class means"], rows)
     return None
 
 
@@ -124,6 +123,13 @@ def _spread(values: Mapping[str, Any] | None, *, percent: bool = False) -> str:
     if percent:
         return f"{100 * mean:.1f}{'' if sd is None else f' ± {100 * sd:.1f}'} %"
     return number(mean) + ("" if sd is None else f" ± {number(sd, 2)}")
+
+
+def _without_gaps(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of numbers without the columns in which nothing was measured."""
+    kept = [k for k in range(len(columns)) if k == 0 or any(row[k] != MISSING for row in rows)]
+    cells = [[row[k] for k in kept] for row in rows]
+    return Table([columns[k] for k in kept], cells, numeric=frozenset(range(1, len(kept))))
 
 
 def _percent(value: float | None) -> str:

@@ -37,6 +37,13 @@ _SCHEDULES = {
     "pick": "A public draw picks one client a round.",
 }
 
+_NAMES = {
+    "epsilon_unamplified": "ε without amplification",
+    "delta_overflow": "what a fuller sample costs",
+    "missing_shares": "the table below",
+    "noise_share": "the part on shared noise",
+}
+
 log = logging.getLogger("fedsink.pages")
 
 
@@ -109,7 +116,7 @@ def report_page(run: RecordedRun) -> bytes:
         stated=stated,
         promise=_promise(stated),
         adjacency=_adjacency(stated),
-        factor=_factor(stated.get("epsilon")),
+        epsilon=stated.get("epsilon"),
         shares=_shares(stated),
         schedule=_SCHEDULES.get(str(stated.get("schedule")), ""),
         uploads=Uploads.of(run),
@@ -122,6 +129,8 @@ def report_page(run: RecordedRun) -> bytes:
         measured=measured(run),
         seed=config.get("seed"),
         number=number,
+        words=_words,
+        exp=math.exp,
         **_configuration(run),
         files=_files(run),
     )
@@ -183,11 +192,12 @@ def _adjacency(stated: dict[str, Any]) -> str:
     return str(stated.get("adjacency") or "")
 
 
-def _factor(epsilon: float | None) -> str:
-    """e^ε, for people."""
-    if epsilon is None:
-        return ""
-    return number(math.exp(epsilon), 3) if epsilon < 14 else f"10^{epsilon / math.log(10):.0f}"
+def _words(text: object) -> str:
+    """Words of privacy.json, with the page's names for its numbers."""
+    told = str(text or "")
+    for name, plain in _NAMES.items():
+        told = told.replace(name, plain)
+    return told
 
 
 def _shares(stated: dict[str, Any]) -> Table | None:
@@ -204,11 +214,11 @@ def _shares(stated: dict[str, Any]) -> Table | None:
 
 
 _CURVES = (
-    ("epsilon", "ε spent so far", "ε", False,
+    ("epsilon", "ε spent so far", "ε",
      "While rounds are left this is an upper bound; the promise is the whole run's ε."),
-    ("loss", "loss", "loss", True,
+    ("loss", "Loss", "loss",
      "A surrogate, computed from what was released: watching it costs no privacy."),
-    ("signal_to_noise", "signal to noise", "signal / noise", False,
+    ("signal_to_noise", "Signal to noise", "signal / noise",
      "The size of what was learned in a round against the noise in it, from the release alone."),
 )  # fmt: skip
 
@@ -217,23 +227,24 @@ def _curves(run: RecordedRun) -> list[tuple[str, Chart, Table]]:
     """A chart of each metric and the table under it."""
     told = []
     word = "step" if run.config["mode"] == "ldp" else "round"
-    for key, title, up, log_scale, remark in _CURVES:
+    for key, title, up, remark in _CURVES:
         points = [(int(r["round"]), r[key]) for r in run.rounds if r.get(key) is not None]
         if not points:
             continue
         x, y = [p[0] for p in points], [float(p[1]) for p in points]
         alt = (
-            f"{title.capitalize()} over {word}s {number(x[0])} to {number(x[-1])}: "
+            f"{title} over {word}s {number(x[0])} to {number(x[-1])}: "
             f"{number(y[0])} at first, {number(y[-1])} at last, "
             f"between {number(min(y))} and {number(max(y))}."
         )
         mean = "" if len(x) <= 400 else " Each point is the mean over neighbouring ones."
         line = Line(title, x, y)
-        chart = line_chart([line], word, up, alt=alt, caption=remark + mean, log=log_scale)
+        chart = line_chart([line], word, up, alt=alt, caption=remark + mean, log=key == "loss")
         last = len(points) - 1
         places = sorted({round(last * part / (_ROWS - 1)) for part in range(_ROWS)})
-        rows = [[number(x[place]), number(y[place])] for place in places]
-        told.append((title, chart, Table([word, title], rows, numeric=frozenset({1}))))
+        columns = [word, *(number(x[place]) for place in places)]
+        row = [up, *(number(y[place]) for place in places)]
+        told.append((title, chart, Table(columns, [row], numeric=frozenset(range(1, len(row))))))
     return told
 
 
