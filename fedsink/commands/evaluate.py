@@ -24,7 +24,6 @@ from fedsink.evaluation import (
 )
 from fedsink.evaluation.classifiers.protocols import OPTIONS
 from fedsink.evaluation.suites import RUNS
-from fedsink.pages.report import FILE_NAME, try_report
 from fedsink.reporting import write_json
 from fedsink.reporting.atomic import write_atomic
 from fedsink.server.finished import FinishedRun, open_run
@@ -55,6 +54,7 @@ reference= measures real training images (the ceiling) and class means (the floo
 generator: on for paper and full; off for fast, which knows the ceiling alone.
 observation=false measures the generator's own pictures, without what the run's observation.* adds;
 its files end in -bare.
+A report.html in the run folder is brought up to date (fedsink report).
 These figures are computed on real data without privacy: they are for public benchmarks."""
 
 
@@ -107,13 +107,20 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     write_json(path, result)
     if suite != "fast":
         write_atomic(path.with_suffix(".txt"), f"{table}\n".encode())
-    if (finished.folder.path / FILE_NAME).exists():
-        try_report(finished.folder.path, sys.stderr.write)
+    _refresh(finished)
     if sys.stderr.isatty():
         print(file=sys.stderr)
     print(table)
     print(path)
     return 0
+
+
+def _refresh(finished: FinishedRun) -> None:
+    """Bring the page of the run up to date, if it has one."""
+    from fedsink.pages.report import FILE_NAME, try_report
+
+    if (finished.folder.path / FILE_NAME).exists():
+        try_report(finished.folder.path, sys.stderr.write)
 
 
 def _suites(
