@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -53,26 +54,19 @@ class Uploads:
 
 def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, rounds: int) -> Uploads:
     stated = run.privacy or {}
-    spent = {int(entry["client"]): entry.get("epsilon") for entry in stated.get("clients", [])}
-    missed = _missed(stated)
-    together = settings.uses_per_message
-    whole, rest = _size(settings, together, weights), {}
+    spent = {int(entry["client"]): _epsilon(entry) for entry in stated.get("clients", [])}
+    missed, together = _missed(stated), settings.uses_per_message
+    sizes = cache(lambda count: _size(settings, count, weights))
 
     def row(client: int) -> tuple[str, ...]:
+        absent = missed.get(client, 0)
         messages, left = divmod(settings.asked(client, rounds), together)
-        if left and left not in rest:
-            rest[left] = _size(settings, left, weights)
-        replies = messages + (left > 0) - missed.get(client, 0)
-        total = None if whole is None else messages * whole + (rest[left] or 0 if left else 0)
-        if total is not None and whole is not None:
-            total -= missed.get(client, 0) * whole
-        return (
-            settings.leaves,
-            number(replies),
-            MISSING if whole is None else size(whole),
-            MISSING if total is None else size(total),
-            _epsilon(spent.get(client)),
-        )
+        each, last = sizes(together), sizes(left) if left else 0
+        told = (MISSING, MISSING)
+        if each is not None and last is not None:
+            told = (size(each), size((messages - absent) * each + last))
+        replies = number(messages + (left > 0) - absent)
+        return (settings.leaves, replies, *told, spent.get(client, MISSING))
 
     columns = ["client", "what left it", "replies", "bytes each", "bytes in all", "ε"]
     many = "" if together == 1 else f", each for {together} rounds"
@@ -92,7 +86,12 @@ def _once(run: RecordedRun, settings: StrategySettings, weights: int) -> Uploads
     one, two = (_size(settings, count, weights) for count in (1, 2))
     each = MISSING if one is None or two is None else size(two - one)
     sent = bool(run.rounds)
-    row = (settings.leaves, "once" if sent else "not yet", each, _epsilon(stated.get("epsilon")))
+    row = (
+        settings.leaves,
+        "once" if sent else "not yet",
+        each,
+        _epsilon(stated) if stated else MISSING,
+    )
     columns = ["client", "what left it", "when", "bytes per record", "ε"]
     rows = _grouped([row] * settings.clients)
     when = "once, before the first training step; training longer costs nothing"
@@ -135,5 +134,7 @@ def _weights(config: Configuration) -> int:
     )
 
 
-def _epsilon(value: float | None) -> str:
-    return "∞" if value is None else number(value)
+def _epsilon(entry: Mapping[str, Any]) -> str:
+    """ε, where null says that nothing is protected."""
+    epsilon = entry.get("epsilon")
+    return "∞" if epsilon is None else number(epsilon)
