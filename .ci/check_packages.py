@@ -130,7 +130,8 @@ def _install_and_run(wheel: Path, work: Path) -> None:
         raise CheckError(f"the fresh environment imports fedsink from {where}.")
     version = _output([fedsink, "--version"], cwd=empty)
     folder = Path(_output([fedsink, "simulate", *SMALL], cwd=empty).splitlines()[-1])
-    missing = [n for n in ("generator.safetensors", "privacy.json") if not (folder / n).is_file()]
+    wanted = ("generator.safetensors", "privacy.json", "report.html")
+    missing = [name for name in wanted if not (folder / name).is_file()]
     if missing:
         raise CheckError(f"the installed fedsink left no {missing[0]} in {folder}.")
     print(f"installed: only fedsink in site-packages; {version} ran from an empty folder")

@@ -102,7 +102,13 @@ class Clock:
 
 def main() -> None:
     with initialize_config_module("fedsink.conf", version_base="1.3"):
-        overrides = ["seed=0", "engine=local", "report.pictures=0", *sys.argv[1:]]
+        overrides = [
+            "seed=0",
+            "engine=local",
+            "report.pictures=0",
+            "report.html=false",
+            *sys.argv[1:],
+        ]
         config: Any = OmegaConf.to_container(compose("config", overrides=overrides), resolve=True)
     clock, rounds, seconds = Clock(), 0, {}
     begin = DPSinkhorn.configure_train

@@ -42,7 +42,10 @@ TURNS = {10: 3, 100: 2, 1000: 1}
 
 def settings_for(clients: int) -> RunSettings:
     with initialize_config_module("fedsink.conf", version_base="1.3"):
-        config = compose("config", overrides=[f"clients={clients}", "seed=0", "report.pictures=0"])
+        config = compose(
+            "config",
+            overrides=[f"clients={clients}", "seed=0", "report.pictures=0", "report.html=false"],
+        )
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     return configure(resolved, Path(tempfile.gettempdir()) / "unused", RunIdentity.fresh(0))
 

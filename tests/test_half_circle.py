@@ -19,7 +19,9 @@ LAPLACE = ["mode=ldp", "data=half_circle", "engine=local", "sigma=0.483", "map.r
 
 def distance(folder: Path, *overrides: str) -> float:
     with initialize_config_module("fedsink.conf", version_base="1.3"):
-        config = compose("config", overrides=[*LAPLACE, "report.pictures=0", *overrides])
+        config = compose(
+            "config", overrides=[*LAPLACE, "report.pictures=0", "report.html=false", *overrides]
+        )
     start(OmegaConf.to_container(config, resolve=True), folder)
     run = open_run(str(folder))
     real, _ = load(run.data, "test").take(torch.arange(1000))

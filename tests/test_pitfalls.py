@@ -496,7 +496,10 @@ def test_pitfall_14_a_run_folder_holds_no_secret(
 
 def configuration(*overrides: str) -> dict[str, Any]:
     with initialize_config_module("fedsink.conf", version_base="1.3"):
-        found = compose("config", overrides=["engine=local", "report.pictures=0", *overrides])
+        found = compose(
+            "config",
+            overrides=["engine=local", "report.pictures=0", "report.html=false", *overrides],
+        )
     resolved: Any = OmegaConf.to_container(found, resolve=True, throw_on_missing=True)
     return resolved
 

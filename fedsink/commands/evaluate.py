@@ -33,6 +33,7 @@ reference= measures real training images (the ceiling) and class means (the floo
 generator: on for paper and full; off for fast, which knows the ceiling alone.
 observation=false measures the generator's own pictures, without what the run's observation.* adds;
 its files end in -bare.
+A report.html in the run folder is brought up to date (fedsink report).
 These figures are computed on real data without privacy: they are for public benchmarks."""
 
 

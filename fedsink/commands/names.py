@@ -9,6 +9,7 @@ COMMANDS = {
     "fetch": "get the results of a deployed run that ended without you",
     "sample": "draw labelled images from a finished run into a .npz file or a folder",
     "evaluate": "train classifiers on synthetic images and test them on real ones",
+    "report": "one page about a run: its promise, what left each client, its pictures",
     "compare": "runs side by side in a page: promises, pictures, accuracy, curves",
     "ledger": "what a node has charged and keeps: ledger show, check, export or forget-critics",
     "operator": "the key that signs a deployment's requests, for the owners' policies",

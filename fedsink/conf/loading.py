@@ -44,16 +44,15 @@ def application(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
 
 @contextmanager
 def opened() -> Iterator[None]:
-    """Hydra, ready to compose; an application that is running finds its own again afterwards."""
+    """Hydra, ready to compose; also in a task of `application`, whose Hydra is put back."""
     Plugins.instance().register(InstalledPackages)
-    shared = GlobalHydra.instance()
-    outer = shared.hydra
-    shared.clear()
+    outside = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_module("fedsink.conf", version_base=_VERSION):
             yield
     finally:
-        shared.hydra = outer
+        GlobalHydra.instance().hydra = outside
 
 
 def composed(overrides: list[str]) -> DictConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedsink.models.base import Generator
+from fedsink.models.conv import Conv
 from fedsink.models.dcgan import Dcgan
 from fedsink.models.dct_mlp import DctMlp
 from fedsink.models.ema import Ema
@@ -14,6 +15,7 @@ from fedsink.models.sampling import sample
 
 __all__ = [
     "GENERATORS",
+    "Conv",
     "Dcgan",
     "DctMlp",
     "Ema",

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 
@@ -40,6 +40,15 @@ def deconvolution(
 def embedding(labels: int, features: int) -> nn.Embedding:
     """Return an uninitialised nn.Embedding."""
     return _skip(nn.Embedding, labels, features)
+
+
+def class_inputs(z: Tensor, one_hot: Tensor) -> Tensor:
+    """onehot(l) ⊗ [z, 1], (n, classes·(d + 1)), for z (n, d) and labels as unit vectors.
+
+    A linear layer of it without a bias is a matrix and a bias of each class's own.
+    """
+    inputs = torch.cat([z, torch.ones_like(z[:, :1])], dim=1)
+    return (one_hot.unsqueeze(2) * inputs.unsqueeze(1)).flatten(1)
 
 
 def _skip(layer: Any, *sizes: int, **options: Any) -> Any:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 736, 300  # of a chart, in CSS pixels
 AT_MOST = 400  # points of a line; a longer one is shown by the means of so many parts
+_DECADES = 30.0  # how far apart numbers are on a logarithmic axis at least
 _DOTS = 96
 _LIGHT = {"ink": "#1b1f24", "soft": "#555d68", "rule": "#d5d9df"}
 _DARK = {"ink": "#e6e9ed", "soft": "#a3acb8", "rule": "#383e47"}
@@ -84,7 +85,7 @@ def line_chart(
         up: what the other one is.
         alt: what the chart shows, in words.
         caption: the text below it.
-        log: logarithmic upwards, where every number allows it.
+        log: logarithmic upwards, where all numbers are positive and far apart.
 
     Raises:
         ValueError: no line.
@@ -92,7 +93,8 @@ def line_chart(
     if not lines:
         raise ValueError("A chart needs at least one line; received none.")
     shown = [line.thinned() for line in lines]
-    log = log and all(y is None or y > 0 for line in shown for y in line.y)
+    known = [y for line in shown for y in line.y if y is not None]
+    log = log and bool(known) and 0 < _DECADES * min(known) < max(known)
     light, dark = (_svg(shown, across, up, theme, log=log) for theme in (_LIGHT, _DARK))
     return Chart(data_uri(light, "image/svg+xml"), data_uri(dark, "image/svg+xml"), alt, caption)
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from fedsink.errors import CheckpointError, ConfigError
-from fedsink.pages.differences import differing, settings, written
-from fedsink.pages.tables import number
+from fedsink.pages.differences import differing, settings
+from fedsink.pages.origin import shown
+from fedsink.pages.tables import MISSING, number
 from fedsink.server.recorded import RecordedRun
 
 _OF_NO_LOSS = ("generator", "strategy.optimizer", "engine", "observation", "report")
@@ -73,6 +74,10 @@ class Group:
             return None
         model, unit, adjacency = (str(stated.get(key)) for key in ("model", "unit", "adjacency"))
         return Promise(model, unit, adjacency, stated.get("delta"))
+
+    def value(self, key: str) -> str:
+        """A configuration value as a page shows it; "–" where there is no such key."""
+        return shown(key, self.settings[key]) if key in self.settings else MISSING
 
     @property
     def seeds(self) -> str:
@@ -174,9 +179,10 @@ class Compared:
                     break
             else:
                 members.append((does, {label: run}))
-        titles = _titles([known for known, _ in members], [next(iter(r)) for _, r in members])
+        untitled = [Group("", runs, does) for does, runs in members]
+        titles = _titles(untitled)
         return tuple(
-            Group(title, runs, known) for title, (known, runs) in zip(titles, members, strict=True)
+            replace(group, title=title) for group, title in zip(untitled, titles, strict=True)
         )
 
     @cached_property
@@ -226,7 +232,7 @@ class Compared:
             for group in self.groups
         }
         if different := differing(list(described.values())):
-            names = dict.fromkeys(written(group.settings.get("data.name")) for group in self.groups)
+            names = dict.fromkeys(group.value("data.name") for group in self.groups)
             sentences.append(
                 f"These runs are of different data ({', '.join(names)}; {', '.join(different)} "
                 "differ): their accuracies and pictures say nothing about each other."
@@ -299,16 +305,15 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
-def _titles(settings: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> list[str]:
+def _titles(groups: Sequence[Group]) -> list[str]:
     """A title for each group: its method, then what tells it from others of this method."""
-    methods = [written(values.get("strategy.name")) for values in settings]
+    methods = [group.value("strategy.name") for group in groups]
     titles = []
-    for method, values in zip(methods, settings, strict=True):
-        same = [other for name, other in zip(methods, settings, strict=True) if name == method]
-        keys = differing(same)[:_IN_A_TITLE]
-        told = ", ".join(f"{key}={written(values.get(key))}" for key in keys)
-        titles.append(f"{method}, {told}" if told else method)
+    for method, group in zip(methods, groups, strict=True):
+        same = [other for name, other in zip(methods, groups, strict=True) if name == method]
+        keys = differing([other.settings for other in same])[:_IN_A_TITLE]
+        titles.append(", ".join([method, *(f"{key}={group.value(key)}" for key in keys)]))
     return [
-        f"{title} ({label})" if titles.count(title) > 1 else title
-        for title, label in zip(titles, labels, strict=True)
+        f"{title} ({next(iter(group.runs))})" if titles.count(title) > 1 else title
+        for title, group in zip(titles, groups, strict=True)
     ]

@@ -12,7 +12,7 @@ from fedsink.errors import ConfigError
 from fedsink.evaluation.table import format_table
 from fedsink.pages.charts import Chart, Line, line_chart
 from fedsink.pages.compared import Compared, Group, Promise, mean_and_sd, status
-from fedsink.pages.differences import Absent, written
+from fedsink.pages.origin import shown
 from fedsink.pages.page import render
 from fedsink.pages.pictures import Picture, pictures
 from fedsink.pages.tables import MISSING, Table, duration, number
@@ -149,10 +149,7 @@ class Comparison:
     def differences(self) -> Table:
         """The differing keys, a column for each group."""
         groups = self.compared.groups
-        rows = [
-            [key, *(written(group.settings.get(key, Absent)) for group in groups)]
-            for key in self.compared.differing
-        ]
+        rows = [[key, *(group.value(key) for group in groups)] for key in self.compared.differing]
         return Table(["key", *(group.title for group in groups)], rows)
 
     def table_of_runs(self) -> Table:
@@ -166,7 +163,7 @@ class Comparison:
                     [
                         label,
                         group.title,
-                        written(run.config.get("seed")),
+                        shown("seed", run.config.get("seed")),
                         status(run),
                         number(last.get("round")),
                         number(last.get("epsilon")),
@@ -240,7 +237,7 @@ def _guarantees(groups: Sequence[Group]) -> Table:
     for name, key in facts.items():
         values = [group.privacy.get(key) for group in groups]
         rows.append([name, *(v if isinstance(v, str) else number(v) for v in values)])
-    return Table(["", *(group.title for group in groups)], rows)
+    return Table(["promise", *(group.title for group in groups)], rows)
 
 
 def _in_words(groups: Sequence[Group], key: str) -> list[tuple[str, str]]:
@@ -347,7 +344,7 @@ def _grids(groups: Sequence[Group]) -> list[Picture]:
         for run in group.runs.values():
             if run.pictures:
                 round, path = list(run.pictures.items())[-1]
-                seed = written(run.config.get("seed"))
+                seed = shown("seed", run.config.get("seed"))
                 caption = f"{group.title}: round {round}, seed {seed}, ε = {_epsilon_of(group)}"
                 described.append((path, f"Samples of {caption}", caption))
                 break

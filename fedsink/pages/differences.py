@@ -15,11 +15,8 @@ PATHS = ("data.root", "data.clients_file", "policy")
 """Keys that name places on somebody's machine: no page has them."""
 
 _ITS_OWN = ("run", "seed", "resume", "study")
+_ABSENT = object()
 _REFERRED_TO = ("recipe", "scale", "scales")  # the keys that refer to these hold their values
-
-
-class Absent:
-    """The value of a key that a configuration does not have."""
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -44,23 +41,8 @@ def settings(config: Config) -> dict[str, Any]:
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys whose values are not the same in all of some settings, keys of no group first."""
     keys = dict.fromkeys(key for values in settings for key in values)
-    different = [key for key in keys if _several([values.get(key, Absent) for values in settings])]
+    different = [key for key in keys if _several([values.get(key, _ABSENT) for values in settings])]
     return sorted(different, key=lambda key: "." in key)
-
-
-def written(value: object) -> str:
-    """A value as one types it."""
-    if value is Absent:
-        return "–"
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, list):
-        return f"[{', '.join(written(item) for item in value)}]"
-    return str(value)
 
 
 def _several(values: Sequence[object]) -> bool:

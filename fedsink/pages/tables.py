@@ -1,7 +1,7 @@
 """Tables of pages, and numbers as people write them.
 
 >>> number(0.000012345), number(9.99961), number(1234567), number(None)
-('1.23e-05', '10', '1,234,567', '–')
+('1.23e-5', '10', '1,234,567', '–')
 >>> size(5432), size(12_300_000)
 ('5.4 kB', '12.3 MB')
 >>> duration(42), duration(5025)
@@ -43,7 +43,8 @@ def number(value: float | None, digits: int = 4) -> str:
     if value == int(value) or 1000 <= abs(value) < 1e6:
         return f"{value:,.0f}"
     if abs(value) < 1e-3 or abs(value) >= 1e6:
-        return f"{value:.{digits - 2}e}"
+        mantissa, _, exponent = f"{value:.{digits - 2}e}".partition("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
     return f"{value:.{digits}g}"
 
 

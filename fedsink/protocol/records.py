@@ -73,6 +73,15 @@ def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return fields, arrays
 
 
+def payload_bytes(record: RecordDict) -> int:
+    """How many bytes of a message say something: the fields and the arrays' numbers.
+
+    Flower adds to that what it needs to know of each array, and gRPC and TLS their frames.
+    """
+    arrays = record.array_records[_ARRAYS].values()
+    return len(str(record.config_records[_FIELDS]["json"])) + sum(len(a.data) for a in arrays)
+
+
 def digest(message_type: str, record: RecordDict) -> bytes:
     """SHA-256 of everything a request says, so that a changed bit makes another request.
 

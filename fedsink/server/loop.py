@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedsink.server.folder import RunFolder
 from fedsink.server.interrupt import InterruptedRunError, Interruption
 from fedsink.server.snapshot import snapshot
 from fedsink.strategies import RoundStrategy
-from fedsink.values import integer, number
+from fedsink.values import flag, integer, number
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class LoopSettings:
     Attributes:
         checkpoint_seconds: at most this much work is lost by a kill.
         pictures: how many sample grids are drawn between the first and the last.
+        html: whether report.html is written when the run has ended.
 
     Raises:
         ConfigError: a value out of range.
@@ -37,10 +39,12 @@ class LoopSettings:
 
     checkpoint_seconds: float = 10.0
     pictures: int = 4
+    html: bool = True
 
     def __post_init__(self) -> None:
         number(vars(self), "checkpoint_seconds", where="report.")
         integer(vars(self), "pictures", minimum=0, where="report.")
+        flag(vars(self), "html", where="report.")
 
 
 def train(
@@ -51,6 +55,7 @@ def train(
     identity: dict[str, Any],
     title: str,
     *,
+    classes: Sequence[str],
     timeout: float | None = None,
     command: str | None = None,
 ) -> dict[str, Any]:
@@ -63,6 +68,7 @@ def train(
         settings: how often.
         identity: public values that a checkpoint must share to be resumed (plan, seed).
         title: shown by the progress display.
+        classes: names of the generator's classes, for its pictures.
         timeout: seconds to wait for the replies of one round; None waits for ever.
         command: what continues a stopped run, for its last words; None: a simulation's.
 
@@ -106,7 +112,7 @@ def train(
                 messages = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
                 if number == 1:
                     checkpoint.save_uploads(folder.checkpoint, strategy.uploads())
-                    snapshot(strategy, folder)
+                    snapshot(strategy, folder, classes)
                 replies = grid.send_and_receive(messages, timeout=timeout) if messages else []
                 _, metrics = strategy.aggregate_train(number, replies)
             except ClientError:
@@ -127,7 +133,7 @@ def train(
             shown = "∞" if math.isinf(epsilon) else epsilon
             progress.update(strategy.round, **{"loss": record["loss"], name: shown})
             if unfinished and any(before < round <= strategy.round for round in pictured):
-                snapshot(strategy, folder)
+                snapshot(strategy, folder, classes)
             if stop.requested or time.monotonic() - saved > settings.checkpoint_seconds:
                 save()
             if stop.requested and unfinished:
@@ -135,7 +141,7 @@ def train(
                     f"Stopped after round {strategy.round} of {strategy.rounds}. "
                     f"Continue with: {command or f'fedsink simulate resume={folder.path}'}"
                 )
-    snapshot(strategy, folder)
+    snapshot(strategy, folder, classes)
     save()
     save_generator(strategy.generator, folder.path)
     result = {

@@ -37,6 +37,7 @@ def run_server(grid: Grid, settings: ServerSettings) -> None:
         settings.loop,
         settings.identity(),
         settings.strategy.title,
+        classes=settings.classes,
         timeout=settings.engine.timeout,
         command=settings.command,
     )

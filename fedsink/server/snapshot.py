@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from fedsink.models import sample
@@ -13,10 +15,15 @@ _COLUMNS = 10
 _POINTS = 1000
 
 
-def snapshot(strategy: RoundStrategy, folder: RunFolder) -> None:
+def snapshot(strategy: RoundStrategy, folder: RunFolder, classes: Sequence[str]) -> None:
     """Write samples/round-NNNNNN.png: ten samples per class, the same latents every time.
 
     Of points it shows the first two coordinates; those on a line lie at height 0.
+
+    Args:
+        strategy: whose generator is shown.
+        folder: of the run.
+        classes: names of the generator's classes, in their order.
     """
     generator = strategy.generator
     path = folder.samples / f"round-{strategy.round:06d}.png"
@@ -30,5 +37,4 @@ def snapshot(strategy: RoundStrategy, folder: RunFolder) -> None:
     images = strategy.render(
         sample(generator, len(labels), labels, stream, mix=strategy.label_prior())
     )
-    names = [str(i) for i in range(generator.classes)]
-    save_grid(images, labels, names, path, columns=_COLUMNS)
+    save_grid(images, labels, classes, path, columns=_COLUMNS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,10 @@ from fedsink.evaluation import (
 )
 from fedsink.evaluation.labelled import Labelled, Report
 from fedsink.evaluation.suites import RUNS
+from fedsink.pages.report import FILE_NAME, try_report
 from fedsink.reporting import write_json
 from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.stream import ForgivingStream
 from fedsink.server.finished import FinishedRun, open_run
 from fedsink.values import choice, given
 
@@ -62,7 +65,8 @@ def evaluate_run(
 ) -> Measured:
     """Draw from a finished run, train on the pictures, test on real ones, and write the figures.
 
-    They are computed on real data without privacy: they are for public benchmarks.
+    A report.html in the folder is brought up to date. The figures are computed on real data
+    without privacy: they are for public benchmarks.
 
     Args:
         run: the run folder.
@@ -117,6 +121,8 @@ def evaluate_run(
     write_json(path, figures)
     if suite != "fast":
         write_atomic(path.with_suffix(".txt"), f"{table}\n".encode())
+    if (finished.folder.path / FILE_NAME).exists():
+        try_report(finished.folder.path, ForgivingStream(sys.stderr).write)
     return Measured(path, figures, table)
 
 

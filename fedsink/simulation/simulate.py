@@ -21,6 +21,7 @@ from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretK
 from fedsink.reporting.stream import ForgivingStream
 from fedsink.server.compose import store_config, stored_config
 from fedsink.server.folder import RunFolder
+from fedsink.server.recorded import RecordedRun
 from fedsink.server.running import build_generator, server_app
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.cohort import fedsink_apps
@@ -90,7 +91,8 @@ def resume(path: Path, *, debug: bool = False) -> Path:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder.config} is not a run's configuration: {error}.") from error
     if folder.finished:
-        identity.delete_key()  # a kill may have come between the last file and this
+        identity.delete_key()  # a kill may have come between the last file and these
+        _report(folder)
         return folder.path
     settings = configure(config, folder.path, identity)
     return _run(settings, folder, identity, debug, _fused_step(settings))
@@ -206,7 +208,16 @@ def _run(
             torch.cuda.empty_cache()
     # Nothing can be released under the key any more: whoever takes it cannot undo the noise.
     identity.delete_key()
+    _report(folder)
     return folder.path
+
+
+def _report(folder: RunFolder) -> None:
+    """Write report.html, unless the run's configuration leaves it out."""
+    from fedsink.pages.report import asks_for_report, try_report
+
+    if asks_for_report(RecordedRun.of(folder.path)):
+        try_report(folder.path, ForgivingStream(sys.stderr).write)
 
 
 def _grid(engine: EngineSettings, node: NodeSettings, debug: bool) -> SimulationGrid:

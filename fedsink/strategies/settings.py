@@ -5,10 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
 
 NODE_ENGINES = ("local", "ray", "flower")
 """The engines that carry a strategy's messages to simulated nodes, whatever it asks."""
@@ -42,6 +45,8 @@ class StrategySettings(ABC):
         plan: what is done to records.
         clients: K.
         quorum: how many of the clients that are asked must answer, as in `Quorum`.
+        leaves: what a reply of a client holds, in words.
+        uses_per_message: U, how many uses of the plan one reply answers for.
     """
 
     name: ClassVar[str]
@@ -49,10 +54,12 @@ class StrategySettings(ABC):
     title: ClassVar[str]
     engines: ClassVar[tuple[str, ...]] = NODE_ENGINES
     remembers: ClassVar[bool] = False
+    leaves: ClassVar[str] = "what its method sends"
 
     plan: PublicPlan
     clients: int
     quorum: float | None = None
+    uses_per_message: int = 1
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -89,6 +96,22 @@ class StrategySettings(ABC):
             stated: what `statement` returned.
         """
         return None
+
+    def reply(self, count: int, weights: int) -> RecordDict | None:
+        """A reply as clients send it, of zeros: its size is public, and that of every reply.
+
+        Args:
+            count: uses of the plan that it answers for (central), or records that it holds (ldp).
+            weights: of the generator.
+
+        Returns:
+            None where the method does not say.
+        """
+        return None
+
+    def asked(self, client: int, rounds: int) -> int:
+        """For how many uses of the plan a client is asked in so many rounds."""
+        return rounds
 
     def check_sizes(self, sizes: Sequence[int]) -> None:  # noqa: B027 (most accept all)
         """Refuse a deal under which a client would have to refuse every request.

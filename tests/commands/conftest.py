@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 FEDSINK = Path(sys.executable).with_name("fedsink")
-SMALL = ("engine=local", "clients=2", "rounds=20", "seed=0", "report.pictures=1")
+WITH_PAGE = ("engine=local", "clients=2", "rounds=20", "seed=0", "report.pictures=1")
+SMALL = (*WITH_PAGE, "report.html=false")  # the page takes a second or two
 
 # Starting Python and importing torch takes seconds: one process answers many command lines, each
 # in an empty folder of its own. Only `main` is called, as the installed script does.
@@ -109,7 +110,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def finished(foreign: Path) -> tuple[Outcome, Path]:
     """A finished central run, made by the installed script in the foreign folder."""
-    outcome = run_once("simulate", "mode=central", *SMALL, cwd=foreign)
+    outcome = run_once("simulate", "mode=central", *WITH_PAGE, cwd=foreign)
     return outcome, Path(outcome.last)
 
 

@@ -43,7 +43,7 @@ def test_a_run_leaves_every_file_of_the_architecture(finished: tuple[Outcome, Pa
     pictures = {name for name in names if name.startswith("samples/")}
     assert names - pictures == {
         "config.yaml", "metrics.jsonl", "metrics.json", "privacy.json", "partition.json",
-        "generator.safetensors", "generator.json", "checkpoint/state.safetensors",
+        "generator.safetensors", "generator.json", "checkpoint/state.safetensors", "report.html",
     }  # fmt: skip
     assert pictures == {f"samples/round-{n:06d}.png" for n in (0, 10, 20)}
     with Image.open(folder / "samples" / "round-000020.png") as picture:
@@ -195,7 +195,7 @@ _BAD: dict[str, tuple[list[str], str]] = {
         "uses the configuration that the server has stored: leave out eps=3.",
     ),
     "sweep": (
-        ["simulate", *SMALL[:-1], "--multirun", "eps=0,-1"],
+        ["simulate", *SMALL[:-2], "--multirun", "eps=0,-1"],
         "eps must be a finite number > 0, received 0.",
     ),
     "resume nothing": (

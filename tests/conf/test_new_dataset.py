@@ -35,7 +35,14 @@ defaults:
 """
     + PICTURES
 )
-SMALL = ["clients=3", "rounds=2", "engine=local", "seed=0", "report.pictures=0"]
+SMALL = [
+    "clients=3",
+    "rounds=2",
+    "engine=local",
+    "seed=0",
+    "report.pictures=0",
+    "report.html=false",
+]
 
 
 @pytest.fixture

@@ -73,7 +73,9 @@ def test_it_runs_and_its_statement_and_account_know_it(
 ) -> None:
     where = f"hydra.searchpath=[file://{tmp_path / 'site' / 'conf'}]"
     keys = ["mode=ldp", "mechanism=rounded", "clients=2", "rounds=2", "engine=local", "seed=0"]
-    folder = start(compose_config([where, *keys, "report.pictures=0"]), tmp_path / "run")
+    folder = start(
+        compose_config([where, *keys, "report.pictures=0", "report.html=false"]), tmp_path / "run"
+    )
     privacy = json.loads((folder / "privacy.json").read_text())
     assert privacy["mechanism"] == "rounded + randomized response on the label"
     assert (privacy["epsilon"], privacy["delta"]) == (pytest.approx(35.0), 0.0)

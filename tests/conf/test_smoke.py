@@ -29,7 +29,7 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("name", [name for name in NAMES if "smoke" in scales(name)])
 def test_it_runs_to_the_end(name: str, tiny_data: Path, tmp_path: Path) -> None:
     overrides = [f"experiment={name}", "scale=smoke", "engine=local", *root(name)]
-    config = compose_config([*overrides, "report.pictures=0"])
+    config = compose_config([*overrides, "report.pictures=0", "report.html=false"])
     if config["data"]["name"] not in EMBEDDED:
         config["data"]["root"] = str(tiny_data)
     folder = start(config, tmp_path / "run")

@@ -27,8 +27,8 @@ _WITHOUT = """
 import sys
 
 MISSING = {
-    "ray", "hydra", "omegaconf", "sklearn", "matplotlib", "torchvision", "geomloss", "pykeops",
-    "opacus", "ot", "h5py",
+    "ray", "hydra", "omegaconf", "sklearn", "matplotlib", "jinja2", "torchvision", "geomloss",
+    "pykeops", "opacus", "ot", "h5py",
 }
 
 class Refuse:

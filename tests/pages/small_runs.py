@@ -24,7 +24,7 @@ RUNS = {
 def make(folder: Path) -> None:
     """Run all of them, two clients and three rounds each, and stop a copy of `low` after two."""
     for name, overrides in RUNS.items():
-        small = ("engine=local", "clients=2", "rounds=3", "report.pictures=1")
+        small = ("engine=local", "clients=2", "rounds=3", "report.pictures=1", "report.html=false")
         start(compose_config([*small, *overrides]), folder / name)
     stopped = folder / "stopped"
     shutil.copytree(folder / "low", stopped)

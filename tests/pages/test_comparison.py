@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,31 +12,14 @@ from fedsink.pages import comparison
 from fedsink.pages.compared import Compared
 from fedsink.pages.comparison import ADD_UP, NO_LOSSES, NOT_PRIVATE, Comparison
 
+from .reading import Page
 
-class Text(HTMLParser):
-    """The text of a page as it is read, and what it refers to."""
 
-    def __init__(self, page: bytes) -> None:
-        super().__init__()
-        self.parts: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(page.decode())
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.parts.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.parts).split())
-
-    def section(self, page: bytes, name: str) -> str:
-        """The text of one section."""
-        body = re.search(rf'<section id="{name}">(.*?)</section>', page.decode(), re.S)
-        assert body is not None
-        return Text(body.group(1).encode()).text
+def section(page: bytes, name: str) -> str:
+    """The text of one section."""
+    body = re.search(rf'<section id="{name}">.*?</section>', page.decode(), re.S)
+    assert body is not None
+    return Page(body.group()).seen
 
 
 def of(runs: Path, *names: str) -> Comparison:
@@ -50,8 +32,7 @@ def page(runs: Path) -> bytes:
 
 
 def test_the_page_answers_what_a_reader_asks(page: bytes) -> None:
-    read = Text(page)
-    for section, expected in {
+    for name, expected in {
         "overview": ("3 runs, seeds 0, 1, 2", "85.0 ± 5.0", "70.0", "central, per client"),
         "promises": (
             "zero-out/add-remove of all records of one client", "replace-one", ADD_UP,
@@ -66,31 +47,29 @@ def test_the_page_answers_what_a_reader_asks(page: bytes) -> None:
         "runs": ("unfinished, round 2", "finished", "a0", "stopped"),
     }.items():  # fmt: skip
         for words in expected:
-            assert words in read.section(page, section), (section, words)
-    assert "Not finished: stopped. Their figures will change." in read.text
+            assert words in section(page, name), (name, words)
+    assert "Not finished: stopped. Their figures will change." in Page(page.decode()).seen
 
 
 def test_the_page_runs_nothing_and_loads_nothing(page: bytes) -> None:
-    read = Text(page)
-    tags = {tag for tag, _ in read.tags}
-    assert not tags & {"script", "link", "iframe", "object", "embed", "form"}
-    sources = [v for _, a in read.tags for k, v in a.items() if k in ("src", "srcset", "href")]
-    assert sources
-    assert all(str(source).startswith(("data:image/", "#")) for source in sources)
-    assert not [key for _, a in read.tags for key in a if key.startswith("on") or key == "style"]
-    (policy,) = [a["content"] for tag, a in read.tags if tag == "meta" and "http-equiv" in a]
-    assert str(policy).startswith("default-src 'none'; ")
+    read = Page(page.decode())
+    assert read.forbidden == []
+    assert len(read.addresses) > 10
+    inside = [address for address in read.addresses if address.startswith("#")]
+    assert {address[1:] for address in inside} <= set(read.ids)
+    assert all(a.startswith("data:image/") for a in read.addresses if a not in inside)
+    assert b"default-src &#39;none&#39;; " in page
     assert len(page) < 3_000_000
 
 
 def test_every_picture_says_in_words_what_it_shows(page: bytes) -> None:
-    alts = [a.get("alt") for tag, a in Text(page).tags if tag == "img"]
-    assert len(alts) == 4 + 3 + 4 + 1  # last grids, ε by promise, losses, signal to noise
-    assert all(alt and len(alt) > 20 for alt in alts)
+    images = Page(page.decode()).images
+    assert len(images) == 4 + 3 + 4 + 1  # last grids, ε by promise, losses, signal to noise
+    assert all(len(str(image["alt"])) > 20 for image in images)
 
 
 def test_the_headings_are_in_order(page: bytes) -> None:
-    levels = [int(tag[1]) for tag, _ in Text(page).tags if re.fullmatch(r"h\d", tag)]
+    levels = [level for level, _ in Page(page.decode()).headings]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in pairwise(levels))
@@ -111,9 +90,9 @@ def test_names_are_escaped(runs: Path, tmp_path: Path) -> None:
 
 
 def test_comparable_epsilons_share_axes_without_a_warning(runs: Path) -> None:
-    read = Text(of(runs, "a0", "low").html())
-    assert "different promises" not in read.text
-    alts = [a["alt"] for tag, a in read.tags if tag == "img" and "ε so far" in str(a.get("alt"))]
+    read = Page(of(runs, "a0", "low").html().decode())
+    assert "different promises" not in read.seen
+    alts = [image["alt"] for image in read.images if "ε so far" in str(image["alt"])]
     assert len(alts) == 1
     assert "eps=10" in str(alts[0])
     assert "eps=1," in str(alts[0])
@@ -121,7 +100,7 @@ def test_comparable_epsilons_share_axes_without_a_warning(runs: Path) -> None:
 
 def test_runs_of_one_configuration_differ_in_their_seed(runs: Path) -> None:
     html = of(runs, "a0", "a1").html()
-    assert "Nothing but the seed." in Text(html).section(html, "differences")
+    assert "Nothing but the seed." in section(html, "differences")
 
 
 def test_the_table_for_a_terminal_has_the_same_figures(runs: Path) -> None:
@@ -138,10 +117,10 @@ def test_many_configurations_stay_below_the_limits(
     for name in ("_MOST_GRIDS", "_MOST_LINES", "_MOST_CHARTS"):
         monkeypatch.setattr(comparison, name, 1)
     html = of(runs, "a0", "low", "local").html()
-    read = Text(html)
-    assert "The first 1 of 2 are shown." in read.text
-    assert "2 further configurations are left out here." in read.text
-    assert "The losses of 2 further kinds are left out" in read.text
+    seen = Page(html.decode()).seen
+    assert "The first 1 of 2 are shown." in seen
+    assert "2 further configurations are left out here." in seen
+    assert "The losses of 2 further kinds are left out" in seen
 
 
 def test_a_page_replaces_a_page_and_nothing_else(runs: Path, tmp_path: Path) -> None:

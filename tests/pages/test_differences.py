@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fedsink.pages.differences import Absent, differing, settings, written
+from fedsink.pages.differences import differing, settings
 from fedsink.server.compose import compose_config
 
 
@@ -55,14 +55,3 @@ def test_a_key_that_another_method_does_not_have_differs() -> None:
     keys = differing([of(), of("strategy=gs_wgan")])
     assert {"strategy.name", "strategy.lam", "strategy.critics"} <= set(keys)
     assert not [key for key in keys if key.startswith("recipe")]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (Absent, "–"), (None, "null"), (True, "true"), (0.1, "0.1"), (1e-5, "1e-05"),
-        (float("inf"), "inf"), ([8, 0.5], "[8, 0.5]"), ("dct", "dct"), ({}, "{}"),
-    ],
-)  # fmt: skip
-def test_values_are_written_as_they_are_typed(value: object, text: str) -> None:
-    assert written(value) == text

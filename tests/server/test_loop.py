@@ -55,7 +55,15 @@ def run(
 
         strategy.aggregate_train = hooked  # type: ignore[method-assign]
     folder = RunFolder(settings.folder)
-    return train(grid, strategy, folder, loop or settings.loop, settings.identity(), "test")
+    return train(
+        grid,
+        strategy,
+        folder,
+        loop or settings.loop,
+        settings.identity(),
+        "test",
+        classes=settings.classes,
+    )
 
 
 def rounds_of(folder: RunFolder) -> list[int]:

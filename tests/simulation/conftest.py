@@ -29,7 +29,7 @@ def write_policy(folder: Path) -> Path:
     return path
 
 
-_SMALL = ("engine=local", "clients=2", "rounds=20", "report.pictures=0")
+_SMALL = ("engine=local", "clients=2", "rounds=20", "report.pictures=0", "report.html=false")
 
 
 @pytest.fixture

@@ -30,7 +30,14 @@ from .conftest import Compose
 def test_stock_flower_trains_the_same_generator_as_the_in_process_engine(
     composed: Compose, tmp_path: Path, mode: str
 ) -> None:
-    common = (f"mode={mode}", "seed=5", "rounds=6", "clients=2", "report.pictures=0")
+    common = (
+        f"mode={mode}",
+        "seed=5",
+        "rounds=6",
+        "clients=2",
+        "report.pictures=0",
+        "report.html=false",
+    )
     folders = [
         start(composed(*common, f"engine={engine}", small=False), tmp_path / engine)
         for engine in ("local", "flower")
@@ -44,7 +51,14 @@ def test_stock_flower_trains_the_same_generator_as_the_in_process_engine(
 
 @pytest.mark.slow
 def test_a_thousand_clients_run_on_ray(composed: Compose, tmp_path: Path) -> None:
-    overrides = ("clients=1000", "rounds=3", "seed=0", "report.pictures=0", "engine=ray")
+    overrides = (
+        "clients=1000",
+        "rounds=3",
+        "seed=0",
+        "report.pictures=0",
+        "report.html=false",
+        "engine=ray",
+    )
     folder = start(composed(*overrides, small=False), tmp_path / "run")
     assert json.loads((folder / "metrics.json").read_text())["rounds"] == 3
     assert len(json.loads((folder / "privacy.json").read_text())["clients"]) == 1000

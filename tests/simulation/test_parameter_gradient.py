@@ -69,7 +69,14 @@ def test_other_engines_train_the_same_generator(
 ) -> None:
     folders = [
         start(
-            composed(*SMALL, "clients=2", "report.pictures=0", f"engine={name}", small=False),
+            composed(
+                *SMALL,
+                "clients=2",
+                "report.pictures=0",
+                "report.html=false",
+                f"engine={name}",
+                small=False,
+            ),
             tmp_path / name,
         )
         for name in ("local", engine)

@@ -95,6 +95,7 @@ def run_fused(
         settings.loop,
         settings.identity(),
         f"{settings.strategy.title}, fused",
+        classes=settings.classes,
         command=settings.command,
     )
     if overflows := int(step.overflows):

@@ -75,6 +75,10 @@ class CentralSettings(StrategySettings):
         """What a shared noise protects, where noise is shared."""
         return notice(stated, self.share, self.clients)
 
+    def asked(self, client: int, rounds: int) -> int:
+        """In how many of the first rounds the plan's schedule asks a client."""
+        return self.plan.schedule.answered(client, rounds + 1)
+
     def sharers(self, client: int) -> int:
         """n, over how many clients the noise of this client's cohort is spread."""
         return self.share.sharers(self.plan.schedule, client, self.clients)

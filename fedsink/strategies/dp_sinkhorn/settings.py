@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
+import torch
+from flwr.app import RecordDict
+
 from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ConfigError
@@ -19,7 +22,8 @@ from fedsink.privacy import (
     RecordClip,
 )
 from fedsink.privacy.mechanisms.clipping import CLIPS
-from fedsink.protocol import Objective
+from fedsink.protocol import GradientReply, Objective
+from fedsink.protocol.gradient import pack_replies
 from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.central.settings import (
     CentralSettings,
@@ -61,6 +65,7 @@ class DPSinkhornSettings(CentralSettings):
     title: ClassVar[str] = "DP-Sinkhorn"
     engines: ClassVar[tuple[str, ...]] = (*NODE_ENGINES, "fused")
     mechanism: ClassVar[str] = OF_IMAGES
+    leaves: ClassVar[str] = "clipped, noised gradients of generated records"
 
     plan: CentralPlan
     objective: Objective
@@ -118,6 +123,11 @@ class DPSinkhornSettings(CentralSettings):
             uses_per_message=chosen["uses_per_message"],
             **common_settings(config, run),
         )
+
+    def reply(self, count: int, weights: int) -> RecordDict:
+        """A gradient at the rows of a block for each use."""
+        zeros = torch.zeros(self.layout.block_rows, view_from_dict(self.view).dimension)
+        return pack_replies([GradientReply(zeros)] * count)
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
         """Refuse a client with more records than the plan's capacity counts on."""

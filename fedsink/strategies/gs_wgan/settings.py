@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
+import torch
+from flwr.app import RecordDict
+
 from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ConfigError
@@ -27,7 +30,7 @@ from fedsink.privacy import (
 from fedsink.privacy.adjacency import ADJACENCIES, describe
 from fedsink.privacy.mechanisms.clipping import ClipOfCritics
 from fedsink.privacy.sampling import Schedule
-from fedsink.protocol import Critics
+from fedsink.protocol import Critics, GradientReply
 from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.central.settings import CentralSettings, central_plan, common_settings
 from fedsink.strategies.trainer import OptimizerSettings
@@ -59,6 +62,8 @@ class GSWGANSettings(CentralSettings):
     mechanism: ClassVar[str] = (
         "Gaussian on the sum of critics' gradients at the generated images, each clipped as a whole"
     )
+
+    leaves: ClassVar[str] = "noised sums of critics' clipped gradients"
 
     plan: CentralPlan
     critics: Critics
@@ -107,6 +112,11 @@ class GSWGANSettings(CentralSettings):
             fakes=chosen["fakes"],
             **common_settings(config, run),
         )
+
+    def reply(self, count: int, weights: int) -> RecordDict:
+        """A gradient at all rows, for the only use that a message asks for."""
+        zeros = torch.zeros(self.rows, view_from_dict(self.view).dimension)
+        return GradientReply(zeros).to_record()
 
     def statement(self, noise: str) -> dict[str, Any]:
         """The content of privacy.json, with all adjacencies that the same ε holds under."""
@@ -172,11 +182,13 @@ def _all_critics(config: Configuration) -> _Mechanism:
 def _published(config: Configuration) -> _Mechanism:
     """Each row clipped by itself, one client of one critic picked a round, and the multiplier."""
     chosen, sigma = config.strategy, config.strategy["row_sigma"]
+    mismatch = chosen["critic"]["mismatch"]
     for key, value, only, why in (
         ("strategy.critics", chosen["critics"], 1, "a client has one critic"),
         ("strategy.turns", chosen["turns"], None, "clients are picked at random"),
         ("noise.share", config.noise.share, LOCAL_NOISE.name, "one client a round answers"),
         ("policy", config.policy, None, "a node under a policy never answers it"),
+        ("strategy.critic.mismatch", mismatch, 0.0, "its critics see records under their labels"),
     ):
         if value != only:
             raise ConfigError(

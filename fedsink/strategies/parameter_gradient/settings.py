@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+from flwr.app import RecordDict
+
 from fedsink.errors import ConfigError
+from fedsink.protocol.parameters import ParameterReply
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 
 
@@ -17,6 +21,12 @@ class ParameterGradientSettings(DPSinkhornSettings):
     mechanism: ClassVar[str] = (
         "Poisson-subsampled Gaussian on clipped gradients of the generator's weights"
     )
+
+    leaves: ClassVar[str] = "clipped, noised gradients of the generator's weights"
+
+    def reply(self, count: int, weights: int) -> RecordDict:
+        """A gradient of the weights, for the only use that a message asks for."""
+        return ParameterReply(torch.zeros(weights)).to_record()
 
     def __post_init__(self) -> None:
         super().__post_init__()

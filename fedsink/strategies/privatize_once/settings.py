@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
+import torch
+from flwr.app import RecordDict
+
 from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
 from fedsink.privacy import LOCAL_NOISE
 from fedsink.privacy.accounting.amplification import shuffling_statement
-from fedsink.protocol import LocalPlan
+from fedsink.protocol import LocalPlan, PrivatizeReply
 from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.privatize_once.budget import local_plan
 from fedsink.strategies.privatize_once.denoising import check_denoisable
@@ -71,6 +74,8 @@ class PrivatizeOnceSettings(StrategySettings):
     name: ClassVar[str] = "privatize_once"
     mode: ClassVar[str] = "ldp"
     title: ClassVar[str] = "Sinkhorn GAN on LDP data"
+
+    leaves: ClassVar[str] = "its records, each privatized, in random order"
 
     plan: LocalPlan
     rounds: int
@@ -178,6 +183,15 @@ class PrivatizeOnceSettings(StrategySettings):
                 "mode=ldp shows a server how many records a client uploads, so that none can take "
                 "part without any: leave out partition.keep."
             )
+
+    def asked(self, client: int, rounds: int) -> int:
+        """Once, before the first training step."""
+        return 1
+
+    def reply(self, count: int, weights: int) -> RecordDict:
+        """A chunk of so many records."""
+        values = torch.zeros(count, self.plan.map.dimension)
+        return PrivatizeReply(values, torch.zeros(count, dtype=torch.int64), 1).to_record()
 
     def statement(self, noise: str) -> dict[str, Any]:
         """The content of privacy.json, with the loss that the server minimises."""

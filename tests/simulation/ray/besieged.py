@@ -43,7 +43,7 @@ def settings_in(folder: Path, key_of: Path | None = None) -> Any:
     identity.create_key()
     if key_of is not None:
         shutil.copyfile(key_of / "run.key", folder / "run.key")
-    config = compose_config([*OVERRIDES, "report.pictures=0"])
+    config = compose_config([*OVERRIDES, "report.pictures=0", "report.html=false"])
     return configure(config, folder / "run", identity)
 
 

@@ -21,7 +21,14 @@ from .nodes import Nodes
 
 pytestmark = pytest.mark.slow
 
-_RUN = ("seed=5", "clients=5", "rounds=12", "strategy.schedule=joint", "report.pictures=0")
+_RUN = (
+    "seed=5",
+    "clients=5",
+    "rounds=12",
+    "strategy.schedule=joint",
+    "report.pictures=0",
+    "report.html=false",
+)
 
 
 @pytest.fixture

@@ -83,7 +83,8 @@ def test_a_node_with_another_copy_of_the_data_is_refused_and_can_be_sent_the_rec
     composed: Compose, tmp_path: Path, homes: list[Path]
 ) -> None:
     few = ("seed=1", "data=mnist", "data.root='~/data'", "data.nominal_records=200", "rounds=2",
-           "clients=2", "report.pictures=0", "strategy.schedule=joint")  # fmt: skip
+           "clients=2", "report.pictures=0", "report.html=false",
+           "strategy.schedule=joint")  # fmt: skip
     expected = start(composed(*few, "engine=local"), tmp_path / "local")
     nodes = Nodes(tmp_path)
     try:

@@ -19,6 +19,7 @@ SMALL = (
     "study.suspect=0.5",
     "study.pictures=50",
     "report.pictures=0",
+    "report.html=false",
 )
 
 

@@ -20,7 +20,7 @@ from fedsink.values import leaves
 METHODS = ("dp_sinkhorn", "gs_wgan", "parameter_gradient", "privatize_once")
 SMALL = (
     "experiment=compare_methods", "engine=local", "clients=3", "report.pictures=1",
-    "study.images=40", *(f"study.overrides.{method}=['rounds=3']" for method in METHODS),
+    "report.html=false", "study.images=40", *(f"study.overrides.{method}=['rounds=3']" for method in METHODS),
 )  # fmt: skip
 TWO = "study.methods=[dp_sinkhorn,privatize_once]"
 
@@ -80,7 +80,7 @@ def test_a_run_is_what_the_method_s_own_command_runs() -> None:
     runs = planned("seed=4", "clients=7", "study.overrides.gs_wgan=['strategy.rows=5']")
     own = compose_config(
         ["strategy=gs_wgan", "eps=10.0", "seed=4", "clients=7", "engine=local", "report.pictures=1",
-         "strategy.rows=5"]
+         "report.html=false", "strategy.rows=5"]
     )  # fmt: skip
     assert runs["gs_wgan"] == own
     assert dict(leaves(runs["privatize_once"]))["mechanism.name"] == "laplace"

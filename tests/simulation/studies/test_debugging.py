@@ -204,7 +204,7 @@ def test_federated_emnist_by_writer(writers: Path, tmp_path: Path) -> None:
     config = compose_config(
         [
             "experiment=debug_inverted_femnist", f"data.root={writers}", "clients=12", "rounds=1",
-            "seed=0", "study.pictures=40", "report.pictures=0",
+            "seed=0", "study.pictures=40", "report.pictures=0", "report.html=false",
         ]
     )  # fmt: skip
     assert len(config["data"]["classes"]) == 36
@@ -221,7 +221,9 @@ def test_federated_emnist_by_writer(writers: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_defect_shows_on_digits(tmp_path: Path) -> None:
-    config = compose_config(["experiment=debug_inverted", "seed=1", "report.pictures=0"])
+    config = compose_config(
+        ["experiment=debug_inverted", "seed=1", "report.pictures=0", "report.html=false"]
+    )
     report = read(start(config, tmp_path / "run") / "debug.json")
     assert report["auc"] >= 0.99
     clean, suspects = report["populations"]["clean"], report["populations"]["suspects"]

@@ -1,0 +1,33 @@
+"""`fedsink report run=DIR`: one page about a run, for whoever has to judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedsink.commands.keys import parse
+from fedsink.errors import ConfigError
+
+HELP = """Usage: fedsink report run=DIR
+
+Writes DIR/report.html, one page about a run, finished or not: what was promised to whom, what left
+each client and at what ε, curves, pictures from first to last, accuracies where fedsink evaluate
+has measured them, the configuration, the command that repeats the run, and the files' SHA-256.
+
+The page is one file that runs no script and asks no network. No partition, key or path is in it. A
+run writes it at its end by itself (report.html=false leaves it out), and fedsink evaluate brings it
+up to date."""
+
+
+def run(arguments: Sequence[str], debug: bool = False) -> int:
+    """Write the page; prints where."""
+    if {"-h", "--help"} & set(arguments):
+        print(HELP)
+        return 0
+    keys = parse(arguments, {"run": str})
+    if not keys.get("run"):
+        raise ConfigError("run= is missing; fedsink report --help says what to give.")
+    from fedsink.pages.report import write_report
+
+    print(write_report(Path(keys["run"])))
+    return 0

@@ -1,0 +1,140 @@
+"""What left each client of a run, in public numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from typing import Any
+
+from fedsink.configuration import Configuration
+from fedsink.models.registry import parameter_count
+from fedsink.pages.tables import MISSING, Table, number, size
+from fedsink.protocol.records import payload_bytes
+from fedsink.server.recorded import RecordedRun
+from fedsink.strategies.registry import settings_of
+from fedsink.strategies.settings import StrategySettings
+
+MOST_ROWS = 30
+"""Clients that have a row each; of more, neighbours who sent the same share one."""
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What clients sent, and what it says.
+
+    Attributes:
+        what: a reply's content, in words.
+        when: when a client answers, in words.
+        table: a row per client, or per range of clients alike.
+    """
+
+    what: str
+    when: str
+    table: Table
+
+    @classmethod
+    def of(cls, run: RecordedRun) -> Uploads:
+        """The uploads until the run's last recorded round.
+
+        Sizes are those of the method's own replies, packed as they are sent.
+
+        Raises:
+            FedsinkError: the stored configuration is none of this version.
+        """
+        config = Configuration.read({k: v for k, v in run.config.items() if k != "plan"})
+        settings = settings_of(config, "report")
+        weights = _weights(config)
+        if settings.mode == "ldp":
+            return _once(run, settings, weights)
+        rounds = int(run.rounds[-1]["round"]) if run.rounds else 0
+        return _in_rounds(run, settings, weights, rounds)
+
+
+def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, rounds: int) -> Uploads:
+    stated = run.privacy or {}
+    spent = {int(entry["client"]): _epsilon(entry) for entry in stated.get("clients", [])}
+    missed, together = _missed(stated), settings.uses_per_message
+    sizes = cache(lambda count: _size(settings, count, weights))
+
+    def row(client: int) -> tuple[str, ...]:
+        absent = missed.get(client, 0)
+        messages, left = divmod(settings.asked(client, rounds), together)
+        each, last = sizes(together), sizes(left) if left else 0
+        told = (MISSING, MISSING)
+        if each is not None and last is not None:
+            told = (size(each), size((messages - absent) * each + last))
+        replies = number(messages + (left > 0) - absent)
+        return (settings.leaves, replies, *told, spent.get(client, MISSING))
+
+    columns = ["client", "what left it", "replies", "bytes each", "bytes in all", "ε"]
+    many = "" if together == 1 else f", each for {together} rounds"
+    return Uploads(
+        settings.leaves,
+        f"{_rhythm(stated)}{many}",
+        Table(
+            columns,
+            _grouped([row(k) for k in range(settings.clients)]),
+            numeric=frozenset({2, 3, 4, 5}),
+        ),
+    )
+
+
+def _once(run: RecordedRun, settings: StrategySettings, weights: int) -> Uploads:
+    stated = run.privacy or {}
+    one, two = (_size(settings, count, weights) for count in (1, 2))
+    each = MISSING if one is None or two is None else size(two - one)
+    sent = bool(run.rounds)
+    row = (
+        settings.leaves,
+        "once" if sent else "not yet",
+        each,
+        _epsilon(stated) if stated else MISSING,
+    )
+    columns = ["client", "what left it", "when", "bytes per record", "ε"]
+    rows = _grouped([row] * settings.clients)
+    when = "once, before the first training step; training longer costs nothing"
+    return Uploads(settings.leaves, when, Table(columns, rows, numeric=frozenset({3, 4})))
+
+
+def _grouped(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Rows under their clients' numbers, ranges of equal ones together where they are many."""
+    if len(rows) <= MOST_ROWS:
+        return [(f"client {client}", *row) for client, row in enumerate(rows)]
+    told = []
+    for row, alike in groupby(enumerate(rows), key=lambda entry: entry[1]):
+        clients = [client for client, _ in alike]
+        several = f"clients {clients[0]} to {clients[-1]}, each"
+        told.append((several if len(clients) > 1 else f"client {clients[0]}", *row))
+    return told
+
+
+def _rhythm(stated: Mapping[str, Any]) -> str:
+    return {
+        "turn": "in turn: every client after the same number of rounds",
+        "pick": "in the rounds in which a public draw picks it",
+    }.get(str(stated.get("schedule")), "in every round")
+
+
+def _missed(stated: Mapping[str, Any]) -> dict[int, int]:
+    entries = (stated.get("participation") or {}).get("missed", [])
+    return {int(entry["client"]): int(entry["messages"]) for entry in entries}
+
+
+def _size(settings: StrategySettings, count: int, weights: int) -> int | None:
+    reply = settings.reply(count, weights)
+    return None if reply is None else payload_bytes(reply)
+
+
+def _weights(config: Configuration) -> int:
+    options = dict(config.generator)
+    return parameter_count(
+        str(options.pop("name", None)), config.data.shape, len(config.classes), **options
+    )
+
+
+def _epsilon(entry: Mapping[str, Any]) -> str:
+    """ε, where null says that nothing is protected."""
+    epsilon = entry.get("epsilon")
+    return "∞" if epsilon is None else number(epsilon)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsink.conf.loading import application, choices
+from fedsink.pages.origin import HIDDEN, Origin, settings
+from fedsink.server.compose import compose_config
+
+EXPERIMENTS = [
+    "digits_eps10", "mnist_eps1", "fashion_eps10", "gs_wgan_published_digits",
+    "mnist_ldp_laplace35", "reshetova_mnist_gaussian35", "dp_sinkhorn_celeba",
+    "half_circle_laplace",
+]  # fmt: skip
+
+
+def _again(origin: Origin) -> dict[str, Any]:
+    words = shlex.split(origin.command)
+    assert words[:2] == ["fedsink", "simulate"]
+    return compose_config(words[2:])
+
+
+def _run(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as it is stored, without what only says how it was found."""
+    return {key: value for key, value in config.items() if key not in ("scale", "scales")}
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_the_command_gives_the_configuration_of_an_experiment_again(experiment: str) -> None:
+    config = compose_config([f"experiment={experiment}", "data.root=FOLDER"])
+    origin = Origin.of({**config, "run": {"name": "x", "server_seed": 3}})
+    assert _run(_again(origin)) == _run(config)
+    assert "experiment" not in origin.command
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["mode=central", "eps=inf", "engine=fused", "seed=0", "engine.together=7"],
+        ["mode=central", "data=femnist_62", "data.root=FOLDER", "partition=by_user",
+         "noise=secure", "capacity=auto"],
+        ["mode=central", "strategy=parameter_gradient", "clip=batch", "view=pixel"],
+        ["mode=ldp", "mechanism=laplace", "eps=20", "map=l1_ball", "generator=dcgan"],
+        ["mode=central", "partition.keep=[0,3]",
+         "data.corrupt={kind: invert, share: 0.5, seed: 1}"],
+        ["mode=central", "data.classes=['a b','it\\'s','null','1','ü,}',a\\\\]"],
+        ["mode=central", "+strategy.new='x y'", "delta=1e-7", "strategy.optimizer.betas=[0.1,1]"],
+        ["mode=central", "~strategy.optimizer.ema"],
+    ],
+)  # fmt: skip
+def test_the_command_gives_any_configuration_again(overrides: list[str]) -> None:
+    config = compose_config(overrides)
+    assert _run(_again(Origin.of(config))) == _run(config)
+
+
+def test_a_run_of_the_recipe_differs_in_nothing() -> None:
+    origin = Origin.of(compose_config(["mode=central", "data=mnist", "engine=local"]))
+    assert origin.differences == ()
+    assert origin.command == "fedsink simulate mode=central data=mnist engine=local"
+
+
+def test_differences_say_what_is_usual() -> None:
+    origin = Origin.of(compose_config(["mode=central", "eps=1", "strategy.rows=9"]))
+    told = {d.key: (d.value, d.usual) for d in origin.differences}
+    assert told == {"eps": ("1", "null"), "strategy.rows": ("9", "5")}
+
+
+def test_a_deployment_is_repeated_by_its_own_command() -> None:
+    config = compose_config(["engine=deploy", "data.root=null", "mode=ldp", "eps=20"])
+    command = Origin.of(config).command
+    assert command == "fedsink deploy app=APP superlink=SUPERLINK mode=ldp data=digits eps=20"
+
+
+HOSTILE = {
+    "data.root": "/srv/ward 7/pictures",
+    "data.clients_file": "/home/ann/users.csv",
+    "policy": "~/policy.toml",
+    "engine.address": "10.0.0.7:6379",
+}
+
+
+def test_no_place_is_told() -> None:
+    config = compose_config(["mode=central", "engine=ray"])
+    for key, value in HOSTILE.items():
+        *groups, last = key.split(".")
+        table = config
+        for group in groups:
+            table = table[group]
+        table[last] = value
+    config["generator"]["table"] = {"file": "/root/t"}
+    config["generator"]["weights"] = "C:\\Users\\ann\\w.bin"
+    config["view"]["files"] = ["/root/a", "b"]
+    config["run"] = {"name": "n", "key_file": "/root/.local/state/fedsink/keys/n.key"}
+    origin = Origin.of(config)
+    told = json.dumps([origin.command, *map(vars, origin.differences), settings(config)])
+    for part in ("/srv", "ward", "ann", "users.csv", "policy.toml", "10.0.0", "root/", ".key"):
+        assert part not in told
+    assert settings(config)["data.root"] == HIDDEN
+    assert "data.root=FOLDER" in origin.command
+    assert "policy=FILE" in origin.command
+
+
+def test_the_command_is_found_inside_a_task_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.argv", ["fedsink", "mode=ldp", f"hydra.run.dir={tmp_path}"])
+    told = []
+
+    def task(config: Any) -> None:
+        told.append(choices("mode"))
+        told.append(Origin.of(compose_config(["mode=ldp"])).command)
+        told.append(config.mode)
+
+    application(task)()
+    assert told == [["central", "ldp"], "fedsink simulate mode=ldp data=digits", "ldp"]

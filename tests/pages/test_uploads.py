@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from flwr.app import Message
+
+from fedsink.clients.app import client_app
+from fedsink.pages.uploads import Uploads
+from fedsink.protocol.records import payload_bytes
+from fedsink.reporting import write_json
+from fedsink.server.compose import compose_config, store_config
+from fedsink.server.folder import RunFolder
+from fedsink.server.recorded import RecordedRun
+from fedsink.server.running import run_server
+from fedsink.simulation.identity_of_run import RunIdentity
+from fedsink.simulation.local import LocalGrid
+from fedsink.simulation.simulate import configure, kind_of_noise
+
+from .conftest import SMALL, Begin
+
+METHODS = {
+    "dp_sinkhorn": ("mode=central", "rounds=7", "strategy.uses_per_message=3"),
+    "parameter_gradient": ("mode=central", "strategy=parameter_gradient", "rounds=3"),
+    "turns": (
+        *("mode=central", "strategy=gs_wgan", "rounds=5", "strategy.turns=2"),
+        *("strategy.critics=2", "strategy.critic.warm=1"),
+    ),
+    "picks": (
+        *("experiment=gs_wgan_published_digits", "clients=5", "rounds=6"),
+        "strategy.critic.warm=1",
+    ),
+}
+
+
+class Counting(LocalGrid):
+    """Writes down the size of every reply, by client."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.sizes: dict[int, list[int]] = defaultdict(list)
+
+    def execute(self, messages: Sequence[Message]) -> list[Message]:
+        replies = super().execute(messages)
+        clients = {node: client for client, node in self.roster().items()}
+        for reply in replies:
+            client = clients[reply.metadata.src_node_id]
+            self.sizes[client].append(payload_bytes(reply.content))
+        return replies
+
+
+def _played(path: Path, *overrides: str) -> tuple[RunFolder, Counting]:
+    config = compose_config([*SMALL, "seed=1", *overrides])
+    folder, identity = RunFolder(path), RunIdentity.fresh(1)
+    settings = configure(config, folder.path, identity)
+    folder.create()
+    stated = settings.server.strategy.statement(kind_of_noise(settings.node))
+    folder.write(folder.privacy, stated)
+    store_config(folder, {**config, "run": identity.to_config()})
+    grid = Counting(client_app(settings.node), settings.node.clients)
+    run_server(grid, settings.server)
+    return folder, grid
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_are_those_that_clients_send(tmp_path: Path, method: str) -> None:
+    folder, grid = _played(tmp_path / "run", *METHODS[method])
+    rows = Uploads.of(RecordedRun.of(folder.path)).table.rows
+    from fedsink.pages.tables import number, size
+
+    for client in range(5):
+        sizes = grid.sizes[client]
+        name, _, replies, _, whole, epsilon = rows[client]
+        assert name == f"client {client}"
+        assert replies == number(len(sizes))
+        assert whole == size(sum(sizes))
+        assert float(epsilon) > 0
+
+
+def test_a_local_upload_is_stated_per_record(tmp_path: Path) -> None:
+    folder, grid = _played(tmp_path / "run", "mode=ldp", "rounds=2", "strategy.chunk_size=4")
+    run = RecordedRun.of(folder.path)
+    (row, *_) = Uploads.of(run).table.rows
+    assert row[2] == "once"
+    sizes = grid.sizes[0]  # chunks of four records each, and the rest
+    four = max(sizes)
+    values = int(row[3].partition(" ")[0])
+    assert 4 * values < four < 4 * values + 60  # and the number of chunks
+
+
+def test_many_clients_share_rows(begin: Begin) -> None:
+    folder = begin("mode=central", "clients=100")
+    ((name, *_),) = Uploads.of(RecordedRun.of(folder.path)).table.rows
+    assert name == "clients 0 to 99, each"
+    stated = {**(RecordedRun.of(folder.path).privacy or {})}
+    stated["participation"] = {"messages": 20, "missed": [{"client": 50, "messages": 1}]}
+    write_json(folder.privacy, stated)
+    names = [row[0] for row in Uploads.of(RecordedRun.of(folder.path)).table.rows]
+    assert names == ["clients 0 to 49, each", "client 50", "clients 51 to 99, each"]
