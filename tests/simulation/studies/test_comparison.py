@@ -20,7 +20,8 @@ from fedsink.values import leaves
 METHODS = ("dp_sinkhorn", "gs_wgan", "parameter_gradient", "privatize_once")
 SMALL = (
     "experiment=compare_methods", "engine=local", "clients=3", "report.pictures=1",
-    "report.html=false", "study.images=40", *(f"study.overrides.{method}=['rounds=3']" for method in METHODS),
+    "report.html=false", "study.images=40",
+    *(f"study.overrides.{method}=['rounds=3']" for method in METHODS),
 )  # fmt: skip
 TWO = "study.methods=[dp_sinkhorn,privatize_once]"
 
