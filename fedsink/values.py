@@ -47,6 +47,15 @@ def strictly(cls: type[T], values: Config, where: str = "") -> T:
         raise ConfigError(f"The configuration of {where} is mistyped: {error}.") from error
 
 
+def leaves(values: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested tables by their dotted keys; an empty table is a value."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 class Options(Mapping[str, Any]):
     """A group of keys that knows which of them were never read.
 

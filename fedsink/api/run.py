@@ -171,6 +171,12 @@ class Run:
             report=report,
         )
 
+    def report(self) -> Path:
+        """Write report.html, one page about the run, as `fedsink report` does; return its path."""
+        from fedsink.pages.report import write_report
+
+        return write_report(self.folder)
+
     @cached_property
     def _finished(self) -> FinishedRun:
         return open_run(str(self.folder))

@@ -11,6 +11,7 @@ COMMANDS = {
     "card": "a model card of a finished run, in the format of Hugging Face",
     "evaluate": "train classifiers on synthetic images and test them on real ones",
     "report": "one page about a run: its promise, what left each client, its pictures",
+    "compare": "runs side by side in a page: promises, pictures, accuracy, curves",
     "ledger": "what a node has charged and keeps: ledger show, check, export or forget-critics",
     "operator": "the key that signs a deployment's requests, for the owners' policies",
     "account": "ε, σ, rate or rounds of either mode, by every accountant",

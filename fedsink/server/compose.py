@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -14,8 +14,15 @@ from fedsink.reporting.atomic import write_atomic
 from fedsink.server.folder import RunFolder
 
 
-def compose_config(overrides: Sequence[str]) -> dict[str, Any]:
+def compose_config(
+    overrides: Sequence[str], values: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The configuration under Hydra overrides, every interpolation resolved.
+
+    Args:
+        overrides: as they are typed.
+        values: plain values of whole keys or groups, which take the place of what is composed
+            before anything refers to it.
 
     Raises:
         HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
@@ -23,6 +30,8 @@ def compose_config(overrides: Sequence[str]) -> dict[str, Any]:
     from fedsink.conf.loading import composed
 
     config = composed(list(overrides))
+    with open_dict(config):
+        config.update(values or {})
     resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     return dict(resolved)
 

@@ -76,6 +76,12 @@ def test_evaluation_is_that_of_the_command(
     assert {**theirs, "seconds": 0} == {**measured.figures, "seconds": 0}
 
 
+def test_the_page_about_it_is_that_of_the_command(run: fedsink.Run) -> None:
+    page = run.report()
+    assert page == run.folder / "report.html"
+    assert f"{run.privacy['epsilon']:.4g}" in page.read_text()
+
+
 def test_how_it_shows_itself(run: fedsink.Run) -> None:
     assert repr(run) == (
         f"<fedsink.Run {run.folder}: central, ε = {run.privacy['epsilon']:.4g}, δ = 1e-05 per "

@@ -15,6 +15,8 @@ from fedsink.server.folder import RunFolder
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.simulate import configure, kind_of_noise
 
+from .small_runs import evaluated, make
+
 Begin = Callable[..., RunFolder]
 SMALL = ("engine=local", "clients=5", "rounds=20", "report.html=false", "report.pictures=1")
 
@@ -28,6 +30,16 @@ def hostile_places(config: dict[str, Any]) -> dict[str, Any]:
 
 
 PLACES = ("/srv", "ward-7", "of patients", "/home", "ann/", "users.csv", "policy.toml")
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of small runs, some of them evaluated; nobody may change it."""
+    folder = tmp_path_factory.mktemp("small-runs")
+    make(folder)
+    for name, cnn in (("a0", 0.90), ("a1", 0.80), ("a2", 0.85), ("local", 0.7)):
+        evaluated(folder / name, cnn)
+    return folder
 
 
 @pytest.fixture

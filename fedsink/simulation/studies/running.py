@@ -17,11 +17,14 @@ from fedsink.server.finished import open_run
 from fedsink.server.folder import RunFolder
 from fedsink.server.interrupt import InterruptedRunError
 from fedsink.simulation.settings import RunSettings
+from fedsink.simulation.studies.comparison import MethodComparison
 from fedsink.simulation.studies.debugging import Debugging
 from fedsink.simulation.studies.study import Study, StudyPlan
 from fedsink.values import Config, strictly
 
-STUDIES: Registry[type[Study]] = Registry("study.name", {Debugging.name: Debugging})
+STUDIES: Registry[type[Study]] = Registry(
+    "study.name", {cls.name: cls for cls in (Debugging, MethodComparison)}
+)
 
 
 @dataclass(frozen=True)

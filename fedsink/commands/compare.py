@@ -1,0 +1,70 @@
+"""`fedsink compare run=[A,B]`: runs side by side, in a page and in a table."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedsink.commands.keys import parse
+from fedsink.errors import ConfigError
+
+HELP = """Usage: fedsink compare run=[A,B,…] [out=compare.html]
+       fedsink compare run=SWEEP|STUDY [out=…]
+       fedsink compare methods=[dp_sinkhorn,gs_wgan,…] [key=value …]
+
+Compares runs, finished or not: what is promised, pictures, accuracy over seeds, curves, and the
+configuration keys that differ. Prints a table and writes a page, one file without scripts, into the
+present folder; for one folder of a sweep or a study, into that. Runs that differ in their seed
+alone are one row. A run has accuracies once fedsink evaluate run=DIR has measured them.
+
+methods=[…] first runs each of these methods on the same clients and data, and evaluates it: it is
+fedsink simulate experiment=compare_methods study.methods=[…], whose other keys may follow."""
+
+
+def run(arguments: Sequence[str], debug: bool = False) -> int:
+    """Compare, print the table, and write the page; prints where in the last line."""
+    if {"-h", "--help"} & set(arguments):
+        print(HELP)
+        return 0
+    if methods := [a for a in arguments if a.startswith("methods=")]:
+        return _run_methods(methods[0], [a for a in arguments if a != methods[0]], debug)
+    keys = parse(arguments, {"run": folders, "out": str})
+    if not keys.get("run"):
+        raise ConfigError("run= is missing; fedsink compare --help says what to give.")
+
+    from fedsink.pages.compared import Compared
+    from fedsink.pages.comparison import NAME, Comparison
+
+    named: list[str] = keys["run"]
+    comparison = Comparison(Compared.of(named))
+    place = Path(named[0]).expanduser() if len(named) == 1 else Path()
+    out = Path(keys["out"]).expanduser() if keys.get("out") else place / NAME
+    comparison.write(out.resolve())
+    print(comparison.text())
+    print(out)
+    return 0
+
+
+def folders(text: str) -> list[str]:
+    """The folders in `[A,B]`, or the one in `A`; a name with a comma stands in double quotes."""
+    if not text.startswith("["):
+        return [text] if text else []
+    if not text.endswith("]"):
+        raise ValueError("a list of folders is written [A,B]")
+    (names,) = csv.reader([text[1:-1]], skipinitialspace=True) if text != "[]" else [[]]
+    if not all(name.strip() for name in names):
+        raise ValueError("the list names an empty folder")
+    return [name.strip() for name in names]
+
+
+def _run_methods(methods: str, others: list[str], debug: bool) -> int:
+    if wrong := [a for a in others if a.startswith(("run=", "out=", "methods="))]:
+        raise ConfigError(
+            f"{methods} runs methods and compares them in the study's folder: leave {wrong[0]} out."
+        )
+    # Found by its name, as the command line finds it.
+    simulate = importlib.import_module("fedsink.commands.simulate")
+    arguments = ["experiment=compare_methods", f"study.{methods}", *others]
+    return int(simulate.run(arguments, debug=debug))

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedsink.commands.compare import folders
+
+from .conftest import SMALL, Outcome, run_many
+
+TINY = ("study.images=20", *SMALL, "study.overrides.dp_sinkhorn=['rounds=2']",
+        "study.overrides.privatize_once=['rounds=2']")  # fmt: skip
+STUDY = [argument for argument in TINY if not argument.startswith("rounds=")]
+
+
+@pytest.fixture(scope="module")
+def compared(
+    finished: tuple[Outcome, Path], finished_ldp: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Outcome]:
+    """Every command line of this module, by its name, played by one process in one folder."""
+    folder = tmp_path_factory.mktemp("compared")
+    shutil.copytree(finished[1], folder / "central")
+    shutil.copytree(finished_ldp, folder / "with, comma")
+    for number in ("0", "1"):
+        shutil.copytree(finished[1], folder / "sweep" / number)
+    (folder / "mine.html").write_text("mine")
+    lines = {
+        "list": ["compare", 'run=[central,"with, comma"]'],
+        "out": ["compare", 'run=["with, comma", central]', "out=new/page.html"],
+        "sweep": ["compare", "run=sweep"],
+        "mine": ["compare", "run=sweep", "out=mine.html"],
+        "one": ["compare", "run=central"],
+        "twice": ["compare", "run=[central,./central]"],
+        "missing": ["compare", "run=[central,nowhere]"],
+        "no run": ["compare", "run=new"],
+        "nothing": ["compare"],
+        "empty": ["compare", "run="],
+        "unknown": ["compare", "run=sweep", "outs=x.html"],
+        "open": ["compare", "run=[central"],
+        "methods": [
+            *("compare", "methods=[dp_sinkhorn,privatize_once]", "hydra.run.dir=study"),
+            *STUDY,
+        ],
+        "methods and runs": ["compare", "methods=[dp_sinkhorn,gs_wgan]", "run=sweep"],
+        "one method": ["compare", "methods=[dp_sinkhorn]", "hydra.run.dir=single"],
+        "mistyped": [
+            *("compare", "methods=[dp_sinkhorn,gs_wgan]", "hydra.run.dir=single"),
+            "study.overrides.gs_wgan=['strategy.rowz=3']",
+        ],
+        "study again": ["compare", "run=study"],
+        "help": ["compare", "--help"],
+    }
+    outcomes = run_many([(folder, line) for line in lines.values()])
+    return dict(zip(lines, outcomes, strict=True)) | {"folder": Outcome(0, str(folder), "")}
+
+
+@pytest.fixture(scope="module")
+def folder(compared: dict[str, Outcome]) -> Path:
+    return Path(compared["folder"].out)
+
+
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("list", "compare.html"),
+        ("out", "new/page.html"),
+        ("sweep", "sweep/compare.html"),
+        ("study again", "study/compare.html"),
+    ],
+)
+def test_a_table_is_printed_and_a_page_is_written(
+    compared: dict[str, Outcome], folder: Path, name: str, page: str
+) -> None:
+    outcome = compared[name]
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.last == page
+    assert outcome.out.startswith("method")
+    assert '<h1 id="fedsink-comparison">' in (folder / page).read_text()
+
+
+def test_runs_of_both_models_are_told_apart(compared: dict[str, Outcome]) -> None:
+    out = " ".join(compared["list"].out.split())
+    assert "central, per record" in out
+    assert "ldp, per record" in out
+    assert "These ε are 2 different promises" in out
+
+
+def test_repetitions_in_a_sweep_are_said(compared: dict[str, Outcome]) -> None:
+    assert "dp_sinkhorn has several runs of seed 0" in " ".join(compared["sweep"].out.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mine", "mine.html exists and is no page of fedsink compare: remove it, or give another"),
+        ("one", "A comparison needs two runs or more, not "),
+        ("twice", "central is named twice: name each run once."),
+        ("missing", "nowhere is no folder: name one that holds a run."),
+        ("no run", "new holds no fedsink run (no config.yaml, nor one in a folder within)"),
+        ("nothing", "run= is missing; fedsink compare --help says what to give."),
+        ("empty", "run= is missing; fedsink compare --help says what to give."),
+        ("unknown", "Unknown key 'outs'. Did you mean out? Keys: run, out."),
+        ("open", "run=[central: a list of folders is written [A,B]."),
+        ("methods and runs", "leave run=sweep out."),
+        ("one method", "study.methods=['dp_sinkhorn'] leaves nothing to compare"),
+        ("mistyped", "Unknown key 'strategy.rowz'. Did you mean strategy.rows?"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(
+    compared: dict[str, Outcome], folder: Path, name: str, message: str
+) -> None:
+    outcome = compared[name]
+    assert (outcome.code, outcome.out) == (2, "")
+    assert message in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert (folder / "mine.html").read_text() == "mine"
+    assert not (folder / "single").exists()
+
+
+def test_methods_are_run_evaluated_and_compared(compared: dict[str, Outcome], folder: Path) -> None:
+    outcome = compared["methods"]
+    assert outcome.code == 0, outcome.err
+    assert outcome.last == str(folder / "study")
+    assert "Evaluating privatize_once, 2 of 2" in outcome.err
+    assert "CNN %" in outcome.out
+    assert {path.name for path in (folder / "study").iterdir()} == {
+        "config.yaml", "compare.html", "dp_sinkhorn", "privatize_once",
+    }  # fmt: skip
+
+
+def test_help_says_what_there_is(compared: dict[str, Outcome]) -> None:
+    for words in ("run=[A,B,…]", "out=compare.html", "methods=[dp_sinkhorn,gs_wgan,…]"):
+        assert words in compared["help"].out
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", []), ("[]", []), ("a", ["a"]), ("a,b", ["a,b"]), ("[a]", ["a"]),
+        ("[a, b/c]", ["a", "b/c"]), ('["a,b",c]', ["a,b", "c"]),
+        ("[2026-11-22,010]", ["2026-11-22", "010"]),
+    ],
+)  # fmt: skip
+def test_lists_of_folders(text: str, names: list[str]) -> None:
+    assert folders(text) == names
+
+
+@pytest.mark.parametrize("text", ["[a,]", "[a", "[,]", '["",a]'])
+def test_lists_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="list"):
+        folders(text)
