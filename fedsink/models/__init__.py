@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fedsink.models.base import Generator
+from fedsink.models.biggan import BigGan
+from fedsink.models.conv import Conv
 from fedsink.models.dcgan import Dcgan
 from fedsink.models.dct_mlp import DctMlp
 from fedsink.models.ema import Ema
@@ -14,6 +16,8 @@ from fedsink.models.sampling import sample
 
 __all__ = [
     "GENERATORS",
+    "BigGan",
+    "Conv",
     "Dcgan",
     "DctMlp",
     "Ema",

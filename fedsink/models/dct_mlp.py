@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedsink.data import dct
 from fedsink.errors import ModelError
 from fedsink.models.base import Generator, LatentLaw, checked_sizes
-from fedsink.models.layers import initialise, linear
+from fedsink.models.layers import class_inputs, initialise, linear
 
 
 class DctMlp(Generator):
@@ -113,8 +113,7 @@ class DctMlp(Generator):
         """Return images (n, C, H, W) in [0, 1]."""
         classes = self.one_hot(labels, z)
         if self.per_class_first_layer:
-            inputs = torch.cat([z, torch.ones_like(z[:, :1])], dim=1)
-            inputs = (classes.unsqueeze(2) * inputs.unsqueeze(1)).flatten(1)
+            inputs = class_inputs(z, classes)
         else:
             inputs = torch.cat([z, self.one_hot_scale * classes], dim=1)
         coefficients = self.layers(inputs).unflatten(1, (self.shape[0], -1))

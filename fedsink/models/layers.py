@@ -87,6 +87,15 @@ def embedding(labels: int, features: int) -> nn.Embedding:
     return _skip(nn.Embedding, labels, features)
 
 
+def class_inputs(z: Tensor, one_hot: Tensor) -> Tensor:
+    """onehot(l) ⊗ [z, 1], (n, classes·(d + 1)), for z (n, d) and labels as unit vectors.
+
+    A linear layer of it without a bias is a matrix and a bias of each class's own.
+    """
+    inputs = torch.cat([z, torch.ones_like(z[:, :1])], dim=1)
+    return (one_hot.unsqueeze(2) * inputs.unsqueeze(1)).flatten(1)
+
+
 def _skip(layer: Any, *sizes: int, **options: Any) -> Any:
     return skip_init(layer, *sizes, **options)
 

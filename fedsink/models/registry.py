@@ -8,6 +8,8 @@ import torch
 
 from fedsink.errors import ModelError
 from fedsink.models.base import Generator
+from fedsink.models.biggan import BigGan
+from fedsink.models.conv import Conv
 from fedsink.models.dcgan import Dcgan
 from fedsink.models.dct_mlp import DctMlp
 from fedsink.models.mlp import Mlp
@@ -15,7 +17,7 @@ from fedsink.registry import Registry
 
 GENERATORS: Registry[type[Generator]] = Registry(
     "generator",
-    {cls.name: cls for cls in (Dcgan, DctMlp, Mlp)},
+    {cls.name: cls for cls in (BigGan, Conv, Dcgan, DctMlp, Mlp)},
     group="fedsink.generators",
     error=ModelError,
 )

@@ -23,6 +23,7 @@ def sample(
     stream: Stream,
     batch_size: int = 500,
     mix: Tensor | None = None,
+    latent_range: float = 1.0,
 ) -> Tensor:
     """Return n images (n, C, H, W) in [0, 1], or points, on the CPU, row i of class labels[i].
 
@@ -39,6 +40,7 @@ def sample(
         stream: source of z.
         batch_size: rows generated at a time.
         mix: class proportions (classes,) of the training batches; None means equal.
+        latent_range: factor on every latent; 1 draws the law of training.
 
     Raises:
         ModelError: for a negative n, a batch size below 1 (2 with BatchNorm), labels of another
@@ -52,7 +54,7 @@ def sample(
         )
     labels = torch.arange(n) % generator.classes if labels is None else labels.cpu()
     _check_labels(labels, n, generator.classes)
-    z = generator.latent(n, stream)
+    z = latent_range * generator.latent(n, stream)
     labels = labels.to(z.device)
     if not generator.uses_batch_statistics:
         rows = [
@@ -66,7 +68,7 @@ def sample(
         present = torch.bincount(labels[chosen].cpu(), minlength=len(quota))
         missing = (quota - present).clamp_min(0)
         extra = torch.repeat_interleave(torch.arange(len(quota)), missing).to(z.device)
-        z_batch = torch.cat([z[chosen], generator.latent(len(extra), stream)])
+        z_batch = torch.cat([z[chosen], latent_range * generator.latent(len(extra), stream)])
         made = generator(z_batch, torch.cat([labels[chosen], extra]))
         images[chosen.cpu()] = made[: len(chosen)].cpu()
     return images

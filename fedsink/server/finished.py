@@ -30,7 +30,7 @@ class FinishedRun:
         data: public description of the data it was trained for.
         prior: class probabilities for sampling, (C,).
         map: the map whose released band is shown (ldp), or None.
-        observation: what is done to every drawn image.
+        observation: how every image is drawn, beyond the law of training.
     """
 
     folder: RunFolder
@@ -51,7 +51,8 @@ class FinishedRun:
         stream = Stream(f"sample|{seed}".encode(), "sample")
         uniform = stream.uniform(n).to(self.prior)
         labels = torch.searchsorted(self.prior.cumsum(0), uniform).clamp(max=len(self.prior) - 1)
-        images = sample(self.generator, n, labels, stream, mix=self.prior)
+        wide = self.observation.latent_range
+        images = sample(self.generator, n, labels, stream, mix=self.prior, latent_range=wide)
         if self.map is not None:
             with torch.no_grad():
                 images = torch.cat([self.map.render(self.map(part)) for part in images.split(5000)])

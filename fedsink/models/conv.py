@@ -1,0 +1,103 @@
+"""A small convolutional generator without BatchNorm, for images of any size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsink.errors import ModelError
+from fedsink.models.base import Generator, LatentLaw, checked_sizes
+from fedsink.models.layers import class_inputs, deconvolution, initialise, linear
+
+_KERNEL = 4
+
+
+class Conv(Generator):
+    """G(z, l) = (1 + tanh(γ·D(A·relu(W_l [z, 1])))) / 2, cut to H × W pixels.
+
+    W_l is a matrix of each class's own, to `hidden` units. A is linear, to m₁ feature maps of
+    ⌈H/2^s⌉ × ⌈W/2^s⌉ pixels. D is s deconvolutions of kernel 4 and stride 2, to m₂, …, m_s and
+    C maps, with ReLU before each of them. There is no BatchNorm, so every picture depends on its
+    own z and label alone.
+
+    Args:
+        hidden: units behind the first layer.
+        maps: (m₁, …, m_s), feature maps before each deconvolution; (32, 16) makes 28×28 from 7×7.
+        output_gain: γ > 0, as of `DctMlp`.
+
+    Raises:
+        ModelError: for points, no feature maps, or a gain that is not positive.
+    """
+
+    name = "conv"
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        *,
+        latent_dim: int = 8,
+        latent_law: LatentLaw = "uniform",
+        hidden: int = 256,
+        maps: Sequence[int] = (32, 16),
+        output_gain: float = 4.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Build the layers and draw their weights from `generator` (None: seed 0)."""
+        options = {"hidden": hidden, "maps": list(maps), "output_gain": output_gain}
+        super().__init__(shape, classes, latent_dim, latent_law, options)
+        if len(self.shape) != 3:
+            raise ModelError(
+                f"conv makes images (channels, height, width), got shape {self.shape}; use mlp for "
+                f"points."
+            )
+        if not maps:
+            raise ModelError("conv needs at least one size of feature maps, got maps=[].")
+        for what, number in (("hidden", hidden), *(("maps", m) for m in maps)):
+            if number < 1:
+                raise ModelError(f"conv needs {what} of at least 1, got {number}.")
+        if not 0.0 < output_gain < float("inf"):
+            raise ModelError(f"conv needs a positive output_gain, got {output_gain}.")
+        self.output_gain = output_gain
+        self.first = linear(classes * (latent_dim + 1), hidden, bias=False)
+        self.base = _base(self.shape, maps)
+        self.second = linear(hidden, math.prod(self.base))
+        self.deconvolutions = nn.Sequential()
+        for inputs, outputs in pairwise((*maps, self.shape[0])):
+            self.deconvolutions.append(nn.ReLU())
+            self.deconvolutions.append(deconvolution(inputs, outputs, _KERNEL, stride=2, padding=1))
+        initialise(self, generator)
+        with torch.no_grad():  # a row sees only its class's latent_dim + 1 inputs
+            self.first.weight.mul_(classes**0.5)
+
+    @classmethod
+    def parameter_count(
+        cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
+    ) -> int:
+        """A first weight matrix for each class; weights and biases of every other layer."""
+        latent_dim, hidden, *maps = checked_sizes(
+            cls.name, options["latent_dim"], options["hidden"], *options["maps"]
+        )
+        first = classes * (latent_dim + 1) * hidden
+        second = (hidden + 1) * math.prod(_base(shape, maps))
+        kernels = ((a * _KERNEL**2 + 1) * b for a, b in pairwise((*maps, shape[0])))
+        return first + second + sum(kernels)
+
+    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
+        """Return images (n, C, H, W) in [0, 1]."""
+        hidden = torch.relu(self.first(class_inputs(z, self.one_hot(labels, z))))
+        field = self.deconvolutions(self.second(hidden).unflatten(1, self.base))
+        height, width = self.shape[1:]
+        pixels: Tensor = 0.5 + 0.5 * torch.tanh(self.output_gain * field[..., :height, :width])
+        return pixels
+
+
+def _base(shape: Sequence[int], maps: Sequence[int]) -> tuple[int, int, int]:
+    """Feature maps, height and width before the first deconvolution."""
+    height, width = (-(-side // 2 ** len(maps)) for side in shape[1:])
+    return maps[0], height, width
