@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,13 +16,14 @@ from fedsink.models.layers import convolution, embedding, initialise, linear, sp
 
 _DOUBLINGS = 3  # of the side: 4 → 32
 _CONVOLUTIONS = 3
+_MOST_BLOCKS = 16
 
 
 class BigGan(Generator):
-    """[z, embedding(l)] → depth×4×4 → residual blocks → ReLU → C feature maps → tanh, in [0, 1].
+    """[z, embedding(l)] → 256×4×4 → residual blocks → ReLU → C feature maps → tanh, in [0, 1].
 
     A block is x ↦ up(x) + conv(ReLU(conv(ReLU(conv(ReLU(up(x))))))) with three 3×3 convolutions,
-    all of one depth and spectrally normalised; up repeats every pixel 2×2 in the first three
+    all of one width and spectrally normalised; up repeats every pixel 2×2 in the first three
     blocks and does nothing in later ones. Sides that are no multiple of 8 are made larger and
     cropped at the centre: 28×28 is the middle of 32×32. Published are four blocks of depth 256,
     three convolutions in each, spectral normalisation, 32 latents and an embedding of the class
@@ -34,11 +36,11 @@ class BigGan(Generator):
 
     Attributes:
         label_embedding: length of the label's embedding.
-        depth: feature maps of every block (256).
+        width: feature maps of every block (256).
         blocks: residual blocks (4).
 
     Raises:
-        ModelError: for points, or a size below 1.
+        ModelError: for points, a size below 1, or more than 16 blocks.
     """
 
     name = "biggan"
@@ -51,24 +53,23 @@ class BigGan(Generator):
         latent_dim: int = 32,
         latent_law: LatentLaw = "normal",
         label_embedding: int = 32,
-        depth: int = 256,
+        width: int = 256,
         blocks: int = 4,
         generator: torch.Generator | None = None,
     ) -> None:
         """Build the layers and draw their weights from `generator` (None: seed 0)."""
-        options = {"label_embedding": label_embedding, "depth": depth, "blocks": blocks}
+        options = {"label_embedding": label_embedding, "width": width, "blocks": blocks}
         super().__init__(shape, classes, latent_dim, latent_law, options)
         if len(self.shape) != 3:
             raise ModelError(
-                f"biggan makes (channels, height, width) images, got shape {self.shape}; use mlp."
+                f"biggan makes images (channels, height, width), got shape {self.shape}; use mlp."
             )
-        checked_sizes(self.name, *options.values())
+        _checked(options | {"latent_dim": latent_dim})
         self._start = _start(self.shape, blocks)
-        height, width = self._start
         self.embedding = embedding(classes, label_embedding)
-        self.first = linear(latent_dim + label_embedding, depth * height * width)
-        self.blocks = nn.ModuleList(_Block(depth, grows=i < _DOUBLINGS) for i in range(blocks))
-        self.last = convolution(depth, self.shape[0], 3, padding=1)
+        self.first = linear(latent_dim + label_embedding, width * math.prod(self._start))
+        self.blocks = nn.ModuleList(_Block(width, i < _DOUBLINGS) for i in range(blocks))
+        self.last = convolution(width, self.shape[0], 3, padding=1)
         initialise(self, generator)
 
     @classmethod
@@ -76,14 +77,10 @@ class BigGan(Generator):
         cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
     ) -> int:
         """Kernels and biases of the first layer, of all convolutions, and the embedding."""
-        latent_dim, label_embedding, depth, blocks = checked_sizes(
-            cls.name,
-            *(options[key] for key in ("latent_dim", "label_embedding", "depth", "blocks")),
-        )
-        height, width = _start(shape, blocks)
-        first = (latent_dim + label_embedding + 1) * depth * height * width
-        inner = blocks * _CONVOLUTIONS * (9 * depth + 1) * depth
-        return first + inner + (9 * depth + 1) * shape[0] + classes * label_embedding
+        latent_dim, label_embedding, width, blocks = _checked(options)
+        first = (latent_dim + label_embedding + 1) * width * math.prod(_start(shape, blocks))
+        inner = blocks * _CONVOLUTIONS * (9 * width + 1) * width
+        return first + inner + (9 * width + 1) * shape[0] + classes * label_embedding
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
         """Return images (n, C, H, W) in [0, 1]."""
@@ -92,17 +89,15 @@ class BigGan(Generator):
         for block in self.blocks:
             maps = block(maps)
         pixels: Tensor = 0.5 + 0.5 * torch.tanh(self.last(relu(maps)))
-        _, height, width = self.shape
-        top, left = (pixels.shape[2] - height) // 2, (pixels.shape[3] - width) // 2
-        return pixels[:, :, top : top + height, left : left + width]
+        return _centre(pixels, self.shape)
 
 
 class _Block(nn.Module):
-    def __init__(self, depth: int, *, grows: bool) -> None:
+    def __init__(self, width: int, grows: bool) -> None:
         super().__init__()
         self.grows = grows
         self.convolutions = nn.ModuleList(
-            spectral_convolution(depth, depth, 3, padding=1) for _ in range(_CONVOLUTIONS)
+            spectral_convolution(width, width, 3, padding=1) for _ in range(_CONVOLUTIONS)
         )
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -111,6 +106,23 @@ class _Block(nn.Module):
         for convolve in self.convolutions:
             change = convolve(relu(change))
         return kept + change
+
+
+def _checked(options: Mapping[str, Any]) -> list[int]:
+    """The numbers of a description: latents, length of the embedding, width, blocks."""
+    keys = ("latent_dim", "label_embedding", "width", "blocks")
+    sizes = checked_sizes(BigGan.name, *(options[key] for key in keys))
+    if sizes[-1] > _MOST_BLOCKS:
+        raise ModelError(
+            f"biggan has at most {_MOST_BLOCKS} blocks, got {sizes[-1]}: leave some out."
+        )
+    return sizes
+
+
+def _centre(images: Tensor, shape: tuple[int, ...]) -> Tensor:
+    _, height, width = shape
+    top, left = (images.shape[2] - height) // 2, (images.shape[3] - width) // 2
+    return images[:, :, top : top + height, left : left + width]
 
 
 def _start(shape: tuple[int, ...], blocks: int) -> tuple[int, int]:

@@ -56,9 +56,9 @@ def spectral_convolution(
 def spectral_norm(weight: Tensor) -> Tensor:
     """The largest singular value of a weight, as a matrix of its first dimension's rows.
 
-    With G = WWᵀ and P = G^p/tr G^p, p = 2¹², it is √tr(GP): at least n^(−1/2p)·σ for n rows, 0.9993 σ
-    for 256, and never above σ. P is held fixed in the gradient, which is that of a converged power
-    iteration, uvᵀ. The operations are the same for any weight, and choose nothing by its values.
+    With G = WWᵀ and P = G^p/tr G^p, p = 2¹², it is √tr(GP): never above σ, and at least
+    n^(−1/2p)·σ for n rows, 0.9993 σ for 256. P is held fixed in the gradient, which is that of a
+    converged power iteration, uvᵀ. The operations are the same for every weight.
     """
     matrix = weight.flatten(1)
     gram = matrix @ matrix.T
