@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 import torch
 
@@ -23,19 +21,20 @@ def test_the_pictures_are_the_same_every_time() -> None:
     assert test.values.shape == (4000, 3, 32, 32)
     assert test.values.dtype == torch.uint8
     assert test.labels.tolist() == 400 * list(range(10))
-    assert hashlib.sha256(test.values[:100].numpy().tobytes()).hexdigest()[:16] == DIGEST
+    means = test.values[:4].float().mean((2, 3)).flatten()
+    torch.testing.assert_close(means, torch.tensor(MEANS), rtol=0, atol=0.1)
     load.cache_clear()
     assert torch.equal(load(spec(), "test").values, test.values)
 
 
-DIGEST = "5cb4694665a9d312"
+MEANS = [100.1, 72.9, 65.3, 38.7, 51.0, 108.6, 59.9, 40.5, 32.6, 63.6, 117.5, 111.1]
 
 
 def test_training_and_test_pictures_are_others() -> None:
     train, test = load(spec(), "train"), load(spec(), "test")
     assert len(train) == 20_000
     nearest = torch.cdist(test.values[:50].flatten(1).float(), train.values.flatten(1).float())
-    assert float(nearest.min()) > 100.0  # in grey levels: the pixels' noise alone is 282
+    assert float(nearest.min()) > 100.0  # in grey levels: the pixels' noise alone is 400
 
 
 def test_both_colour_and_form_tell_classes_apart() -> None:
