@@ -31,7 +31,8 @@ class Conv(Generator):
         output_gain: γ > 0, as of `DctMlp`.
 
     Raises:
-        ModelError: for points, no feature maps, or a gain that is not positive.
+        ModelError: for points, no feature maps, more deconvolutions than the shorter side of the
+            picture can be halved into, or a size or gain that is not positive.
     """
 
     name = "conv"
@@ -56,8 +57,7 @@ class Conv(Generator):
                 f"conv makes images (channels, height, width), got shape {self.shape}; use mlp for "
                 f"points."
             )
-        if not maps:
-            raise ModelError("conv needs at least one size of feature maps, got maps=[].")
+        self.base = _base(self.shape, maps)
         for what, number in (("hidden", hidden), *(("maps", m) for m in maps)):
             if number < 1:
                 raise ModelError(f"conv needs {what} of at least 1, got {number}.")
@@ -65,7 +65,6 @@ class Conv(Generator):
             raise ModelError(f"conv needs a positive output_gain, got {output_gain}.")
         self.output_gain = output_gain
         self.first = linear(classes * (latent_dim + 1), hidden, bias=False)
-        self.base = _base(self.shape, maps)
         self.second = linear(hidden, math.prod(self.base))
         self.deconvolutions = nn.Sequential()
         for inputs, outputs in pairwise((*maps, self.shape[0])):
@@ -99,5 +98,12 @@ class Conv(Generator):
 
 def _base(shape: Sequence[int], maps: Sequence[int]) -> tuple[int, int, int]:
     """Feature maps, height and width before the first deconvolution."""
-    height, width = (-(-side // 2 ** len(maps)) for side in shape[1:])
-    return maps[0], height, width
+    _, height, width = shape
+    if not 2 <= 2 ** len(maps) <= 2 * min(height, width):
+        raise ModelError(
+            f"conv doubles its feature maps at least once and at most up to twice the picture's "
+            f"shorter side, so maps has 1 to {min(height, width).bit_length()} sizes, got "
+            f"{len(maps)}."
+        )
+    halvings = 2 ** len(maps)
+    return maps[0], -(-height // halvings), -(-width // halvings)

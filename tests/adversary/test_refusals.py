@@ -88,6 +88,9 @@ def architectures(honest: Honest) -> list[dict[str, Any]]:
     for name, more in (
         ("dct_mlp", {"hidden": [9000, 9000]}),
         ("dct_mlp", {"radius": 1e300, "hidden": [GIANT], "per_class_first_layer": True}),
+        ("conv", {"hidden": GIANT}),
+        ("conv", {"maps": [GIANT, GIANT]}),
+        ("conv", {"maps": [1] * 60}),
         ("dcgan", {"width": GIANT}),
         ("dcgan", {"width": 4000, "latent_dim": 4000, "label_embedding": 4000}),
     ):

@@ -25,6 +25,10 @@ def sampled(
         config = (run / "config.yaml").read_text()
         config = re.sub(rf"((?:{parts}):\s+std:) \S+", r"\1 0.0", config)
         (folder / name / "config.yaml").write_text(config)
+    shutil.copytree(folder / "plain", folder / "wide")
+    config, count = re.subn(r"latent_range: 1.0", "latent_range: 1.5", config)
+    assert count == 1
+    (folder / "wide" / "config.yaml").write_text(config)
     unfinished = folder / "unfinished"
     shutil.copytree(run, unfinished)
     (unfinished / "metrics.json").unlink()
@@ -47,6 +51,7 @@ def sampled(
         ["sample", f"run={run}", "observation=perhaps", "out=x.npz"],
         ["sample", "run=noisy", "n=50", "seed=1", "out=noisy.npz"],
         ["sample", "run=plain", "n=50", "seed=1", "out=plain.npz"],
+        ["sample", "run=wide", "n=50", "seed=1", "out=wide.npz"],
     ]
     return folder, run_many([(folder, line) for line in lines])
 
@@ -75,7 +80,7 @@ def test_the_seed_decides_the_sample(sampled: tuple[Path, list[Outcome]]) -> Non
 
 def test_pictures_are_observed_unless_that_is_left_out(sampled: tuple[Path, list[Outcome]]) -> None:
     folder, outcomes = sampled
-    assert [outcome.code for outcome in outcomes[14:]] == [0, 2, 0, 0], outcomes[14:]
+    assert [outcome.code for outcome in outcomes[14:]] == [0, 2, 0, 0, 0], outcomes[14:]
     assert "perhaps" in outcomes[15].err
     one, bare = (np.load(folder / f"{name}.npz") for name in ("one", "bare"))
     assert np.array_equal(one["y"], bare["y"])
@@ -86,6 +91,14 @@ def test_pictures_are_observed_unless_that_is_left_out(sampled: tuple[Path, list
     assert np.array_equal(plain, bare["x"] / 255.0)
     inside = (plain > 0.35) & (plain < 0.65)  # where the range cuts nothing
     assert (noisy - plain)[inside].std() == pytest.approx(0.1, rel=0.15)
+    wide = np.load(folder / "wide.npz")
+    assert np.array_equal(wide["y"], bare["y"])
+    same = np.equal.outer(bare["y"], bare["y"])
+    apart = [
+        np.square(np.subtract.outer(x.mean((1, 2, 3)), x.mean((1, 2, 3))))[same].sum()
+        for x in (wide["x"] / 255.0, plain)
+    ]
+    assert apart[0] > 1.3 * apart[1] > 0.0  # few latents: nearly linear in them
 
 
 def test_a_folder_holds_the_same_images_by_class(sampled: tuple[Path, list[Outcome]]) -> None:

@@ -14,7 +14,7 @@ from scipy.stats import kstest
 
 from fedsink.data.views import DctView
 from fedsink.errors import ModelError
-from fedsink.models import GENERATORS, Dcgan, DctMlp, Generator, Mlp, build, parameter_count
+from fedsink.models import GENERATORS, Conv, Dcgan, DctMlp, Generator, Mlp, build, parameter_count
 from fedsink.privacy.randomness.noise import Stream
 
 CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
@@ -24,6 +24,10 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("mlp", (1, 8, 8), {}),
     ("mlp", (2,), {"output": "linear", "batch_norm": False}),
     ("mlp", (1, 8, 8), {"hidden": [], "conditional": False}),
+    ("conv", (1, 8, 8), {}),
+    ("conv", (1, 28, 28), {"hidden": 16, "maps": [4, 2], "latent_dim": 3}),
+    ("conv", (3, 32, 32), {"hidden": 16, "maps": [4, 3, 2]}),
+    ("conv", (3, 5, 9), {"hidden": 16, "maps": [4, 2], "latent_law": "normal"}),
     ("dcgan", (1, 28, 28), {"width": 4}),
     ("dcgan", (3, 32, 32), {"width": 4, "label_embedding": 4, "latent_dim": 12}),
 ]
@@ -128,9 +132,10 @@ def test_batch_statistics_are_declared_truthfully(case: Any) -> None:
     torch.testing.assert_close(generator(z, labels)[:4], whole)
 
 
-def test_the_gain_of_dct_mlp_multiplies_what_tanh_sees() -> None:
+@pytest.mark.parametrize("name", ["dct_mlp", "conv"])
+def test_the_gain_multiplies_what_tanh_sees(name: str) -> None:
     stream = Stream(b"gain", 0)
-    plain, gained = (build("dct_mlp", (1, 8, 8), 10, output_gain=g) for g in (1.0, 4.0))
+    plain, gained = (build(name, (1, 8, 8), 10, output_gain=g) for g in (1.0, 4.0))
     z, labels = plain.latent(20, stream), torch.arange(20) % 10
     before = [torch.atanh(2.0 * g(z, labels) - 1.0) for g in (plain, gained)]
     torch.testing.assert_close(before[1], 4.0 * before[0], rtol=1e-3, atol=1e-4)
@@ -158,6 +163,32 @@ def test_per_class_first_layer_is_a_matrix_of_its_own_per_class() -> None:
     assert float(weight.abs().max()) == pytest.approx(0.5, rel=0.05)
 
 
+def test_conv_doubles_from_a_small_base_and_cuts_what_is_too_many() -> None:
+    shapes = {name: tuple(p.shape) for name, p in Conv((1, 28, 28), 10).named_parameters()}
+    assert shapes["first.weight"] == (256, 10 * (8 + 1))
+    assert shapes["second.weight"] == (32 * 7 * 7, 256)
+    assert shapes["deconvolutions.1.weight"] == (32, 16, 4, 4)
+    assert shapes["deconvolutions.3.weight"] == (16, 1, 4, 4)
+    # 5 × 9 pixels are the corner of 8 × 12 of the same weights.
+    cut, whole = (Conv((1, *sides), 4, maps=[3, 2]) for sides in ((5, 9), (8, 12)))
+    assert cut.base == whole.base == (3, 2, 3)
+    whole.load_state_dict(cut.state_dict())
+    z, labels = cut.latent(6, stream()), torch.arange(6) % 4
+    torch.testing.assert_close(cut(z, labels), whole(z, labels)[..., :5, :9])
+
+
+def test_conv_has_a_first_matrix_of_its_own_per_class() -> None:
+    """A class's pictures depend on its own block alone, which starts with that block's fan-in."""
+    generator = Conv((1, 8, 8), 3, latent_dim=2, hidden=64)
+    z, labels = generator.latent(6, stream()), torch.arange(6) % 3
+    before = generator(z, labels)
+    assert float(generator.first.weight.detach().abs().max()) == pytest.approx(3**-0.5, rel=0.05)
+    with torch.no_grad():
+        generator.first.weight[:, 3:6] += 1.0
+    moved = (generator(z, labels) - before).abs().amax((1, 2, 3))
+    assert (moved > 1e-3).tolist() == [False, True, False] * 2
+
+
 def test_only_images_need_a_basis_and_it_is_not_stored() -> None:
     assert "basis" not in DctMlp((1, 8, 8), 4).state_dict()
 
@@ -165,7 +196,7 @@ def test_only_images_need_a_basis_and_it_is_not_stored() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "options", "message"),
     [
-        ("biggan", (1, 8, 8), {}, "'biggan' is unknown; choose one of dcgan, dct_mlp, mlp"),
+        ("biggan", (1, 8, 8), {}, "'biggan' is unknown; choose one of conv, dcgan, dct_mlp, mlp"),
         ("mlp", (1, 8, 8), {"depth": 3}, "mlp has no option 'depth'; it has latent_dim, latent_"),
         ("mlp", (8, 8), {}, r"got shape \(8, 8\)"),
         ("mlp", (1, 8, 8), {"latent_dim": 0}, "latent_dim of at least 1, got 0"),
@@ -176,6 +207,12 @@ def test_only_images_need_a_basis_and_it_is_not_stored() -> None:
         ("dct_mlp", (1, 8, 8), {"hidden": []}, "at least one hidden layer"),
         ("dct_mlp", (1, 8, 8), {"radius": 0}, "positive radius, got 0"),
         ("dct_mlp", (1, 8, 8), {"output_gain": 0.0}, r"positive output_gain, got 0\.0"),
+        ("conv", (2,), {}, r"conv makes images .* got shape \(2,\); use mlp"),
+        ("conv", (1, 8, 8), {"maps": []}, "so maps has 1 to 4 sizes, got 0"),
+        ("conv", (1, 9, 7), {"maps": [2] * 4}, "so maps has 1 to 3 sizes, got 4"),
+        ("conv", (1, 8, 8), {"maps": [8, 0]}, "conv needs maps of at least 1, got 0"),
+        ("conv", (1, 8, 8), {"hidden": 0}, "conv needs hidden of at least 1, got 0"),
+        ("conv", (1, 8, 8), {"output_gain": -1.0}, r"positive output_gain, got -1\.0"),
         ("dcgan", (1, 8, 8), {}, r"28×28 or 32×32 pixels .* got shape \(1, 8, 8\)"),
         ("dcgan", (1, 28, 32), {}, r"28×28 or 32×32 pixels .* got shape \(1, 28, 32\)"),
         ("dcgan", (1, 28, 28), {"width": 0}, "width of at least 1, got 0"),
@@ -201,7 +238,7 @@ def test_the_published_dcgan() -> None:
 def test_an_unconditional_generator_of_points_ignores_its_only_label() -> None:
     generator = Mlp((2,), 1, latent_dim=2, output="linear")
     assert not generator.conditional
-    assert sorted(GENERATORS) == ["dcgan", "dct_mlp", "mlp"]
+    assert sorted(GENERATORS) == ["conv", "dcgan", "dct_mlp", "mlp"]
 
 
 INSTALLED = """
@@ -246,6 +283,11 @@ def described(draw: st.DrawFn) -> tuple[str, tuple[int, ...], int, dict[str, Any
         side = draw(st.sampled_from([28, 32]))
         shape = (shape[0], side, side)
         options |= {"width": draw(st.integers(1, 3)), "label_embedding": draw(SIZES)}
+    elif name == "conv":
+        shape = (shape[0], 1 + shape[1], 1 + shape[2])  # for the default's two doublings
+        most = min(shape[1:]).bit_length()
+        maps = draw(st.lists(SIZES, min_size=1, max_size=most))
+        options |= {"hidden": draw(SIZES), "maps": maps}
     elif name == "dct_mlp":
         options |= {
             "hidden": draw(HIDDEN.filter(bool)),
@@ -280,7 +322,7 @@ def test_the_weights_are_counted_without_building_anything(
 
 def test_every_generator_is_counted() -> None:
     """So none that is added is left out of the test above."""
-    assert set(GENERATORS) == {"dcgan", "dct_mlp", "mlp"}
+    assert set(GENERATORS) == {"conv", "dcgan", "dct_mlp", "mlp"}
 
 
 def test_counting_costs_nothing_however_large_the_generator() -> None:

@@ -17,6 +17,7 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("dct_mlp", (1, 8, 8), {"hidden": (16, 8), "radius": 3.0, "per_class_first_layer": True}),
     ("mlp", (2,), {"output": "linear", "latent_law": "normal", "hidden": (8,)}),
     ("dcgan", (3, 32, 32), {"width": 2}),
+    ("conv", (3, 9, 6), {"hidden": 5, "maps": (4, 2), "output_gain": 2.0}),
 ]
 
 

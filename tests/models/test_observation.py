@@ -33,6 +33,13 @@ def test_without_parts_it_changes_nothing() -> None:
     assert Observation().changes_nothing
     assert not Observation(BENDS).changes_nothing
     assert not Observation(noise=NOISE).changes_nothing
+    assert not Observation(latent_range=1.2).changes_nothing
+
+
+def test_wider_latents_are_for_those_who_draw_them() -> None:
+    """A picture that is drawn already, or a point, is passed on."""
+    for drawn in (torch.rand(5, 1, 8, 8), torch.rand(5, 2)):
+        assert Observation(latent_range=1.2)(drawn, stream()) is drawn
 
 
 def test_points_are_not_observed() -> None:
@@ -44,16 +51,25 @@ def test_points_are_not_observed() -> None:
 
 def test_it_is_what_the_configuration_says() -> None:
     assert Observation.from_dict({}) == Observation()
-    values = {"deformation": {"std": 0.04, "length": 0.2}, "noise": {"std": 0.1, "cutoff": 0.5}}
+    values = {
+        "latent_range": 1.2,
+        "deformation": {"std": 0.04, "length": 0.2},
+        "noise": {"std": 0.1, "cutoff": 0.5},
+    }
     bends, noise = ElasticDeformation(0.04, 0.2), LowPassNoise(0.1, 0.5)
-    assert Observation.from_dict(values) == Observation(bends, noise)
+    assert Observation.from_dict(values) == Observation(bends, noise, 1.2)
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"blur": 1}, r"Unknown key observation.blur; .* deformation, noise"),
+        ({"blur": 1}, r"Unknown key observation.blur; .* deformation, noise, latent_range"),
         ({"noise": {"sd": 1}}, r"Unknown key observation.noise.sd; .* std, cutoff"),
+        ({"latent_range": 0}, "observation.latent_range must be a positive number, not 0"),
+        (
+            {"latent_range": "wide"},
+            "observation.latent_range must be a positive number, not 'wide'",
+        ),
         ({"noise": {"std": -1}}, r"observation.noise.std must be a number of at least 0, not -1"),
         ({"noise": {"cutoff": 0}}, r"observation.noise.cutoff must be a positive number, not 0"),
         ({"deformation": {"std": "much"}}, "observation.deformation.std must be .* not 'much'"),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedsink.errors import ModelError
 from fedsink.models import Generator, build, sample
+from fedsink.models.base import LatentLaw
 from fedsink.models.layers import batch_norm_1d
 from fedsink.privacy.randomness.noise import Stream
 
@@ -17,18 +18,20 @@ def stream() -> Stream:
 
 
 class Recorder(Generator):
-    """Draws its label into one pixel and remembers the labels of every batch."""
+    """Draws its label into one pixel and remembers labels and latents of every batch."""
 
     name = "recorder"
 
-    def __init__(self, classes: int, batch_norm: bool) -> None:
-        super().__init__((1, 1, 1), classes, 2, "unit", {})
+    def __init__(self, classes: int, batch_norm: bool, law: LatentLaw = "unit") -> None:
+        super().__init__((1, 1, 1), classes, 2, law, {})
         self.weight = torch.nn.Parameter(torch.zeros(1))
         self.norm = batch_norm_1d(1) if batch_norm else None
         self.batches: list[Tensor] = []
+        self.latents: list[Tensor] = []
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
         self.batches.append(labels)
+        self.latents.append(z)
         return (labels + z[:, 0] / 2).reshape(-1, 1, 1, 1)
 
 
@@ -72,6 +75,24 @@ def test_a_class_outside_the_mix_is_still_drawn() -> None:
     labels = torch.full((3,), 2)
     images = sample(generator, 3, labels, stream(), batch_size=10, mix=mix)
     assert images.flatten().floor().tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("law", ["uniform", "unit", "normal"])
+def test_a_latent_range_widens_every_latent_and_nothing_else(
+    batch_norm: bool, law: LatentLaw
+) -> None:
+    generator = Recorder(3, batch_norm, law)
+    labels = torch.arange(20) % 3
+    usual = sample(generator, 20, labels, stream(), 8)
+    trained, generator.latents = generator.latents, []
+    assert torch.equal(usual, sample(generator, 20, labels, stream(), 8, latent_range=1.0))
+    assert all(map(torch.equal, trained, generator.latents))
+    generator.latents = []
+    sample(generator, 20, labels, stream(), 8, latent_range=1.5)
+    # With BatchNorm rows that are thrown away count as well.
+    for z, wide in zip(trained, generator.latents, strict=True):
+        torch.testing.assert_close(wide, 1.5 * z)
 
 
 @pytest.mark.parametrize("name", ["dct_mlp", "mlp"])

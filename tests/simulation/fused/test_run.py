@@ -30,9 +30,14 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_run_folder_is_that_of_the_local_engine(tmp_path: Path) -> None:
-    local = start(config("engine=local"), tmp_path / "local")
-    fused = start(config("engine=fused", "engine.together=8"), tmp_path / "fused")
+@pytest.mark.parametrize(
+    "generator", [(), ("generator=conv", "generator.hidden=32", "generator.maps=[8,4]")]
+)
+def test_the_run_folder_is_that_of_the_local_engine(
+    tmp_path: Path, generator: tuple[str, ...]
+) -> None:
+    local = start(config("engine=local", *generator), tmp_path / "local")
+    fused = start(config("engine=fused", "engine.together=8", *generator), tmp_path / "fused")
     for name in ("privacy.json", "partition.json", "generator.json"):
         assert (fused / name).read_text() == (local / name).read_text()
     ours, theirs = (load_file(f / "generator.safetensors") for f in (fused, local))
