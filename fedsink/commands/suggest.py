@@ -18,6 +18,7 @@ from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ConfigError
 from fedsink.evaluation import format_table
+from fedsink.privacy import RecordClip
 from fedsink.protocol.run import UNNAMED
 from fedsink.server.compose import compose_config
 from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
@@ -152,9 +153,11 @@ def _noise(settings: Any, sizes: Sizes) -> list[tuple[str, str]]:
     plan = settings.plan
     if math.isinf(sizes.eps):
         return [("ε", "∞: neither clip nor noise, nothing is protected")]
-    blocks = settings.layout.blocks
-    entries = settings.layout.block_rows * view_from_dict(settings.view).dimension
-    signal = plan.clip.bound * settings.gradient_scale * math.sqrt(settings.clients / blocks)
+    layout = settings.layout
+    entries = layout.block_rows * view_from_dict(settings.view).dimension
+    signal = plan.clip.bound * math.sqrt(settings.clients / layout.blocks)
+    if isinstance(plan.clip, RecordClip):  # a sum over records, each on the rows of its class
+        signal *= settings.nominal_batch * math.sqrt(layout.block_rows / settings.rows)
     ratio = signal / math.sqrt(settings.mean_noise_variance * entries)
     return [
         ("ε", f"{plan.epsilon():.4g} at δ = {plan.delta:g}, {plan.uses} uses of a record"),

@@ -119,7 +119,7 @@ class Sizes:
 
     @property
     def label_eps(self) -> float:
-        """ε_l, the label's share of ε: where r(ε_l)/σ(ε − ε_l) is largest, in steps of a tenth.
+        """ε_l, the label's share of ε: where r(ε_l)/σ(ε − ε_l) is largest, up to half of ε.
 
         r = (e^ε_l − 1)/(e^ε_l + C − 1) is what randomized response leaves of a difference between
         classes, σ the noise of the picture: the ratio is what a class's mean is known by.
@@ -133,8 +133,9 @@ class Sizes:
             kept = math.expm1(share) / (math.exp(share) + self.classes - 1)
             return kept / mechanism.from_epsilon(1.0, self.eps - share, delta).scale
 
-        shares = [self.eps * step / 100 for step in range(1, 51)]
-        return round(max(shares, key=known), 1)
+        step = min(0.1, self.eps / 100)
+        shares = [step * number for number in range(1, int(self.eps / step / 2) + 1)]
+        return _rounded(max(shares, key=known))
 
     @property
     def _pool(self) -> int:

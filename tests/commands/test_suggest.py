@@ -7,7 +7,7 @@ import pytest
 
 from fedsink.commands.suggest import run
 from fedsink.configuration import Configuration
-from fedsink.errors import ConfigError
+from fedsink.errors import FedsinkError
 from fedsink.protocol.run import UNNAMED
 from fedsink.server.compose import compose_config
 from fedsink.strategies.registry import settings_of
@@ -68,6 +68,7 @@ def test_it_says_what_noise_and_signal_to_expect(capsys: pytest.CaptureFixture[s
         return float(re.search(r"at most (\S+) a round", out)[1])  # type: ignore[index]
 
     assert 4.0 * ratio("eps=1") < ratio() < ratio("clients=1", "strategy.schedule=joint")
+    assert ratio("clip=batch") > 0.0
     _, out = said(capsys, "data=shapes", "mode=ldp", "eps=10")
     assert re.search(r"noise +scale 0\.33\d in each of \d+ coordinates", out)
     assert "nothing is protected" in said(capsys, "data=shapes", "eps=inf")[1]
@@ -89,7 +90,7 @@ def test_a_measured_recipe_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_messages(arguments: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(FedsinkError, match=message):
         run(arguments)
 
 

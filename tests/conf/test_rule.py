@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedsink.conf.rule import Sizes
 from fedsink.configuration import Configuration
-from fedsink.errors import ConfigError
+from fedsink.errors import FedsinkError
 from fedsink.protocol.run import UNNAMED
 from fedsink.server.compose import compose_config
 from fedsink.strategies.registry import settings_of
@@ -37,7 +37,7 @@ def test_it_meets_the_measured_recipes_of_the_central_mode(name: str) -> None:
     for key, factor in FACTOR.items():
         assert near(rule["record"][key], recipe["record"][key], factor), key
         if name == "digits" or key not in ("rate", "lr"):  # MNIST's are for 40 clients there
-            assert near(rule["batch"][key], recipe["batch"][key], 4.0), key
+            assert near(rule["batch"][key], recipe["batch"][key], 5.0), key
     assert rule["radius"] == recipe["view"]["radius"]
     assert near(rule["latent_dim"], recipe["generator"]["latent_dim"], 1.5)
     assert rule["hidden"] == recipe["generator"]["hidden"]
@@ -91,7 +91,7 @@ def test_the_labels_share_is_where_a_mean_is_known_best(
     eps: float, classes: int, mechanism: str
 ) -> None:
     sizes = Sizes((1, 8, 8), classes, 1000, 1, eps, 1e-4, mechanism)
-    assert 0.0 < sizes.label_eps <= eps / 2 + 0.05
+    assert 0.0 < sizes.label_eps <= 1.05 * eps / 2
     assert replace(sizes, eps=eps + 5.0).label_eps >= sizes.label_eps
 
 
@@ -155,5 +155,5 @@ def test_what_is_stated_wins_over_it() -> None:
 @pytest.mark.parametrize("eps", ["eps=0", "eps=-1", "eps=many"])
 def test_an_impossible_epsilon_is_the_plans_to_refuse(eps: str) -> None:
     config = compose_config([*DATA, eps])
-    with pytest.raises(ConfigError, match="eps"):
+    with pytest.raises(FedsinkError, match="eps must be a finite number > 0"):
         settings_of(Configuration.read(config), UNNAMED)
