@@ -268,15 +268,21 @@ def _train(
     adam: Adam,
     coins: Sequence[Stream],
 ) -> None:
-    """The round's steps, in place. One draw of uniforms a client: record, fake row, midpoint."""
+    """The round's steps, in place.
+
+    One draw of uniforms a client: record, fake row, midpoint, and another label where one is used.
+    """
     steps, batch = training.steps_after(trained), training.batch
     if not steps:
         return
-    counts = [3 * steps * parts.critics * batch] * len(coins)
-    drawn = uniforms(coins, counts).reshape(len(coins), 3, parts.critics, steps, batch)
-    record, fake, share = drawn.to(weights.device).transpose(0, 1).flatten(1, 2)
+    mismatched = training.mismatch > 0.0 and critic.classes > 1
+    kinds = 4 if mismatched else 3
+    counts = [kinds * steps * parts.critics * batch] * len(coins)
+    drawn = uniforms(coins, counts).reshape(len(coins), kinds, parts.critics, steps, batch)
+    record, fake, share, *other = drawn.to(weights.device).transpose(0, 1).flatten(1, 2)
     chosen = parts.draw(record)
     labels = parts.labels[chosen]
+    others = [_other_labels(labels, uniform, critic.classes) for uniform in other]
     partners, rows = _partners(critic.classes, parts.critics, shown, fake, labels)
     active = parts.sizes > 0
     weights.requires_grad_(True)
@@ -290,10 +296,17 @@ def _train(
             labels[:, step],
             penalty=training.penalty,
             drift=training.drift,
+            mismatch=training.mismatch,
+            others=others[0][:, step] if others else None,
         )
         (gradient,) = torch.autograd.grad(losses.sum(), weights)
         adam.step(weights, gradient, rate, active)
     weights.requires_grad_(False)
+
+
+def _other_labels(labels: Tensor, uniform: Tensor, classes: int) -> Tensor:
+    """A label of another class for each, chosen evenly by uniforms of the same shape."""
+    return (labels + 1 + (uniform * (classes - 1)).to(torch.int64)) % classes
 
 
 def _partners(

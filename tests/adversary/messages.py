@@ -264,6 +264,7 @@ CRITIC_FIELDS: dict[tuple[str, ...], list[Any]] = {
     ("critics", "training", "lr"): [0.0, 2.0**20, 1e300],
     ("critics", "training", "penalty"): [0.0, 2.0**20, 1e300],
     ("critics", "training", "drift"): [0.0, 2.0**20, 1e300],
+    ("critics", "training", "mismatch"): [0.0, 0.5, 1.0, 1.5],
 }
 
 

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedsink.clients.critic import CriticMessage, CriticState, Fakes, Parts, critic_totals
+from fedsink.clients.critic import (
+    CriticMessage,
+    CriticState,
+    Fakes,
+    Parts,
+    _other_labels,
+    critic_totals,
+)
 from fedsink.data.views import PixelView
 from fedsink.models.critics import Adam, ConvolutionCritic, CriticTraining, PerceptronCritic
 from fedsink.privacy import CriticClip, RowClip, Stream
@@ -28,6 +35,7 @@ D, CLASSES, CRITICS, ROWS = 4, 3, 5, 6
 CRITIC = PerceptronCritic(D, CLASSES, hidden=6, scale=1.0)
 PICTURES = ConvolutionCritic(PixelView((1, 2, 2)), CLASSES, features=2)
 TRAINING = CriticTraining(CRITICS, steps=2, warm=3, batch=3, history=2)
+MATCHING = replace(TRAINING, mismatch=0.5)
 CLIP = CriticClip(0.7, CRITICS)
 
 
@@ -54,13 +62,14 @@ def totals(
     clip: ClipOfCritics = CLIP,
     critic: Any = CRITIC,
     critics: int = CRITICS,
+    training: CriticTraining = TRAINING,
 ) -> tuple[Tensor, list[CriticState]]:
     """The totals of the last of some rounds, and the states after it."""
     states = states or [start(critic, critics) for _ in shards]
     parts = Parts.deal(shards, critics, CLASSES)
     for t in range(rounds):
         coins = [Stream(b"test", "coins", client, t) for client in range(len(shards))]
-        total, states = critic_totals(critic, TRAINING, clip, message(t), parts, states, coins)
+        total, states = critic_totals(critic, training, clip, message(t), parts, states, coins)
     return total, states
 
 
@@ -295,7 +304,10 @@ def test_the_total_is_the_sum_of_the_critics_clipped_gradients():
     torch.testing.assert_close(total[0], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_operations_do_not_depend_on_how_records_are_dealt(operations: Operations):
+@pytest.mark.parametrize("training", [TRAINING, MATCHING], ids=["plain", "matching"])
+def test_the_operations_do_not_depend_on_how_records_are_dealt(
+    operations: Operations, training: CriticTraining
+):
     """A part may be empty, of one class, or hold all: the same work."""
     records, labels, slots = shard()
     kinds = [slots, torch.zeros_like(slots), 3 * slots, slots % 2]
@@ -307,7 +319,7 @@ def test_the_operations_do_not_depend_on_how_records_are_dealt(operations: Opera
             coins = [Stream(b"test")]
 
             def ask(dealt: Parts = dealt, coins: list[Stream] = coins) -> object:
-                return critic_totals(CRITIC, TRAINING, CLIP, message(), dealt, [start()], coins)
+                return critic_totals(CRITIC, training, CLIP, message(), dealt, [start()], coins)
 
             seen.append(operations(ask))
     assert all(each == seen[0] for each in seen)
@@ -378,3 +390,38 @@ def test_critics_learn_to_tell_records_from_fakes():
     labels = (torch.arange(18) % CLASSES).expand(CRITICS, -1)
     scores = CRITIC.scores(states[0].weights, points, labels)
     assert bool((scores[:, 9:].mean(1) > scores[:, :9].mean(1) + 1.0).all())
+
+
+def test_matching_aware_critics_score_a_record_higher_under_its_own_label():
+    """Three classes, each around a corner of its own."""
+    labels = torch.arange(90) % CLASSES
+    records = 4.0 * torch.eye(CLASSES, D)[labels] + 0.3 * Stream(b"test").normal(90, D).float()
+    points, own = (v.expand(CRITICS, *v.shape) for v in (records, labels))
+
+    def margin(training: CriticTraining) -> float:
+        [state] = totals([(records, labels, None)], rounds=40, training=training)[1]
+        other = CRITIC.scores(state.weights, points, (own + 1) % CLASSES)
+        return float((CRITIC.scores(state.weights, points, own) - other).mean())
+
+    assert margin(MATCHING) > margin(TRAINING) + 1.0
+
+
+def test_another_label_is_never_the_own_one_and_each_is_as_likely():
+    labels = torch.arange(4).repeat(3000)
+    others = _other_labels(labels, Stream(b"test").uniform(12000), 4)
+    table = torch.bincount(4 * labels + others, minlength=16).reshape(4, 4)
+    assert not table.diagonal().any()
+    assert int((table - 1000)[~torch.eye(4, dtype=torch.bool)].abs().max()) < 5 * 26
+
+
+def test_with_one_class_no_label_is_another():
+    critic, records = PerceptronCritic(D, 1, hidden=6, scale=1.0), shard()[0]
+    parts = Parts.deal([(records, torch.zeros(17, dtype=torch.int64), None)], CRITICS, 1)
+    shown = replace(
+        message(), row_labels=torch.zeros(ROWS).long(), fake_labels=torch.zeros(9).long()
+    )
+    found = [
+        critic_totals(critic, training, CLIP, shown, parts, [start(critic)], [Stream(b"test")])[0]
+        for training in (TRAINING, MATCHING)
+    ]
+    assert torch.equal(*found)

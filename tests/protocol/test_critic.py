@@ -137,7 +137,7 @@ def test_hostile_counts_are_refused(name: str, value: Any) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["lr", "penalty", "drift", "late"])
+@pytest.mark.parametrize("name", ["lr", "penalty", "drift", "late", "mismatch"])
 @pytest.mark.parametrize("value", [-1e-9, True, None, "2", [2], math.inf, math.nan, 2**40, 10**400])
 def test_hostile_numbers_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=r"."):

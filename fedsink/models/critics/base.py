@@ -102,12 +102,16 @@ def wgan_gp_losses(
     *,
     penalty: float,
     drift: float,
+    mismatch: float = 0.0,
+    others: Tensor | None = None,
 ) -> Tensor:
     """The loss of each critic, (M,), to be minimised over its weights.
 
-    mean D(x') − mean D(x) + penalty·mean (‖∇D(x̂)‖ − 1)² + drift·mean D(x)² with generated x',
-    records x and x̂ = x + u(x' − x) (WGAN-GP: Gulrajani et al. 2017, equation 3; the drift term:
-    Karras et al. 2018, appendix A.1).
+    mean D(x', l) − mean D(x, l) + penalty·mean (‖∇D(x̂, l)‖ − 1)² + drift·mean D(x, l)² with
+    generated x', records x and x̂ = x + u(x' − x) (WGAN-GP: Gulrajani et al. 2017, equation 3; the
+    drift term: Karras et al. 2018, appendix A.1). With a mismatch w > 0 the first term is
+    (1 − w)·mean D(x', l) + w·mean D(x, l̃): a record under another label l̃ counts as generated
+    (matching-aware critics: Reed et al. 2016, algorithm 1).
 
     Args:
         critic: the architecture.
@@ -118,10 +122,14 @@ def wgan_gp_losses(
         labels: of both points of each pair, (M, B) int64.
         penalty: weight of the gradient penalty.
         drift: weight of the drift term.
+        mismatch: w in [0, 1].
+        others: l̃, (M, B) int64; without them w counts as 0.
     """
     pairs = fakes.shape[1]
     scores = critic.scores(weights, torch.cat([fakes, records], 1), torch.cat([labels, labels], 1))
     fake, real = scores.split(pairs, dim=1)
+    if others is not None:
+        fake = torch.lerp(fake, critic.scores(weights, records, others), mismatch)
     between = torch.lerp(records, fakes, shares.unsqueeze(-1).to(fakes))
     slopes = torch.linalg.vector_norm(critic.gradients(weights, between, labels), dim=-1)
     return (fake - real + penalty * (slopes - 1.0).square() + drift * real.square()).mean(1)

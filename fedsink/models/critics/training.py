@@ -22,6 +22,8 @@ class CriticTraining:
         late: the part of the rounds that is left when the learning rate is halved.
         penalty: weight of the gradient penalty.
         drift: weight of the drift term.
+        mismatch: w, the share of records under another label among what counts as generated; 0
+            where there is one class alone.
 
     Raises:
         ModelError: a value is out of range.
@@ -36,6 +38,7 @@ class CriticTraining:
     late: float = 0.3
     penalty: float = 10.0
     drift: float = 1e-3
+    mismatch: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -44,15 +47,16 @@ class CriticTraining:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ModelError(f"{name} must be a whole number of at least {least}, not {value}.")
-        for name in ("lr", "penalty", "drift", "late"):
+        for name in ("lr", "penalty", "drift", "late", "mismatch"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ModelError(f"{name} must be a number, not {value!r}.")
             if not 0.0 <= value < math.inf:
                 raise ModelError(f"{name} must be a finite number of at least 0, not {value}.")
             object.__setattr__(self, name, float(value))
-        if self.late > 1.0:
-            raise ModelError(f"late must lie in [0, 1], not {self.late}.")
+        for name in ("late", "mismatch"):
+            if getattr(self, name) > 1.0:
+                raise ModelError(f"{name} must lie in [0, 1], not {getattr(self, name)}.")
 
     def rate(self, round: int, rounds: int) -> float:
         """The learning rate of round 1 ≤ `round` ≤ `rounds`."""

@@ -172,11 +172,13 @@ def _all_critics(config: Configuration) -> _Mechanism:
 def _published(config: Configuration) -> _Mechanism:
     """Each row clipped by itself, one client of one critic picked a round, and the multiplier."""
     chosen, sigma = config.strategy, config.strategy["row_sigma"]
+    mismatch = chosen["critic"]["mismatch"]
     for key, value, only, why in (
         ("strategy.critics", chosen["critics"], 1, "a client has one critic"),
         ("strategy.turns", chosen["turns"], None, "clients are picked at random"),
         ("noise.share", config.noise.share, LOCAL_NOISE.name, "one client a round answers"),
         ("policy", config.policy, None, "a node under a policy never answers it"),
+        ("strategy.critic.mismatch", mismatch, 0.0, "its critics see records under their labels"),
     ):
         if value != only:
             raise ConfigError(

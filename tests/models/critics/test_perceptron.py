@@ -72,14 +72,19 @@ def test_scores_and_input_gradients_are_those_of_torch_layers():
         torch.testing.assert_close(gradients[m], expected)
 
 
-@pytest.mark.parametrize(("penalty", "drift"), [(10.0, 1e-3), (0.0, 0.5), (3.0, 0.0)])
-def test_the_loss_and_its_gradient_are_those_of_autograd_on_torch_layers(penalty, drift):
+@pytest.mark.parametrize(
+    ("penalty", "drift", "mismatch"),
+    [(10.0, 1e-3, 0.0), (0.0, 0.5, 0.3), (3.0, 0.0, 1.0)],
+)
+def test_the_loss_and_its_gradient_are_those_of_autograd_on_torch_layers(penalty, drift, mismatch):
     """The penalty's second derivative included, with the slopes of φ detached."""
     weights, fakes, records, shares, labels = problem()
+    others = (labels + 1) % CRITIC.classes
     weights.requires_grad_(True)
     losses = wgan_gp_losses(
-        CRITIC, weights, fakes, records, shares, labels, penalty=penalty, drift=drift
-    )
+        CRITIC, weights, fakes, records, shares, labels,
+        penalty=penalty, drift=drift, mismatch=mismatch, others=others if mismatch else None,
+    )  # fmt: skip
     (found,) = torch.autograd.grad(losses.sum(), weights)
     for m in range(CRITICS):
         reference = Reference(weights[m].detach())
@@ -89,7 +94,8 @@ def test_the_loss_and_its_gradient_are_those_of_autograd_on_torch_layers(penalty
         )
         real = reference(records[m], labels[m])
         loss = (
-            reference(fakes[m], labels[m]).mean()
+            (1.0 - mismatch) * reference(fakes[m], labels[m]).mean()
+            + mismatch * reference(records[m], others[m]).mean()
             - real.mean()
             + penalty * ((slopes - 1) ** 2).mean()
             + drift * (real**2).mean()

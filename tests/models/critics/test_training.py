@@ -32,6 +32,8 @@ def test_the_first_round_has_further_steps():
         ({"penalty": -1.0}, "penalty must be a finite number of at least 0, not -1.0"),
         ({"drift": math.inf}, "drift must be a finite number of at least 0, not inf"),
         ({"late": 1.5}, r"late must lie in \[0, 1\], not 1.5"),
+        ({"mismatch": 1.5}, r"mismatch must lie in \[0, 1\], not 1.5"),
+        ({"mismatch": math.nan}, "mismatch must be a finite number of at least 0, not nan"),
     ],
 )
 def test_values_out_of_range_are_refused(options, message):

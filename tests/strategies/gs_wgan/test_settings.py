@@ -205,6 +205,10 @@ def test_the_reduced_published_run_is_what_its_name_says() -> None:
         ),
         (["strategy.turns=5"], "goes without strategy.turns=5: clients are picked at random"),
         (["noise.share=secure_aggregation"], "goes without noise.share=secure_aggregation: one"),
+        (
+            ["strategy.critic.mismatch=0.5"],
+            "goes without strategy.critic.mismatch=0.5: its critics",
+        ),
         (["policy=x.toml"], "goes without policy=x.toml: a node under a policy never answers it"),
         (["adjacency=nobody"], "adjacency 'nobody' is unknown"),
         (["rate=0.001"], "clip=row has rate=1 alone"),
