@@ -1,8 +1,9 @@
-"""The papers' figures: `python benchmarks/figures.py epsilon|bias|robustness --folder DIR`.
+"""The papers' figures: `python benchmarks/figures.py epsilon|bias|robustness|losses --folder DIR`.
 
 epsilon     accuracy against ε, an experiment at each of --eps and --seeds
 bias        bias and deviation of the gradient of Ŝ against the debiasing share p, at a fixed batch
 robustness  accuracy by learning rate and optimiser, at each of --lr and --optimizers
+losses      accuracy by debiasing share p and weight m of the L1 cost, at each of --p and --m
 
 Each writes a picture and the numbers under it as JSON lines into --folder. Runs are those of
 `results.py`: recorded once, and not repeated.
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     try:
-        {"epsilon": _epsilon, "bias": _bias, "robustness": _robustness}[options.figure](options)
+        FIGURE[options.figure](options)
     except FedsinkError as error:
         print(f"figures: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("figure", choices=["epsilon", "bias", "robustness"])
+    parser.add_argument("figure", choices=list(FIGURE))
     parser.add_argument("--folder", type=Path, default=Path("runs/figures"))
     parser.add_argument("--experiment", default="dp_sinkhorn_mnist_m1")
     parser.add_argument("--also", nargs="*", default=[], help="KEY=VALUE, such as scale=smoke")
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lr", nargs="*", type=float, default=[1e-4, 3e-4, 1e-3, 3e-3, 1e-2])
     parser.add_argument("--optimizers", nargs="*", default=["adam", "rmsprop", "sgd"])
     parser.add_argument("--p", nargs="*", type=float, default=[0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    parser.add_argument("--m", nargs="*", type=float, default=[0.0, 0.3, 1.0, 3.0])
     parser.add_argument("--batch", type=int, default=50, help="bias: n, rows and records")
     parser.add_argument("--repeats", type=int, default=200, help="bias: draws for each p")
     parser.add_argument("--reference", type=int, default=1000, help="bias: N of the reference")
@@ -70,7 +72,7 @@ def _epsilon(options: argparse.Namespace) -> None:
     for key in CLASSIFIERS:
         _line(axes, options.eps, [points[eps] for eps in options.eps], key, FIGURES[key].name)
     axes.set(xscale="log", xlabel="ε", ylabel="accuracy on real images, %")
-    _save(figure, axes, options.folder / "epsilon.png")
+    _save(figure, options.folder / "epsilon.png", axes)
 
 
 def _robustness(options: argparse.Namespace) -> None:
@@ -84,7 +86,28 @@ def _robustness(options: argparse.Namespace) -> None:
     for name in options.optimizers:
         _line(axes, options.lr, [points[name, lr] for lr in options.lr], "cnn", name)
     axes.set(xscale="log", xlabel="learning rate", ylabel="CNN on real images, %")
-    _save(figure, axes, options.folder / "robustness.png")
+    _save(figure, options.folder / "robustness.png", axes)
+
+
+def _losses(options: argparse.Namespace) -> None:
+    grid = {
+        (p, m): [f"strategy.p={p:g}", f"strategy.m={m:g}"] for p in options.p for m in options.m
+    }
+    points = _grid(options, grid, lambda key: {"p": key[0], "m": key[1]})
+    figure, panels = pyplot.subplots(1, len(CLASSIFIERS), figsize=(9, 4), sharey=True)
+    for axes, key in zip(panels, CLASSIFIERS, strict=True):
+        means = [[_mean(points[p, m], key) for m in options.m] for p in options.p]
+        axes.imshow(means, cmap="cividis", aspect="auto")
+        for row, values in enumerate(means):
+            for column, value in enumerate(values):
+                dark = value < (min(map(min, means)) + max(map(max, means))) / 2
+                colour = "white" if dark else "black"
+                axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour)
+        axes.set(title=f"{FIGURES[key].name}, %", xlabel="m")
+        axes.set_xticks(range(len(options.m)), [f"{m:g}" for m in options.m])
+    panels[0].set_yticks(range(len(options.p)), [f"{p:g}" for p in options.p])
+    panels[0].set_ylabel("p")
+    _save(figure, options.folder / "losses.png")
 
 
 def _bias(options: argparse.Namespace) -> None:
@@ -105,7 +128,7 @@ def _bias(options: argparse.Namespace) -> None:
     for key in ("bias", "deviation", "error"):
         axes.plot(options.p, [point[key] for point in points], marker="o", label=key)
     axes.set(xlabel="p", ylabel="relative to the reference gradient", yscale="log")
-    _save(figure, axes, options.folder / "bias.png")
+    _save(figure, options.folder / "bias.png", axes)
 
 
 def _grid(options: argparse.Namespace, grid: dict[Any, list[str]], labels: Any) -> dict[Any, Any]:
@@ -130,14 +153,23 @@ def _line(axes: Any, x: Sequence[float], points: Sequence[Any], key: str, name: 
     )
 
 
-def _save(figure: Any, axes: Any, path: Path) -> None:
-    axes.grid(alpha=0.3)
-    axes.legend()
+def _mean(records: Sequence[Any], key: str) -> float:
+    return 100.0 * statistics.mean(record["accuracy"][key] for record in records)
+
+
+def _save(figure: Any, path: Path, axes: Any = None) -> None:
+    """Write the picture; `axes` of lines get a grid and a legend."""
+    if axes is not None:
+        axes.grid(alpha=0.3)
+        axes.legend()
     figure.tight_layout()
     content = BytesIO()
     figure.savefig(content, format="png", dpi=150)
     write_atomic(path, content.getvalue())
     print(path)
+
+
+FIGURE = {"epsilon": _epsilon, "bias": _bias, "robustness": _robustness, "losses": _losses}
 
 
 if __name__ == "__main__":

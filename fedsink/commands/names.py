@@ -4,6 +4,7 @@ from __future__ import annotations
 
 COMMANDS = {
     "simulate": "learn a generator from simulated clients (mode=central or mode=ldp)",
+    "suggest": "settings for data of your own, from public sizes alone",
     "deploy": "learn a generator on real nodes, through a Flower SuperLink",
     "node": "answer a SuperLink from private data, under their owner's policy",
     "fetch": "get the results of a deployed run that ended without you",

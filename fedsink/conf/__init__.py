@@ -1,9 +1,25 @@
-"""Hydra configuration: `pkg://fedsink.conf` needs this package to exist."""
+"""Hydra configuration: `pkg://fedsink.conf` needs this package to exist.
+
+YAML refers to the rule for what was not measured (`fedsink.conf.rule`) as `${rule:NAME}`.
+"""
 
 from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
 
 if __name__ != "fedsink.conf":
     # A second copy would have classes and caches of its own.
     raise ImportError(
         "The link conf/ at the repository's root is for readers: import fedsink.conf instead."
     )
+
+
+def _rule(name: str, *, _root_: DictConfig) -> Any:
+    from fedsink.conf.rule import value  # with torch, which completing a command need not load
+
+    return value(name, _root_)
+
+
+OmegaConf.register_new_resolver("rule", _rule, replace=True)

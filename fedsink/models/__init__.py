@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedsink.models.base import Generator
+from fedsink.models.biggan import BigGan
 from fedsink.models.conv import Conv
 from fedsink.models.dcgan import Dcgan
 from fedsink.models.dct_mlp import DctMlp
@@ -15,6 +16,7 @@ from fedsink.models.sampling import sample
 
 __all__ = [
     "GENERATORS",
+    "BigGan",
     "Conv",
     "Dcgan",
     "DctMlp",

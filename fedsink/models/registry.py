@@ -8,6 +8,7 @@ import torch
 
 from fedsink.errors import ModelError
 from fedsink.models.base import Generator
+from fedsink.models.biggan import BigGan
 from fedsink.models.conv import Conv
 from fedsink.models.dcgan import Dcgan
 from fedsink.models.dct_mlp import DctMlp
@@ -16,7 +17,7 @@ from fedsink.registry import Registry
 
 GENERATORS: Registry[type[Generator]] = Registry(
     "generator",
-    {cls.name: cls for cls in (Conv, Dcgan, DctMlp, Mlp)},
+    {cls.name: cls for cls in (BigGan, Conv, Dcgan, DctMlp, Mlp)},
     group="fedsink.generators",
     error=ModelError,
 )

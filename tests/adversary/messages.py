@@ -38,7 +38,7 @@ JUNK = [
     1e300, math.nan, math.inf, -math.inf, "", "x", "1", "\ud800", "\0", "a" * 300, [], {}, [[]],
     {"name": "x"}, "laplace", "gaussian", "record", "batch", "class", "joint", "client",
     "replace-one", "annealed", "dct", [4], [4.0], [5], ["4"], [1, 4, 4], [1, 2, 2], "pixel_range",
-    "mlp", "conv", "dcgan", "dct_mlp", [10**9], [1] * 4000, 2.0, 1e30, 10**18,
+    "mlp", "biggan", "conv", "dcgan", "dct_mlp", [10**9], [1] * 4000, 2.0, 1e30, 10**18,
 ]  # fmt: skip
 DEEP = "[" * 100_000
 STATED = {"protocol": PROTOCOL_VERSION}

@@ -91,6 +91,8 @@ def architectures(honest: Honest) -> list[dict[str, Any]]:
         ("conv", {"hidden": GIANT}),
         ("conv", {"maps": [GIANT, GIANT]}),
         ("conv", {"maps": [1] * 60}),
+        ("biggan", {"width": GIANT}),
+        ("biggan", {"blocks": GIANT}),
         ("dcgan", {"width": GIANT}),
         ("dcgan", {"width": 4000, "latent_dim": 4000, "label_embedding": 4000}),
     ):

@@ -159,7 +159,7 @@ def _completions(line: str) -> list[str]:
 
 
 def test_bash_completes_commands_groups_and_choices() -> None:
-    assert _completions("fedsink s") == ["simulate", "sample"]
+    assert _completions("fedsink s") == ["simulate", "suggest", "sample"]
     assert _completions("fedsink simulate mo") == ["mode="]
     assert {word.rpartition("=")[2] for word in _completions("fedsink simulate mode=")} == {
         "central",

@@ -13,7 +13,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 def root(name: str, folder: str = "/nowhere") -> list[str]:
     """The override without which an experiment on data that nobody downloads cannot compose."""
-    return [f"data.root={folder}"] if name.endswith(("celeba", "femnist")) else []
+    return [f"data.root={folder}"] if "celeba" in name or name.endswith("femnist") else []
 
 
 def scales(name: str) -> set[str]:

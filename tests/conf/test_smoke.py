@@ -15,7 +15,7 @@ from fedsink.simulation.simulate import start
 
 from .conftest import NAMES, root, scales
 
-EMBEDDED = ("digits", "half_circle")  # data that no file holds
+EMBEDDED = ("digits", "half_circle", "shapes")  # data that no file holds
 
 
 @pytest.fixture(autouse=True)

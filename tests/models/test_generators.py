@@ -28,6 +28,8 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("conv", (1, 28, 28), {"hidden": 16, "maps": [4, 2], "latent_dim": 3}),
     ("conv", (3, 32, 32), {"hidden": 16, "maps": [4, 3, 2]}),
     ("conv", (3, 5, 9), {"hidden": 16, "maps": [4, 2], "latent_law": "normal"}),
+    ("biggan", (3, 12, 9), {"width": 6, "blocks": 2, "latent_dim": 3}),
+    ("biggan", (1, 8, 8), {"width": 4, "label_embedding": 2}),
     ("dcgan", (1, 28, 28), {"width": 4}),
     ("dcgan", (3, 32, 32), {"width": 4, "label_embedding": 4, "latent_dim": 12}),
 ]
@@ -196,7 +198,7 @@ def test_only_images_need_a_basis_and_it_is_not_stored() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "options", "message"),
     [
-        ("biggan", (1, 8, 8), {}, "'biggan' is unknown; choose one of conv, dcgan, dct_mlp, mlp"),
+        ("vae", (1, 8, 8), {}, "'vae' is unknown; choose one of biggan, conv, dcgan, dct_mlp, mlp"),
         ("mlp", (1, 8, 8), {"depth": 3}, "mlp has no option 'depth'; it has latent_dim, latent_"),
         ("mlp", (8, 8), {}, r"got shape \(8, 8\)"),
         ("mlp", (1, 8, 8), {"latent_dim": 0}, "latent_dim of at least 1, got 0"),
@@ -238,7 +240,7 @@ def test_the_published_dcgan() -> None:
 def test_an_unconditional_generator_of_points_ignores_its_only_label() -> None:
     generator = Mlp((2,), 1, latent_dim=2, output="linear")
     assert not generator.conditional
-    assert sorted(GENERATORS) == ["conv", "dcgan", "dct_mlp", "mlp"]
+    assert sorted(GENERATORS) == ["biggan", "conv", "dcgan", "dct_mlp", "mlp"]
 
 
 INSTALLED = """
@@ -283,6 +285,8 @@ def described(draw: st.DrawFn) -> tuple[str, tuple[int, ...], int, dict[str, Any
         side = draw(st.sampled_from([28, 32]))
         shape = (shape[0], side, side)
         options |= {"width": draw(st.integers(1, 3)), "label_embedding": draw(SIZES)}
+    elif name == "biggan":
+        options |= {"width": draw(SIZES), "label_embedding": draw(SIZES), "blocks": draw(SIZES)}
     elif name == "conv":
         shape = (shape[0], 1 + shape[1], 1 + shape[2])  # for the default's two doublings
         most = min(shape[1:]).bit_length()
@@ -322,7 +326,7 @@ def test_the_weights_are_counted_without_building_anything(
 
 def test_every_generator_is_counted() -> None:
     """So none that is added is left out of the test above."""
-    assert set(GENERATORS) == {"conv", "dcgan", "dct_mlp", "mlp"}
+    assert set(GENERATORS) == {"biggan", "conv", "dcgan", "dct_mlp", "mlp"}
 
 
 def test_counting_costs_nothing_however_large_the_generator() -> None:

@@ -17,6 +17,7 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("dct_mlp", (1, 8, 8), {"hidden": (16, 8), "radius": 3.0, "per_class_first_layer": True}),
     ("mlp", (2,), {"output": "linear", "latent_law": "normal", "hidden": (8,)}),
     ("dcgan", (3, 32, 32), {"width": 2}),
+    ("biggan", (3, 9, 6), {"width": 3, "blocks": 2}),
     ("conv", (3, 9, 6), {"hidden": 5, "maps": (4, 2), "output_gain": 2.0}),
 ]
 
@@ -89,7 +90,7 @@ def test_torn_weights_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"name": "biggan"}, {"classes": "four"}, {"options": {"depth": 1}}, {"options": 3}]
+    "change", [{"name": "vae"}, {"classes": "four"}, {"options": {"depth": 1}}, {"options": 3}]
 )
 def test_descriptions_of_no_generator_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     save(make(), tmp_path)

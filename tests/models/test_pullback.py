@@ -15,6 +15,7 @@ KINDS: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("mlp", (4,), {"hidden": [5], "output": "linear"}),
     ("dct_mlp", (1, 6, 6), {"hidden": [7], "per_class_first_layer": True}),
     ("dcgan", (1, 28, 28), {"width": 2}),
+    ("biggan", (1, 6, 6), {"width": 4, "blocks": 1}),
     ("conv", (1, 6, 7), {"hidden": 5, "maps": [3, 2]}),
 ]
 

@@ -85,7 +85,7 @@ def changed(request: ParameterRequest, **options: Any) -> dict[str, Any]:
 
 
 WRONG: list[tuple[Callable[[ParameterRequest], dict[str, Any]], str]] = [
-    (lambda r: {"architecture": {**r.architecture, "name": "biggan"}}, "'biggan' is unknown"),
+    (lambda r: {"architecture": {**r.architecture, "name": "vae"}}, "'vae' is unknown"),
     (lambda r: {"architecture": changed(r, depth=3)}, "mlp has no option 'depth'"),
     (lambda r: {"architecture": changed(r, hidden="wide")}, "generator cannot be built"),
     (lambda r: {"architecture": changed(r, hidden=[-1])}, "generator cannot be built"),

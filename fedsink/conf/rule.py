@@ -1,0 +1,196 @@
+"""The rule that recipes follow where nothing was measured: settings from public sizes alone.
+
+It was read off the recipes that were measured (digits, MNIST and Fashion-MNIST) and meets them
+within a small factor (tests/conf/test_rule.py). It looks at the shape of a record, the number of
+classes, the nominal number of records, the clients and (ε, δ): at nothing that a client holds.
+YAML refers to it as `${rule:NAME}`, `fedsink suggest` prints it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedsink.privacy.accounting.analytic import gaussian_multiplier
+from fedsink.privacy.mechanisms.installed import local_mechanism
+
+_NOISY = 2500.0
+_MOST_COORDINATES = 200.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The public sizes of a run on pictures, and what they suggest.
+
+    Attributes:
+        shape: of a record, (channels, height, width).
+        classes: C.
+        records: N, the nominal number of records of all clients.
+        clients: K.
+        eps: ε of the run; infinite where nothing is protected.
+        delta: δ.
+        mechanism: of the local mode; "gaussian" in the central one.
+    """
+
+    shape: tuple[int, ...]
+    classes: int
+    records: int
+    clients: int
+    eps: float
+    delta: float
+    mechanism: str = "gaussian"
+
+    @property
+    def per_class(self) -> float:
+        """N/C, records of a class."""
+        return self.records / self.classes
+
+    @property
+    def side(self) -> int:
+        """The shorter side of a picture."""
+        return min(self.shape[1:])
+
+    @property
+    def length(self) -> float:
+        """√(C·H·W), which lengths of pictures in [−1, 1] are in proportion to."""
+        return math.sqrt(math.prod(self.shape))
+
+    @cached_property
+    def signal(self) -> float:
+        """(N/C)·μ/√K, μ of the Gaussian mechanism of (ε, δ): what a record's clip is worth.
+
+        The clipped sum of a class's records over the noise of K clients that each add their own,
+        if all of the budget went into one round. It saturates there however the rounds are chosen.
+        """
+        if math.isinf(self.eps):
+            return math.inf
+        return self.per_class / gaussian_multiplier(self.eps, self.delta) / math.sqrt(self.clients)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether noise, and not the generator, limits the central mode."""
+        return self.signal < _NOISY
+
+    def central(self) -> dict[str, Any]:
+        """Settings of the central mode, by the name of their place in a recipe."""
+        rows = _between(5, round(math.sqrt(self.per_class) / 4), 20)
+        whole = math.sqrt(4 * _MOST_COORDINATES / math.pi / self.shape[0])
+        radius = min(max(6.0, self.side / 2), whole, self.side)
+        lam, bound = 0.16 * self.length, 0.3 * self.length
+        common = {
+            "history": _between(3, round(50 / rows), 8),
+            "lr": _rounded(1.5e-3 * min(1.0, math.sqrt(self.per_class / 6000))),
+        }
+        few = 4.0 * self.clients * self.classes / self.records  # four records of a class in a batch
+        record = {"rate": 0.2, "lam": _rounded(lam), "bound": _rounded(bound), "rows": rows}
+        if self.noisy:  # a softer assignment makes contributions shorter, and the same σ less noise
+            record |= {"rate": 0.5, "lam": _rounded(4 * lam), "bound": _rounded(bound / 2)}
+        batch = {"rate": min(1.0, _rounded(few)), "lam": _rounded(lam), "bound": 1.0}
+        batch["rows"] = max(3, rows // 2)
+        return {
+            "radius": float(round(radius)),
+            "latent_dim": self._latents,
+            "hidden": self._hidden,
+            "latent_range": 1.3 if self.noisy else 1.2,
+            "record": {**common, **record},
+            "batch": {**common, **batch},
+        }
+
+    def local(self) -> dict[str, Any]:
+        """Settings of the local mode, likewise; for a finite ε."""
+        finer = {"l1": (0.27, -1.05), "l2": (0.5, -1.0)}
+        slope, start = finer[local_mechanism(self.mechanism).norm]
+        block = 1.6 * math.log(self.eps) + slope * math.log(self.per_class) + start
+        return {
+            "label_eps": self.label_eps,
+            "pool": self._pool,
+            "block": _between(2, round(block / math.sqrt(self.shape[0])), self.side // self._pool),
+            "finite_batch_factor": float(np.interp(self.eps, [10, 20, 35], [1.0, 0.9, 0.85])),
+            "batch": _between(100, self.records // 4, 1000),
+            "rounds": _between(800, 100 * round(math.sqrt(self.per_class) / 2.5), 3000),
+            "latent_dim": 2 * self._latents,
+            "hidden": self._hidden,
+        }
+
+    @property
+    def label_eps(self) -> float:
+        """ε_l, the label's share of ε: where r(ε_l)/σ(ε − ε_l) is largest, up to half of ε.
+
+        r = (e^ε_l − 1)/(e^ε_l + C − 1) is what randomized response leaves of a difference between
+        classes, σ the noise of the picture: the ratio is what a class's mean is known by.
+        """
+        if self.classes < 2:
+            return 0.0
+        mechanism = local_mechanism(self.mechanism)
+        delta = self.delta if mechanism.needs_delta else 0.0
+
+        def known(share: float) -> float:
+            kept = math.expm1(share) / (math.exp(share) + self.classes - 1)
+            return kept / mechanism.from_epsilon(1.0, self.eps - share, delta).scale
+
+        step = min(0.1, self.eps / 100)
+        shares = [step * number for number in range(1, int(self.eps / step / 2) + 1)]
+        return _rounded(max(shares, key=known))
+
+    @property
+    def _pool(self) -> int:
+        """Side of the squares of pixels that are averaged: 2 where large pictures allow it."""
+        return 2 if self.side >= 24 and not any(side % 2 for side in self.shape[1:]) else 1
+
+    @property
+    def _latents(self) -> int:
+        return _between(2, round(math.log2(self.per_class) - 4.5), 8)
+
+    @property
+    def _hidden(self) -> list[int]:
+        return [128, 128] if self.side < 16 else [256, 256]
+
+
+def value(name: str, config: Mapping[str, Any]) -> Any:
+    """One setting of the rule for a configuration, `record.rate`; None while its data is unstated.
+
+    Raises:
+        KeyError: the rule has no such setting.
+    """
+    sizes = sizes_of(config)
+    if sizes is None:
+        return None
+    found: Any = sizes.central() if config["mode"] == "central" else sizes.local()
+    for word in name.split("."):
+        found = found[word]
+    return found
+
+
+def sizes_of(config: Mapping[str, Any]) -> Sizes | None:
+    """The sizes in a configuration; None where it leaves a public fact of the data out."""
+    data = config["data"]
+    facts = [data.get(key) for key in ("shape", "classes", "nominal_records")]
+    if None in facts or len(facts[0]) != 3:
+        return None
+    recipe, eps = config["recipe"], config["eps"]
+    usual = not isinstance(eps, int | float) or not eps > 0  # left out, or refused by the plan
+    if usual or (math.isinf(eps) and config["mode"] == "ldp"):
+        eps = recipe["eps"]
+    return Sizes(
+        shape=tuple(facts[0]),
+        classes=len(facts[1]) if config["conditional"] else 1,
+        records=facts[2],
+        clients=config["clients"],
+        eps=float(eps),
+        delta=config["delta"],
+        mechanism=config["mechanism"]["name"],
+    )
+
+
+def _between(low: int, number: int, high: int) -> int:
+    return max(low, min(number, high))
+
+
+def _rounded(number: float) -> float:
+    """Two significant digits: a rule of thumb has no more."""
+    return float(f"{number:.2g}")

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from fedsink.commands.suggest import run
+from fedsink.configuration import Configuration
+from fedsink.errors import FedsinkError
+from fedsink.protocol.run import UNNAMED
+from fedsink.server.compose import compose_config
+from fedsink.strategies.registry import settings_of
+
+OWN = ["data=image_folder", "data.shape=[3,32,32]", "data.classes=[cat,dog]"]
+COUNTED = [*OWN, "data.nominal_records=50000"]
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[str], str]:
+    """The overrides of the command that is printed, and all that is printed."""
+    assert run(arguments) == 0
+    out = capsys.readouterr().out
+    words = shlex.split(out.partition("\n\n")[0].replace("\\\n", " "))
+    assert words[:2] == ["fedsink", "simulate"]
+    return words[2:], out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["data=shapes", "eps=3"],
+        ["data=digits", "clip=record", "clients=100"],
+        ["data=mnist", "mode=ldp", "mechanism=gaussian", "eps=10"],
+        ["data=shapes", "mode=ldp", "conditional=false"],
+        [*COUNTED, "clients=20"],
+        ["data=shapes", "eps=inf"],
+    ],
+)
+def test_the_command_it_prints_can_be_typed(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    overrides, out = said(capsys, *arguments)
+    settings_of(Configuration.read(compose_config(overrides)), UNNAMED)
+    assert overrides[: len(arguments)] == arguments
+    for word in overrides[len(arguments) :]:
+        key, _, value = word.partition("=")
+        assert value == "DIR" or re.search(rf"^{re.escape(key)} +{re.escape(value)} ", out, re.M)
+
+
+def test_it_reads_no_data_and_no_file_has_to_be_there(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides, out = said(capsys, *COUNTED)
+    assert "data.root=DIR" in overrides
+    assert "has a file of its own" not in out
+    assert "data.root=DIR" not in said(capsys, *COUNTED, "data.root=/no/such/folder")[0]
+
+
+def test_what_is_stated_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides, out = said(capsys, "data=shapes", "rate=0.07", "strategy.rows=9")
+    assert [word for word in overrides if word.startswith(("rate", "strategy.rows"))] == [
+        "rate=0.07", "strategy.rows=9",
+    ]  # fmt: skip
+    assert "√(N/C)/4" not in out
+
+
+def test_it_says_what_noise_and_signal_to_expect(capsys: pytest.CaptureFixture[str]) -> None:
+    def ratio(*more: str) -> float:
+        out = said(capsys, "data=shapes", *more)[1]
+        return float(re.search(r"at most (\S+) a round", out)[1])  # type: ignore[index]
+
+    assert 4.0 * ratio("eps=1") < ratio() < ratio("clients=1", "strategy.schedule=joint")
+    assert ratio("clip=batch") > 0.0
+    _, out = said(capsys, "data=shapes", "mode=ldp", "eps=10")
+    assert re.search(r"noise +scale 0\.33\d in each of \d+ coordinates", out)
+    assert "nothing is protected" in said(capsys, "data=shapes", "eps=inf")[1]
+
+
+def test_a_measured_recipe_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "recipe/central/gaussian/digits.yaml" in said(capsys, "data=digits")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (OWN, r"data\.nominal_records must be given"),
+        (["data=half_circle"], r"The rule is for pictures, and data\.shape=\[2\] is a point's"),
+        (["data=shapes", "strategy=gs_wgan"], "says nothing of strategy=gs_wgan"),
+        (["data=shapes", "epss=1"], r"Unknown key 'epss'\. Did you mean eps"),
+        (["data=shapes", "eps=0"], "eps must be a finite number > 0"),
+        (["shapes"], "Error parsing override 'shapes'"),
+    ],
+)
+def test_messages(arguments: list[str], message: str) -> None:
+    with pytest.raises(FedsinkError, match=message):
+        run(arguments)
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == run(["--help"]) == 0
+    assert capsys.readouterr().out.count("Usage: fedsink suggest") == 2

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedsink.data.sources import DataSpec, load
+from fedsink.data.sources.shapes import CLASSES, FORMS
+from fedsink.errors import ConfigError
+from fedsink.server.compose import compose_config
+
+
+def spec(
+    shape: tuple[int, ...] = (3, 32, 32), classes: tuple[str, ...] = CLASSES, name: str = "shapes"
+) -> DataSpec:
+    return DataSpec(name, shape, classes, 20_000)
+
+
+def test_the_pictures_are_the_same_every_time() -> None:
+    """They are public: figures on them are figures on these."""
+    test = load(spec(), "test")
+    assert test.values.shape == (4000, 3, 32, 32)
+    assert test.values.dtype == torch.uint8
+    assert test.labels.tolist() == 400 * list(range(10))
+    means = test.values[:4].float().mean((2, 3)).flatten()
+    torch.testing.assert_close(means, torch.tensor(MEANS), rtol=0, atol=0.1)
+    load.cache_clear()
+    assert torch.equal(load(spec(), "test").values, test.values)
+
+
+MEANS = [100.1, 72.9, 65.3, 38.7, 51.0, 108.6, 59.9, 40.5, 32.6, 63.6, 117.5, 111.1]
+
+
+def test_training_and_test_pictures_are_others() -> None:
+    train, test = load(spec(), "train"), load(spec(), "test")
+    assert len(train) == 20_000
+    nearest = torch.cdist(test.values[:50].flatten(1).float(), train.values.flatten(1).float())
+    assert float(nearest.min()) > 100.0  # in grey levels: the pixels' noise alone is 400
+
+
+def test_both_colour_and_form_tell_classes_apart() -> None:
+    data = load(spec(), "test")
+    images, labels = data.take(torch.arange(len(data)))
+    warmth = images[:, 0].amax((1, 2)) - images[:, 2].amax((1, 2))
+    warm = warmth > 0.0
+    assert float((warm == (labels % 2 == 0)).float().mean()) > 0.98
+    area = (images.amax(1) > 0.6).float().mean((1, 2))
+    by_form = [float(area[labels // 2 == form].mean()) for form in range(len(FORMS))]
+    assert by_form[FORMS.index("square")] > 1.2 * by_form[FORMS.index("cross")]
+
+
+def test_the_configuration_describes_them() -> None:
+    described = compose_config(["data=shapes"])["data"]
+    assert described["classes"] == list(CLASSES)
+    assert described["nominal_records"] == len(load(spec(), "train"))
+
+
+def test_other_sizes() -> None:
+    assert load(spec((3, 16, 24)), "test").values.shape == (4000, 3, 16, 24)
+
+
+@pytest.mark.parametrize("wrong", [spec((1, 32, 32)), spec((2,)), spec(classes=("warm", "cool"))])
+def test_messages(wrong: DataSpec) -> None:
+    with pytest.raises(ConfigError, match="shapes has 3 channels and 10 classes, got"):
+        load(wrong)
