@@ -24,7 +24,6 @@ from fedsink.evaluation import (
 )
 from fedsink.evaluation.labelled import Labelled, Report
 from fedsink.evaluation.suites import RUNS
-from fedsink.pages.report import FILE_NAME, try_report
 from fedsink.reporting import write_json
 from fedsink.reporting.atomic import write_atomic
 from fedsink.reporting.stream import ForgivingStream
@@ -121,6 +120,8 @@ def evaluate_run(
     write_json(path, figures)
     if suite != "fast":
         write_atomic(path.with_suffix(".txt"), f"{table}\n".encode())
+    from fedsink.pages.report import FILE_NAME, try_report
+
     if (finished.folder.path / FILE_NAME).exists():
         try_report(finished.folder.path, ForgivingStream(sys.stderr).write)
     return Measured(path, figures, table)
