@@ -122,7 +122,7 @@ def test_a_card_holds_no_path_key_or_count(carded: tuple[Path, list[Outcome]], n
     run = folder / ("central" if "central" in name else "ldp")
     config = yaml.safe_load((run / "config.yaml").read_text())
     partition = json.loads((run / "partition.json").read_text())
-    counts = {str(client["records"]) for client in partition["clients"]}
+    counts = {str(client["records"]) for client in partition["clients"].values()}
     for secret in (str(folder), str(Path.home()), socket.gethostname(), config["run"]["name"],
                    str(config["run"]["server_seed"]) if config["seed"] is None else "key_file",
                    os.environ["XDG_STATE_HOME"], *counts):  # fmt: skip
