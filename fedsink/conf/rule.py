@@ -160,10 +160,10 @@ def value(name: str, config: Mapping[str, Any]) -> Any:
     sizes = sizes_of(config)
     if sizes is None:
         return None
-    found: Any = sizes.central() if config["mode"] == "central" else sizes.local()
+    setting: Any = sizes.central() if config["mode"] == "central" else sizes.local()
     for word in name.split("."):
-        found = found[word]
-    return found
+        setting = setting[word]
+    return setting
 
 
 def sizes_of(config: Mapping[str, Any]) -> Sizes | None:
