@@ -195,6 +195,9 @@ def _admitted(policy: Policy) -> str:
 
 
 def _import_all() -> None:
+    # OpenDP loads scikit-learn where it is installed, that loads pandas, and pandas loads pyarrow,
+    # which starts threads. All of them do without it.
+    sys.modules.setdefault("pyarrow", None)  # type: ignore[arg-type]
     for name in _LATER:
         with contextlib.suppress(ImportError):  # who needs it says so
             import_module(name)

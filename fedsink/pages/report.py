@@ -78,7 +78,7 @@ def write_report(path: Path) -> Path:
 
 def asks_for_report(run: RecordedRun) -> bool:
     """Whether a run's configuration says that its end leaves a page."""
-    return strictly(LoopSettings, run.config["report"], "report").html
+    return strictly(LoopSettings, run.config.get("report", {}), "report").html
 
 
 def try_report(path: Path, tell: Callable[[str], object]) -> None:

@@ -34,9 +34,9 @@ SUITES = ("fast", "paper", "full")
 _SMALL = 16 * 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Measured:
-    """What an evaluation left.
+    """What an evaluation left; it shows itself as its table.
 
     Attributes:
         path: of the JSON file, in the run folder.
@@ -47,6 +47,9 @@ class Measured:
     path: Path
     figures: dict[str, Any]
     table: str
+
+    def __repr__(self) -> str:
+        return self.table
 
 
 def evaluate_run(

@@ -307,7 +307,7 @@ def test_an_installed_generator_that_the_policy_does_not_name_is_never_imported(
     settings = owned(policy_file, "parameter-gradient")
     assert ask(settings, names_it, "train.parameters").error.code == REFUSED
     assert "plugin" not in sys.modules
-    with pytest.raises(ConfigError, match=r"generators: 'tinny' is none of dcgan, .*mlp, tiny"):
+    with pytest.raises(ConfigError, match=r"generators: 'tinny' is none of biggan, .*mlp, tiny"):
         owned(policy_file, "parameter-gradient", generators=["tinny"])
     assert "plugin" not in sys.modules
 

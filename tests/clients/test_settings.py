@@ -85,9 +85,13 @@ def test_secure_noise_without_its_sampler_is_refused_before_any_answer(
     """Of a simulation, and of a node, whose settings are made before it signs on."""
     policy = read_policy(policy_file(backend="secure"))
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
-    with pytest.raises(PrivacyError, match="needs the Python package opendp: install it"):
+    with pytest.raises(
+        PrivacyError, match="needs the Python package opendp, fedsink's extra `secure`"
+    ):
         replace(secret, noise="secure", key_file=None)
-    with pytest.raises(PrivacyError, match="needs the Python package opendp: install it"):
+    with pytest.raises(
+        PrivacyError, match="needs the Python package opendp, fedsink's extra `secure`"
+    ):
         NodeSettings.from_policy(policy)
 
 

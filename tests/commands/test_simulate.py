@@ -326,7 +326,9 @@ def test_secure_noise_without_opendp_is_refused_before_anything_runs(
             main([*_SECRET, f"mode={mode}", "noise=secure"])
         out, err = capsys.readouterr()
         assert (ended.value.code, out) == (2, "")
-        assert err.startswith("fedsink: secure noise needs the Python package opendp: install it")
+        assert err.startswith(
+            "fedsink: secure noise needs the Python package opendp, fedsink's extra `secure`"
+        )
         assert err.count("\n") == 1
         assert list(tmp_path.iterdir()) == []
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from flwr.app import RecordDict
 
 from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
@@ -38,6 +37,9 @@ from fedsink.strategies.settings import NODE_ENGINES
 from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.transport import check_backend
 from fedsink.values import choice, integer
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
 
 
 @dataclass(frozen=True)

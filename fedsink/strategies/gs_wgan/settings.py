@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from flwr.app import RecordDict
 
 from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
@@ -35,6 +34,9 @@ from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.central.settings import CentralSettings, central_plan, common_settings
 from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.values import flag, integer, positive, strictly
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from flwr.app import RecordDict
 
 from fedsink.errors import ConfigError
 from fedsink.protocol.parameters import ParameterReply
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
 
 
 @dataclass(frozen=True)

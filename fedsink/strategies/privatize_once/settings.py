@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from flwr.app import RecordDict
 
 from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
@@ -33,6 +32,9 @@ from fedsink.transport import (
     solver_named,
 )
 from fedsink.values import choice, flag, given, integer, number, positive, strictly, within
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
 
 ENTROPIC = ("matched", "debiased")
 EXACT = ("unregularised", "noisy_w1", "denoised")

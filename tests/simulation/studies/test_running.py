@@ -127,7 +127,7 @@ def test_a_study_s_folder_is_no_run_s(played: Path) -> None:
     ("overrides", "message"),
     [
         (("study=debugging",), "study is null or a table with a name, .*, not 'debugging'"),
-        (("study.name=x",), r"study\.name='x' is unknown; choose one of debugging"),
+        (("study.name=x",), r"study\.name='x' is unknown; choose one of compare, debugging"),
         (("+study.threshold=1",), r"Unknown key study\.threshold; there are clean, suspect"),
         (("~study.clean",), r"The configuration lacks study\.clean"),
         (("eps=0",), "eps must be a finite number > 0"),
