@@ -39,7 +39,7 @@ if asked[0] == "run":
     print("INFO: noise of Flower's own\\nDP-Sinkhorn  round 20/20  loss 1", flush=True)
     outcome, results = os.environ["OUTCOME"], None
     if outcome in ("finished", "torn"):
-        files = {{"metrics.json": b"x" * 100_000, "config.yaml": b"{{}}"}}
+        files = {{"metrics.json": b"x" * 100_000, "config.yaml": b"{{report: {{html: false}}}}"}}
         results = Results(config["name"], files)
     if outcome == "failed":
         told = {{"message": "client 1 refused the request.", "exit_code": 1}}

@@ -62,7 +62,8 @@ opened, said = process.open(), near.recv()
 assert opened, said
 reply = pickle.loads(process._answer(open(sys.argv[2], "rb").read()))
 assert not reply.has_error(), reply.error
-print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+loaded = {name.partition(".")[0] for name, module in sys.modules.items() if module is not None}
+print(json.dumps(sorted(loaded)))
 """
 
 
