@@ -34,6 +34,11 @@ def disc(height: int, width: int, radius: float, dc: bool = True) -> Band:
     )
 
 
+def half_band(height: int, width: int, radius: float | None) -> Band:
+    """Return `disc` of this radius, or of half the shorter side where there is none."""
+    return disc(height, width, min(height, width) / 2 if radius is None else radius)
+
+
 def block(height: int, width: int, size: int, dc: bool = True) -> Band:
     """Return the low-frequency square 0 ≤ i, j < size; `dc=False` leaves out (0, 0)."""
     return tuple(

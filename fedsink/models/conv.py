@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedsink.data import dct
 from fedsink.errors import ModelError
 from fedsink.models.base import Generator, LatentLaw, checked_sizes
 from fedsink.models.layers import class_inputs, deconvolution, initialise, linear
@@ -18,21 +19,24 @@ _KERNEL = 4
 
 
 class Conv(Generator):
-    """G(z, l) = (1 + tanh(γ·D(A·relu(W_l [z, 1])))) / 2, cut to H × W pixels.
+    """G(z, l) = (1 + tanh(γ·P D(A·relu(W_l [z, 1])))) / 2 of H × W pixels.
 
     W_l is a matrix of each class's own, to `hidden` units. A is linear, to m₁ feature maps of
     ⌈H/2^s⌉ × ⌈W/2^s⌉ pixels. D is s deconvolutions of kernel 4 and stride 2, to m₂, …, m_s and
-    C maps, with ReLU before each of them. There is no BatchNorm, so every picture depends on its
-    own z and label alone.
+    C maps, with ReLU before each of them, cut to H × W. P keeps the frequencies below the radius,
+    as `DctMlp` does: a view of that band gives deconvolutions no gradient above it, where they
+    leave a pattern of dots. There is no BatchNorm, so every picture depends on its own z and label
+    alone.
 
     Args:
         hidden: units behind the first layer.
+        radius: cut-off of the band; None keeps half the shorter side.
         maps: (m₁, …, m_s), feature maps before each deconvolution; (32, 16) makes 28×28 from 7×7.
         output_gain: γ > 0, as of `DctMlp`.
 
     Raises:
-        ModelError: for points, no feature maps, more deconvolutions than the shorter side of the
-            picture can be halved into, or a size or gain that is not positive.
+        ModelError: for points, an empty band, no feature maps, more deconvolutions than the shorter
+            side of the picture can be halved into, or a size or gain that is not positive.
     """
 
     name = "conv"
@@ -45,12 +49,18 @@ class Conv(Generator):
         latent_dim: int = 8,
         latent_law: LatentLaw = "uniform",
         hidden: int = 256,
+        radius: float | None = None,
         maps: Sequence[int] = (32, 16),
         output_gain: float = 4.0,
         generator: torch.Generator | None = None,
     ) -> None:
         """Build the layers and draw their weights from `generator` (None: seed 0)."""
-        options = {"hidden": hidden, "maps": list(maps), "output_gain": output_gain}
+        options = {
+            "hidden": hidden,
+            "radius": radius,
+            "maps": list(maps),
+            "output_gain": output_gain,
+        }
         super().__init__(shape, classes, latent_dim, latent_law, options)
         if len(self.shape) != 3:
             raise ModelError(
@@ -64,6 +74,9 @@ class Conv(Generator):
         if not 0.0 < output_gain < float("inf"):
             raise ModelError(f"conv needs a positive output_gain, got {output_gain}.")
         self.output_gain = output_gain
+        basis = dct.basis(*self.shape[1:], _band(self.shape, radius), torch.float32)
+        self.register_buffer("basis", basis.clone(), persistent=False)
+        self.basis: Tensor
         self.first = linear(classes * (latent_dim + 1), hidden, bias=False)
         self.second = linear(hidden, math.prod(self.base))
         self.deconvolutions = nn.Sequential()
@@ -82,6 +95,7 @@ class Conv(Generator):
         latent_dim, hidden, *maps = checked_sizes(
             cls.name, options["latent_dim"], options["hidden"], *options["maps"]
         )
+        _band(shape, options["radius"])  # refused before anything is made
         first = classes * (latent_dim + 1) * hidden
         second = (hidden + 1) * math.prod(_base(shape, maps))
         kernels = ((a * _KERNEL**2 + 1) * b for a, b in pairwise((*maps, shape[0])))
@@ -92,8 +106,17 @@ class Conv(Generator):
         hidden = torch.relu(self.first(class_inputs(z, self.one_hot(labels, z))))
         field = self.deconvolutions(self.second(hidden).unflatten(1, self.base))
         height, width = self.shape[1:]
-        pixels: Tensor = 0.5 + 0.5 * torch.tanh(self.output_gain * field[..., :height, :width])
-        return pixels
+        coefficients = field[..., :height, :width].flatten(2) @ self.basis.T
+        pixels: Tensor = 0.5 + 0.5 * torch.tanh(self.output_gain * coefficients @ self.basis)
+        return pixels.reshape(-1, *self.shape)
+
+
+def _band(shape: Sequence[int], radius: float | None) -> dct.Band:
+    """The frequencies that a picture has."""
+    band = dct.half_band(*shape[1:], radius)
+    if not band:
+        raise ModelError(f"conv needs a positive radius, got {radius}.")
+    return band
 
 
 def _base(shape: Sequence[int], maps: Sequence[int]) -> tuple[int, int, int]:

@@ -67,7 +67,7 @@ class DctMlp(Generator):
         if not hidden:
             raise ModelError("dct_mlp needs at least one hidden layer, got hidden=[].")
         channels, height, width = self.shape
-        band = dct.disc(height, width, _radius(height, width, radius))
+        band = dct.half_band(height, width, radius)
         if not band:
             raise ModelError(f"dct_mlp needs a positive radius, got {radius}.")
         if not 0.0 < output_gain < float("inf"):
@@ -102,7 +102,7 @@ class DctMlp(Generator):
         """Weights and biases of every layer; the first has either no bias or one a class."""
         latent_dim, *hidden = checked_sizes(cls.name, options["latent_dim"], *options["hidden"])
         channels, height, width = shape
-        band = dct.disc(height, width, _radius(height, width, options["radius"]))
+        band = dct.half_band(height, width, options["radius"])
         widths = [latent_dim + classes, *hidden, channels * len(band)]
         counts = [(a + 1) * b for a, b in pairwise(widths)]
         if options["per_class_first_layer"] and hidden:
@@ -119,8 +119,3 @@ class DctMlp(Generator):
         coefficients = self.layers(inputs).unflatten(1, (self.shape[0], -1))
         pixels: Tensor = 0.5 + 0.5 * torch.tanh(self.output_gain * coefficients @ self.basis)
         return pixels.reshape(-1, *self.shape)
-
-
-def _radius(height: int, width: int, radius: float | None) -> float:
-    """The band's cut-off: half the shorter side where none is given."""
-    return min(height, width) / 2 if radius is None else radius

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
+from fedsink.data import dct
 from fedsink.data.views import DctView
 from fedsink.errors import ModelError
 from fedsink.models import GENERATORS, Conv, Dcgan, DctMlp, Generator, Mlp, build, parameter_count
@@ -172,11 +174,22 @@ def test_conv_doubles_from_a_small_base_and_cuts_what_is_too_many() -> None:
     assert shapes["deconvolutions.1.weight"] == (32, 16, 4, 4)
     assert shapes["deconvolutions.3.weight"] == (16, 1, 4, 4)
     # 5 × 9 pixels are the corner of 8 × 12 of the same weights.
-    cut, whole = (Conv((1, *sides), 4, maps=[3, 2]) for sides in ((5, 9), (8, 12)))
+    cut, whole = (Conv((1, *sides), 4, radius=99.0, maps=[3, 2]) for sides in ((5, 9), (8, 12)))
     assert cut.base == whole.base == (3, 2, 3)
     whole.load_state_dict(cut.state_dict())
     z, labels = cut.latent(6, stream()), torch.arange(6) % 4
     torch.testing.assert_close(cut(z, labels), whole(z, labels)[..., :5, :9])
+
+
+def test_conv_draws_nothing_above_its_radius() -> None:
+    """Where a view of that band has no gradient, and deconvolutions leave a pattern of dots."""
+    generator = Conv((2, 12, 8), 3, radius=3.5)
+    field = torch.atanh(2 * generator(generator.latent(9, stream()), torch.arange(9) % 3) - 1)
+    everything = tuple((i, j) for i in range(12) for j in range(8))
+    coefficients = field.detach().flatten(2).double() @ dct.basis(12, 8, everything).T
+    inside = torch.tensor([math.hypot(i, j) < 3.5 for i, j in everything])
+    assert float(coefficients[..., ~inside].abs().max()) < 1e-4
+    assert float(coefficients[..., inside].abs().mean()) > 1e-2
 
 
 def test_conv_has_a_first_matrix_of_its_own_per_class() -> None:
@@ -213,6 +226,7 @@ def test_only_images_need_a_basis_and_it_is_not_stored() -> None:
         ("conv", (1, 8, 8), {"maps": []}, "so maps has 1 to 4 sizes, got 0"),
         ("conv", (1, 9, 7), {"maps": [2] * 4}, "so maps has 1 to 3 sizes, got 4"),
         ("conv", (1, 8, 8), {"maps": [8, 0]}, "conv needs maps of at least 1, got 0"),
+        ("conv", (1, 8, 8), {"radius": 0.0}, "conv needs a positive radius, got 0.0"),
         ("conv", (1, 8, 8), {"hidden": 0}, "conv needs hidden of at least 1, got 0"),
         ("conv", (1, 8, 8), {"output_gain": -1.0}, r"positive output_gain, got -1\.0"),
         ("dcgan", (1, 8, 8), {}, r"28×28 or 32×32 pixels .* got shape \(1, 8, 8\)"),
@@ -291,7 +305,8 @@ def described(draw: st.DrawFn) -> tuple[str, tuple[int, ...], int, dict[str, Any
         shape = (shape[0], 1 + shape[1], 1 + shape[2])  # for the default's two doublings
         most = min(shape[1:]).bit_length()
         maps = draw(st.lists(SIZES, min_size=1, max_size=most))
-        options |= {"hidden": draw(SIZES), "maps": maps}
+        radius = draw(st.sampled_from([None, 1.0, 2.5, 99.0]))
+        options |= {"hidden": draw(SIZES), "maps": maps, "radius": radius}
     elif name == "dct_mlp":
         options |= {
             "hidden": draw(HIDDEN.filter(bool)),
