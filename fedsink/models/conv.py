@@ -113,7 +113,8 @@ class Conv(Generator):
 
 def _band(shape: Sequence[int], radius: float | None) -> dct.Band:
     """The frequencies that a picture has."""
-    band = dct.half_band(*shape[1:], radius)
+    _, height, width = shape
+    band = dct.half_band(height, width, radius)
     if not band:
         raise ModelError(f"conv needs a positive radius, got {radius}.")
     return band
