@@ -47,6 +47,10 @@ def strictly(cls: type[T], values: Config, where: str = "") -> T:
         raise ConfigError(f"The configuration of {where} is mistyped: {error}.") from error
 
 
+PLACES = ("data.root", "data.clients_file", "policy")
+"""Configuration keys that name a file or a folder of the machine that a run began on."""
+
+
 def leaves(values: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The values of nested tables by their dotted keys; an empty table is a value."""
     for key, value in values.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from base64 import b64encode
 from collections.abc import Sequence
 from functools import cached_property
 from html import escape
@@ -192,9 +191,11 @@ class Run:
         text = f"<p>{escape(self._summary())}<br><code>{escape(self._place())}</code></p>"
         if not self.pictures:
             return text
+        from fedsink.pages.page import data_uri
+
         round, path = list(self.pictures.items())[-1]
-        picture = b64encode(path.read_bytes()).decode()
-        return f'{text}<img src="data:image/png;base64,{picture}" alt="Samples, round {round}">'
+        picture = data_uri(path.read_bytes(), "image/png")
+        return f'{text}<img src="{picture}" alt="Samples, round {round}">'
 
     def _place(self) -> str:
         """The folder, from here where it lies below."""

@@ -158,18 +158,11 @@ def submit(
         print(f"fedsink: {results.failure['message']}", file=sys.stderr)
         return int(results.failure["exit_code"])
     results.unpack(folder)
-    _report(folder)
+    from fedsink.pages.report import report_at_end
+
+    report_at_end(folder)
     print(folder)
     return 0
-
-
-def _report(folder: Path) -> None:
-    """Write report.html, as a simulation does at its end."""
-    from fedsink.pages.report import asks_for_report, try_report
-    from fedsink.server.recorded import RecordedRun
-
-    if asks_for_report(RecordedRun.of(folder)):
-        try_report(folder, sys.stderr.write)
 
 
 def app_at(text: str) -> Path:

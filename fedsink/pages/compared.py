@@ -76,7 +76,7 @@ class Group:
         return Promise(model, unit, adjacency, stated.get("delta"))
 
     def value(self, key: str) -> str:
-        """A configuration value as a page shows it; "–" where there is no such key."""
+        """A configuration value as a page shows it; `MISSING` where there is no such key."""
         return shown(key, self.settings[key]) if key in self.settings else MISSING
 
     @property
@@ -268,9 +268,9 @@ def status(run: RecordedRun) -> str:
 
 
 def mean_and_sd(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
-    """Mean ± sample standard deviation; the mean alone of a single value, "–" of none."""
+    """Mean ± sample standard deviation; the mean alone of a single value, `MISSING` of none."""
     if not values:
-        return "–"
+        return MISSING
     mean = f"{scale * fmean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {scale * stdev(values):.{digits}f}"
 

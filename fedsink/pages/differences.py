@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsink.values import Config, leaves
-
-PATHS = ("data.root", "data.clients_file", "policy")
-"""Keys that name places on somebody's machine: no page has them."""
+from fedsink.values import PLACES, Config, leaves
 
 _ITS_OWN = ("run", "seed", "resume", "study")
 _ABSENT = object()
@@ -35,7 +32,7 @@ def settings(config: Config) -> dict[str, Any]:
         rounds = recipe.get("rounds")
     stated = {key: value for key, value in config.items() if key not in (*_ITS_OWN, *_REFERRED_TO)}
     stated |= {"eps": eps, "rounds": rounds}
-    return {key: value for key, value in leaves(stated) if key not in PATHS}
+    return {key: value for key, value in leaves(stated) if key not in PLACES}
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

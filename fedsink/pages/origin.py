@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsink.conf.loading import choices
 from fedsink.server.compose import compose_config
-from fedsink.values import Config
+from fedsink.values import Config, leaves
 
 HIDDEN = "(a place on that machine)"
 """What a page says in the place of a path."""
@@ -89,7 +89,7 @@ class Origin:
             HydraException, OmegaConfBaseException: no choices give a configuration of this mode.
         """
         chosen, usual = _chosen(config)
-        found = list(_differences(usual, config))
+        differing = list(_differences(usual, config))
         if config["engine"].get("name") == "deploy":
             command = ["fedsink", "deploy", "app=APP", "superlink=SUPERLINK"]
             command += [word for word in chosen if not word.startswith("engine=")]
@@ -97,12 +97,12 @@ class Origin:
             command = ["fedsink", "simulate", *chosen]
         differences = [
             Difference(key, shown(key, value), None if usual is _ABSENT else shown(key, usual))
-            for key, usual, value in found
+            for key, usual, value in differing
         ]
         return cls(
             tuple(chosen),
             tuple(differences),
-            shlex.join([*command, *(_override(*difference) for difference in found)]),
+            shlex.join([*command, *(_override(*difference) for difference in differing)]),
         )
 
 
@@ -113,7 +113,8 @@ def shown(key: str, value: object) -> str:
 
 def settings(config: Config) -> dict[str, str]:
     """Every key of a configuration and its value, as a page shows it."""
-    return {key: shown(key, value) for key, value in _leaves(config)}
+    kept = {key: value for key, value in config.items() if key not in _LEFT_OUT}
+    return {key: shown(key, value) for key, value in leaves(kept)}
 
 
 def _chosen(config: Config) -> tuple[list[str], dict[str, Any]]:
@@ -155,16 +156,6 @@ def _differences(usual: Config, config: Config, where: str = "") -> Iterator[_Di
             yield from _differences(before, after, f"{where}{key}.")
         elif type(before) is not type(after) or before != after:
             yield f"{where}{key}", before, after
-
-
-def _leaves(values: Config, where: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if not where and key in _LEFT_OUT:
-            continue
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{where}{key}.")
-        else:
-            yield f"{where}{key}", value
 
 
 def _override(key: str, before: object, after: object) -> str:

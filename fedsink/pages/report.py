@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedsink.pages.quality import accuracy_table, figure_table, measured
 from fedsink.pages.tables import MISSING, Table, duration, number
 from fedsink.pages.uploads import Uploads
 from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.stream import ForgivingStream
 from fedsink.server.loop import LoopSettings
 from fedsink.server.recorded import RecordedRun
 from fedsink.server.results import is_public
@@ -76,23 +78,30 @@ def write_report(path: Path) -> Path:
     return target
 
 
-def asks_for_report(run: RecordedRun) -> bool:
-    """Whether a run's configuration says that its end leaves a page."""
+def report_at_end(path: Path) -> None:
+    """Write the page of a run that has ended, unless its configuration leaves it out.
+
+    Whatever goes wrong, the run is safe: standard error says so.
+    """
+    _try(path, lambda: _asks_for_report(RecordedRun.of(path)))
+
+
+def renew_report(path: Path) -> None:
+    """Write the page of a run again, if it has one; what goes wrong is told on standard error."""
+    _try(path, (path / FILE_NAME).exists)
+
+
+def _asks_for_report(run: RecordedRun) -> bool:
     return strictly(LoopSettings, run.config.get("report", {}), "report").html
 
 
-def try_report(path: Path, tell: Callable[[str], object]) -> None:
-    """Write the page of a run that has ended; whatever goes wrong, the run is safe.
-
-    Args:
-        path: the run folder.
-        tell: receives a line where the page could not be written.
-    """
+def _try(path: Path, wanted: Callable[[], bool]) -> None:
     try:
-        write_report(path)
+        if wanted():
+            write_report(path)
     except Exception as error:
         log.debug("The report could not be written.", exc_info=True)
-        tell(
+        ForgivingStream(sys.stderr).write(
             f"fedsink: {FILE_NAME} could not be written ({type(error).__name__}: {error}); the run "
             f"is complete: fedsink report run={path}\n"
         )

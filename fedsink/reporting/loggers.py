@@ -17,9 +17,7 @@ from fedsink.errors import ConfigError
 from fedsink.registry import Registry
 from fedsink.reporting.atomic import write_atomic
 from fedsink.reporting.observers import Ending, Observer, Observers
-
-_OF_THIS_MACHINE = {"run", "policy", "data.root", "data.clients_file"}
-"""Keys with paths and names that no tracking server needs."""
+from fedsink.values import PLACES, leaves
 
 
 class Logger(Observer, ABC):
@@ -37,7 +35,9 @@ class Logger(Observer, ABC):
     def __init__(self, folder: Path, config: Mapping[str, Any], privacy: Mapping[str, Any]) -> None:
         self._folder = folder
         self._name = str(config.get("run", {}).get("name", folder.name))
-        self._config = dict(_flat(config))
+        # No tracking server needs the names of this machine's files.
+        stated = leaves({group: values for group, values in config.items() if group != "run"})
+        self._config = {key: value for key, value in stated if key not in PLACES}
         self._privacy = dict(privacy)
 
     @abstractmethod
@@ -238,15 +238,3 @@ def _figures(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in record.items():
         if name != "round" and isinstance(value, int | float):
             yield name, float(value)
-
-
-def _flat(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by dotted keys, without those that only mean something on this machine."""
-    for name, value in values.items():
-        key = f"{where}{name}"
-        if key in _OF_THIS_MACHINE:
-            continue
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{key}.")
-        else:
-            yield key, value

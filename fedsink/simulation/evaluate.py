@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +23,9 @@ from fedsink.evaluation import (
 )
 from fedsink.evaluation.labelled import Labelled, Report
 from fedsink.evaluation.suites import RUNS
+from fedsink.pages.report import renew_report
 from fedsink.reporting import write_json
 from fedsink.reporting.atomic import write_atomic
-from fedsink.reporting.stream import ForgivingStream
 from fedsink.server.finished import FinishedRun, open_run
 from fedsink.values import choice, given
 
@@ -123,10 +122,7 @@ def evaluate_run(
     write_json(path, figures)
     if suite != "fast":
         write_atomic(path.with_suffix(".txt"), f"{table}\n".encode())
-    from fedsink.pages.report import FILE_NAME, try_report
-
-    if (finished.folder.path / FILE_NAME).exists():
-        try_report(finished.folder.path, ForgivingStream(sys.stderr).write)
+    renew_report(finished.folder.path)
     return Measured(path, figures, table)
 
 

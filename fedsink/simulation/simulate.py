@@ -17,12 +17,12 @@ from fedsink.configuration import Configuration
 from fedsink.data.partition import manifest
 from fedsink.data.sources import load
 from fedsink.errors import CheckpointError, ConfigError
+from fedsink.pages.report import report_at_end
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
 from fedsink.reporting.loggers import require_packages
 from fedsink.reporting.stream import ForgivingStream
 from fedsink.server.compose import store_config, stored_config
 from fedsink.server.folder import RunFolder
-from fedsink.server.recorded import RecordedRun
 from fedsink.server.running import build_generator, server_app
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.cohort import fedsink_apps
@@ -107,7 +107,7 @@ def resume(path: Path, *, debug: bool = False) -> Path:
         raise CheckpointError(f"{folder.config} is not a run's configuration: {error}.") from error
     if folder.finished:
         identity.delete_key()  # a kill may have come between the last file and these
-        _report(folder)
+        report_at_end(folder.path)
         return folder.path
     settings = configure(config, folder.path, identity)
     return _run(settings, folder, identity, debug, _fused_step(settings))
@@ -230,16 +230,8 @@ def _run(
             torch.cuda.empty_cache()
     # Nothing can be released under the key any more: whoever takes it cannot undo the noise.
     identity.delete_key()
-    _report(folder)
+    report_at_end(folder.path)
     return folder.path
-
-
-def _report(folder: RunFolder) -> None:
-    """Write report.html, unless the run's configuration leaves it out."""
-    from fedsink.pages.report import asks_for_report, try_report
-
-    if asks_for_report(RecordedRun.of(folder.path)):
-        try_report(folder.path, ForgivingStream(sys.stderr).write)
 
 
 def _grid(engine: EngineSettings, node: NodeSettings, debug: bool) -> SimulationGrid:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedsink.errors import CheckpointError
-from fedsink.pages.report import try_report, write_report
+from fedsink.pages.report import report_at_end, write_report
 from fedsink.server.compose import compose_config, store_config
 from fedsink.server.folder import RunFolder
 from fedsink.simulation.simulate import start
@@ -195,12 +195,11 @@ def test_a_study_is_refused_by_the_names_of_its_runs(begin: Begin) -> None:
         write_report(folder.path)
 
 
-def test_a_page_that_fails_loses_no_run(begin: Begin) -> None:
-    folder = begin("mode=central")
+def test_a_page_that_fails_loses_no_run(begin: Begin, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = begin("mode=central", "report.html=true")
     folder.privacy.write_text("{")
-    told: list[str] = []
-    try_report(folder.path, told.append)
-    (line,) = told
+    report_at_end(folder.path)
+    (line,) = capsys.readouterr().err.splitlines()
     assert "report.html could not be written (CheckpointError" in line
     assert "the run is complete: fedsink report run=" in line
     assert not (folder.path / "report.html").exists()
