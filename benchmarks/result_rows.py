@@ -38,13 +38,19 @@ CLASSIFIERS = ("logreg", "mlp", "cnn")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: an experiment, and what a paper says of it."""
+    """One line of a table: an experiment, what a paper says of it, and how it is evaluated.
+
+    Attributes:
+        evaluate: keys of `fedsink evaluate` beyond the run's, such as observation=false; rows that
+            differ in them alone share their runs.
+    """
 
     name: str
     experiment: str
     published: tuple[float, ...] | None
     overrides: tuple[str, ...] = ()
     scales: bool = True
+    evaluate: tuple[str, ...] = ()
 
     def arguments(self, scale: str, seed: int, more: Sequence[str] = ()) -> list[str]:
         """What `fedsink simulate` is given."""
@@ -96,7 +102,7 @@ def _row(entry: dict[str, Any]) -> Row:
         **{
             **entry,
             "published": None if published is None else tuple(published),
-            "overrides": tuple(entry.get("overrides", ())),
+            **{key: tuple(entry.get(key, ())) for key in ("overrides", "evaluate")},
         }
     )
 
@@ -121,24 +127,33 @@ def markdown(table: Table, records: Sequence[Record], scale: str, more: Sequence
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in table.rows:
         command = " ".join(["fedsink simulate", *row.arguments(scale, 0, more)[:-1]])
-        mine = [record for record in records if record["command"].startswith(f"{command} seed=")]
-        mine.sort(key=lambda record: record["seed"])
-        figures = [spread(mine, key) for key in table.figures]
+        of_row = [record for record in records if _is_of(record, command, row.evaluate)]
+        of_row.sort(key=lambda record: record["seed"])
+        figures = [spread(of_row, key) for key in table.figures]
         published = "–" if row.published is None else " / ".join(f"{v:g}" for v in row.published)
-        epsilons = sorted({_epsilon(record["epsilon"]) for record in mine})
-        seconds = [record["cpu_seconds"] for record in mine]
-        at_least = "≥ " if any(record["resumed"] for record in mine) else ""
+        epsilons = sorted({_epsilon(record["epsilon"]) for record in of_row})
+        seconds = [record["cpu_seconds"] for record in of_row]
+        at_least = "≥ " if any(record["resumed"] for record in of_row) else ""
+        told = [f"`{command}`"]
+        if row.evaluate:
+            told.append(f"`fedsink evaluate {' '.join(row.evaluate)}`")
         cells = [
             row.name,
             published,
             *figures,
             ", ".join(epsilons) or "–",
             f"{at_least}{statistics.mean(seconds):.0f}" if seconds else "–",
-            ", ".join(str(record["seed"]) for record in mine) or "–",
-            f"`{command}`",
+            ", ".join(str(record["seed"]) for record in of_row) or "–",
+            ", ".join(told),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", f"Published: {table.source}"])
+
+
+def _is_of(record: Record, command: str, evaluate: Sequence[str]) -> bool:
+    """Whether a record is a seed of this run, evaluated so."""
+    own = record.get("evaluated", [])
+    return record["command"].startswith(f"{command} seed=") and list(own) == list(evaluate)
 
 
 def _epsilon(value: float | None) -> str:

@@ -42,36 +42,43 @@ class Runs:
         self._root = [] if data_root is None else [f"data.root={data_root.resolve()}"]
         self._n = n
 
-    def known(self, arguments: Sequence[str]) -> Record | None:
-        """The record of these arguments, if they have been run and evaluated."""
-        key = self._key(arguments)
+    def known(self, arguments: Sequence[str], evaluate: Sequence[str] = ()) -> Record | None:
+        """The record of these arguments, if they have been run and evaluated so."""
+        key = self._key([*arguments, *evaluate])
         return next((r for r in reversed(measured(self.records)) if r["key"] == key), None)
 
-    def record(self, arguments: Sequence[str], *, seed: int, **labels: Any) -> Record:
+    def record(
+        self, arguments: Sequence[str], evaluate: Sequence[str] = (), *, seed: int, **labels: Any
+    ) -> Record:
         """The record of `fedsink simulate ARGUMENTS`, which is run unless it is known.
 
         Args:
             arguments: without data.root and the folder.
+            evaluate: further keys of `fedsink evaluate`; the run itself is shared.
             seed: of the classifiers, and what the record names.
             labels: further entries of the record.
 
         Raises:
             FedsinkError: a command failed; its own last line says why.
         """
-        if (done := self.known(arguments)) is not None:
+        if (done := self.known(arguments, evaluate)) is not None:
             return done
         run = self.folder / "runs" / self._key(arguments)
         spent = self._simulate(run, arguments)
-        evaluate = [f"n={self._n}", f"seed={seed}", "threads=1"]
-        seconds = _call("evaluate", f"run={run}", *evaluate)
+        keys = {"n": str(self._n), "seed": str(seed), "threads": "1"}
+        keys |= dict(word.split("=", 1) for word in evaluate)
+        words = [f"{key}={value}" for key, value in keys.items()]
+        seconds = _call("evaluate", f"run={run}", *words)
+        written = "evaluation-bare" if keys.get("observation") == "false" else "evaluation"
         privacy, metrics, evaluation = (
             json.loads((run / f"{name}.json").read_text())
-            for name in ("privacy", "metrics", "evaluation")
+            for name in ("privacy", "metrics", written)
         )
-        found: Record = {
-            "key": self._key(arguments),
+        record: Record = {
+            "key": self._key([*arguments, *evaluate]),
             "command": " ".join(["fedsink simulate", *arguments]),
-            "evaluate": " ".join(["fedsink evaluate", *evaluate]),
+            "evaluate": " ".join(["fedsink evaluate", *words]),
+            **({"evaluated": list(evaluate)} if evaluate else {}),
             "seed": seed,
             "epsilon": privacy["epsilon"],
             "delta": privacy["delta"],
@@ -84,8 +91,8 @@ class Runs:
             "resumed": spent["killed"],
             **labels,
         }
-        append_jsonl(self.records, found)
-        return found
+        append_jsonl(self.records, record)
+        return record
 
     def _key(self, arguments: Sequence[str]) -> str:
         return hashlib.sha256(" ".join([*arguments, f"n={self._n}"]).encode()).hexdigest()[:16]

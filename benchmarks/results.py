@@ -72,7 +72,9 @@ def _run(tables: Sequence[Table], options: argparse.Namespace) -> int:
     for table, row, seed in wanted:
         arguments = row.arguments(options.scale, seed, options.also)
         try:
-            record = runs.record(arguments, seed=seed, row=row.name, scale=options.scale)
+            record = runs.record(
+                arguments, row.evaluate, seed=seed, row=row.name, scale=options.scale
+            )
         except FedsinkError as error:
             failed += 1
             print(f"{row.name}, seed {seed}: {error}", file=sys.stderr)
@@ -104,7 +106,9 @@ def _list(tables: Sequence[Table], options: argparse.Namespace) -> int:
 
     def seeds(row: Row) -> str:
         done = [
-            s for s in options.seeds if runs.known(row.arguments(options.scale, s, options.also))
+            s
+            for s in options.seeds
+            if runs.known(row.arguments(options.scale, s, options.also), row.evaluate)
         ]
         return f"seeds {', '.join(map(str, done))}" if done else "not run"
 

@@ -62,7 +62,7 @@ def test_recorded_runs_are_drawn(
 ) -> None:  # fmt: skip
     figures, asked = script("figures"), []
 
-    def known(self: Any, arguments: list[str]) -> dict[str, Any]:
+    def known(self: Any, arguments: list[str], evaluate: Any = ()) -> dict[str, Any]:
         asked.append(arguments)
         return {"accuracy": {"logreg": 0.8, "mlp": 0.82, "cnn": 0.85}}
 

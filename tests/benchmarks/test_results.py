@@ -74,6 +74,22 @@ def test_a_table_may_show_distances(script: Script, tmp_path: Path) -> None:
         rows.declared(path)
 
 
+def test_a_run_may_be_evaluated_in_several_ways(script: Script, tmp_path: Path) -> None:
+    rows = script("result_rows")
+    row = {"experiment": "dp_sinkhorn_mnist_m1", "published": None}
+    both = [{"name": "few", **row}, {"name": "bare", **row, "evaluate": ["observation=false"]}]
+    (path := tmp_path / "rows.yaml").write_text(
+        json.dumps([{"table": "t", "source": "none", "rows": both}])
+    )
+    (table,) = rows.declared(path)
+    records = [record(0, 0.8), record(0, 0.7, evaluated=["observation=false"])]
+    few, bare = rows.markdown(table, records, "cpu").splitlines()[2:4]
+    assert "| 80.0 | 9.999 |" in few
+    assert few.endswith(f"| `{COMMAND}` |")
+    assert "| 70.0 | 9.999 |" in bare
+    assert bare.endswith(f"| `{COMMAND}`, `fedsink evaluate observation=false` |")
+
+
 def test_a_table_goes_between_its_markers_and_nothing_else_changes(script: Script) -> None:
     rows = script("result_rows")
     document = "# A\n<!-- results:x -->\nold\n<!-- end -->\nB\n<!-- results:y -->\n<!-- end -->\n"
@@ -148,6 +164,14 @@ def test_a_row_is_run_evaluated_and_recorded_once(
     assert found["cpu_seconds"] > 0.5
     assert not found["resumed"]
     assert "| MNIST, m = 1 | 79.5 / 80.2 / 83.2 |" in capsys.readouterr().out
+    runs = script("result_runs").Runs(tmp_path, tiny_data, 100)
+    arguments = [*found["command"].split()[2:]]
+    bare = runs.record(arguments, ["observation=false", "n=50"], seed=0)
+    assert bare["cpu_seconds"] == found["cpu_seconds"]  # the run is shared
+    assert bare["evaluate"] == "fedsink evaluate n=50 seed=0 threads=1 observation=false"
+    assert runs.known(arguments)["key"] != bare["key"]
+    (run,) = (tmp_path / "runs").glob("*/evaluation-bare.json")
+    assert json.loads(run.read_text())["accuracy"] == bare["accuracy"]
 
 
 @pytest.mark.slow
