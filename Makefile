@@ -59,7 +59,12 @@ mutants: install-dev ## plant privacy defects and see that the tests fail
 	$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow' $(ARGS) tests/mutants
 
 coverage: install-dev ## lines and branches of what guards private data: at least 95 %
-	$(BIN)/coverage run -m pytest -q tests/privacy tests/clients tests/adversary tests/test_pitfalls.py
+	$(BIN)/coverage erase
+	@# Two processes. A shell makes those in the background deaf to Ctrl-C, which tests/privacy never presses.
+	$(BIN)/coverage run -p -m pytest -q $(ARGS) tests/privacy & privacy=$$!; \
+	  $(BIN)/coverage run -p -m pytest -q $(ARGS) tests/clients tests/adversary tests/test_pitfalls.py; \
+	  others=$$?; wait $$privacy && exit $$others
+	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
 bench: install-dev ## every benchmark in benchmarks/: takes long, wants a quiet machine
