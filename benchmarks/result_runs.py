@@ -68,11 +68,10 @@ class Runs:
         keys = {"n": str(self._n), "seed": str(seed), "threads": "1"}
         keys |= dict(word.split("=", 1) for word in evaluate)
         words = [f"{key}={value}" for key, value in keys.items()]
-        seconds = _call("evaluate", f"run={run}", *words)
-        written = "evaluation-bare" if keys.get("observation") == "false" else "evaluation"
+        seconds, written = _call("evaluate", f"run={run}", *words)
         privacy, metrics, evaluation = (
-            json.loads((run / f"{name}.json").read_text())
-            for name in ("privacy", "metrics", written)
+            json.loads((run / name).read_text())
+            for name in ("privacy.json", "metrics.json", written)
         )
         record: Record = {
             "key": self._key([*arguments, *evaluate]),
@@ -121,8 +120,8 @@ class Runs:
         return spent
 
 
-def _call(*arguments: str) -> float:
-    """Run the installed command; its CPU seconds."""
+def _call(*arguments: str) -> tuple[float, str]:
+    """Run the installed command; its CPU seconds, and the path that it prints last."""
     before, started = _children(), time.monotonic()
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     done = subprocess.run(
@@ -134,7 +133,7 @@ def _call(*arguments: str) -> float:
             f"fedsink {' '.join(arguments)} ended with {done.returncode} after "
             f"{time.monotonic() - started:.0f} s: {said[-1] if said else 'it said nothing'}"
         )
-    return _children() - before
+    return _children() - before, done.stdout.rstrip().rpartition("\n")[2]
 
 
 def _children() -> float:
