@@ -58,11 +58,9 @@ def _compare(folder: Path, whole: Path) -> None:
 
 
 def test_a_run_stopped_by_ctrl_c_and_then_by_kill_9_ends_like_an_uninterrupted_one(
-    fedsink: Command, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     config = [*_CONFIG, "engine=local"]
-    whole = fedsink("simulate", *config, "hydra.run.dir=whole", cwd=tmp_path)
-    assert whole.code == 0, whole.err
     folder = tmp_path / "run"
 
     code, err = _signalled([*config, "hydra.run.dir=run"], tmp_path, signal.SIGINT, 5)
@@ -86,10 +84,13 @@ def test_a_run_stopped_by_ctrl_c_and_then_by_kill_9_ends_like_an_uninterrupted_o
     content = bytearray(state.read_bytes())
     content[-1] ^= 1
     state.write_bytes(content)
-    refused, unfinished = run_many(
+    elsewhere = tmp_path / "elsewhere"
+    refused, unfinished, whole, resumed = run_many(
         [
             (tmp_path, ["simulate", f"resume={torn}"]),
             (tmp_path, ["sample", f"run={folder}", "out=x.npz"]),
+            (tmp_path, ["simulate", *config, "hydra.run.dir=whole"]),
+            (elsewhere, ["simulate", "resume=../run"]),
         ]
     )
     for outcome, message in ((refused, "is corrupt"), (unfinished, "has not finished")):
@@ -97,9 +98,7 @@ def test_a_run_stopped_by_ctrl_c_and_then_by_kill_9_ends_like_an_uninterrupted_o
         assert outcome.err.count("\n") == 1
         assert message in outcome.err
 
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    resumed = fedsink("simulate", "resume=../run", cwd=elsewhere)
+    assert whole.code == 0, whole.err
     assert (resumed.code, resumed.last) == (0, str(folder)), resumed.err
     assert list(elsewhere.iterdir()) == []
     _compare(folder, tmp_path / "whole")
