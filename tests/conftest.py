@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+# What NumPy and PyTorch compute with reads this once, in the processes that tests start as well.
+os.environ["OMP_NUM_THREADS"] = "1"
 # Flower reads these once, at its import: before any test module is imported.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"

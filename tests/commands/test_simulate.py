@@ -250,18 +250,28 @@ _BAD: dict[str, tuple[list[str], str]] = {
 }
 
 
+_GOOD = {
+    "help": ["simulate", "--help"],
+    "configuration": ["simulate", "--cfg", "job", "mode=ldp", "eps=3"],
+    "sweep": ["simulate", *small("rounds=3"), "--multirun", "eps=1,3", "hydra.sweep.dir=both"],
+}
+
+
 @pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    root = tmp_path_factory.mktemp("refused")
-    lines = [(root / str(n), line) for n, (line, _) in enumerate(_BAD.values())]
-    return dict(zip(_BAD, run_many(lines), strict=True))
+def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Outcome]]:
+    """Each line's folder and outcome, all played by one process."""
+    root = tmp_path_factory.mktemp("played")
+    lines = {case: line for case, (line, _) in _BAD.items()} | _GOOD
+    folders = [root / str(number) for number in range(len(lines))]
+    outcomes = run_many(list(zip(folders, lines.values(), strict=True)))
+    return dict(zip(lines, zip(folders, outcomes, strict=True), strict=True))
 
 
 @pytest.mark.parametrize("case", _BAD)
 def test_bad_input_is_one_sentence_exit_2_and_leaves_nothing(
-    refused: dict[str, Outcome], case: str
+    played: dict[str, tuple[Path, Outcome]], case: str
 ) -> None:
-    outcome = refused[case]
+    _, outcome = played[case]
     assert outcome.code == 2
     assert outcome.out == ""
     assert outcome.err.count("\n") == 1
@@ -294,15 +304,8 @@ def test_debug_shows_the_traceback(fedsink: Command, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_configuration_and_sweeps(tmp_path: Path) -> None:
-    sweep = ["simulate", *small("rounds=3"), "--multirun", "eps=1,3", "hydra.sweep.dir=both"]
-    help_, config, both = run_many(
-        [
-            (tmp_path / "help", ["simulate", "--help"]),
-            (tmp_path / "config", ["simulate", "--cfg", "job", "mode=ldp", "eps=3"]),
-            (tmp_path / "sweep", sweep),
-        ]
-    )
+def test_help_configuration_and_sweeps(played: dict[str, tuple[Path, Outcome]]) -> None:
+    (_, help_), (_, config), (folder, both) = (played[case] for case in _GOOD)
     assert help_.code == config.code == both.code == 0, both.err
     assert "fedsink simulate mode=ldp mechanism=laplace eps=35" in help_.out
     assert "mode: central, ldp" in help_.out
@@ -310,9 +313,9 @@ def test_help_configuration_and_sweeps(tmp_path: Path) -> None:
     assert (shown["mode"], shown["eps"], shown["mechanism"]["name"]) == ("ldp", 3, "laplace")
     assert help_.left == config.left == ()
     folders = [Path(line) for line in both.out.splitlines()]
-    assert folders == [tmp_path / "sweep" / "both" / name for name in ("eps=1", "eps=3")]
-    for folder, eps in zip(folders, (1, 3), strict=True):
-        epsilon = json.loads((folder / "privacy.json").read_text())["epsilon"]
+    assert folders == [folder / "both" / name for name in ("eps=1", "eps=3")]
+    for run, eps in zip(folders, (1, 3), strict=True):
+        epsilon = json.loads((run / "privacy.json").read_text())["epsilon"]
         assert 0.99 * eps < epsilon <= eps
 
 

@@ -40,25 +40,6 @@ def test_names_are_fit_for_any_file_system() -> None:
         assert Path(name).name == name
 
 
-def test_a_sweep_trains_in_folders_that_say_what_differs(tmp_path: Path) -> None:
-    arguments = ["simulate", *_SMALL, "eps=1,3", "seed=0,1", "hydra.sweep.dir=four"]
-    done, again = run_many(
-        [
-            (tmp_path, arguments),
-            (tmp_path, ["simulate", "resume=four/eps=3,seed=1"]),
-        ]
-    )
-    assert done.code == again.code == 0, done.err
-    names = [f"eps={eps},seed={seed}" for eps in (1, 3) for seed in (0, 1)]
-    assert [Path(line) for line in done.out.splitlines()] == [tmp_path / "four" / n for n in names]
-    for name in names:
-        assert json.loads((tmp_path / "four" / name / "metrics.json").read_text())["rounds"] == 3
-    assert [line for line in done.err.splitlines() if line.startswith("Run ")] == [
-        f"Run {name}, {number} of 4" for number, name in enumerate(names, 1)
-    ]
-    assert again.last == str(tmp_path / "four" / names[-1])
-
-
 _BAD = {
     "eps=3,0": "eps=0 of this sweep cannot run: eps must be a finite number > 0",
     "clients=2,5000": "clients=5000 of this sweep cannot run: 5000 clients cannot share",
@@ -70,8 +51,18 @@ _BAD = {
 
 
 @pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    lines = []
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the sweep of four runs is."""
+    return tmp_path_factory.mktemp("sweep")
+
+
+@pytest.fixture(scope="module")
+def played(four: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """Every command line of this module, played by one process."""
+    lines = [
+        (four, ["simulate", *_SMALL, "eps=1,3", "seed=0,1", "hydra.sweep.dir=four"]),
+        (four, ["simulate", "resume=four/eps=3,seed=1"]),
+    ]
     for text in _BAD:
         folder = tmp_path_factory.mktemp("refused")
         (folder / "taken" / "eps=3").mkdir(parents=True)
@@ -80,12 +71,27 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         base = [key for key in _SMALL if not text.startswith(key.partition("=")[0])]
         seed = [] if "policy" in text else ["seed=0"]
         lines.append((folder, ["simulate", *base, *seed, *keys]))
-    return dict(zip(_BAD, run_many(lines), strict=True))
+    return dict(zip(["sweep", "resume", *_BAD], run_many(lines), strict=True))
+
+
+def test_a_sweep_trains_in_folders_that_say_what_differs(
+    played: dict[str, Outcome], four: Path
+) -> None:
+    done, again = played["sweep"], played["resume"]
+    assert done.code == again.code == 0, done.err
+    names = [f"eps={eps},seed={seed}" for eps in (1, 3) for seed in (0, 1)]
+    assert [Path(line) for line in done.out.splitlines()] == [four / "four" / n for n in names]
+    for name in names:
+        assert json.loads((four / "four" / name / "metrics.json").read_text())["rounds"] == 3
+    assert [line for line in done.err.splitlines() if line.startswith("Run ")] == [
+        f"Run {name}, {number} of 4" for number, name in enumerate(names, 1)
+    ]
+    assert again.last == str(four / "four" / names[-1])
 
 
 @pytest.mark.parametrize("keys", _BAD)
-def test_one_bad_run_of_a_sweep_leaves_nothing(refused: dict[str, Outcome], keys: str) -> None:
-    outcome = refused[keys]
+def test_one_bad_run_of_a_sweep_leaves_nothing(played: dict[str, Outcome], keys: str) -> None:
+    outcome = played[keys]
     assert outcome.code == 2
     assert outcome.out == ""
     assert _BAD[keys] in outcome.err

@@ -45,7 +45,13 @@ def weights(folder: Path) -> bytes:
     return (folder / "generator.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("method", METHODS)
+_FIRST = ("record", "gs_wgan")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, marks=() if m in _FIRST else pytest.mark.slow) for m in METHODS],
+)
 def test_a_killed_run_continues_to_the_same_bits(
     method: str, composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,7 +44,7 @@ def test_the_canary_moves_every_release_by_exactly_the_sensitivity(plan: Plans, 
     assert (torch.pdist(directions) > 0.2).all()
 
 
-@pytest.mark.parametrize("clip", ["record", "batch"])
+@pytest.mark.parametrize("clip", ["record", pytest.param("batch", marks=pytest.mark.slow)])
 def test_the_correct_mechanism_is_not_flagged_and_its_bound_is_not_empty(
     plan: Plans, clip: str
 ) -> None:
@@ -70,16 +70,17 @@ def test_the_claims_are_those_of_the_rate_that_was_run(plan: Plans) -> None:
     assert not any(finding.violated for finding in found)
 
 
-@pytest.mark.parametrize("clip", ["record", "batch"])
-@pytest.mark.parametrize(
-    ("rounds", "trials", "faulty"),
-    [
-        pytest.param(1, 4000, {"key": WeakKey(0.5)}, id="half the noise"),
-        pytest.param(3, 200, {"key": WeakKey(0.0, only_round=2)}, id="forgotten in one round"),
-        pytest.param(3, 200, {"key": RoundlessKey(3)}, id="the same noise twice"),
-        pytest.param(1, 4000, {"release": clipped_to_twice_the_bound}, id="sensitivity doubled"),
-    ],
-)
+_FAULTS: dict[str, tuple[int, int, dict[str, Any]]] = {
+    # name: rounds, trials, what is faulty
+    "half the noise": (1, 4000, {"key": WeakKey(0.5)}),
+    "forgotten in one round": (3, 200, {"key": WeakKey(0.0, only_round=2)}),
+    "the same noise twice": (3, 200, {"key": RoundlessKey(3)}),
+    "sensitivity doubled": (1, 4000, {"release": clipped_to_twice_the_bound}),
+}
+
+
+@pytest.mark.parametrize("clip", ["record", pytest.param("batch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("rounds", "trials", "faulty"), _FAULTS.values(), ids=_FAULTS)
 def test_planted_faults_are_caught_at_a_claim_of_one(
     plan: Plans, clip: str, rounds: int, trials: int, faulty: dict[str, Any]
 ) -> None:

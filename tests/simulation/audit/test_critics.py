@@ -151,7 +151,11 @@ def test_many_transcripts_prove_nearly_the_claim(adjacency: str, critics: int) -
         pytest.param(1, 1, 4000, {"key": WeakKey(0.5)}, id="half the noise"),
         pytest.param(1, 3, 200, {"key": WeakKey(0.0, only_round=2)}, id="forgotten in one round"),
         pytest.param(1, 3, 300, {"key": RoundlessKey(3)}, id="the same noise twice"),
-        pytest.param(1, 1, 4000, {"release": clipped_to_twice_the_bound}, id="sensitivity doubled"),
+        pytest.param(
+            *(1, 1, 4000, {"release": clipped_to_twice_the_bound}),
+            id="sensitivity doubled",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(2, 1, 4000, {"release": dealt_to_every_critic}, id="dealt to every critic"),
     ],
 )

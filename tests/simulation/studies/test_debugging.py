@@ -200,6 +200,7 @@ def writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     load.cache_clear()
 
 
+@pytest.mark.slow
 def test_federated_emnist_by_writer(writers: Path, tmp_path: Path) -> None:
     config = compose_config(
         [
