@@ -253,7 +253,7 @@ _BAD: dict[str, tuple[list[str], str]] = {
 _GOOD = {
     "help": ["simulate", "--help"],
     "configuration": ["simulate", "--cfg", "job", "mode=ldp", "eps=3"],
-    "sweep": ["simulate", *small("rounds=3"), "--multirun", "eps=1,3", "hydra.sweep.dir=both"],
+    "two runs": ["simulate", *small("rounds=3"), "-m", "eps=1,3", "hydra.sweep.dir=both"],
 }
 
 
