@@ -226,7 +226,7 @@ def test_the_most_uses_that_a_message_may_ask_for(siege: Siege, honest: Honest) 
 
 @pytest.mark.parametrize("siege", ["fast"], indirect=True)
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
-@pytest.mark.parametrize("capacity", [None, 40])
+@pytest.mark.parametrize("capacity", [40, pytest.param(None, marks=pytest.mark.slow)])
 def test_plans_that_are_far_too_dear(
     siege: Siege, honest: Honest, adjacency: str, capacity: int | None
 ) -> None:
