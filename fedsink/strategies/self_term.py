@@ -27,7 +27,7 @@ from fedsink.transport import (
     transport_gradient,
 )
 from fedsink.transport.record_clip import reduced, sum_by_matmul
-from fedsink.values import choice, integer, within
+from fedsink.values import choice, integer, positive, within
 
 # Any f keeps the clients' guarantee; a rough one serves the field as well as an exact one.
 POTENTIAL_SOLVER = ConvergedSolver(max_iterations=40, tolerance=1e-2)
@@ -41,11 +41,14 @@ class SelfTermSettings:
         kind: "history" (against the last generated batches) or "semi_debiased" (Def. 4.3).
         history: H, number of remembered batches.
         p: debiasing share of Def. 4.3; 0 biased, 1 unbiased, 0.2 best in the paper.
+        tether: k, how far a row may be from the others before it is drawn back, a factor on the
+            usual squared distance (`HistoryField`); None draws nothing back.
     """
 
     kind: str = "history"
     history: int = 3
     p: float = 0.2
+    tether: float | None = None
 
     @property
     def debiased(self) -> float:
@@ -56,6 +59,8 @@ class SelfTermSettings:
         choice({"self_term": self.kind}, "self_term", "history", "semi_debiased", where="strategy.")
         integer(vars(self), "history", where="strategy.")
         within(vars(self), "p", "[0, 1]", where="strategy.")
+        if self.tether is not None:
+            positive(vars(self), "tether", where="strategy.", also="null or ")
 
 
 class SelfParts(NamedTuple):
@@ -156,6 +161,10 @@ class HistoryField(_Remembering):
     f is the dual potential of the generator's own transport problem, hence independent of the
     data. The field −(1/|S|) Σ_s clip((w_is (x_i − s))_i, Δ), clipped like the clients', cancels
     their mean field where generated and private points have the same distribution.
+
+    A row far from all records is chosen by none of them, and its own past pushes it further away:
+    it is lost. With a tether k its gradient is (x_i − m)/n instead, where ‖x_i − m‖² > k·d², m the
+    median of the past by coordinates and d² the median of the past's squared distances to m.
     """
 
     def __init__(
@@ -169,6 +178,7 @@ class HistoryField(_Remembering):
     ) -> None:
         super().__init__(settings, objective, layout, like)
         self.clip = clip
+        self._tether = settings.tether
         self._unseen = widest is not None
         largest_cost = None if widest is None else widest**2
         self._solver = replace(POTENTIAL_SOLVER, largest_cost=largest_cost)
@@ -179,8 +189,19 @@ class HistoryField(_Remembering):
         potentials = potential(rows, past, lam, solver=self._solver, bounded=self._unseen)
         # All of it is public: no bound has to hold for one point whatever the others are.
         x, y, f = (values.to(torch.float64) for values in (rows, past, potentials))
-        fields = sum_by_matmul(x, y, f, lam, reduced(self.clip.bound))
-        return SelfParts(potentials, rows.new_zeros(len(rows), 0, 0), -fields / past.shape[1])
+        outside = -sum_by_matmul(x, y, f, lam, reduced(self.clip.bound)) / past.shape[1]
+        if self._tether is not None:
+            strays, back = _strays(x, y, self._tether)
+            outside = torch.where(strays.unsqueeze(-1), back, outside)
+        return SelfParts(potentials, rows.new_zeros(len(rows), 0, 0), outside)
+
+
+def _strays(rows: Tensor, past: Tensor, tether: float) -> tuple[Tensor, Tensor]:
+    """Which rows are far from the others, (G, n), and what brings them back, (G, n, D)."""
+    centre = past.median(dim=1, keepdim=True).values
+    usual = (past - centre).square().sum(-1).median(dim=1, keepdim=True).values
+    away = rows - centre
+    return away.square().sum(-1) > tether * usual, away / rows.shape[1]
 
 
 class HistoryTransport(_Remembering):
@@ -256,7 +277,8 @@ def self_term(
             the loss is semi-debiased.
 
     Raises:
-        ConfigError: `clip=record` with the semi-debiased loss, whose self term couples rows.
+        ConfigError: `clip=record` with the semi-debiased loss, whose self term couples rows, or
+            `clip=batch` with a tether.
     """
     if isinstance(clip, RecordClip):
         if settings.kind != "history":
@@ -265,6 +287,11 @@ def self_term(
                 "strategy.self_term=history, or clip=batch for the semi-debiased loss."
             )
         return HistoryField(settings, objective, clip, layout, like, widest)
+    if settings.tether is not None:
+        raise ConfigError(
+            "strategy.tether is for clip=record: with clip=batch transport gives every row its "
+            f"share of the records. Set strategy.tether=null, not {settings.tether:g}."
+        )
     if settings.kind == "semi_debiased":
         return SemiDebiased(objective, clip, layout, widest)
     return HistoryTransport(settings, objective, layout, like)

@@ -127,6 +127,43 @@ def test_groups_are_as_if_each_were_asked_for_alone(kind: str, groups: list[int]
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def tethered(tether: float | None) -> SelfTerm:
+    """Remembers two batches around the origin."""
+    term = term_of(SelfTermSettings("history", 2, tether=tether), PLAIN, RecordClip(0.5))
+    remember(term, points(1), 0)
+    remember(term, points(2), 0)
+    return term
+
+
+def test_a_tether_draws_strays_straight_to_the_median_and_leaves_every_other_row() -> None:
+    rows, labels = points(3), torch.zeros(12, dtype=torch.int64)
+    rows[4] += 40.0
+    rows[7] -= 40.0
+    free, held = (alone(tethered(tether), rows, 0, labels) for tether in (None, 9.0))
+    past = torch.cat([points(1), points(2)]).double()
+    centre = past.median(dim=0).values
+    strays = torch.tensor([4, 7])
+    torch.testing.assert_close(held.outside[strays], (rows[strays] - centre) / 12)
+    others = torch.ones(12, dtype=torch.bool).index_fill(0, strays, False)
+    assert torch.equal(held.outside[others], free.outside[others])
+    assert torch.equal(held.potentials, free.potentials)  # what clients are asked stays the same
+    # By themselves these rows are pushed away from the past, if by anything.
+    towards = (free.outside[strays] * (rows[strays] - centre)).sum(1)
+    assert bool((towards <= 0.0).all())
+
+
+def test_a_row_strays_beyond_the_usual_squared_distance_times_the_tether() -> None:
+    labels = torch.zeros(12, dtype=torch.int64)
+    past = torch.cat([points(1), points(2)]).double()
+    centre = past.median(dim=0).values
+    usual = float((past - centre).square().sum(1).median())
+    direction = torch.tensor([0.6, 0.0, 0.8], dtype=torch.float64)
+    factors = torch.linspace(0.5, 6.0, 12, dtype=torch.float64)
+    rows = (centre + (factors * usual).sqrt().unsqueeze(1) * direction).float()
+    free, held = (alone(tethered(tether), rows, 0, labels) for tether in (None, 2.7))
+    assert ((free.outside != held.outside).any(1) == (factors > 2.7)).all()
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("kind", ["record", "batch"])
 def test_the_state_of_a_history_round_trips(kind: str, mixed: bool) -> None:
@@ -226,6 +263,11 @@ def test_semi_debiased_has_no_state() -> None:
     assert term.state() == {}
 
 
+def test_batch_clip_refuses_a_tether() -> None:
+    with pytest.raises(ConfigError, match=r"Set strategy\.tether=null, not 2\."):
+        term_of(SelfTermSettings("history", tether=2.0), PLAIN, BatchClip(1.0))
+
+
 def test_record_clip_refuses_the_semi_debiased_loss() -> None:
     with pytest.raises(ConfigError, match=r"set strategy\.self_term=history, or clip=batch"):
         term_of(SelfTermSettings("semi_debiased"), PLAIN, RecordClip(1.0))
@@ -241,6 +283,8 @@ def test_record_clip_refuses_the_semi_debiased_loss() -> None:
         ),
         (lambda: SelfTermSettings(p=1.5), r"strategy.p must be in \[0, 1\], not 1.5"),
         (lambda: SelfTermSettings(p=-0.1), r"strategy.p must be in \[0, 1\], not -0.1"),
+        (lambda: SelfTermSettings(tether=0.0), "strategy.tether must be null or a positive number"),
+        (lambda: SelfTermSettings(tether=float("nan")), "strategy.tether must be null or a"),
     ],
 )
 def test_impossible_settings_are_refused(

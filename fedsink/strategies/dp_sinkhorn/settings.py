@@ -120,7 +120,9 @@ class DPSinkhornSettings(CentralSettings):
                 cost=chosen["cost"],
                 backend=chosen["backend"],
             ),
-            self_term=SelfTermSettings(chosen["self_term"], chosen["history"], chosen["p"]),
+            self_term=SelfTermSettings(
+                chosen["self_term"], chosen["history"], chosen["p"], chosen["tether"]
+            ),
             nominal_records=config.data.nominal_records / config.clients,
             uses_per_message=chosen["uses_per_message"],
             **common_settings(config, run),

@@ -37,3 +37,8 @@ class ParameterGradientSettings(DPSinkhornSettings):
                 "strategy=parameter_gradient sends one generator a message: "
                 f"strategy.uses_per_message is 1, not {self.uses_per_message}."
             )
+        if self.self_term.tether is not None:
+            raise ConfigError(
+                "strategy=parameter_gradient has a gradient of the weights and none of the rows: "
+                f"none is drawn back. Set strategy.tether=null, not {self.self_term.tether:g}."
+            )

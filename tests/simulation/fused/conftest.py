@@ -44,6 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
     "record, pixels, room for all": {"view": "pixel", "capacity": RECORDS},
     "record, small capacity": {"capacity": 2},
     "record, without an average": {"ema": 0.0},
+    "record, strays drawn back": {"self_term": SelfTermSettings("history", 2, tether=1.2)},
     "record, shared noise, cohorts of 3 and 2": {
         "clients": 7,
         "share": NoiseShare("secure_aggregation"),

@@ -23,6 +23,7 @@ from fedsink.protocol.parameters import ParameterReply, ParameterRequest
 from fedsink.server import checkpoint
 from fedsink.simulation.grid import client_of
 from fedsink.strategies import DPSinkhorn, ParameterGradient, ParameterGradientSettings
+from fedsink.strategies.self_term import SelfTermSettings
 
 Make = Callable[..., ParameterGradient]
 Grids = Callable[..., Any]
@@ -220,3 +221,8 @@ def test_answers_that_are_no_finite_gradient_of_the_weights_are_refused(
 def test_one_message_holds_one_use(make: Make) -> None:
     with pytest.raises(ConfigError, match=r"strategy\.uses_per_message is 1, not 2"):
         make(uses_per_message=2)
+
+
+def test_no_row_is_drawn_back(make: Make) -> None:
+    with pytest.raises(ConfigError, match=r"Set strategy\.tether=null, not 2\."):
+        replace(make().settings, self_term=SelfTermSettings("history", tether=2.0))
