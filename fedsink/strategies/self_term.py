@@ -163,7 +163,7 @@ class HistoryField(_Remembering):
     their mean field where generated and private points have the same distribution.
 
     A row far from all records is chosen by none of them, and its own past pushes it further away:
-    it is lost. With a tether k its gradient is (x_i − m)/n instead, where ‖x_i − m‖² > k·d², m the
+    it is lost. With a tether k its self term is (x_i − m)/n instead, where ‖x_i − m‖² > k·d², m the
     median of the past by coordinates and d² the median of the past's squared distances to m.
     """
 
