@@ -26,7 +26,18 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sources.load.cache_clear()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "smoke" in scales(name)])
+VARIANTS = ("fashion_curator_eps10", "mnist_curator_eps1", "mnist_nonprivate")
+"""Experiments that differ from another one in numbers alone."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ())
+        for name in NAMES
+        if "smoke" in scales(name)
+    ],
+)
 def test_it_runs_to_the_end(name: str, tiny_data: Path, tmp_path: Path) -> None:
     overrides = [f"experiment={name}", "scale=smoke", "engine=local", *root(name)]
     config = compose_config([*overrides, "report.pictures=0", "report.html=false"])

@@ -61,7 +61,13 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("run", RUNS)
+ALIKE = ("batch clip, a capacity", "points, central", "many clients", "unconditional")
+"""Kinds whose pages differ from another one's in little."""
+
+
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=pytest.mark.slow if run in ALIKE else ()) for run in RUNS]
+)
 def test_every_kind_of_run_has_a_page(begin: Begin, run: str) -> None:
     # As published, GS-WGAN goes without a policy.
     folder = begin(*RUNS[run], change=None if "published" in run else hostile_places)

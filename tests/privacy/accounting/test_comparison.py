@@ -34,6 +34,7 @@ def test_what_is_left_out_is_solved_for_within_the_target_of_each_accountant(nam
         assert 9.9 < implied <= 10
 
 
+@pytest.mark.slow
 def test_delta_is_solved_for_when_eps_is_given():
     solved = solve_account(**SETTING)
     assert set(solved) == {"pld", "prv", "rdp", "rdp-opacus", "rdp-classic"}

@@ -148,7 +148,9 @@ def test_many_transcripts_prove_nearly_the_claim(adjacency: str, critics: int) -
     ("critics", "rounds", "trials", "faulty"),
     [
         pytest.param(1, 2, 1000, {"release": rows_clipped}, id="rows clipped one by one"),
-        pytest.param(1, 1, 4000, {"key": WeakKey(0.5)}, id="half the noise"),
+        pytest.param(
+            *(1, 1, 4000, {"key": WeakKey(0.5)}), id="half the noise", marks=pytest.mark.slow
+        ),
         pytest.param(1, 3, 200, {"key": WeakKey(0.0, only_round=2)}, id="forgotten in one round"),
         pytest.param(1, 3, 300, {"key": RoundlessKey(3)}, id="the same noise twice"),
         pytest.param(

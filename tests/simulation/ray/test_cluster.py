@@ -108,6 +108,7 @@ def test_what_clients_remember_stays_on_this_machine(configured: Configure) -> N
     )
 
 
+@pytest.mark.slow
 def test_an_instance_of_its_own_is_what_no_address_means(
     deaf: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -294,7 +294,8 @@ def test_any_number_of_actors_gives_the_same_bits(
             assert torch.equal(found[name], values), (actors, name)
 
 
-@pytest.mark.parametrize("cohorts", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cohorts", [2, 4])
 def test_cohorts_share_a_gpu_and_are_told_so(
     make_grid: Callable[..., RayGrid], configured: Configure, cohorts: int
 ) -> None:
