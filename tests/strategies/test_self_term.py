@@ -128,7 +128,7 @@ def test_groups_are_as_if_each_were_asked_for_alone(kind: str, groups: list[int]
 
 
 def tethered(tether: float | None) -> SelfTerm:
-    """Remembers two batches around the origin."""
+    """A history field that remembers two batches around the origin."""
     term = term_of(SelfTermSettings("history", 2, tether=tether), PLAIN, RecordClip(0.5))
     remember(term, points(1), 0)
     remember(term, points(2), 0)
