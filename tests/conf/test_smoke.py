@@ -26,7 +26,7 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sources.load.cache_clear()
 
 
-VARIANTS = ("fashion_curator_eps10", "mnist_curator_eps1", "mnist_nonprivate")
+VARIANTS = ("fashion_curator_eps10", "mnist_conv_eps10", "mnist_curator_eps1", "mnist_nonprivate")
 """Experiments that differ from another one in numbers alone."""
 
 
