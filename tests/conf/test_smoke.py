@@ -27,7 +27,7 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 VARIANTS = ("fashion_curator_eps10", "mnist_conv_eps10", "mnist_curator_eps1", "mnist_nonprivate")
-"""Experiments that differ from another one in numbers alone."""
+"""Experiments made of parts that other ones here have."""
 
 
 @pytest.mark.parametrize(
