@@ -26,7 +26,13 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sources.load.cache_clear()
 
 
-VARIANTS = ("fashion_curator_eps10", "mnist_conv_eps10", "mnist_curator_eps1", "mnist_nonprivate")
+VARIANTS = (
+    "fashion_curator_eps1",
+    "fashion_curator_eps10",
+    "mnist_conv_eps10",
+    "mnist_curator_eps1",
+    "mnist_nonprivate",
+)
 """Experiments made of parts that other ones here have."""
 
 
