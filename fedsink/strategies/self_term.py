@@ -164,7 +164,8 @@ class HistoryField(_Remembering):
 
     A row far from all records is chosen by none of them, and its own past pushes it further away:
     it is lost. With a tether k its self term is (x_i − m)/n instead, where ‖x_i − m‖² > k·d², m the
-    median of the past by coordinates and d² the median of the past's squared distances to m.
+    median of the past by coordinates and d² the median of the past's squared distances to m. This
+    is for classes of one form: where a class has several, rare ones are drawn back as well.
     """
 
     def __init__(
