@@ -47,7 +47,8 @@ class LowPassNoise:
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
         """Return images (n, C, H, W) in [0, 1] with noise; the same images where s = 0.
 
-        Row i depends on image i and the stream's i-th normals alone.
+        Row i depends on image i and the stream's i-th normals alone; how many rows there are may
+        change how it is rounded.
         """
         if self.std == 0.0 or len(images) == 0:
             return images
