@@ -47,14 +47,14 @@ class LowPassNoise:
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
         """Return images (n, C, H, W) in [0, 1] with noise; the same images where s = 0.
 
-        Row i depends on image i and the stream's i-th normals alone; how many rows there are may
-        change how it is rounded.
+        Row i depends on image i and the stream's i-th normals alone.
         """
         if self.std == 0.0 or len(images) == 0:
             return images
+        # In float64, as bends are: how many pictures there are changes how a product is rounded.
         shaped = self._basis(*images.shape[-2:])
         noisy = [
-            part + (stream.normal(*part.shape[:2], len(shaped)).float() @ shaped).view_as(part)
+            part + (stream.normal(*part.shape[:2], len(shaped)) @ shaped).view_as(part).to(part)
             for part in images.split(_PART)
         ]
         return torch.cat(noisy).clamp_(0.0, 1.0)
@@ -65,4 +65,4 @@ class LowPassNoise:
         radii = torch.tensor([math.hypot(i, j) for i, j in band], dtype=torch.float64)
         spectrum = 1.0 / (1.0 + (radii / (self.cutoff * min(height, width))) ** 2)
         spectrum *= self.std / spectrum.square().mean().sqrt()
-        return (spectrum.unsqueeze(1) * dct.basis(height, width, band)).float()
+        return spectrum.unsqueeze(1) * dct.basis(height, width, band)
