@@ -92,6 +92,10 @@ class DailyLimitError(ReleaseRefusedError):
     """A node has admitted as many new runs today as its owner allows."""
 
 
+class RunTakenError(ReleaseRefusedError):
+    """A node knows the run's name for another plan, privacy unit or version of its data."""
+
+
 class BudgetError(ReleaseRefusedError):
     """The release would cost more than the owner's budget has left."""
 

@@ -161,7 +161,7 @@ def answer(node: Node, request: GradientRequest) -> Tensor:
 
 
 def upload(settings: NodeSettings, plan: LocalPlan = LOCAL, chunk: int = 0) -> Message:
-    request = PrivatizeRequest(plan, chunk, 100, "run")
+    request = PrivatizeRequest(plan, chunk, 100, "upload")
     return message(settings, "train.privatize", request.to_record())
 
 
@@ -622,7 +622,7 @@ def test_pitfall_20_replace_one_is_never_read_from_an_add_remove_accountant(
     assert stated[1]["epsilon"] == replaced.epsilon()
     settings = owned()
     answer(Node(settings, 0), ask_for())
-    upload(settings)
+    assert not upload(settings).has_error()
     spent = {a.adjacency: a.spent_epsilon for a in accounts(settings)}
     assert spent["replace-one"] == pytest.approx(LOCAL.total_epsilon)
     assert spent["add-remove"] == pytest.approx(ask_for().plan.epsilon())

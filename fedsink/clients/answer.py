@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsink.clients.policy import Policy
 from fedsink.clients.shard import Shard
-from fedsink.clients.states import States
+from fedsink.clients.states import State
 from fedsink.data.spec import DataSpec
 from fedsink.privacy.ledger.charge import Charge
 from fedsink.privacy.ledger.places import Place
@@ -32,14 +32,15 @@ class Task(NamedTuple):
         client: the client's number.
         shard: the client's records.
         key: of the client's randomness; see `stream`.
-        states: what answers remember of this client between messages, as private as the records.
+        state: finds what answers of a kind remember under this message's reservation, by the kind
+            and further names; see `fedsink.clients.states`. It is as private as the records.
     """
 
     digests: Sequence[bytes]
     client: int
     shard: Shard
     key: Key
-    states: States
+    state: Callable[..., State]
 
     def stream(self, purpose: str, round: int, use: int = 0) -> Stream:
         """The randomness of one use for one purpose."""
@@ -63,10 +64,12 @@ class Answer(ABC):
     allows it by that name, and else it is never imported.
 
     An answer with a state, as a critic that learns from message to message, reads and puts it in
-    `compute`: behind the ledger's commit and before the reply is stored. `Task.states` keeps it by
-    lineage, client and run. After a crash between its state t and the stored reply, the same
-    message computes again with the same streams: from state t − 1, which therefore stays until the
-    next message. A `BatchedAnswer` trains the critics of all clients of a cohort at once.
+    `compute`: behind the ledger's commit and before the reply is stored. `Task.state` finds it by
+    the reservation: lineage, account, client, run, whole plan and version of the data. After a
+    crash between its state t and the stored reply, the same message computes again with the same
+    streams: from state t − 1, which therefore stays until the next message. Where it is not there
+    although it should be, the answer calls `State.lost`. A `BatchedAnswer` trains the critics of
+    all clients of a cohort at once.
 
     Attributes:
         name: the message type without ``train.``.

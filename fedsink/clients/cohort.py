@@ -203,7 +203,7 @@ def _computed(batch: list[_Admitted], pool: Pool, clients: slice) -> Iterator[tu
             raise ReleaseRefusedError("a reply is stored")
         answers = [admitted.answer for admitted in batch for _ in admitted.nodes]
         tasks = [
-            node.task(admission)
+            node.task(admitted.answer, admission)
             for admitted in batch
             for node, admission in zip(admitted.nodes, admitted.admissions, strict=True)
         ]

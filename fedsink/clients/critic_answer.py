@@ -16,6 +16,7 @@ from fedsink.clients.central import CentralAnswer
 from fedsink.clients.critic import CriticMessage, CriticState, Fakes, critic_totals
 from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Pool
+from fedsink.clients.states import State
 from fedsink.data.spec import DataSpec
 from fedsink.data.views import view_from_dict
 from fedsink.models.critics import Critic
@@ -32,7 +33,7 @@ STATES = "critics"
 class CriticAnswer(CentralAnswer, BatchedAnswer):
     """``train.critic``: `critic_gradients` of one use, and the critics' next state.
 
-    What the critics have learned is remembered as the state of lineage, run and client; see
+    What the critics have learned is remembered under the reservation of the message; see
     `fedsink.clients.states`. It is put before the reply is stored. A message whose reply is not
     stored trains from the state before its round, whatever happened since: under a key whose
     streams can be drawn again it arrives at the same state. Where that state is lost, a node
@@ -135,9 +136,9 @@ def critic_gradients(
     clip = clip_of_critics(request.plan.clip)
     parts = pool.parts(request, clients)
     names = _names(request)
-    kept = [task.states.of(STATES, request.run, names) for task in tasks]
+    kept = [task.state(STATES, names) for task in tasks]
     states = [
-        _state(request, critic, task, place.before(request.round), parts.records)
+        _state(request, critic, task.client, place, parts.records)
         for task, place in zip(tasks, kept, strict=True)
     ]
     totals, trained = critic_totals(
@@ -166,27 +167,27 @@ def _architecture(critics: Critics, view: str) -> Critic:
 
 
 def _names(request: CriticRequest) -> str:
-    """Tells apart critics of one run, should a server name several: nothing of theirs is shared."""
+    """Tells apart critics of one reservation, should a server name several: they share nothing."""
     return json.dumps([request.critics.to_dict(), request.view], sort_keys=True)
 
 
 def _state(
     request: CriticRequest,
     critic: Critic,
-    task: Task,
-    remembered: Mapping[str, Tensor] | None,
+    client: int,
+    place: State,
     like: Tensor,
 ) -> CriticState:
     """What the client's critics have learned before this round."""
-    critics = request.critics
+    critics, remembered = request.critics, place.before(request.round)
     if remembered is None:
         state = CriticState.start(critic, critics.training.critics, critics.initial, like)
     else:
         state = CriticState.from_tensors({k: v.to(like.device) for k, v in remembered.items()})
-    turns = request.plan.schedule.answered(task.client, request.round)
-    if state.rounds != turns and (task.states.simulated or remembered is None):
-        task.states.lost(
-            f"before round {request.round} the critics of client {task.client} have been trained "
+    turns = request.plan.schedule.answered(client, request.round)
+    if state.rounds != turns and (place.simulated or remembered is None):
+        place.lost(
+            f"before round {request.round} the critics of client {client} have been trained "
             f"in {state.rounds} rounds and not in {turns}"
         )
     return state

@@ -21,13 +21,14 @@ from fedsink.clients.releases import (
     Releases,
     refuse_forgotten,
     refuse_rollback,
+    reservation_name,
     seeded,
     use_digests,
 )
 from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
-from fedsink.clients.states import States, forget
+from fedsink.clients.states import State, States, forget
 from fedsink.data.labelled import LabelledData
 from fedsink.data.partition import partition
 from fedsink.data.sources import load
@@ -39,7 +40,7 @@ from fedsink.errors import (
     ReleaseRefusedError,
     RolledBackError,
 )
-from fedsink.privacy.ledger import Ledger
+from fedsink.privacy.ledger import Charge, Ledger
 from fedsink.protocol.receipts import Given
 from fedsink.protocol.signatures import signer
 
@@ -74,7 +75,7 @@ class Node:
         self._key = settings.key()
         self._policy = policy_of(settings)
         self._device = device_named(settings.device, "A client's device")
-        self._kept: tuple[tuple[str, str, bytes], Mapping[str, Tensor]] | None = None
+        self._kept: tuple[tuple[str, bytes, bytes], Mapping[str, Tensor]] | None = None
         self._forget_old_states()
 
     @cached_property
@@ -117,17 +118,20 @@ class Node:
             digest: SHA-256 of what is asked for.
         """
         self._check(answer)
-        key = (answer.name, answer.run, digest)
-        if self._kept is not None and self._kept[0] == key:
+        if self._kept is not None and self._kept[0] == (
+            answer.name,
+            self._reserved(answer),
+            digest,
+        ):
             return self._kept[1]
         admitted = self._charge(answer, digest)
         reply = admitted.stored
         if reply is None:
-            computed = answer.compute(self.task(admitted))
+            computed = answer.compute(self.task(answer, admitted))
             named = zip(answer.parts, computed, strict=True)
             reply = admitted.release({name: values.cpu() for name, values in named})
         if answer.in_parts:
-            self._kept = key, reply
+            self._kept = (answer.name, self._reserved(answer), digest), reply
         return reply
 
     def admit(self, answer: Answer, digest: bytes, *, checked: bool = False) -> Admitted:
@@ -143,9 +147,13 @@ class Node:
         self._check(answer, checked=checked)
         return self._charge(answer, digest)
 
-    def task(self, admitted: Admitted) -> Task:
+    def task(self, answer: Answer, admitted: Admitted) -> Task:
         """What an answer is computed from once it is admitted."""
-        return Task(admitted.digests, self.client, self.shard, self._key, self.states)
+
+        def state(kind: str, *names: str) -> State:
+            return self.states.of(self._reserved(answer), kind, *names)
+
+        return Task(admitted.digests, self.client, self.shard, self._key, state)
 
     def _check(self, answer: Answer, *, checked: bool = False) -> None:
         """Refuse what policy, schedule or the public description of the data forbid."""
@@ -171,15 +179,26 @@ class Node:
             uses, secret = len(answer.places), self.settings.seed is None
             admitted = Admitted.unrecorded(use_digests(digest, uses)) if secret else seeded(uses)
         else:
-            trusted = self._policy is not None and self._policy.trusts_aggregation
-            charge, content = answer.charge(trusted=trusted), lambda: self._content(answer)
-            who = answer.name, answer.operator
             admitted = self._releases.admit(
-                answer.run, charge, answer.places, digest, content, *who
+                answer.run,
+                self._charge_of(answer),
+                answer.places,
+                digest,
+                lambda: self._content(answer),
+                answer.name,
+                answer.operator,
             )
         if answer.most_records is not None and len(self.shard) > answer.most_records:
             raise DataError("This node holds more records than the plan accounts for.")
         return admitted
+
+    def _charge_of(self, answer: Answer) -> Charge:
+        return answer.charge(trusted=self._policy is not None and self._policy.trusts_aggregation)
+
+    def _reserved(self, answer: Answer) -> bytes:
+        """Names what the answer is charged under, or would be where nobody keeps a ledger."""
+        charge = self._charge_of(answer) if answer.protected else None
+        return reservation_name(answer.run, charge, self._content(answer))
 
     def _content(self, answer: Answer) -> bytes:
         """The fingerprint of records that the answer can be computed from."""
@@ -240,7 +259,7 @@ class Node:
         return States(
             settings.states,
             owner,
-            simulated=settings.states is not None,
+            simulated=True,
             at_once=stored or settings.states_at_once,
             rewinds=not stored,
         )

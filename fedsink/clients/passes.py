@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from fedsink.clients.releases import Admitted, release_key, use_digests
+from fedsink.clients.releases import Admitted, release_key, reservation_name, use_digests
 from fedsink.errors import ReleaseRefusedError
 from fedsink.privacy.ledger import Charge
 from fedsink.privacy.ledger.places import Place
@@ -15,8 +15,8 @@ class Passes:
 
     Guarantees:
         - Nothing is answered whose charge has not been committed where the ledger is.
-        - A pass is for one run, one message and one state of one client's data, and noise is drawn
-          under the digests that were charged.
+        - A pass is for one message under one reservation, and noise is drawn under the digests
+          that were charged.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,8 @@ class Passes:
         Raises:
             ReleaseRefusedError: it gave nothing for this message and these data.
         """
-        digests = use_digests(release_key(run, digest, content()), len(places))
+        reservation = reservation_name(run, charge, content())
+        digests = use_digests(release_key(reservation, digest), len(places))
         if not self._digests.issuperset(digests):
             raise ReleaseRefusedError(
                 f"No charge of the run {run} was committed for this message and these data."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,9 +22,27 @@ def use_digests(digest: bytes, uses: int) -> list[bytes]:
     return [hashlib.sha256(digest + use.to_bytes(8, "big")).digest() for use in range(uses)]
 
 
-def release_key(run: str, digest: bytes, fingerprint: bytes) -> bytes:
-    """Names the reply of one state of the data to one message of a run."""
-    return hashlib.sha256(run.encode() + b"\0" + digest + fingerprint).digest()
+def reservation_name(run: str, charge: Charge | None, fingerprint: bytes) -> bytes:
+    """SHA-256 of all that a message is charged under: nothing is remembered by less.
+
+    Replies, the digests that noise is drawn under, and the states of answers are found by it. So
+    what one account, run, plan or version of the data has left behind is never used in another.
+
+    Args:
+        run: public name of the run.
+        charge: names the account by its adjacency, and holds the whole plan; None: nothing is
+            protected, and nothing charged.
+        fingerprint: of the version of the data. It stands for the lineage as well: a content has
+            one (`Ledger.bind`).
+    """
+    account, plan = ("", "") if charge is None else (charge.adjacency, charge.plan_json)
+    named = json.dumps([account, run, plan, fingerprint.hex()])
+    return hashlib.sha256(named.encode()).digest()
+
+
+def release_key(reservation: bytes, digest: bytes) -> bytes:
+    """Names the reply to one message under a reservation; see `reservation_name`."""
+    return hashlib.sha256(reservation + digest).digest()
 
 
 def refuse_rollback(ledger: Ledger, store: ReplyStore) -> None:
@@ -155,7 +174,7 @@ class Releases:
         if fingerprint != self._bound:
             self._ledger.bind(self._lineage, fingerprint, self._on_change)
             self._bound = fingerprint
-        key = release_key(run, digest, fingerprint)
+        key = release_key(reservation_name(run, charge, fingerprint), digest)
         digests = use_digests(key, len(places))
         uses = [Use(*place, each) for place, each in zip(places, digests, strict=True)]
         claims = self._ledger.claim(reservation, fingerprint, uses)

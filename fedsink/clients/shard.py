@@ -92,10 +92,11 @@ class Shard:
             owner: tells apart simulated clients that happen to hold equal records.
         """
         state = hashlib.sha256(f"{owner}|".encode())
-        for values in (self.images, self.labels, self.users, self.slots):
+        for name in ("images", "labels", "users", "slots"):
+            values = getattr(self, name)
             if values is None:
                 continue
-            state.update(f"{values.dtype}{tuple(values.shape)}|".encode())
+            state.update(f"{name}{values.dtype}{tuple(values.shape)}|".encode())
             state.update(values.detach().cpu().contiguous().numpy().data)
         return state.digest()
 

@@ -35,16 +35,22 @@ class State:
           0700.
         - The state that `before` gives is never one of that round or a later one.
         - A damaged file counts as none.
+        - A simulation ends where a state is lost: a round computed again from another state
+          could draw the same noise for another result.
 
     Args:
         folder: of this state's files; None: it is kept in memory alone.
         at_once: whether a state is a file from the start; else `keep` makes files.
         rewinds: whether rounds that were answered may be asked and computed again.
-        durable: whether files outlast a power cut.
+        simulated: whether the client is a simulation's: its files need not outlast a power cut,
+            and a state that is `lost` is an error.
     """
 
-    def __init__(self, folder: Path | None, *, at_once: bool, rewinds: bool, durable: bool) -> None:
-        self._folder, self._durable = folder, durable
+    def __init__(
+        self, folder: Path | None, *, at_once: bool, rewinds: bool, simulated: bool
+    ) -> None:
+        self.simulated = simulated
+        self._folder = folder
         self._at_once, self._rewinds = at_once, rewinds
         self._memory: dict[int, Tensors] = {}
         self._kept: int | None = None
@@ -77,6 +83,19 @@ class State:
             self._write(round, state)
         else:
             self._memory[round] = state
+
+    def lost(self, what: str) -> None:
+        """Say that a state is not there; a real node logs it, and its answer starts anew.
+
+        The server is not told. A real node stores every reply, so that what has left is never
+        computed again.
+
+        Raises:
+            CheckpointError: in a simulation, which may compute a released round again.
+        """
+        if self.simulated:
+            raise CheckpointError(f"{what}: go on from the checkpoint with resume=, or start anew.")
+        log.error("%s: it starts anew", what)
 
     def keep(self, round: int) -> None:
         """Make a file of a state in memory, for a run that goes on after this round.
@@ -115,7 +134,7 @@ class State:
             for folder in (path.parent.parent, path.parent):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.unlink(missing_ok=True)
-            write_once(path, seal(state), durable=self._durable)
+            write_once(path, seal(state), durable=not self.simulated)
         except OSError as error:
             raise LedgerError(
                 f"a state cannot be stored in {path.parent} ({error.strerror}), and nothing is "
@@ -139,17 +158,16 @@ class State:
 
 
 class States:
-    """The states of one client's answers: each belongs to one kind of answer in one run.
+    """The states of one client's answers: each belongs to one kind of answer in one reservation.
 
     Guarantees:
-        - No answer is given a state of another client, of another lineage or of another run.
+        - No answer is given a state of another client, lineage, account, run, plan or version of
+          the data.
 
     Args:
         folder: of all clients' states; None: they are kept in memory alone.
-        owner: names the client and its records.
-        simulated: whether they are those of a simulation that can go on from a checkpoint: a state
-            that is lost is then an error, and files need not outlast a power cut. Else the answer
-            starts anew, and the server is not told.
+        owner: names the client and its lineage.
+        simulated: whether the client is a simulation's; see `State`.
         at_once: whether states are files from the start, where there is a folder; see `State`.
         rewinds: whether rounds that were answered may be asked and computed again.
     """
@@ -163,26 +181,26 @@ class States:
         at_once: bool,
         rewinds: bool,
     ) -> None:
-        self.simulated = simulated
-        self._folder, self._owner = folder, owner
+        self._folder, self._owner, self._simulated = folder, owner, simulated
         self._at_once, self._rewinds = at_once and folder is not None, rewinds
         self._states: dict[tuple[str, ...], State] = {}
 
-    def of(self, kind: str, *names: str) -> State:
-        """The state of one kind of answer, told apart by the run and other names.
+    def of(self, reservation: bytes, kind: str, *names: str) -> State:
+        """The state of one kind of answer under a reservation.
 
         Args:
+            reservation: what the answer is charged under, from `reservation_name`.
             kind: the name of its folder.
             names: any texts; a state of other names is another one.
         """
-        key = (kind, *names)
+        key = (reservation.hex(), kind, *names)
         if key not in self._states:
             folder = None
             if self._folder is not None:
-                place = json.dumps([self._owner, *names])
+                place = json.dumps([self._owner, *key])
                 folder = self._folder / kind / hashlib.sha256(place.encode()).hexdigest()
             self._states[key] = State(
-                folder, at_once=self._at_once, rewinds=self._rewinds, durable=not self.simulated
+                folder, at_once=self._at_once, rewinds=self._rewinds, simulated=self._simulated
             )
         return self._states[key]
 
@@ -190,16 +208,6 @@ class States:
         """`State.keep` of all of them."""
         for state in self._states.values():
             state.keep(round)
-
-    def lost(self, what: str) -> None:
-        """Say that a state is not there.
-
-        Raises:
-            CheckpointError: in a simulation, whose end would be another one.
-        """
-        if self.simulated:
-            raise CheckpointError(f"{what}: go on from the checkpoint with resume=, or start anew.")
-        log.error("%s: it starts anew", what)
 
 
 def forget(folder: Path, days: float = 0.0) -> int:

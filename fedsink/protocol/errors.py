@@ -10,6 +10,7 @@ from fedsink.errors import (
     ProtocolVersionError,
     ReleaseRefusedError,
     RolledBackError,
+    RunTakenError,
     UnknownOperatorError,
     UnsignedRequestError,
 )
@@ -26,6 +27,7 @@ UNSIGNED = 1012
 UNKNOWN_OPERATOR = 1013
 BAD_SIGNATURE = 1014
 TOO_MANY_RUNS = 1015
+RUN_TAKEN = 1016
 
 MEANING = {
     REFUSED: "refused the request",
@@ -37,6 +39,7 @@ MEANING = {
     UNKNOWN_OPERATOR: "does not know the operator who signed the request",
     BAD_SIGNATURE: "was sent another request than the one that was signed for it",
     TOO_MANY_RUNS: "admits no new run today, by its owner's limit",
+    RUN_TAKEN: "knows this run's name for another plan, privacy unit or version of its data",
     UNUSABLE: "answered with something else than finite values of the shape asked for",
 }
 
@@ -47,6 +50,7 @@ _REFUSALS: dict[type[Exception], int] = {
     UnknownOperatorError: UNKNOWN_OPERATOR,
     BadSignatureError: BAD_SIGNATURE,
     DailyLimitError: TOO_MANY_RUNS,
+    RunTakenError: RUN_TAKEN,
 }
 """Refusals that say nothing of the data, and that the server can do something about."""
 

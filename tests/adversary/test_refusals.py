@@ -243,7 +243,7 @@ def test_plans_that_are_far_too_dear(
                         "rate": rate, "noise_multiplier": sigma, "rounds": rounds,
                         "adjacency": adjacency, "capacity": capacity, "nominal_records": 64,
                     }  # fmt: skip
-                    request = honest.gradient(clip=clip, **plan)
+                    request = honest.gradient(clip=clip, run=f"run {len(messages)}", **plan)
                     if isinstance(request.plan, PrivacyPlan):
                         messages.append((GRADIENT, request.to_record()))
     for kind, content in messages:

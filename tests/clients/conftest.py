@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,13 @@ def secret(settings: NodeSettings, tmp_path: Path) -> NodeSettings:
 def policy_file(tmp_path: Path) -> Callable[..., Path]:
     """Writes the policy of a node that holds all of the tiny data; see `policy`."""
 
-    def write(*, epsilon: float = 1e6, **options: Any) -> Path:
+    def write(
+        *, epsilon: float = 1e6, budget: Mapping[str, Any] | None = None, **options: Any
+    ) -> Path:
         path = tmp_path / "node" / "policy.toml"
         path.parent.mkdir(exist_ok=True)
-        budget = {"add-remove": limits(epsilon), "replace-one": limits(epsilon, 0.0)}
-        path.write_text(policy(budget=budget, **options))
+        usual = {"add-remove": limits(epsilon), "replace-one": limits(epsilon, 0.0)}
+        path.write_text(policy(budget=budget or usual, **options))
         return path
 
     return write

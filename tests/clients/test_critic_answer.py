@@ -24,9 +24,12 @@ from fedsink.clients.critic_answer import STATES
 from fedsink.clients.node import Node, close_nodes, keep_states, open_node
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
+from fedsink.clients.releases import Admitted
 from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
+from fedsink.clients.states import State
+from fedsink.data import sources
 from fedsink.data.names import number_of
 from fedsink.errors import (
     CheckpointError,
@@ -47,9 +50,10 @@ from fedsink.privacy import (
     UnprotectedPlan,
 )
 from fedsink.protocol import CriticRequest, Critics, GradientReply
+from fedsink.protocol.errors import RUN_TAKEN
 from fedsink.protocol.exchange import Content
 
-from ..support.tiny import CLASSES, SIZE
+from ..support.tiny import CLASSES, SIZE, points
 
 CRITICS, ROWS, FAKES = 4, 6, 9
 CLIP = CriticClip(0.5, CRITICS)
@@ -84,10 +88,15 @@ def replied(node: Node, asked: CriticRequest) -> Tensor:
     return GradientReply.from_record(node.answer("train.critic", asked.to_record())).gradient
 
 
+def place(node: Node, asked: CriticRequest) -> State:
+    """Where the node remembers what its critics learn from this request."""
+    answer = critic_answer.CriticAnswer([asked])
+    return node.task(answer, Admitted.unrecorded([])).state(STATES, critic_answer._names(asked))
+
+
 def trained(node: Node, asked: CriticRequest) -> Mapping[str, Tensor]:
     """What the node's critics have learned after this request."""
-    place = node.states.of(STATES, asked.run, critic_answer._names(asked))
-    state = place.before(asked.round + 1)
+    state = place(node, asked).before(asked.round + 1)
     assert state is not None
     return state
 
@@ -102,8 +111,13 @@ def _closed() -> Iterator[None]:
 def owned(policy_file: Callable[..., Path]) -> Callable[..., NodeSettings]:
     """The settings of a node whose policy allows critics, with limits and state keys changed."""
 
-    def make(state: str = "", backend: str = "fast", **limits: int) -> NodeSettings:
-        path = policy_file(backend=backend)
+    def make(
+        state: str = "",
+        backend: str = "fast",
+        budget: Mapping[str, Any] | None = None,
+        **limits: int,
+    ) -> NodeSettings:
+        path = policy_file(backend=backend, budget=budget)
         lines = [f"{key} = {value}" for key, value in (LIMITS | limits).items()]
         text = path.read_text().replace('"clipped-gaussian"', '"critic"')
         text = text.replace("maximum_images = 12", "maximum_images = 15")
@@ -511,28 +525,87 @@ def test_a_node_that_lost_its_critics_starts_them_anew_and_says_so_to_its_owner(
     assert int(trained(node, request(5))["rounds"]) == 2
 
 
-def test_a_state_belongs_to_one_client_one_lineage_one_run_and_one_kind_of_critic(
+def test_a_state_belongs_to_one_client_one_reservation_and_one_kind_of_critic(
     owned: Callable[..., NodeSettings],
 ) -> None:
     settings = replace(owned(), clients=2)
     asked = request()
     replied(Node(settings, 0), asked)
-    name = critic_answer._names(asked)
-    narrow = critic_answer._names(request(hidden=4))
-    assert name != narrow
 
-    def before(client: int, run: str = "run", name: str = name) -> Any:
-        return Node(settings, client).states.of(STATES, run, name).before(2)
+    def before(client: int, **changed: Any) -> Any:
+        return place(Node(settings, client), request(**changed)).before(2)
 
     assert before(0) is not None
     assert before(1) is None
     assert before(0, run="other") is None
-    assert before(0, name=narrow) is None
+    assert before(0, hidden=4) is None
+    assert before(0, plan=replace(PLAN, adjacency="client")) is None
+    assert before(0, plan=replace(PLAN, rounds=PLAN.rounds + 1)) is None
     replied(Node(settings, 0), request(run="other"))
     assert len({path.parent for path in files(settings)}) == 2
     assert settings.policy is not None
     settings.policy.write_text(settings.policy.read_text().replace('"ward"', '"other ward"'))
     assert before(0) is None
+
+
+def asked(settings: NodeSettings, question: CriticRequest) -> int | None:
+    """The code of a refusal, as a server gets it; None: there is an answer."""
+    message = Message(question.to_record(), dst_node_id=1, message_type="train.critic")
+    reply = client_app(settings)(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
+    return reply.error.code if reply.has_error() else None
+
+
+OF_USERS, OF_CLIENTS = (replace(PLAN, adjacency=name) for name in ("user", "client"))
+
+
+@pytest.mark.parametrize("first", [PLAN, OF_USERS, OF_CLIENTS])
+@pytest.mark.parametrize("second", [PLAN, OF_USERS, OF_CLIENTS])
+def test_one_runs_critics_never_go_on_in_another_account(
+    owned: Callable[..., NodeSettings], first: PrivacyPlan, second: PrivacyPlan
+) -> None:
+    """Under another unit a record, or a user's, belongs to other critics."""
+    accounts = {
+        name: {"epsilon": 1e6, "delta": 1e-4}
+        for name in ("replace-one", first.adjacency, second.adjacency)
+    }
+    settings = owned(budget=accounts)
+    open_node(settings, 0).shard.users = torch.arange(len(open_node(settings, 0).shard)) // 3
+    assert asked(settings, request(1, first)) is None
+    same = first == second
+    assert asked(settings, request(2, second)) == (None if same else RUN_TAKEN)
+    assert asked(settings, request(1, second, run="another")) is None
+    assert asked(settings, request(3, first)) is None
+
+
+def test_one_runs_critics_never_go_on_with_other_records(
+    owned: Callable[..., NodeSettings], install_source: Callable[..., None]
+) -> None:
+    settings = owned()
+    assert asked(settings, request(1)) is None
+    close_nodes()
+    sources.load.cache_clear()
+    install_source(lambda spec, split: tuple(values[1:] for values in points(spec, split)))
+    assert asked(settings, request(2)) == RUN_TAKEN
+    assert asked(settings, request(1, run="another")) is None
+
+
+def test_two_plans_of_one_run_have_critics_of_their_own(owned: Callable[..., NodeSettings]) -> None:
+    """A filter admits any number of plans in a run."""
+    rule = {"epsilon": 1e9, "delta": 1e-4, "admission": "rdp-filter", "order": 2.0}
+    usual = {"epsilon": 1.0, "delta": 0.0}
+    node = Node(owned(budget={"replace-one": usual, "add-remove": rule}), 0)
+    for round, plan in ((1, PLAN), (2, replace(PLAN, noise_multiplier=2.0)), (3, PLAN)):
+        replied(node, request(round, plan))
+    assert int(trained(node, request(3))["rounds"]) == 2
+
+
+def test_a_simulated_run_has_one_plan_and_one_unit(settings: NodeSettings) -> None:
+    """It keeps no ledger under a seed; the states are found by what one would have charged."""
+    for plan in (OF_CLIENTS, replace(PLAN, rounds=13)):
+        node = Node(settings, 0)
+        replied(node, request(1))
+        with pytest.raises(CheckpointError, match="trained in 0 rounds and not in 1"):
+            replied(node, request(2, plan))
 
 
 def test_states_that_are_old_are_removed_when_the_node_opens(
@@ -643,9 +716,8 @@ def test_clipped_rows_get_the_noise_of_all_of_them(settings: NodeSettings) -> No
     plan = replace(PLAN, clip=clip, noise_multiplier=40.0 / math.sqrt(ROWS))
     assert plan.noise_std == pytest.approx(2 * 0.5 * 40.0)
     clients = [
-        replied(Node(replace(settings, seed=seed), 0), request(t, plan, critics=1))
-        for seed in range(4)
-        for t in range(1, 13)
+        replied(Node(replace(settings, seed=seed), 0), request(1, plan, critics=1))
+        for seed in range(48)
     ]
     noise = torch.stack(clients).double().std()
     assert float(noise) == pytest.approx(40.0, rel=0.1)

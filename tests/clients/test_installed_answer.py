@@ -87,7 +87,7 @@ class Counts(BatchedAnswer):
         return Charge("replace-one", {"mode": "counts"}, event, event, 9, 9, 0.0, lambda: 18.0)
 
     def compute(self, task):
-        round, state = self.request.round, task.states.of("counts", self.request.run)
+        round, state = self.request.round, task.state("counts")
         before = (state.before(round) or {}).get("rounds", torch.zeros(0))
         state.put(round, {"rounds": torch.cat([before, torch.tensor([float(round)])])})
         return [self.noised_counts(task)]
@@ -245,7 +245,10 @@ def test_a_simulated_client_keeps_its_state_in_memory(plugin: None, settings: No
     for round in (1, 2):
         node.release(answer.read(question(round), None), b"")
     remembered = [Node(settings, 2), node]
-    states = [each.states.of("counts", "run").before(3) for each in remembered]
+    asked = answer.read(question(3), None)
+    states = [
+        each.task(asked, each.admit(asked, b"")).state("counts").before(3) for each in remembered
+    ]
     assert states[0] is None
     assert (states[1] or {})["rounds"].tolist() == [1.0, 2.0]
 

@@ -57,9 +57,9 @@ def plan_digest(plan: LocalPlan) -> bytes:
 
 
 def whole(node: Node, chunk_size: int, plan: LocalPlan = PLAN) -> tuple[torch.Tensor, torch.Tensor]:
-    replies = [privatized(node, PrivatizeRequest(plan, 0, chunk_size), plan_digest(plan))]
+    replies = [privatized(node, PrivatizeRequest(plan, 0, chunk_size, "upload"), plan_digest(plan))]
     for chunk in range(1, replies[0].chunks):
-        request = PrivatizeRequest(plan, chunk, chunk_size)
+        request = PrivatizeRequest(plan, chunk, chunk_size, "upload")
         replies.append(privatized(node, request, plan_digest(plan)))
     return torch.cat([r.values for r in replies]), torch.cat([r.labels for r in replies])
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedsink.clients.central import central_charge
-from fedsink.clients.releases import Releases, refuse_rollback
+from fedsink.clients.releases import Releases, refuse_rollback, reservation_name
 from fedsink.clients.replies import ReplyStore
 from fedsink.errors import LedgerError
 from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan
@@ -46,6 +47,24 @@ def test_the_same_request_on_changed_data_is_another_request(digests: Digests) -
 
 def test_the_same_plan_in_another_run_is_another_request(digests: Digests) -> None:
     assert set(digests()).isdisjoint(digests(run="another"))
+
+
+def test_another_account_or_plan_is_another_reservation() -> None:
+    charge = central_charge(PLAN)
+    names = [
+        reservation_name(run, of, content)
+        for run in ("run", "another")
+        for content in (b"c" * 32, b"C" * 32)
+        for of in (
+            charge,
+            replace(charge, adjacency="client"),
+            central_charge(replace(PLAN, rounds=31)),
+            central_charge(PLAN, 2),
+            None,
+        )
+    ]
+    assert len(set(names)) == len(names)
+    assert reservation_name("run", central_charge(PLAN), b"c" * 32) == names[0]
 
 
 def test_another_request_is_another_request(digests: Digests) -> None:

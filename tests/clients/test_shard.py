@@ -35,7 +35,8 @@ def test_slots_stay_beside_their_records_and_others_are_another_content() -> Non
     assert held.slots is not None
     assert torch.equal(held.slots, slots)
     others = (None, slots, slots.flip(0))
-    assert len({Shard(images, labels, slots=other).fingerprint() for other in others}) == 3
+    contents = {Shard(images, labels, slots=other).fingerprint() for other in others}
+    assert len(contents | {Shard(images, labels, users=slots).fingerprint()}) == 4
 
 
 def test_coordinates_are_the_views_and_computed_once_per_view() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from sqlite3 import Connection
 from typing import NamedTuple
 
-from fedsink.errors import BudgetError, DailyLimitError, ReleaseRefusedError
+from fedsink.errors import BudgetError, DailyLimitError, ReleaseRefusedError, RunTakenError
 from fedsink.privacy.ledger.budget import Budget
 from fedsink.privacy.ledger.charge import Charge, Instalment
 from fedsink.privacy.ledger.database import Database
@@ -114,8 +114,10 @@ def find(
     """The reservation of exactly this plan for this run, if there is one.
 
     Raises:
-        ReleaseRefusedError: the run has another plan, or the account another rule.
+        RunTakenError: the run has another plan, or is in another account of the lineage.
+        ReleaseRefusedError: the account has another rule.
     """
+    _check_account_of(connection, lineage, run, charge.adjacency)
     account = connection.execute(
         "SELECT id, admission, alpha FROM accounts WHERE lineage=? AND adjacency=?",
         (lineage, charge.adjacency),
@@ -139,11 +141,29 @@ def find(
                 uses = charge.instalment(step, reserved).uses
             return Reservation(id, run_id, account[0], lineage, run, reserved, uses, budget, step)
     if plans and account[1] != "rdp-filter":
-        raise ReleaseRefusedError(
+        raise RunTakenError(
             f"The run {run} is reserved for another plan at {lineage}: a plan is fixed before its "
             "first release."
         )
     return None
+
+
+def _check_account_of(connection: Connection, lineage: str, run: str, adjacency: str) -> None:
+    """Refuse a run that another account of the lineage holds.
+
+    Its answers may rest on what earlier ones have learned, which that account has paid for, and
+    for another kind of neighbour.
+    """
+    other = connection.execute(
+        "SELECT adjacency FROM runs JOIN accounts ON account = accounts.id"
+        " WHERE lineage=? AND name=? AND adjacency!=?",
+        (lineage, run, adjacency),
+    ).fetchone()
+    if other is not None:
+        raise RunTakenError(
+            f"The run {run} is charged for the adjacency {other[0]} at {lineage}, and now asks "
+            f"for {adjacency}: a run has one, so take another name."
+        )
 
 
 def admit(
@@ -248,7 +268,7 @@ def same_content(database: Database, reservation: Reservation, fingerprint: byte
     class between two rounds of a class schedule would take part in both.
 
     Raises:
-        ReleaseRefusedError: the data have changed since then.
+        RunTakenError: the data have changed since then.
     """
     held = database.connection.execute(
         "SELECT fingerprint FROM sources WHERE run=?", (reservation.run,)
@@ -256,7 +276,7 @@ def same_content(database: Database, reservation: Reservation, fingerprint: byte
     if held is None:
         database.append("sources", reservation.run, fingerprint)
     elif held[0] != fingerprint:
-        raise ReleaseRefusedError(
+        raise RunTakenError(
             f"The data of {reservation.lineage} have changed since the first answer to the run "
             f"{reservation.name}: restore them, or start another run."
         )

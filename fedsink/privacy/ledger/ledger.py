@@ -24,7 +24,8 @@ class Ledger:
 
     An account belongs to a (lineage, adjacency) and has its own ceiling: events of different
     adjacency are never summed. It holds runs, a run holds the one plan that was reserved for it
-    (any number of plans under the filter), and a plan holds the uses that were claimed.
+    (any number of plans under the filter), and a plan holds the uses that were claimed. A run's
+    name belongs to one account of a lineage.
 
     Guarantees:
         - A use is charged and committed before its answer exists.
@@ -33,7 +34,7 @@ class Ledger:
         - Two processes at once cannot spend more than the ceiling.
         - No class of records is used more often than its plan was charged for.
         - A changed content inherits every charge of its lineage, and one content has one lineage.
-        - A run answers from one state of the data.
+        - A run answers from one state of the data, and in one account of a lineage.
         - No more new runs begin in a day than the owner admits, whatever becomes of the clock.
 
     Args:
@@ -76,7 +77,8 @@ class Ledger:
 
         Raises:
             BudgetError: the account has too little left for the plan.
-            ReleaseRefusedError: the run has another plan, or the account another admission rule.
+            RunTakenError: the run has another plan, or is in another account of the lineage.
+            ReleaseRefusedError: the account has another admission rule.
             DailyLimitError: the run is new, and there were enough of them today.
         """
         key = (lineage, run, charge, budget)
@@ -149,8 +151,8 @@ class Ledger:
 
         Raises:
             BudgetError: a class would be used more often than charged, or the filter is full.
-            ReleaseRefusedError: a place is taken, does not exist, or the data have changed
-                since the run's first answer.
+            RunTakenError: the data have changed since the run's first answer.
+            ReleaseRefusedError: a place is taken, or does not exist.
         """
         with self._database.transaction() as connection:
             admission.same_content(self._database, reservation, fingerprint)

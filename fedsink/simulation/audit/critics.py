@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -188,4 +189,4 @@ def transcripts(
 def task(shard: Shard, key: Key, client: int) -> Task:
     """A simulated client without a past."""
     states = States(None, str(client), simulated=True, at_once=False, rewinds=False)
-    return Task((b"",), client, shard, key, states)
+    return Task((b"",), client, shard, key, partial(states.of, b""))

@@ -8,7 +8,7 @@ from typing import Any
 import dp_accounting as dp
 import pytest
 
-from fedsink.errors import BudgetError, DailyLimitError, ReleaseRefusedError
+from fedsink.errors import BudgetError, DailyLimitError, ReleaseRefusedError, RunTakenError
 from fedsink.privacy.ledger import (
     Asked,
     Budget,
@@ -70,8 +70,20 @@ def test_a_plan_beyond_the_ceiling_is_refused(
 
 def test_a_run_has_one_plan(ledger: Ledger, make_charge: Make) -> None:
     ledger.reserve("ward", "r1", make_charge(1.0), TEN)
-    with pytest.raises(ReleaseRefusedError, match="run r1 is reserved for another plan at ward"):
+    with pytest.raises(RunTakenError, match="run r1 is reserved for another plan at ward"):
         ledger.reserve("ward", "r1", make_charge(0.5), TEN)
+
+
+def test_a_run_is_in_one_account_of_a_lineage(ledger: Ledger, make_charge: Make) -> None:
+    """What it has learned under one unit must not show in answers that another account pays."""
+    records, users = make_charge(1.0), replace(make_charge(1.0), adjacency="user")
+    ledger.reserve("ward", "r1", records, TEN)
+    ledger.reserve("ward", "r2", users, TEN)
+    for run, charge, other in (("r1", users, "add-remove"), ("r2", records, "user")):
+        with pytest.raises(RunTakenError, match=f"{run} is charged for the adjacency {other} at"):
+            ledger.reserve("ward", run, charge, TEN)
+    ledger.reserve("other ward", "r1", users, TEN)
+    ledger.reserve("ward", "r1", records, TEN)
 
 
 def test_epsilon_is_computed_for_new_plans_alone(ledger: Ledger, make_charge: Make) -> None:
@@ -100,10 +112,10 @@ def test_a_price_is_remembered_for_its_own_plan_alone(ledger: Ledger, make_charg
 
 def test_events_of_different_adjacency_are_never_summed(ledger: Ledger, make_charge: Make) -> None:
     ledger.reserve("ward", "r1", make_charge(10.0), TEN)
-    ledger.reserve("ward", "r1", make_charge(10.0, adjacency="client"), TEN)
+    ledger.reserve("ward", "r2", make_charge(10.0, adjacency="client"), TEN)
     for adjacency in ("add-remove", "client"):
         with pytest.raises(BudgetError):
-            ledger.reserve("ward", "r2", make_charge(1.0, adjacency=adjacency), TEN)
+            ledger.reserve("ward", "r3", make_charge(1.0, adjacency=adjacency), TEN)
 
 
 def test_lineages_have_budgets_of_their_own(ledger: Ledger, make_charge: Make) -> None:
@@ -154,12 +166,11 @@ def begin(ledger: Ledger, charge: Charge, run: str, most: int | None = 2) -> Non
 def test_no_more_runs_begin_in_a_day_than_are_admitted(
     ledger: Ledger, make_charge: Make, clock: list[float]
 ) -> None:
-    for run in ("r1", "r2"):
-        begin(ledger, make_charge(1.0), run)
+    begin(ledger, make_charge(1.0), "r1")
+    begin(ledger, make_charge(1.0, adjacency="client"), "r2")
     with pytest.raises(DailyLimitError, match=r"2 runs have begun on 2024-10-04, .*_per_day=2"):
         begin(ledger, make_charge(1.0), "r3")
     begin(ledger, make_charge(1.0), "r1")  # it goes on
-    begin(ledger, make_charge(1.0, adjacency="client"), "r1")
     with pytest.raises(DailyLimitError):
         ledger.reserve("clinic", "r3", make_charge(1.0), TEN, Asked(runs_per_day=2))
     clock[0] += 86_400.0
