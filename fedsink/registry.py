@@ -129,8 +129,13 @@ class Registry(MutableMapping[str, T]):
         """Build from a name and options in one mapping, as they come from YAML or JSON.
 
         Raises:
-            FedsinkError: as `build`.
+            FedsinkError: as `build`, or it is no mapping.
         """
+        if not isinstance(description, Mapping):
+            raise self._error(
+                f"a {self._kind} is described by a name and options, not by a "
+                f"{type(description).__name__}."
+            )
         return self.build(
             description.get("name"), {k: v for k, v in description.items() if k != "name"}
         )

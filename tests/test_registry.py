@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,15 @@ def test_a_wrong_description_is_refused_in_a_sentence(
     description: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        SHAPES.from_dict(description)
+
+
+@pytest.mark.parametrize(
+    "description", [None, True, 3, 0.5, "square", [], ["square"], [["name", "x"]]]
+)
+def test_what_is_no_table_is_no_description(description: Any) -> None:
+    message = f"a shape is described by a name and options, not by a {type(description).__name__}."
+    with pytest.raises(ConfigError, match=f"^{message}$"):
         SHAPES.from_dict(description)
 
 

@@ -19,6 +19,7 @@ before any record is read, and a number outside is refused.
 | critics: batch, history | 1 | 2¹⁴ |
 | critics: seed of their first weights | 0 | 2⁶² |
 | rounds T | 1 | 10⁷ |
+| clients K among whom a schedule picks | 1 | 2⁴⁰ |
 | capacity B, nominal records N | 1 | 2⁴⁰ |
 
 >>> CLIP_BOUND.check(0.5)
@@ -97,4 +98,5 @@ CRITIC_BATCH = Interval("the critics' batch", 1, 2.0**14)
 CRITIC_SEED = Interval("the seed of the critics' weights", 0, 2.0**62)
 CRITIC_HISTORY = Interval("the critics' history", 1, 2.0**14)
 ROUNDS = Interval("rounds", 1, 10_000_000)
+CLIENTS = Interval("a number of clients", 1, 2.0**40)
 RECORDS = Interval("a number of records", 1, 2.0**40)

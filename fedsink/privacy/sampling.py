@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
+from fedsink.privacy import checks, domain
 from fedsink.privacy.randomness.noise import Stream, uniforms
 
 MOST_PICKS = 10_000_000  # the public domain's rounds: `fedsink.privacy.domain`
@@ -280,7 +280,8 @@ class PickSchedule:
         seed: of the picks, public.
 
     Raises:
-        PrivacyError: If K is not an integer ≥ 1 or the seed not an integer ≥ 0.
+        PrivacyError: If K is not an integer ≥ 1 in the public domain (`fedsink.privacy.domain`), or
+            the seed not an integer ≥ 0.
     """
 
     clients: int
@@ -289,7 +290,7 @@ class PickSchedule:
     classes: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        checks.count("clients", self.clients)
+        domain.CLIENTS.check_count(self.clients)
         checks.count("seed", self.seed, minimum=0)
 
     @property

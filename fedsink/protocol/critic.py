@@ -18,7 +18,7 @@ from fedsink.models.critics import ConvolutionCritic, Critic, CriticTraining, Pe
 from fedsink.privacy import CentralPlan, Stream, checks, domain, plan_from_dict
 from fedsink.privacy.mechanisms.clipping import clip_of_critics
 from fedsink.protocol.gradient import check_rows, check_use
-from fedsink.protocol.records import pack, unpack
+from fedsink.protocol.records import pack, table, unpack
 from fedsink.protocol.run import UNNAMED, run_name
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class CriticRequest:
                 round=checks.count("round", fields["round"]),
                 plan=plan_from_dict(fields["plan"]),
                 critics=Critics.from_dict(fields["critics"]),
-                view=dict(fields["view"]),
+                view=table(fields, "view"),
                 run=run_name(fields["run"]),
                 share=fields["share"],
                 **{name: arrays[name] for name in _ARRAYS},

@@ -18,7 +18,7 @@ from fedsink.privacy import checks, domain
 from fedsink.privacy.mechanisms.clipping import sampled_clip
 from fedsink.privacy.plan import CentralPlan, PrivacyPlan, plan_from_dict
 from fedsink.protocol.objective import Objective
-from fedsink.protocol.records import pack, unpack
+from fedsink.protocol.records import pack, table, unpack
 from fedsink.protocol.run import UNNAMED, run_name
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def unpack_requests(record: RecordDict) -> list[GradientRequest]:
         labels = [None if label is None else int(label) for label in fields["labels"]]
         plan = plan_from_dict(fields["plan"])
         objective = Objective(**fields["objective"])
-        view = dict(fields["view"])
+        view = table(fields, "view")
         run, share = run_name(fields["run"]), fields["share"]
         stacked = [arrays[name] for name in _ARRAYS]
     except (KeyError, TypeError, OverflowError) as error:
@@ -210,12 +210,12 @@ def unpack_replies(record: RecordDict) -> list[GradientReply]:
     """Read the gradients of an answer.
 
     Raises:
-        ValueError: it holds none.
+        ValueError: it holds none, or more than any message asks for.
     """
-    arrays = unpack(record)[1]
-    if "gradient" not in arrays or arrays["gradient"].ndim < 1:
-        raise ValueError("Malformed gradient reply: it holds no gradient.")
-    return [GradientReply(gradient) for gradient in arrays["gradient"]]
+    gradients = unpack(record)[1].get("gradient", torch.zeros(()))
+    if gradients.ndim < 1 or len(gradients) > MOST_USES:
+        raise ValueError("Malformed gradient reply: it holds no gradient of each use.")
+    return [GradientReply(gradient) for gradient in gradients]
 
 
 def check_use(round: int, plan: CentralPlan, share: int) -> None:

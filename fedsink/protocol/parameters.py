@@ -20,7 +20,7 @@ from fedsink.models import Generator, build, parameter_count
 from fedsink.models.pullback import Pullback, pullback
 from fedsink.privacy import domain
 from fedsink.protocol.gradient import GradientRequest, is_float32
-from fedsink.protocol.records import pack, unpack
+from fedsink.protocol.records import pack, table, unpack
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -92,10 +92,13 @@ class ParameterRequest:
         gradient = GradientRequest.from_record(record)
         fields, arrays = unpack(record)
         try:
-            architecture = dict(fields["architecture"])
-            return cls(gradient, architecture, *(arrays[name] for name in _ARRAYS))
-        except (KeyError, TypeError, ValueError) as error:
+            architecture = table(fields, "architecture")
+            request = cls(gradient, architecture, *(arrays[name] for name in _ARRAYS))
+        except (KeyError, TypeError) as error:
             raise ValueError(f"Malformed parameter request: {error}.") from error
+        if request.latents.ndim != 2:
+            raise ValueError("Malformed parameter request: its latents are no matrix.")
+        return request
 
     def check(self) -> None:
         """Refuse a request whose generator is unknown, or whose parts do not fit together.
@@ -112,7 +115,7 @@ class ParameterRequest:
                 f"The rows have {gradient_request.rows.shape[1]} coordinates, the view "
                 f"{view.dimension}."
             )
-        extra = len(self.latents) - n if self.latents.ndim == 2 else -1
+        extra = len(self.latents) - n
         if (
             extra < 0
             or self.latents.shape[1] != generator.latent_dim

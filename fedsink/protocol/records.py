@@ -20,6 +20,7 @@ PROTOCOL_VERSION = 3
 """What requests and replies mean: it changes when either does, and every one of them states it."""
 
 _LONGEST_FIELDS = 1 << 18  # characters; a request's fields are some thousand
+_DEEPEST_FIELDS = 32  # tables and lists within each other; a request's are some five
 
 _ARRAYS = "arrays"
 _FIELDS = "fields"
@@ -55,14 +56,15 @@ def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     Raises:
         ProtocolVersionError: it was written under another version of the protocol, or states none.
-        ValueError: the record lacks a part, is not what `pack` wrote, or its fields are longer
-            than any request's.
+        ValueError: the record lacks a part, is not what `pack` wrote, or its fields are longer or
+            deeper than any request's.
     """
     try:
         text = str(record.config_records[_FIELDS]["json"])
         if len(text) > _LONGEST_FIELDS:
             raise ValueError
         fields = json.loads(text)
+        _check_depth(fields)
         arrays = {name: _tensor(array) for name, array in record.array_records[_ARRAYS].items()}
     except Exception as error:  # a hostile record makes parsers raise whatever they like
         raise ValueError(f"Malformed message: {type(error).__name__}.") from error
@@ -71,6 +73,18 @@ def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if (version := fields.pop(_VERSION, None)) != PROTOCOL_VERSION:
         raise ProtocolVersionError(version, PROTOCOL_VERSION)
     return fields, arrays
+
+
+def table(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The table of this name among a message's fields.
+
+    Raises:
+        KeyError, TypeError: there is none, or something else has its name.
+    """
+    value = fields[name]
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is a {type(value).__name__}, not an object")
+    return value
 
 
 def payload_bytes(record: RecordDict) -> int:
@@ -108,6 +122,20 @@ def digest(message_type: str, record: RecordDict) -> bytes:
             update(text.encode())
         update(array.data)
     return state.digest()
+
+
+def _check_depth(value: object) -> None:
+    """Refuse JSON so deep that code which looks at all of it may reach Python's limit."""
+    level = [value]
+    for _ in range(_DEEPEST_FIELDS):
+        nested = [each for each in level if isinstance(each, dict | list)]
+        level = [
+            inner
+            for each in nested
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    if level:
+        raise ValueError
 
 
 def _array(tensor: Tensor) -> Array:

@@ -21,6 +21,7 @@ from fedsink.privacy import PrivacyPlan
 from fedsink.protocol import GradientReply, LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED, RUN_TAKEN
 from fedsink.protocol.gradient import unpack_replies
+from fedsink.protocol.records import pack, unpack
 
 Make = Callable[..., Any]
 PLAN = LocalPlan("laplace", PointBall("l1", 1.0, 4), 3.0)
@@ -106,6 +107,13 @@ def test_a_refusals_text_never_leaves_the_client(secret: NodeSettings, make_requ
 @pytest.mark.parametrize("kind", ["train.gradient", "train.privatize"])
 def test_a_malformed_request_is_answered_with_a_code(settings: NodeSettings, kind: str) -> None:
     assert code(ask(settings, kind, RecordDict())) == MALFORMED
+
+
+@pytest.mark.parametrize("described", [None, 3, "point_ball", ["point_ball"], [[]]])
+def test_a_map_that_is_no_table_is_malformed(settings: NodeSettings, described: Any) -> None:
+    fields, _ = unpack(PrivatizeRequest(PLAN, 0, 9).to_record())
+    fields["plan"]["map"] = described
+    assert code(ask(settings, "train.privatize", pack(fields, {}))) == MALFORMED
 
 
 def test_data_that_cannot_be_read_is_answered_with_a_code(

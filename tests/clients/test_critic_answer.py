@@ -226,7 +226,7 @@ def test_a_client_answers_in_its_turn_alone(
     ("plan", "form"),
     [
         (replace(PLAN, clip=RowClip(0.5, ROWS)), "clip=row with the schedule 'joint'"),
-        (replace(PLAN, schedule=PickSchedule(10**30)), "clip=critic with the schedule 'pick'"),
+        (replace(PLAN, schedule=PickSchedule(2**40)), "clip=critic with the schedule 'pick'"),
         (replace(PLAN, clip=RowClip(0.5, ROWS), schedule=PickSchedule(3)), "clip=row with"),
     ],
     ids=["rows", "picks", "both"],

@@ -220,6 +220,8 @@ def test_a_picked_client_is_a_cohort_of_its_own():
     [
         ({"clients": 0}, "clients must be an integer ≥ 1, received 0"),
         ({"clients": 2.5}, "clients must be an integer ≥ 1, received 2.5"),
+        ({"clients": 2**40 + 1}, "clients must be at most 1.1e\\+12, received 1099511627777"),
+        ({"clients": 10**400}, "clients must be at most 1.1e\\+12, received 1000"),
         ({"seed": -1}, "seed must be an integer ≥ 0, received -1"),
         ({"seed": "x"}, "seed must be an integer ≥ 0, received 'x'"),
     ],
@@ -227,6 +229,7 @@ def test_a_picked_client_is_a_cohort_of_its_own():
 def test_bad_picks_are_refused(options, message):
     with pytest.raises(PrivacyError, match=message):
         PickSchedule(**({"clients": 5, "seed": 0} | options))
+    assert PickSchedule(2**40).uses(1000) == 1  # where every pick is still exact
     assert domain.ROUNDS.high == MOST_PICKS
     for beyond in (
         lambda: PickSchedule(5).uses(MOST_PICKS + 1),

@@ -259,6 +259,9 @@ def test_replies_of_several_uses_round_trip_in_order() -> None:
     assert torch.equal(torch.stack([reply.gradient for reply in read]), gradients)
     with pytest.raises(ValueError, match="it holds no gradient"):
         unpack_replies(pack({}, {"gradient": torch.tensor(1.0)}))
+    for many in (MOST_USES + 1, 2**40):  # which would each become an object
+        with pytest.raises(ValueError, match="it holds no gradient"):
+            unpack_replies(pack({}, {"gradient": torch.zeros(many, 0)}))
 
 
 def test_a_reply_holds_one_array_and_no_field() -> None:

@@ -99,7 +99,6 @@ WRONG: list[tuple[Callable[[ParameterRequest], dict[str, Any]], str]] = [
     (lambda r: {"weights": r.weights + 2.0**21}, "weights must be .* finite float32"),
     (lambda r: {"latents": r.latents[:1]}, "Latents must be at least"),
     (lambda r: {"latents": r.latents[:, :2]}, "Latents must be at least"),
-    (lambda r: {"latents": r.latents[0]}, "Latents must be at least"),
     (lambda r: {"latents": r.latents * math.nan}, "Latents must be at least"),
     (lambda r: {"latents": r.latents + 2.0**21}, "Latents must be at least"),
     (lambda r: {"extra_labels": r.extra_labels[:1]}, "labels of the other rows must be 2 integ"),
@@ -163,7 +162,14 @@ def test_a_message_that_lacks_a_part_is_malformed(request_: ParameterRequest, pa
         ParameterRequest.from_record(pack(fields, arrays))
 
 
-@pytest.mark.parametrize("architecture", [None, 3, "mlp"])
+@pytest.mark.parametrize("latents", [torch.tensor(1.0), torch.zeros(6), torch.zeros(6, 2, 1)])
+def test_latents_are_a_matrix(request_: ParameterRequest, latents: torch.Tensor) -> None:
+    """Their number is compared with the policy's before anything else is."""
+    with pytest.raises(ValueError, match="Malformed parameter request: its latents are no matrix"):
+        ParameterRequest.from_record(replace(request_, latents=latents).to_record())
+
+
+@pytest.mark.parametrize("architecture", [None, 3, "mlp", [], [["name", "mlp"]]])
 def test_an_architecture_is_a_table(request_: ParameterRequest, architecture: object) -> None:
     record: RecordDict = request_.to_record()
     fields = json.loads(str(record.config_records["fields"]["json"]))

@@ -126,6 +126,13 @@ def test_a_request_round_trips(plan: LocalPlan) -> None:
         ({"run": "a\x00b"}, "A run's name must be 1 to 200 printable"),
         ({"run": 7}, "A run's name must be 1 to 200 printable characters, not '7'"),
         ({"plan": {"mechanism": "laplace"}}, "Malformed privatize request: 'map'"),
+        *(
+            (
+                {"plan": {**LAPLACE.to_dict(), "map": value}},
+                f"a map is described by a name and options, not by a {type(value).__name__}",
+            )
+            for value in (None, 3, 0.5, "point_ball", ["point_ball"], [["name", "point_ball"]])
+        ),
     ],
 )
 def test_a_malformed_request_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fedsink.errors import ProtocolVersionError
 from fedsink.protocol.errors import OTHER_VERSION, failure_code
-from fedsink.protocol.records import PROTOCOL_VERSION, digest, pack, unpack
+from fedsink.protocol.records import PROTOCOL_VERSION, digest, pack, table, unpack
 
 TYPE = "train.gradient"
 STATED = json.dumps({"protocol": PROTOCOL_VERSION})
@@ -151,6 +151,29 @@ def test_the_version_is_stated_and_is_no_field() -> None:
 def test_fields_that_are_no_json_object_are_malformed(text: str) -> None:
     with pytest.raises(ValueError, match=r"^Malformed message: "):
         unpack(record_of(text, {}))
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a": ', '[{"a": '])
+@pytest.mark.parametrize("depth", [*range(12, 20), 31, 32, *range(900, 1000, 10)])
+def test_fields_are_not_so_deep_that_a_look_at_them_reaches_pythons_limit(
+    opening: str, depth: int
+) -> None:
+    """What is parsed near that limit would fail later, wherever it is shown or written."""
+    levels = depth * len(opening.replace('"a": ', ""))
+    closing = {"[": "]", '{"a": ': "}", '[{"a": ': "}]"}[opening]
+    record = record_of(f'{STATED[:-1]}, "x": {opening * depth}0{closing * depth}}}', {})
+    if levels <= 30:
+        assert list(unpack(record)[0]) == ["x"]
+    elif levels >= 32:
+        with pytest.raises(ValueError, match=r"^Malformed message: (Value|Recursion)Error\.$"):
+            unpack(record)
+
+
+@pytest.mark.parametrize("value", [None, True, 3, 0.5, "a", [], [["name", "pixel"]]])
+def test_a_table_among_the_fields_is_one(value: Any) -> None:
+    assert table({"view": {"a": 1}}, "view") == {"a": 1}
+    with pytest.raises(TypeError, match=f"^view is a {type(value).__name__}, not an object$"):
+        table({"view": value}, "view")
 
 
 @pytest.mark.parametrize(
