@@ -79,11 +79,20 @@ class Charge:
         A run may end behind any of them, and who asks chooses where, knowing all answers so far.
         For that the K ends share δ: behind k < K of them a run is charged ε of k·r rounds at
         δ/(K − 1), at most the whole plan's; behind the last one the whole plan's ε at δ; and 2δ
-        from the first on. *Proof*: let p, p' be the densities of the answers on neighbouring
-        data, e_k what is charged behind k, and b_k = (p − exp(e_k)·p')₊ those of the first k·r
-        rounds; ∫b_k ≤ δ_k. A chosen end k has p ≤ exp(e_k)·p' + b_k, and over all of an account's
-        runs the products of these hold up to the sum of all b_k of all runs that began, whatever
-        was chosen: Σδ_k ≤ 2δ for each.
+        from the first on.
+
+        *Proof for one run*: let p, p' be the densities of its answers on neighbouring data up to
+        the end k that was chosen, e_k what is charged there, and b = (p − exp(e_k)·p')₊. At an end
+        that is charged less than the whole plan's ε, ∫b is at most δ/(K − 1), and there are at most
+        K − 1 such ends: together δ. At an end that is charged the whole plan's ε it may be more
+        than δ/(K − 1). But the answers up to any of these ends are a function of all answers of
+        the plan, had the others been asked for: over all answers that stop at one of them,
+        ∫b ≤ δ, once for all of these ends. So p ≤ exp(e_k)·p' + b with ∫b ≤ 2δ, whatever chose k.
+
+        *Several runs*, one after the other or in turns: with m = p − b ≤ exp(e_k)·p' for each,
+        Πp = Πm + Σ_i (Π_{j<i} m_j)·b_i·(Π_{j>i} p_j). The first term is at most exp(Σe)·Πp'. As
+        m ≤ p, the i-th summand is at most what run i alone leaves against an adversary who has the
+        other runs in its hands, 2δ_i.
 
         Args:
             step: r ≥ 1.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dp_accounting as dp
+import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
+from scipy import stats
+from scipy.signal import fftconvolve
 
 from fedsink.clients.central import central_charge
 from fedsink.clients.privatizer import local_charge
@@ -158,6 +162,121 @@ def test_an_end_whose_delta_the_overflow_takes_costs_the_whole_plan(
     plan = replace(plan, delta=1.5 * share)
     ask(ledger, 40, charge=central_charge(plan), budget=replace(BUDGET, delta=0.5))
     assert spent(path) == (plan.epsilon(), 3 * share)
+
+
+GRID = 2e-3  # of privacy losses
+LOSSES = np.arange(-15_000, 15_001) * GRID
+
+
+def law_of_loss(rate: float, sigma: float, rounds: int, *, removed: bool) -> np.ndarray:
+    """The law of the privacy loss log p/p' of so many rounds under p, on the grid.
+
+    Removed: p = (1 − q)·N(0, σ²) + q·N(1, σ²) and p' = N(0, σ²); else the other way round.
+    """
+    edges = np.append(LOSSES, LOSSES[-1] + GRID) - GRID / 2
+    ratio = np.expm1(edges if removed else -edges) / rate + 1.0  # of N(1, σ²) to N(0, σ²)
+    with np.errstate(divide="ignore"):
+        x = sigma**2 * np.log(np.maximum(ratio, 0.0)) + 0.5
+    below = stats.norm.cdf(x / sigma)
+    if removed:
+        below = (1 - rate) * below + rate * stats.norm.cdf((x - 1) / sigma)
+    one = np.diff(below) if removed else -np.diff(below)
+    law = one
+    for _ in range(rounds - 1):
+        law = np.maximum(fftconvolve(law, one, mode="same"), 0.0)
+    assert law.sum() == pytest.approx(1.0, abs=1e-9)
+    return law
+
+
+def reached_delta(plan: PrivacyPlan, step: int, charged: list[float]) -> float:
+    """The largest δ that a stopping rule reaches against the ε that is charged at its end.
+
+    Who asks sees the privacy loss L after every round and stops behind the end where that gains
+    most: E[(1 − exp(e_k − L))₊] of the best rule, backwards from the last end.
+    """
+    ends = len(charged)
+    worst = 0.0
+    for removed in (True, False):
+        steps = [min(step, plan.rounds - step * k) for k in range(ends)]
+        laws = {
+            n: law_of_loss(plan.rate, plan.noise_multiplier, n, removed=removed) for n in set(steps)
+        }
+        value = np.zeros_like(LOSSES)
+        for k in reversed(range(ends)):
+            stop = np.maximum(-np.expm1(np.minimum(charged[k] - LOSSES, 0.0)), 0.0)
+            value = np.maximum(stop, value)
+            law = laws[steps[k]]
+            # The expectation of the value after the rounds before this end, by the loss before.
+            padded = np.pad(value, len(LOSSES) // 2, mode="edge")
+            value = fftconvolve(padded, law[::-1], mode="valid")
+        worst = max(worst, float(value[len(LOSSES) // 2]))
+    return worst
+
+
+def plan_of(rate: float, sigma: float, rounds: int, delta: float) -> PrivacyPlan:
+    return PrivacyPlan(rate, sigma, rounds, RecordClip(1.0), JointSchedule(), delta)
+
+
+ADAPTIVE = [
+    (plan_of(1.0, 4.0, 12, 1e-3), 6),
+    (plan_of(1.0, 4.0, 12, 1e-3), 2),
+    (plan_of(1.0, 2.0, 7, 1e-5), 3),
+    (plan_of(1.0, 9.0, 40, 1e-4), 13),
+    (plan_of(0.2, 2.0, 50, 1e-6), 12),
+    pytest.param(plan_of(0.5, 1.5, 20, 1e-4), 5, marks=pytest.mark.slow),
+    pytest.param(plan_of(0.05, 0.8, 60, 1e-5), 25, marks=pytest.mark.slow),
+]
+
+
+def charged_at_ends(plan: PrivacyPlan, step: int) -> list[float]:
+    """What a new ledger charges a run for each end."""
+    charge = central_charge(plan)
+    budget = Budget(100.0, 0.1, rounds_per_reservation=step)
+    costs = []
+    for end in range(step, plan.rounds + step, step):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "ledger.sqlite"
+            ledger = Ledger(path, durable=False)
+            ask(ledger, min(end, plan.rounds), charge=charge, budget=budget)
+            ledger.close()
+            epsilon, delta = spent(path)
+        assert epsilon is not None
+        assert delta == 2 * plan.delta
+        costs.append(epsilon)
+    return costs
+
+
+@pytest.mark.parametrize(("plan", "step"), ADAPTIVE)
+def test_no_stopping_rule_reaches_more_than_is_charged(plan: PrivacyPlan, step: int) -> None:
+    """An adversary sees every answer's privacy loss, and chooses the end by it as well as any."""
+    charged = charged_at_ends(plan, step)
+    whole = reached_delta(plan, plan.rounds, charged[-1:])
+    assert whole == pytest.approx(plan.delta, rel=1e-3)  # so the adversary's δ is exact
+    assert reached_delta(plan, step, charged) <= 2 * plan.delta
+
+
+@pytest.mark.parametrize(("plan", "step"), ADAPTIVE)
+def test_an_adversary_notices_a_charge_that_is_too_small(plan: PrivacyPlan, step: int) -> None:
+    """δ in place of 2δ; ε of half the rounds; and ε at δ, without the other ends' share of it."""
+    charge, charged = central_charge(plan), charged_at_ends(plan, step)
+    assert charge.part
+    assert reached_delta(plan, step, charged) > 1.25 * plan.delta
+    ends = range(step, plan.rounds, step)
+    for rounds in ([end // 2 for end in ends], ends if len(ends) > 1 else ()):
+        early = [charge.part(some, plan.delta).epsilon() for some in rounds]
+        if early:
+            assert reached_delta(plan, step, [*early, charged[-1]]) > 2 * plan.delta
+
+
+def test_an_end_that_costs_the_whole_plan_may_need_all_of_its_delta() -> None:
+    """So the proof counts all such ends once: each by itself has more than δ/(K − 1)."""
+    plan, step = plan_of(1.0, 4.0, 12, 1e-3), 2
+    charged = charged_at_ends(plan, step)
+    assert charged[-2] == charged[-1] == plan.epsilon()
+    never = [1e3] * 4  # nobody stops before
+    alone = reached_delta(plan, step, [*never, charged[-2]])
+    assert 1.5 * plan.delta / 5 < alone < plan.delta
+    assert reached_delta(plan, step, [*never, *charged[-2:]]) == pytest.approx(plan.delta, rel=1e-3)
 
 
 def test_values_that_are_no_instalments_are_refused() -> None:
