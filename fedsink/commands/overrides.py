@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from fedsink.commands.keys import not_a_pair
+from fedsink.conf.loading import composed
+from fedsink.conf.overrides import quoted_text
 from fedsink.errors import ConfigError
 
 _OF_GRAMMAR = set("'\"[]{}(),$\\")
 """Characters that a value may mean something by: it is left to the user to quote them."""
+_ELEMENT = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^,]*?)\s*(?:,|$)""")
+"""An element of a list as it is typed, up to the next comma; a quoted one may hold commas."""
 
 
 def overrides(arguments: Sequence[str], *, sweep: bool = False) -> list[str]:
     """The keys in Hydra's grammar.
 
     Hydra reads letters of other alphabets, `~` and some signs in quotes alone. Where it cannot
-    read a value that holds no sign of its grammar (quotes, brackets, commas, backslashes, $), the
-    value is quoted, and a `~` at its start becomes the home folder, as in a shell.
+    read a value, or an element of a list, that holds no sign of its grammar (quotes, brackets,
+    commas, backslashes, $), it is quoted, and a `~` at the start of a value becomes the home
+    folder, as in a shell.
 
     >>> overrides(["data.root=/donnees/ete", "eps=3"])
     ['data.root=/donnees/ete', 'eps=3']
     >>> overrides(["data.root=/données/été 2026"])
-    ["data.root='/données/été 2026'"]
+    ['data.root="/données/été 2026"']
+    >>> overrides(["data.classes=[chat,été]"])
+    ['data.classes=[chat,"été"]']
 
     Args:
         arguments: key=value, +key=value or ~key.
@@ -51,27 +61,99 @@ def overrides(arguments: Sequence[str], *, sweep: bool = False) -> list[str]:
 
 def _readable(argument: str, sweep: bool) -> str:
     key, equals, value = argument.partition("=")
-    plain = bool(equals) and not _OF_GRAMMAR & set(value)
-    home = os.path.expanduser(value) if value.startswith("~") else value
-    for text in (argument, f"{key}='{home}'") if plain else (argument,):
-        try:
-            parsed = OverridesParser.create().parse_override(text)
-        except HydraException:
+    for text in (argument, *(f"{key}={plain}" for plain in _plain(value) if equals)):
+        parsed = _parsed(text)
+        if parsed is None:
             continue
         if parsed.is_sweep_override() and not sweep:
             raise ConfigError(
-                f"{argument} stands for several runs: add --multirun, or, if it is one value, "
-                f"quote it: {quoted(argument)}."
+                f"{argument} stands for several runs: add --multirun, or, if it is one "
+                f"{_one_value(key, value)}."
             )
         return text
+    if _elements(value) is None:
+        raise ConfigError(
+            f"{argument} cannot be read: quote the value inside the argument, as in "
+            f"{quoted(argument)}."
+        )
     raise ConfigError(
-        f"{argument} cannot be read: quote the value inside the argument, as in "
-        f"{quoted(argument)}; in a list, each of its elements."
+        f"{argument} cannot be read: quote the elements of the list inside the argument, as in "
+        f"{quoted(argument)}."
     )
 
 
 def quoted(argument: str) -> str:
-    """How key=value is typed in a shell so that Hydra takes the value as it stands."""
+    """How key=value is typed in a shell so that Hydra takes a value as it stands.
+
+    In a list every element is quoted that Hydra does not read by itself; empty ones are left out.
+    """
     key, _, value = argument.partition("=")
-    escaped = value.replace('"', '\\"')
-    return shlex.quote(f'{key}="{escaped}"')
+    elements = _elements(value)
+    if elements is None:
+        return shlex.quote(f"{key}={quoted_text(value)}")
+    return shlex.quote(f"{key}=[{','.join(_element(text) for text in elements if text)}]")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The names in `[A,B]`, of which those with a comma stand in quotes.
+
+    >>> names("[chat,l'été,'a, b']")
+    ('chat', "l'été", 'a, b')
+    """
+    elements = _elements(text if text.startswith("[") else f"[{text}]")
+    return tuple(map(_unquoted, elements or ()))
+
+
+def _unquoted(element: str) -> str:
+    if element[:1] not in ("'", '"') or (parsed := _parsed(f"x={element}")) is None:
+        return element
+    return str(OmegaConf.create({"x": parsed.value()}).x)
+
+
+def _one_value(key: str, value: str) -> str:
+    """Advice for one who means a single value by text with commas."""
+    if OmegaConf.is_list(OmegaConf.select(composed([]), key.lstrip("+"))):
+        return f"list, write it in brackets: {quoted(f'{key}=[{value}]')}"
+    return f"value, quote it: {quoted(f'{key}={value}')}"
+
+
+def _plain(value: str) -> list[str]:
+    """A value in quotes, or a list with quotes around some elements, where no sign is in them."""
+    if not _OF_GRAMMAR & set(value):
+        home = os.path.expanduser(value) if value.startswith("~") else value
+        return [quoted_text(home)]
+    elements = _elements(value) or []
+    if any(not e or (_OF_GRAMMAR & set(e) and not _reads(e)) for e in elements):
+        return []
+    return [f"[{','.join(map(_element, elements))}]"] if elements else []
+
+
+def _elements(value: str) -> list[str] | None:
+    """The elements of a list as they are typed; None where the value is no list."""
+    if not (value.startswith("[") and value.endswith("]")):
+        return None
+    inner, place, elements = value[1:-1], 0, []
+    while place <= len(inner):
+        match = _ELEMENT.match(inner, place)
+        if match is None:  # never: the last alternative takes whatever there is
+            return None
+        elements.append(match[1])
+        place = match.end() if match[0].endswith(",") else len(inner) + 1
+    return elements
+
+
+def _element(text: str) -> str:
+    return text if _reads(text) else quoted_text(text)
+
+
+def _reads(element: str) -> bool:
+    """Whether Hydra reads it as one element of a list."""
+    parsed = _parsed(f"x=[{element}]")
+    return parsed is not None and len(parsed.value()) == 1
+
+
+def _parsed(text: str) -> Override | None:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException:
+        return None

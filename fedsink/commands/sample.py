@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from fedsink.commands.keys import Parser, flag, parse, whole
+from fedsink.commands.overrides import names
 from fedsink.errors import ConfigError
 from fedsink.reporting.samples import (
     check_pictures,
@@ -29,7 +30,7 @@ reads them (extra: parquet); a FOLDER gets CLASS/NUMBER.png, one folder per clas
 
   balanced     true: as many of each class; where n is no multiple of the classes, the first ones
                get one more. Left out: classes are drawn as in training
-  classes      of these classes alone, by name: classes=[3,5]
+  classes      of these classes alone, by name: classes=[3,5]; a name with a comma in quotes
   observation  false leaves out what the run's observation.* says is done to pictures, as those in
                its samples/ do
 
@@ -94,7 +95,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.removeprefix("[").removesuffix("]").split(","))
-    if not all(names) or len(set(names)) < len(names):
+    read = names(text)
+    if not read or not all(read) or len(set(read)) < len(read):
         raise ValueError("expected names of classes, each once, for example [3,5]")
-    return names
+    return read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedsink.commands.overrides import overrides, quoted
 from fedsink.conf.loading import composed
+from fedsink.conf.overrides import quoted_text
 from fedsink.errors import ConfigError
 
 
@@ -53,7 +55,9 @@ def test_what_hydra_can_read_is_left_to_it() -> None:
     assert overrides(typed) == typed
 
 
-@pytest.mark.parametrize("value", ["/scans (2)", "/d'été", '/"a"', "[chat,été]", "/a,/é", "$é"])
+@pytest.mark.parametrize(
+    "value", ["/scans (2)", "/d'été", '/"a"', "/a,/é", "$é", "{", "/é]", "[é", "${é", "é\\", "'é"]
+)
 def test_advice_for_other_values_is_what_one_types(value: str) -> None:
     """The advice, given to a shell, makes the value one that is read as it stands."""
     with pytest.raises(ConfigError) as refused:
@@ -61,10 +65,105 @@ def test_advice_for_other_values_is_what_one_types(value: str) -> None:
     text = str(refused.value)
     assert "token" not in text
     assert "\n" not in text
-    advice = re.search(r"as in (.*); in a list", text)
+    advice = re.search(r"as in (.*)\.$", text)
     assert advice is not None
     (argument,) = shlex.split(advice[1])
-    assert OverridesParser.create().parse_override(argument).value() == value
+    assert _root(argument) == value
+
+
+SIGNS = [
+    "é",
+    " ",
+    "'",
+    '"',
+    ",",
+    "5",
+    "[",
+    "]",
+    "$",
+    "(",
+    "{",
+    "\\",
+    "~",
+    "=",
+    ":",
+    "#",
+    "${x}",
+    "文",
+]
+NAMES = sorted(
+    {*SIGNS, "null", "true", "1e3", "chat", "l'œuf", *(a + b for a in SIGNS for b in SIGNS)}
+)
+
+
+def _classes(argument: str) -> list[object]:
+    """The classes that a simulation reads of one argument."""
+    (key,) = overrides([argument])
+    return list(composed(["data=image_folder", key]).data.classes)
+
+
+def _pasted(advice: str) -> str:
+    """What bash gives to a command that the advice is pasted behind."""
+    told = subprocess.run(["bash", "-c", f"printf %s {advice}"], capture_output=True, text=True)
+    return told.stdout
+
+
+def test_a_list_of_plain_names_is_read_as_it_stands() -> None:
+    assert _classes("data.classes=[chat,été,7]") == ["chat", "été", 7]
+    assert _classes("data.classes=[ warm disc , 5$, 数据]") == ["warm disc", "5$", "数据"]
+    assert _classes("""data.classes=[été,"l'œuf, cru",'a"b']""") == ["été", "l'œuf, cru", 'a"b']
+
+
+@pytest.mark.parametrize(
+    ("typed", "names"),
+    [
+        ("[chat,l'œuf]", ["chat", "l'œuf"]),
+        ('[l\'œuf,"a, b"]', ["l'œuf", "a, b"]),
+        ("[chat (1),été]", ["chat (1)", "été"]),
+        ("['tis,l'été]", ["'tis", "l'été"]),
+        ('["a,b]', ['"a', "b"]),
+        ("[a[1],b]", ["a[1]", "b"]),
+        ("[a,,b,]", ["a", "b"]),
+    ],
+)
+def test_the_advice_for_a_list_gives_its_names_when_pasted(typed: str, names: list[str]) -> None:
+    with pytest.raises(ConfigError, match="quote the elements of the list") as refused:
+        overrides([f"data.classes={typed}"])
+    advice = str(refused.value).partition(" as in ")[2].removesuffix(".")
+    assert _classes(_pasted(advice)) == names
+
+
+def test_a_list_of_any_names_is_advised_as_it_has_to_be_typed() -> None:
+    """Names of one and two signs, all of them together and each by itself."""
+    typed = f"data.classes=[{','.join(quoted_text(name) for name in NAMES)}]"
+    assert _classes(typed) == NAMES
+    assert _pasted(quoted(typed)) == typed
+    for name in NAMES:
+        parsed = OverridesParser.create().parse_override(_pasted(quoted(f"x={quoted_text(name)}")))
+        assert isinstance(parsed.value(), str)
+
+
+@pytest.mark.parametrize(
+    "names", [[*SIGNS, "null", "l'œuf"], pytest.param(NAMES, marks=pytest.mark.slow)], ids=len
+)
+def test_names_that_are_typed_bare_are_read_or_advised(names: list[str]) -> None:
+    """Whatever is typed: it is read, or the advice is, as these names."""
+    for name in names:
+        try:
+            overrides([f"data.classes=[chat,{name}]"])
+        except ConfigError as refused:
+            advice = str(refused).partition(" as in ")[2].removesuffix(".")
+            read = OverridesParser.create().parse_override(_pasted(advice)).value()
+            parts = [part.strip() for part in name.split(",") if part.strip()]
+            assert [str(text).replace("\\${", "${") for text in read] == ["chat", *parts], name
+
+
+@pytest.mark.parametrize("key", ["data.classes", "data.shape"])
+def test_a_list_without_brackets_gets_them(key: str) -> None:
+    with pytest.raises(ConfigError, match="if it is one list, write it in brackets: ") as refused:
+        overrides([f"{key}=3,8,8"])
+    advice = str(refused.value).partition("brackets: ")[2].removesuffix(".")
+    assert overrides([_pasted(advice)]) == [f"{key}=[3,8,8]"]
 
 
 def test_a_folder_with_a_comma_is_no_sweep() -> None:
