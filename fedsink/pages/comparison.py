@@ -88,6 +88,7 @@ class Comparison:
         return render(
             "compare.html.j2",
             groups=groups,
+            data=dict.fromkeys(group.value("data.name") for group in groups),
             warnings=compared.warnings(),
             overview=self.overview(),
             guarantees=_guarantees(groups),

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-from fedsink.conf.loading import choices
-from fedsink.server.compose import compose_config
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from fedsink.conf.loading import choices, composed
 from fedsink.values import Config, leaves
 
 HIDDEN = "(a place on that machine)"
@@ -37,11 +38,17 @@ _PLACES = {
     "policy": "FILE",
     "engine.address": "ADDRESS",
 }
+# What the rule of the recipes follows from (fedsink/conf/rule.py): stated before the rest.
+_SIZES = (
+    *("data.shape", "data.classes", "data.nominal_records"),
+    *("clients", "conditional", "eps", "delta"),
+)
 # What was made of the configuration, and what has done its work when all values are resolved.
 _LEFT_OUT = ("run", "resume", "study", "plan", "scale", "scales")
 _PLAIN = re.compile(r"[A-Za-z_][\w.:/-]*")
 _WORDS = ("null", "true", "false", "nan", "inf")
 _ABSENT = object()
+_MISSING = object()  # the group has the key, and leaves its value to whoever types
 _Differing = tuple[str, object, object]
 
 
@@ -52,7 +59,7 @@ class Difference:
     Attributes:
         key: in full, as it is typed.
         value: of the run; a place on its machine is hidden.
-        usual: of the recipe; None: it has no such key.
+        usual: of the recipe; None: it has no such key, or leaves its value to whoever types.
     """
 
     key: str
@@ -88,15 +95,14 @@ class Origin:
         Raises:
             HydraException, OmegaConfBaseException: no choices give a configuration of this mode.
         """
-        chosen, usual = _chosen(config)
-        differing = list(_differences(usual, config))
+        chosen, differing = _chosen(config)
         if config["engine"].get("name") == "deploy":
             command = ["fedsink", "deploy", "app=APP", "superlink=SUPERLINK"]
             command += [word for word in chosen if not word.startswith("engine=")]
         else:
             command = ["fedsink", "simulate", *chosen]
         differences = [
-            Difference(key, shown(key, value), None if usual is _ABSENT else shown(key, usual))
+            Difference(key, shown(key, value), _usual_text(key, usual))
             for key, usual, value in differing
         ]
         return cls(
@@ -117,8 +123,12 @@ def settings(config: Config) -> dict[str, str]:
     return {key: shown(key, value) for key, value in leaves(kept)}
 
 
-def _chosen(config: Config) -> tuple[list[str], dict[str, Any]]:
-    """Choices of groups, and the configuration that they give."""
+def _usual_text(key: str, usual: object) -> str | None:
+    return None if usual is _ABSENT or usual is _MISSING else shown(key, usual)
+
+
+def _chosen(config: Config) -> tuple[list[str], list[_Differing]]:
+    """Choices of groups, and what differs from the configuration that they give."""
     data = str(config["data"]["name"])
     sources = choices("data")
     # Several files may describe one source: femnist and femnist_62 are read alike.
@@ -129,21 +139,55 @@ def _chosen(config: Config) -> tuple[list[str], dict[str, Any]]:
         _grouped(config, [f"mode={config['mode']}", f"data={name}"], folder)
         for name in candidates or sources
     ]
-    return min(options, key=lambda option: _distance(option[1], config))
+    return min(options, key=lambda option: len(option[1]))
 
 
-def _grouped(config: Config, words: list[str], also: list[str]) -> tuple[list[str], dict[str, Any]]:
-    usual = compose_config([*words, *also])
+def _grouped(
+    config: Config, words: list[str], also: list[str]
+) -> tuple[list[str], list[_Differing]]:
+    usual, stated = _usual(config, [*words, *also])
     for group, key in _GROUPS.items():
         wanted = config[group].get(key)
         if usual[group].get(key) != wanted and wanted in choices(group):
             words = [*words, f"{group}={wanted}"]
-            usual = compose_config([*words, *also])
-    return words, usual
+            usual, stated = _usual(config, [*words, *also])
+    return words, [*stated, *_differences(usual, config)]
 
 
-def _distance(usual: Config, config: Config) -> int:
-    return sum(1 for _ in _differences(usual, config))
+def _usual(config: Config, words: list[str]) -> tuple[dict[str, Any], list[_Differing]]:
+    """What choices give for the public sizes of a configuration, and its values that they lack.
+
+    Returns:
+        The values under `words`, those of the configuration in the place of every size that the
+        rule follows from and of every key that a group leaves to whoever types; and these keys,
+        where their values are others.
+    """
+    whole, stated = composed(words), []
+    for key in dict.fromkeys([*sorted(OmegaConf.missing_keys(whole)), *_SIZES]):
+        value, usual = _selected(config, key), _typed_for(whole, key)
+        if value is not _ABSENT and _unequal(usual, value):
+            stated.append((key, usual, value))
+            with open_dict(whole):
+                OmegaConf.update(whole, key, value)
+    usual_values: Any = OmegaConf.to_container(whole, resolve=True)
+    return usual_values, stated
+
+
+def _selected(config: Config, key: str) -> object:
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+    return value
+
+
+def _typed_for(whole: DictConfig, key: str) -> object:
+    """The value of a key under choices of groups."""
+    value = OmegaConf.select(whole, key, default=_MISSING)
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def _unequal(before: object, after: object) -> bool:
+    return type(before) is not type(after) or before != after
 
 
 def _differences(usual: Config, config: Config, where: str = "") -> Iterator[_Differing]:
@@ -154,7 +198,7 @@ def _differences(usual: Config, config: Config, where: str = "") -> Iterator[_Di
             continue
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             yield from _differences(before, after, f"{where}{key}.")
-        elif type(before) is not type(after) or before != after:
+        elif _unequal(before, after):
             yield f"{where}{key}", before, after
 
 

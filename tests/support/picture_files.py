@@ -1,8 +1,9 @@
-"""MNIST, FashionMNIST and CelebA in their own file formats, with pictures of noise."""
+"""MNIST, FashionMNIST, CelebA and own pictures in their file formats, with pictures of noise."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,3 +33,16 @@ def write(root: Path) -> None:
         members.append(f"{name} {0 if i < 200 else 2}")
     (folder / "list_attr_celeba.txt").write_text("\n".join(attributes) + "\n")
     (folder / "list_eval_partition.txt").write_text("\n".join(members) + "\n")
+
+
+def write_classes(root: Path, classes: Sequence[str], size: tuple[int, int] = (10, 9)) -> None:
+    """Writes a user's own pictures: 60 to learn from and 30 to test with, coloured by class."""
+    random = np.random.default_rng(0)
+    for split, n in (("train", 60), ("test", 30)):
+        for i in range(n):
+            label = i % len(classes)
+            pixels = random.integers(0, 90, (*size, 3), dtype=np.uint8)
+            pixels[2:-2, 2:-2, label % 3] += 160
+            path = root / split / classes[label] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
