@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from fedsink.conf.loading import choices, composed
+from fedsink.errors import FedsinkError
 from fedsink.registry import did_you_mean
 
 
@@ -30,6 +31,8 @@ def one_sentence(error: Exception) -> str:
         key = error.full_key or str(error.key)
         return f"{key} must be given: add {key}=… to the command."
     if isinstance(error, InterpolationResolutionError):
+        if (refused := _refusal(error)) is not None:
+            return str(refused)
         if match := re.search(r"key 'scales\.([^.']+)\.\w+' not found", text):
             return f"This experiment has no scale={match.group(1)}: choose smoke, cpu or paper."
         match = re.search(r"key 'recipe\.([^.']+)\.\w+' not found", text)
@@ -40,6 +43,13 @@ def one_sentence(error: Exception) -> str:
             "Does the generator or strategy belong to the other mode?"
         )
     return f"The configuration is not valid: {_flat(text)}"
+
+
+def _refusal(error: BaseException | None) -> FedsinkError | None:
+    """What fedsink itself refused while a value was resolved, for which OmegaConf has its own."""
+    while error is not None and not isinstance(error, FedsinkError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 @lru_cache(maxsize=1)

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.commands.hydra_errors import one_sentence
+from fedsink.commands.overrides import overrides
 from fedsink.conf.loading import choices, composed
 from fedsink.conf.rule import Sizes, sizes_of
 from fedsink.configuration import Configuration
@@ -46,7 +47,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         print(HELP)
         return 0
     try:
-        return _suggest(list(arguments))
+        return _suggest(overrides(arguments))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(one_sentence(error)) from error
 
@@ -90,11 +91,9 @@ def _sizes(config: dict[str, Any]) -> Sizes:
             f"strategy={name}: leave it out."
         )
     sizes = sizes_of(config)
-    if sizes is None:
-        raise ConfigError(
-            f"The rule is for pictures, and data.shape={config['data']['shape']} is a point's: "
-            "choose data with (channels, height, width)."
-        )
+    if sizes is None:  # a fact is null, and this says which
+        Configuration.read(config)
+        raise ConfigError("The rule needs data.shape, data.classes and data.nominal_records.")
     return sizes
 
 

@@ -15,9 +15,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from omegaconf import OmegaConf
 
+from fedsink.data.spec import DataSpec
+from fedsink.errors import ConfigError
 from fedsink.privacy.accounting.analytic import gaussian_multiplier
 from fedsink.privacy.mechanisms.installed import local_mechanism
+from fedsink.values import flag, integer, within
 
 _NOISY = 2500.0
 _MOST_COORDINATES = 200.0
@@ -167,24 +171,42 @@ def value(name: str, config: Mapping[str, Any]) -> Any:
 
 
 def sizes_of(config: Mapping[str, Any]) -> Sizes | None:
-    """The sizes in a configuration; None where it leaves a public fact of the data out."""
+    """The sizes in a configuration; None where it leaves a public fact of the data out.
+
+    Raises:
+        ConfigError: a size is none, and the message names its key; or the data are points.
+    """
     data = config["data"]
     facts = [data.get(key) for key in ("shape", "classes", "nominal_records")]
-    if None in facts or len(facts[0]) != 3:
+    if None in facts:
         return None
+    shape, classes, records = map(_plain, facts)
+    spec = DataSpec("data", shape, classes, records)
+    if len(spec.shape) != 3:
+        raise ConfigError(
+            f"The rule is for pictures, and data.shape={list(spec.shape)} is a point's: choose "
+            "data with (channels, height, width)."
+        )
+    integer(config, "clients")
+    flag(config, "conditional")
+    within(config, "delta", "[0, 1)")
     recipe, eps = config["recipe"], config["eps"]
     usual = not isinstance(eps, int | float) or not eps > 0  # left out, or refused by the plan
     if usual or (math.isinf(eps) and config["mode"] == "ldp"):
         eps = recipe["eps"]
     return Sizes(
-        shape=tuple(facts[0]),
-        classes=len(facts[1]) if config["conditional"] else 1,
-        records=facts[2],
+        shape=spec.shape,
+        classes=len(spec.classes) if config["conditional"] else 1,
+        records=spec.nominal_records,
         clients=config["clients"],
         eps=float(eps),
         delta=config["delta"],
         mechanism=config["mechanism"]["name"],
     )
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def _between(low: int, number: int, high: int) -> int:

@@ -48,18 +48,29 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         """Turn lists (as they come from YAML) into tuples and check the values."""
-        object.__setattr__(self, "shape", tuple(int(s) for s in self.shape))
-        object.__setattr__(self, "classes", tuple(str(c) for c in self.classes))
-        if len(self.shape) not in (1, 3) or min(self.shape) < 1:
+        if not _is_list(self.shape, int) or len(self.shape) not in (1, 3) or min(self.shape) < 1:
             raise ConfigError(
                 f"data.shape must be (channels, height, width) or (dimension,) with positive "
-                f"sizes, got {self.shape}."
+                f"sizes, got {self.shape!r}: write data.shape=[3,32,32]."
             )
-        if not self.classes or len(set(self.classes)) != len(self.classes):
+        if not _is_list(self.classes, int, str):
             raise ConfigError(
-                f"data.classes must list at least one class, each once, got {self.classes}."
+                f"data.classes must be a list of names, got {self.classes!r}: write "
+                """data.classes=[cat,dog]; a name that reads as another value stands in quotes, """
+                """'data.classes=["true","1.0"]'."""
             )
-        if self.nominal_records < 1:
+        names = tuple(map(str, self.classes))
+        if not all(names) or not names or len(set(names)) != len(names):
+            raise ConfigError(f"data.classes must list at least one class, each once, got {names}.")
+        if type(self.nominal_records) is not int or self.nominal_records < 1:
             raise ConfigError(
-                f"data.nominal_records must be at least 1, got {self.nominal_records}."
+                "data.nominal_records must be at least 1, a whole number, got "
+                f"{self.nominal_records!r}."
             )
+        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "classes", names)
+
+
+def _is_list(values: object, *kinds: type) -> bool:
+    """Whether it is a list of values of these types; True and False are no numbers."""
+    return isinstance(values, list | tuple) and all(type(value) in kinds for value in values)

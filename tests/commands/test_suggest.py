@@ -5,9 +5,10 @@ import shlex
 
 import pytest
 
+from fedsink.commands.simulate import run as simulate
 from fedsink.commands.suggest import run
 from fedsink.configuration import Configuration
-from fedsink.errors import FedsinkError
+from fedsink.errors import ConfigError, FedsinkError
 from fedsink.protocol.run import UNNAMED
 from fedsink.server.compose import compose_config
 from fedsink.strategies.registry import settings_of
@@ -97,3 +98,38 @@ def test_messages(arguments: list[str], message: str) -> None:
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == run(["--help"]) == 0
     assert capsys.readouterr().out.count("Usage: fedsink suggest") == 2
+
+
+NO_SIZES = {
+    "data.shape": ["32", "null", "[]", "[3,0,32]", "[3,32.5,32]", "[3,32]", "true", "x", "[a,b,c]"],
+    "data.classes": ["cat", "[]", "3", "null", "[a,a]", "[true,false]", "[1.0]", "[null]", "[[a]]"],
+    "data.nominal_records": ["0", "-1", "x", "null", "1.5", "true", "[5]", "nan", "inf"],
+    "clients": ["0", "-1", "x", "null", "1.5", "true", "[1]", "nan"],
+    "conditional": ["x", "3", "null", "[true]"],
+    "delta": ["x", "-1", "2", "null", "nan", "true", "[0.1]"],
+    "eps": ["x", "-1", "0", "nan", "[1]"],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "mode"),
+    [
+        ("data.shape", "central"),
+        *(pytest.param(key, "ldp", marks=pytest.mark.slow) for key in NO_SIZES),
+        *(
+            pytest.param(k, "central", marks=pytest.mark.slow)
+            for k in NO_SIZES
+            if k != "data.shape"
+        ),
+    ],
+)
+def test_a_public_size_that_is_none_is_refused_by_its_key(key: str, mode: str) -> None:
+    """Settings that follow from it by the rule are not what the error is about."""
+    others = [word for word in (*COUNTED, f"mode={mode}") if not word.startswith(f"{key}=")]
+    for value in NO_SIZES[key]:
+        for command in (run, simulate):
+            with pytest.raises(ConfigError) as refused:
+                command([*others, f"{key}={value}"])
+            text = str(refused.value)
+            assert text.startswith(key), text
+            assert "\n" not in text

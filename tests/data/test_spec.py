@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 
 import pytest
 
@@ -34,9 +36,34 @@ def test_a_runs_table_is_the_spec_and_what_is_done_to_simulated_clients() -> Non
         ({"shape": (8, 8)}, r"data\.shape must be .* got \(8, 8\)"),
         ({"shape": ()}, r"data\.shape must be .* got \(\)"),
         ({"shape": (1, 0, 8)}, r"positive sizes, got \(1, 0, 8\)"),
+        *(
+            ({"shape": value}, rf"data\.shape must be .* got {re.escape(repr(value))}: write")
+            for value in (
+                *(32, "32", None, True, 3.5, {}, {"a": 1}, "3,32,32", [[3, 32, 32]]),
+                *((3, 32), (1, 2, 3, 4), (-1, 8, 8), (True,), (1.0, 8, 8), ("3", "8", "8")),
+            )
+        ),
+        *(
+            (
+                {"classes": value},
+                rf"data\.classes must be a list of names, got {re.escape(repr(value))}",
+            )
+            for value in (
+                *("cat", "cat,dog", 3, None, True, {}, {"a": 1}),
+                *((True, False), (None,), (1.0,), (["a"],), ("a", None), (b"a",)),
+            )
+        ),
+        *(
+            (
+                {"nominal_records": value},
+                rf"at least 1, a whole number, got {re.escape(repr(value))}",
+            )
+            for value in (0, -1, True, 1.0, 1.5, math.nan, math.inf, "5", None, [5])
+        ),
+        ({"classes": ("",)}, r"each once, got \(''"),
+        ({"classes": (1, "1")}, r"each once, got \('1', '1'\)"),
         ({"classes": ()}, r"at least one class, each once, got \(\)"),
         ({"classes": ("a", "a")}, r"each once, got \('a', 'a'\)"),
-        ({"nominal_records": 0}, r"nominal_records must be at least 1, got 0"),
     ],
 )
 def test_impossible_descriptions_are_refused(change: dict[str, object], message: str) -> None:
