@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsink.commands.keys import parse
 from fedsink.commands.names import ACTIONS
@@ -14,11 +14,15 @@ from fedsink.evaluation import format_table
 from fedsink.privacy.ledger import AccountReport, Database, export, problems, refusals, report
 from fedsink.reporting.atomic import write_atomic
 
+if TYPE_CHECKING:
+    from fedsink.clients.policy import Policy
+
 HELP = """Usage: fedsink ledger show|check|export policy=FILE | file=FILE [out=FILE]
        fedsink ledger forget-critics POLICY
 
 show    one table of the accounts (lineage, adjacency, ceiling, what is left), one of their runs
-        (who asked, by which method, what it cost), and what was refused today
+        (who asked, by which method, what it cost), and what was refused today; before any run, what
+        the policy's budgets leave
 check   whether every invariant holds; exit code 1 and a sentence for each that does not
 export  accounts, plans and events as JSON to out=, or to the terminal; no fingerprint is in it
 
@@ -46,13 +50,21 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     keys = parse(rest, {"policy": Path, "file": Path, "out": Path})
     if "out" in keys and action != "export":
         raise ConfigError(f"out= belongs to fedsink ledger export, not to {action}.")
-    database = Database(_path(keys), writable=False)
+    path, policy = _named(keys)
+    if policy is not None and not path.exists():
+        return _unused(action, path, policy, keys.get("out"))
+    if not path.exists():
+        raise LedgerError(
+            f"No such file: {path}. A node makes its ledger at the first request that it answers: "
+            "correct the path, or name the node's policy=."
+        )
+    database = Database(path, writable=False)
     try:
         if action == "show":
-            return _show(database)
+            return _show(database, policy)
         if action == "check":
             return _check(database)
-        return _export(database, keys.get("out"))
+        return _export(export(database), keys.get("out"))
     finally:
         database.close()
 
@@ -71,27 +83,57 @@ def _forget_critics(rest: Sequence[str]) -> int:
     return 0
 
 
-def _path(keys: Mapping[str, Path]) -> Path:
+def _named(keys: Mapping[str, Path]) -> tuple[Path, Policy | None]:
+    """Where the ledger is, and the policy that says so."""
     if ("policy" in keys) == ("file" in keys):
         raise ConfigError("Name the ledger by policy= or by file=, one of the two.")
     if "file" in keys:
-        return keys["file"].expanduser()
+        return keys["file"].expanduser(), None
     from fedsink.clients.policy_file import read_policy
 
-    return read_policy(keys["policy"].expanduser()).ledger
+    policy = read_policy(keys["policy"].expanduser())
+    return policy.ledger, policy
 
 
-def _show(database: Database) -> int:
+def _unused(action: str, path: Path, policy: Policy, out: Path | None) -> int:
+    """A node that has answered nothing has no ledger yet."""
+    if action == "export":
+        return _export(export(None), out)
+    print(f"Nothing has been charged yet: the node has not made its ledger, {path}.")
+    if action == "show":
+        print(f"\n{format_table(_untouched(policy, []))}")
+    return 0
+
+
+def _untouched(policy: Policy, accounts: Sequence[AccountReport]) -> list[dict[str, Any]]:
+    """The budgets of a policy that nothing has been charged to."""
+    opened = {account.adjacency for account in accounts if account.lineage == policy.lineage}
+    return [
+        _account(
+            AccountReport(
+                *(policy.lineage, adjacency, budget.admission, budget.order),
+                *(budget.epsilon, budget.delta, 0.0, 0.0, ()),
+            )
+        )
+        for adjacency, budget in policy.budgets.items()
+        if adjacency not in opened
+    ]
+
+
+def _show(database: Database, policy: Policy | None) -> int:
     if damages := problems(database):
         raise LedgerError(
             f"the ledger {database.path} is damaged ({damages[0]}): restore it from a backup."
         )
     accounts = report(database)
+    untouched = [] if policy is None else _untouched(policy, accounts)
     if not accounts:
         print("Nothing has been charged yet.")
+        if untouched:
+            print(f"\n{format_table(untouched)}")
         _show_refusals(database)
         return 0
-    print(format_table([_account(account) for account in accounts]))
+    print(format_table([*map(_account, accounts), *untouched]))
     runs = [_run(account, number) for account in accounts for number in range(len(account.runs))]
     print(f"\n{format_table(runs)}")
     _show_refusals(database)
@@ -151,8 +193,8 @@ def _check(database: Database) -> int:
     return 1 if damages else 0
 
 
-def _export(database: Database, out: Path | None) -> int:
-    text = json.dumps(export(database), indent=2, sort_keys=True, ensure_ascii=False)
+def _export(accounts: Mapping[str, Any], out: Path | None) -> int:
+    text = json.dumps(accounts, indent=2, sort_keys=True, ensure_ascii=False)
     if out is None:
         print(text)
     else:

@@ -117,9 +117,49 @@ def test_bad_command_lines_are_refused(arguments: list[str], message: str) -> No
 
 
 def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="No such file"):
+    with pytest.raises(
+        LedgerError, match=r"No such file: .*none\.sqlite\. A node makes its ledger"
+    ):
         run(["show", f"file={tmp_path / 'none.sqlite'}"])
     assert list(tmp_path.iterdir()) == []
+
+
+def _owners(folder: Path) -> Path:
+    """A policy with two budgets, whose node has answered nothing yet."""
+    owners = folder / "policy.toml"
+    budget = {"add-remove": limits(10.0, 1e-5), "user": limits(3.0, 1e-6)}
+    owners.write_text(policy(budget=budget, mechanisms=CENTRAL))
+    return owners
+
+
+def test_before_any_run_nothing_is_charged_and_all_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owners = _owners(tmp_path)
+    assert run(["show", f"policy={owners}"]) == 0
+    first, _, head, _, *accounts = capsys.readouterr().out.splitlines()
+    assert first.startswith("Nothing has been charged yet: the node has not made its ledger")
+    assert head.split()[0] == "lineage"
+    assert [line.split() for line in accounts] == [
+        ["ward", "add-remove", "reserve", "10.000", "1e-05", "0.000", "0.000", "10.000", "1e-05"],
+        ["ward", "user", "reserve", "3.000", "1e-06", "0.000", "0.000", "3.000", "1e-06"],
+    ]
+    assert run(["check", f"policy={owners}"]) == 0
+    assert "Nothing has been charged yet" in capsys.readouterr().out
+    assert run(["export", f"policy={owners}"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"format": "fedsink ledger 1", "accounts": []}
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.toml"]
+
+
+def test_a_budget_that_no_run_has_used_is_left_whole(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owners = _owners(tmp_path)
+    assert run(["show", f"policy={owners}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[2:4]] == [["ward", "add-remove"], ["ward", "user"]]
+    assert lines[3].split()[-2:] == ["3.000", "1e-06"]
+    assert lines[2].split()[-2:] != ["10.000", "1e-05"]
 
 
 def test_critics_are_forgotten_and_no_charge_is(

@@ -9,14 +9,21 @@ from typing import Any
 from fedsink.privacy.ledger.database import Database
 from fedsink.privacy.ledger.report import report
 
+FORMAT = "fedsink ledger 1"
 
-def export(database: Database) -> dict[str, Any]:
+
+def export(database: Database | None) -> dict[str, Any]:
     """Accounts, runs, plans and events, JSON-able.
 
     Guarantees:
         - No fingerprint and no digest is in it.
+
+    Args:
+        database: of the ledger; None: there is none yet.
     """
-    accounts = []
+    accounts: list[dict[str, Any]] = []
+    if database is None:
+        return {"format": FORMAT, "accounts": accounts}
     for account in report(database):
         rows = database.rows(
             "SELECT plan, event, use FROM reservations JOIN runs ON run = runs.id"
@@ -31,4 +38,4 @@ def export(database: Database) -> dict[str, Any]:
             for run, (plan, event, use) in zip(account.runs, rows, strict=True)
         ]  # fmt: skip
         accounts.append(asdict(account) | {"runs": runs})
-    return {"format": "fedsink ledger 1", "accounts": accounts}
+    return {"format": FORMAT, "accounts": accounts}
