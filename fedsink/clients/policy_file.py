@@ -19,6 +19,16 @@ from fedsink.protocol.signatures import read_key
 
 MAXIMUM_ROUNDS = 100_000  # where a policy does not say
 AGGREGATION = ("refused", "untrusted", "trusted")
+WORDS = (
+    *("data", "state", "noise", "budget", "allow", "operators", "keys"),
+    *("lineage", "on_change", "root", "name", "shape", "classes", "nominal_records", "download"),
+    *("folder", "critic_days", "backend"),
+    *("epsilon", "delta", "admission", "order", "rounds_per_reservation", *ADJACENCIES),
+    *("mechanisms", "generators", "labels", "minimum_noise_multiplier", "minimum_clip_bound"),
+    *("maximum_clip_bound", "maximum_rounds", "maximum_rate", "capacity", "runs_per_day"),
+    "secure_aggregation",
+)
+"""Every key of a policy but the limits that answers state."""
 
 
 def read_policy(path: Path) -> Policy:
@@ -30,7 +40,7 @@ def read_policy(path: Path) -> Policy:
     path = path.absolute()
     try:
         with path.open("rb") as file:
-            whole = Table(tomllib.load(file), path.name, "")
+            whole = Table(tomllib.load(file), path.name, "", [*WORDS, *_own_limits()])
     except OSError as error:
         raise ConfigError(f"The policy {path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -142,9 +152,11 @@ def _allowed(table: Table, data: DataSpec, budgets: dict[str, Budget]) -> Allowe
 
 def _limits(table: Table, named: list[type[Answer]]) -> dict[str, int]:
     """The limits that answers state: fedsink's own, and those that the policy names."""
-    defaults: dict[str, Any] = {}
-    for name in ANSWERS.own:
-        defaults |= dict.fromkeys(ANSWERS[name].limits, 0)
+    defaults: dict[str, Any] = dict.fromkeys(_own_limits(), 0)
     for answer in named:
         defaults |= {k: REQUIRED if v is None else v for k, v in answer.limits.items()}
     return {key: table.whole(key, default) for key, default in defaults.items()}
+
+
+def _own_limits() -> list[str]:
+    return [key for name in ANSWERS.own for key in ANSWERS[name].limits]

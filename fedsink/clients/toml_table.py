@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from fedsink.errors import ConfigError
@@ -12,12 +13,22 @@ REQUIRED: Any = object()
 
 
 class Table:
-    """One table of the file; every key is taken once, and none may be left."""
+    """One table of the file; every key is taken once, and none may be left.
 
-    def __init__(self, values: dict[str, Any], file: str, where: str) -> None:
+    Args:
+        values: of its keys.
+        file: its name.
+        where: the table's place in the file; "" for the whole.
+        words: keys that some table of such files has: none of them is another one mistyped.
+    """
+
+    def __init__(
+        self, values: dict[str, Any], file: str, where: str, words: Iterable[str] = ()
+    ) -> None:
         self._left = dict(values)
         self.file = file
         self._where = where
+        self._words = frozenset(words)
         self._known: list[str] = []
 
     def fail(self, why: str) -> NoReturn:
@@ -39,7 +50,7 @@ class Table:
     def table(self, key: str) -> Table:
         """A table inside this one; it must be there."""
         where = f"{self._where}.{key}" if self._where else key
-        return Table(self._take(key, dict, "a table", REQUIRED), self.file, where)
+        return Table(self._take(key, dict, "a table", REQUIRED), self.file, where, self._words)
 
     def optional_table(self, key: str) -> Table | None:
         """A table inside this one, or None."""
@@ -100,9 +111,19 @@ class Table:
         self._known.append(key)
         if key not in self._left:
             if default is REQUIRED:
-                self.fail(f"{key} is missing; it must be {what}.")
+                self.fail(f"{key} is missing; it must be {what}.{self._mistyped(key)}")
             return default
         value = self._left.pop(key)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             self.fail(f"{key} must be {what}, not {value!r}.")
         return value
+
+    def _mistyped(self, key: str) -> str:
+        """A question about the key of this table that is most like a missing one."""
+        plain = {_plain(left): left for left in self._left if left not in self._words}
+        near = difflib.get_close_matches(_plain(key), plain, n=1)
+        return f" There is {plain[near[0]]!r}: did you mean {key}?" if near else ""
+
+
+def _plain(key: str) -> str:
+    return key.casefold().replace("-", "_")

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from fedsink.clients.answers import ANSWERS
 from fedsink.clients.gradient import GradientAnswer
 from fedsink.clients.policy import Policy, PolicyRefusedError
-from fedsink.clients.policy_file import read_policy
+from fedsink.clients.policy_file import WORDS, read_policy
 from fedsink.clients.privatizer import PrivatizedAnswer
+from fedsink.clients.toml_table import Table
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError
+from fedsink.privacy.adjacency import ADJACENCIES
 from fedsink.protocol import GradientRequest, LocalPlan, PrivatizeRequest
 
 Make = Callable[..., GradientRequest]
@@ -135,6 +138,72 @@ def test_a_mistake_is_an_error_that_names_file_and_key(
     """A misspelt limit would limit nothing."""
     with pytest.raises(ConfigError, match=message):
         write(changes)
+
+
+REQUIRED_KEYS = {
+    "data": ("lineage", "name", "shape", "classes", "nominal_records"),
+    "state": ("folder",),
+    "noise": ("backend",),
+    "budget.add-remove": ("epsilon", "delta"),
+    "allow": ("mechanisms", "minimum_noise_multiplier", "maximum_clip_bound", "maximum_images"),
+}
+
+
+def _mistyped(key: str) -> set[str]:
+    """A key with a letter left out, doubled, exchanged or changed, in capitals, with hyphens."""
+    places = range(len(key))
+    return {
+        *(key[:i] + key[i + 1 :] for i in places),
+        *(key[:i] + key[i] + key[i:] for i in places),
+        *(key[:i] + key[i + 1 : i + 2] + key[i] + key[i + 2 :] for i in places),
+        *(key[:i] + "z" + key[i + 1 :] for i in places),
+        *(key.upper(), key.title(), key.replace("_", "-"), key + "s"),
+    } - {key}
+
+
+@pytest.mark.parametrize(
+    ("table", "key"), [(table, key) for table, keys in REQUIRED_KEYS.items() for key in keys]
+)
+def test_a_mistyped_key_that_must_be_there_is_recognised(
+    write: Write, table: str, key: str
+) -> None:
+    for wrong in _mistyped(key):
+        with pytest.raises(ConfigError) as refused:
+            write({f"[{table}]\n": f"[{table}]\n", f"\n{key} =": f'\n"{wrong}" ='})
+        text = str(refused.value)
+        assert f"policy.toml [{table}]: {key} is missing; it must be" in text
+        assert text.endswith(f"There is {wrong!r}: did you mean {key}?")
+
+
+@pytest.mark.parametrize("table", ["data", "state", "noise", "allow"])
+def test_a_mistyped_table_is_recognised(write: Write, table: str) -> None:
+    for wrong in _mistyped(table):
+        with pytest.raises(ConfigError, match=rf"'{wrong}': did you mean {table}\?"):
+            write({f"[{table}]": f'["{wrong}"]'})
+
+
+def test_a_key_of_its_own_is_no_mistyped_one(write: Write) -> None:
+    """`minimum_clip_bound` is much like the missing `maximum_clip_bound`."""
+    with pytest.raises(ConfigError, match=r"maximum_clip_bound is missing; it must be .* ≥ 0\.$"):
+        write({"maximum_clip_bound": "minimum_clip_bound"})
+
+
+def test_every_key_of_a_policy_is_among_its_words(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = set()
+    take = Table._take
+
+    def noted(table: Table, key: str, *more: Any) -> Any:
+        if table._where != "operators.keys":
+            taken.add(key)
+        return take(table, key, *more)
+
+    monkeypatch.setattr(Table, "_take", noted)
+    write()
+    limits = {key for name in ANSWERS.own for key in ANSWERS[name].limits}
+    assert taken - limits <= set(WORDS)
+    assert set(WORDS) - taken <= {*ADJACENCIES, "operators", "keys"}
 
 
 def test_a_policy_needs_a_budget(write: Write) -> None:
