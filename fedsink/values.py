@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
+from numbers import Integral
 from typing import Any, TypeVar
 
 from fedsink.errors import ConfigError, FedsinkError
@@ -140,6 +141,17 @@ def integer(values: Config, key: str, *, minimum: int = 1, where: str = "", also
             f"{where}{key} must be {also}a whole number of at least {minimum}, not {value!r}."
         )
     return value
+
+
+def count(name: str, value: object, *, minimum: int = 1) -> int:
+    """A whole number of at least `minimum` that Python gives, NumPy's among them.
+
+    Raises:
+        ConfigError: it is none; the message calls it `name`.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f"{name} must be a whole number of at least {minimum}, not {value!r}.")
+    return integer({name: int(value)}, name, minimum=minimum)
 
 
 def flag(values: Config, key: str, *, where: str = "") -> bool:

@@ -115,7 +115,7 @@ class Run:
 
         Raises:
             CheckpointError: the run has not finished.
-            ConfigError: a class that the run does not have.
+            ConfigError: n or seed is no such number, or a class that the run does not have.
         """
         finished = self._finished if observation else self._bare
         return finished.draw(n, seed, balanced=balanced, classes=classes)

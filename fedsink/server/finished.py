@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ from fedsink.models import Generator, Observation, load, sample
 from fedsink.privacy import Stream
 from fedsink.server.folder import RunFolder
 from fedsink.server.recorded import RecordedRun
+from fedsink.values import count
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,11 @@ class FinishedRun:
             classes: names of those that are drawn; None: all.
 
         Raises:
-            ConfigError: a class that the run does not have, or classes of a generator without.
+            ConfigError: n or seed is no such number, n pictures are more than this machine can
+                hold, a class that the run does not have, or classes of a generator without.
         """
+        n, seed = count("n", n), count("seed", seed, minimum=0)
+        self._check_memory(n)
         stream = Stream(f"sample|{seed}".encode(), "sample")
         labels = self._labels(n, stream, balanced, classes)
         wide = self.observation.latent_range
@@ -68,6 +74,15 @@ class FinishedRun:
             with torch.no_grad():
                 images = torch.cat([self.map.render(self.map(part)) for part in images.split(5000)])
         return self.observation(images, stream.child("observation")), labels
+
+    def _check_memory(self, n: int) -> None:
+        needed = 4 * n * math.prod(self.data.shape)
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if needed > there:
+            raise ConfigError(
+                f"n={n} of the shape {self.data.shape} take {needed / 1e9:,.0f} GB, and this "
+                f"machine has {there / 1e9:,.0f}: draw them in parts, each with a seed of its own."
+            )
 
     def _labels(
         self, n: int, stream: Stream, balanced: bool, classes: Sequence[str] | None

@@ -27,7 +27,7 @@ from fedsink.pages.report import renew_report
 from fedsink.reporting import write_json
 from fedsink.reporting.atomic import write_atomic
 from fedsink.server.finished import FinishedRun, open_run
-from fedsink.values import choice, given
+from fedsink.values import choice, count, given
 
 SUITES = ("fast", "paper", "full")
 _SMALL = 16 * 16
@@ -86,6 +86,10 @@ def evaluate_run(
             finished run.
     """
     choice({"suite": suite}, "suite", *SUITES)
+    count("seed", seed, minimum=0)
+    for name, value, minimum in (("n", n, 20), ("runs", runs, 1), ("threads", threads, 1)):
+        if value is not None:
+            count(name, value, minimum=minimum)
     if suite == "fast" and runs is not None:
         raise ConfigError("suite=fast has one run; runs= belongs to suite=paper and suite=full.")
     if suite == "fast" and classifiers != "ours":

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas
 import pytest
 import torch
 
 import fedsink
 from fedsink.clients.node import close_nodes
+from fedsink.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +46,6 @@ def test_metrics_are_a_table(run: fedsink.Run) -> None:
 
 
 def test_samples_are_those_of_the_command(run: fedsink.Run, tmp_path: Path) -> None:
-    import numpy as np
-
     from fedsink.commands.sample import run as sample
 
     images, labels = run.sample(30, seed=3)
@@ -98,3 +100,40 @@ def test_a_run_without_protection_says_so(tmp_path: Path) -> None:
     )
     assert "nothing protected" in repr(run)
     assert run.metrics[-1]["epsilon"] is None
+
+
+NO_COUNTS = [-1, True, False, 1.0, 1.5, float("nan"), float("inf"), "3", None, [3], -(10**30)]
+
+
+@pytest.mark.parametrize("n", [0, *NO_COUNTS])
+def test_a_number_of_pictures_that_is_none_is_refused(run: fedsink.Run, n: Any) -> None:
+    message = re.escape(f"n must be a whole number of at least 1, not {n!r}.")
+    for more in ({}, {"balanced": True}, {"classes": ("3",)}, {"observation": False}):
+        with pytest.raises(ConfigError, match=message):
+            run.sample(n, **more)
+    if n != 0:
+        with pytest.raises(ConfigError, match="seed must be a whole number of at least 0, not"):
+            run.sample(1, seed=n)
+
+
+@pytest.mark.parametrize("n", [10**12, 10**20, 10**400])
+def test_more_pictures_than_the_machine_holds_are_refused(run: fedsink.Run, n: int) -> None:
+    with pytest.raises(
+        ConfigError, match=r"n=10+ of the shape \(1, 8, 8\) take .* draw them in par"
+    ):
+        run.sample(n)
+
+
+def test_a_number_of_pictures_may_be_numpys(run: fedsink.Run) -> None:
+    assert torch.equal(run.sample(np.int64(3))[0], run.sample(3)[0])
+
+
+@pytest.mark.parametrize("key", ["n", "runs", "seed", "threads"])
+def test_a_count_of_an_evaluation_that_is_none_is_refused(run: fedsink.Run, key: str) -> None:
+    for value in NO_COUNTS:
+        if value is None and key != "seed":
+            continue
+        with pytest.raises(
+            ConfigError, match=rf"^{key} must be a whole number of at least \d+, not"
+        ):
+            run.evaluate(suite="paper", **{key: value})
