@@ -14,6 +14,8 @@ from torch import Tensor
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
 
 @dataclass(frozen=True, eq=False)
 class LabelledData:
@@ -104,10 +106,23 @@ def checked(
     happens to draw it: an error in the middle of a run would reveal that the record was drawn.
 
     Raises:
-        DataError: for no records, another shape, a label outside the class list, a value that is
-            not finite, an image outside [0, 1], or users or slots that are not one number per
-            record.
+        DataError: for what is no tensor or of another type, no records, another shape, a label
+            outside the class list, a value that is not finite, an image outside [0, 1], or users or
+            slots that are not one number per record.
     """
+    for name, part in (("values", values), ("labels", labels), ("users", users), ("slots", slots)):
+        if part is None and name in ("users", "slots"):
+            continue
+        if not isinstance(part, Tensor) or part.layout != torch.strided or part.ndim == 0:
+            raise DataError(
+                f"{spec.name}: the reader returned {described(part)} for the {name}; expected a "
+                "dense torch.Tensor with an entry for each record (torch.as_tensor makes one)."
+            )
+    if values.dtype != torch.uint8 and not values.dtype.is_floating_point:
+        raise DataError(
+            f"{spec.name}: values must be uint8, from 0 to 255, or floating point, got "
+            f"{described(values)}; convert them."
+        )
     if len(values) == 0 or len(values) != len(labels):
         raise DataError(
             f"{spec.name}: expected as many labels as records and at least one of each, "
@@ -131,8 +146,20 @@ def checked(
     return LabelledData(values.contiguous(), labels.to(torch.int64), users, slots)
 
 
+def described(value: object) -> str:
+    """What a value is, without any of what it holds."""
+    if isinstance(value, tuple | list):
+        some = ", ".join(map(described, value[:5]))
+        return f"{type(value).__name__} of {len(value)} ({some})"
+    name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None:
+        return name
+    return f"{name} of {dtype} and shape {tuple(shape)}"
+
+
 def _check_labels(labels: Tensor, spec: DataSpec) -> None:
-    if labels.ndim != 1 or labels.dtype.is_floating_point:
+    if labels.ndim != 1 or labels.dtype not in _WHOLE:
         raise DataError(
             f"{spec.name}: labels must be one whole number per record, got {labels.dtype} "
             f"of shape {tuple(labels.shape)}."

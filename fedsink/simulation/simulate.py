@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from fedsink.clients.node import close_nodes, deal
 from fedsink.clients.settings import NodeSettings
 from fedsink.configuration import Configuration
 from fedsink.data.partition import manifest
-from fedsink.data.sources import load
+from fedsink.data.sources import load, notes
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.pages.report import report_at_end
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
@@ -30,13 +31,14 @@ from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.local import LocalGrid
 from fedsink.simulation.settings import EngineSettings, RunSettings, node_settings
-from fedsink.strategies import StrategySettings
 from fedsink.strategies.registry import settings_of
 from fedsink.values import Config
 
 if TYPE_CHECKING:
     from fedsink.simulation.fused.step import FusedStep
     from fedsink.simulation.studies.running import Runner
+
+_NAMED = 8  # classes of a line on the terminal
 
 
 def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
@@ -59,7 +61,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
     identity = RunIdentity.fresh(config["seed"])
     settings, shards, step = _prepared(config, folder.path, identity)
     stated = settings.server.strategy.statement(kind_of_noise(settings.node))
-    _tell(settings.server.strategy, stated)
+    _tell([*_notes(settings), settings.server.strategy.notice(stated)])
     identity.create_key()
     try:
         folder.create()
@@ -153,10 +155,30 @@ def kind_of_noise(node: NodeSettings) -> str:
     return EntropyKey.kind if node.noise == "secure" else SecretKey.kind
 
 
-def _tell(strategy: StrategySettings, stated: dict[str, Any]) -> None:
-    """Say in one line of standard error what the strategy has to say."""
-    if line := strategy.notice(stated):
-        ForgivingStream(sys.stderr).write(f"{line}\n")
+def _tell(lines: Iterable[str | None]) -> None:
+    """Say on standard error what there is to say, in a line each."""
+    for line in lines:
+        if line:
+            ForgivingStream(sys.stderr).write(f"{line}\n")
+
+
+def _notes(settings: RunSettings) -> list[str]:
+    """What whoever simulates with records of their own may know of them, and no server."""
+    data = settings.node.data
+    said = list(notes(data))
+    if len(settings.server.classes) > 1:
+        counts = torch.bincount(load(data).labels, minlength=len(data.classes)).tolist()
+        for number, what in ((0, "no record"), (1, "one record alone")):
+            if few := [data.classes[label] for label, n in enumerate(counts) if n == number]:
+                said.append(_few(few, len(data.classes), what))
+    return [f"{data.name}: {line}" for line in said]
+
+
+def _few(names: Sequence[str], of: int, what: str) -> str:
+    """Which classes hold so little."""
+    some = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+    verb = "holds" if len(names) == 1 else "hold"
+    return f"{len(names)} of {of} classes {verb} {what}: {some}."
 
 
 def _prepared(

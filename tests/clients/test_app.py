@@ -11,17 +11,29 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
+from PIL import Image
 
 from fedsink.clients.app import client_app
 from fedsink.clients.node import Node, close_nodes
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.data.maps import PointBall
+from fedsink.data.sources import notes
+from fedsink.data.spec import DataSpec
 from fedsink.privacy import PrivacyPlan
-from fedsink.protocol import GradientReply, LocalPlan, PrivatizeReply, PrivatizeRequest
+from fedsink.protocol import (
+    GradientReply,
+    LocalPlan,
+    Objective,
+    PrivatizeReply,
+    PrivatizeRequest,
+)
 from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED, RUN_TAKEN
 from fedsink.protocol.gradient import unpack_replies
 from fedsink.protocol.records import pack, unpack
+
+from ..support.requests import gradient_request, plan_of
+from ..support.tiny import CLASSES
 
 Make = Callable[..., Any]
 PLAN = LocalPlan("laplace", PointBall("l1", 1.0, 4), 3.0)
@@ -155,6 +167,31 @@ def test_a_reply_holds_the_gradient_and_nothing_else(
             assert (array.dtype, tuple(array.shape)) == ("float32", (1, 6, 4))
             sizes.add(len(array.data))
     assert len(sizes) == 1
+
+
+def test_what_reading_changes_leaves_no_trace_at_a_node(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pictures that are resized, made grey and vast are answered as if they lay there so."""
+    replies = {}
+    for name, mode, size in (("exact", "L", (2, 2)), ("other", "RGB", (60, 50))):
+        for number, label in enumerate("aaab"):  # one record of b, none of c
+            path = tmp_path / name / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            white = 255 * (number % 2)
+            Image.new(mode, size, white if mode == "L" else (white,) * 3).save(path)
+        data = DataSpec("image_folder", (1, 2, 2), tuple("abc"), 4, str(tmp_path / name))
+        node = NodeSettings(data, None, 1, seed=7)
+        plan = plan_of("record", "class")
+        request = gradient_request(plan, Objective(0.5, CLASSES), label=1, shape=(1, 2, 2))
+        with caplog.at_level(logging.DEBUG, logger="fedsink"):
+            reply = ask(node, "train.gradient", request.to_record(), {"partition-id": 0})
+        assert not reply.has_error()
+        replies[name] = message_to_proto(reply).content
+        assert bool(notes(data)) == (name == "other")
+    assert replies["exact"] == replies["other"]
+    assert capfd.readouterr() == ("", "")
+    assert caplog.text == ""
 
 
 def test_a_shared_request_is_not_changed(settings: NodeSettings, make_request: Make) -> None:

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from fedsink.clients.node import Node
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
 from fedsink.privacy import PrivacyPlan, SecretKey
+from fedsink.server.compose import compose_config
 from fedsink.server.folder import RunFolder
 from fedsink.simulation.identity_of_run import RunIdentity, key_folder
 from fedsink.simulation.settings import RunSettings
@@ -428,3 +430,37 @@ def test_nothing_of_a_run_stays_in_memory_for_the_next_one(
     gc.collect()
     alive = [thing for thing in gc.get_objects() if isinstance(thing, Node | Shard | Pool)]
     assert alive == []
+
+
+def test_a_simulation_says_what_became_of_its_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    classes = [f"class {number}" for number in range(12)]
+    for number, label in enumerate([0] * 9 + [1]):
+        path = tmp_path / "own" / classes[label] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (6, 4), (9 * number, 0, 0)).save(path)
+    keys = [
+        *("data=image_folder", "data.shape=[1,4,4]", f"data.root={tmp_path / 'own'}"),
+        *(f"data.classes={classes}", "data.nominal_records=10", "engine=local", "clients=1"),
+        *("rounds=1", "seed=0", "report.html=false", "report.pictures=0"),
+    ]
+    said = []
+    for name, more in (("one", ()), ("again", ()), ("bare", ("conditional=false",))):
+        start(compose_config([*keys, *more]), tmp_path / name)
+        said.append(capsys.readouterr().err.split("ε =")[0].splitlines())
+    pictures = [
+        "image_folder: All pictures are of another size than data.shape says (4 wide, 4 high), "
+        "most often 6 wide and 4 high: scaled until it is covered, and cropped at the centre, "
+        "which cuts off up to 33 %.",
+        "image_folder: All pictures are in colour, made grey.",
+    ]
+    assert said[0] == [
+        *pictures,
+        "image_folder: 10 of 12 classes hold no record: class 2, class 3, class 4, class 5, class "
+        "6, class 7, class 8, class 9, ….",
+        "image_folder: 1 of 12 classes holds one record alone: class 1.",
+    ]
+    assert said[1:] == [said[0], pictures]
+    folder = b"".join(path.read_bytes() for path in (tmp_path / "one").rglob("*") if path.is_file())
+    assert b"made grey" not in folder

@@ -6,21 +6,22 @@ A module here with a function `read` is a source, by the module's name; together
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
-from fedsink.data.labelled import LabelledData, checked
+from fedsink.data.labelled import LabelledData, checked, described
+from fedsink.data.notes import listening
 from fedsink.data.spec import DataSpec
 from fedsink.data.users import users_that_take_part
-from fedsink.errors import ConfigError
+from fedsink.errors import ConfigError, DataError
 from fedsink.registry import Registry
 
-__all__ = ["SOURCES", "DataSpec", "Reader", "Split", "give", "load"]
+__all__ = ["SOURCES", "DataSpec", "Reader", "Split", "give", "load", "notes"]
 
 Split = Literal["train", "test"]
 
@@ -33,7 +34,8 @@ Reader = Callable[
 """Reads one split: (values, labels), (values, labels, users) where the source tells users apart, or
 (values, labels, users or None, slots) where its records have names of their own.
 
-Nothing of it is checked against the public description yet. Users and slots are numbers of names:
+All are tensors: values uint8, or floating point in [0, 1] where they are pictures, and one whole
+number per record in the others. `load` checks it. Users and slots are numbers of names:
 `fedsink.data.names.number_of`.
 """
 
@@ -49,6 +51,7 @@ SOURCES: Registry[Reader] = Registry("data.name", own_sources(), group="fedsink.
 
 
 _GIVEN: dict[tuple[DataSpec, Split], LabelledData] = {}  # to this process
+_NOTES: dict[tuple[DataSpec, Split], tuple[str, ...]] = {}  # of what this process read
 
 
 def give(spec: DataSpec, split: Split, data: LabelledData) -> None:
@@ -80,12 +83,37 @@ def load(spec: DataSpec, split: Split = "train") -> LabelledData:
     if split not in ("train", "test"):
         raise ConfigError(f"split must be 'train' or 'test', got {split!r}.")
     try:
-        values, labels, *numbers = read(spec, split)
+        with listening() as heard:
+            returned = read(spec, split)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"data.name={spec.name} needs the Python package {error.name}: install it."
         ) from None
+    _NOTES[spec, split] = tuple(heard)
+    values, labels, *numbers = _parts(returned, spec)
     data = checked(values, labels, spec, *numbers)
     if spec.clients_file is None:
         return data
     return data.of_users(users_that_take_part(spec.clients_file))
+
+
+def notes(spec: DataSpec, split: Split = "train") -> tuple[str, ...]:
+    """Sentences on what reading a split changed in its records, once this process has read it.
+
+    They are about private records: for the terminal of a simulation, and for nobody else.
+    """
+    return _NOTES.get((spec, split), ())
+
+
+def _parts(returned: object, spec: DataSpec) -> Sequence[Any]:
+    """The tensors that a reader returned.
+
+    Raises:
+        DataError: it returned another number of them.
+    """
+    if isinstance(returned, tuple | list) and 2 <= len(returned) <= 4:
+        return returned
+    raise DataError(
+        f"{spec.name}: the reader returned {described(returned)}; expected tensors (values, "
+        "labels), (values, labels, users) or (values, labels, users or None, slots)."
+    )

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import os
+import unicodedata
+import warnings
 from pathlib import Path
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from fedsink.data.names import number_of
-from fedsink.data.sources.pictures import MODES, read_picture
+from fedsink.data.notes import note
+from fedsink.data.sources.pictures import MODES, Seen, read_picture
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
+_SPLITS = {
+    **dict.fromkeys(("train", "training", "trainset"), "train"),
+    **dict.fromkeys(("test", "testing", "testset", "val", "valid", "validation"), "test"),
+}
 _ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
 def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor, None, Tensor]:
     """Return uint8 images (N, *spec.shape), their labels, no users, and the slots of their names.
 
-    Where data.root holds both `train` and `test`, each split is read from its folder; otherwise
-    data.root itself is the training split and there is no test split. A label is the position of
-    the folder's name in data.classes, which is public: which folders exist is not asked, so a
-    class without a folder is fine and changes no other label. Pictures are scaled until they
-    cover the target (antialiased) and cropped at the centre.
+    Where data.root holds `train` or `test`, each split is read from its folder; otherwise data.root
+    itself is the training split and there is no test split, as it is where only one of the two
+    stands beside folders of classes. A label is the position of the folder's name in data.classes,
+    however its accents are encoded; the list is public: which folders exist is not asked, so a
+    class without a folder is fine and changes no other label. Pictures are scaled until they cover
+    the target (antialiased) and cropped at the centre; what that changes is noted.
 
     A slot is the number of the file's name below its class's folder: a picture keeps it when its
     content changes, when it moves to another class, and whatever other pictures come or go.
@@ -40,13 +49,15 @@ def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor, None, Tensor]:
     folder = _folder(spec, split)
     files = _files(folder, spec)
     values = torch.empty((len(files), *spec.shape), dtype=torch.uint8)
-    for row, (path, _) in enumerate(files):
-        values[row] = read_picture(path, spec.shape)
-    slots = [
-        number_of(Path(path).relative_to(folder / spec.classes[label]).as_posix())
-        for path, label in files
-    ]
-    return values, torch.tensor([label for _, label in files]), None, torch.tensor(slots)
+    seen = Seen(spec.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # a note says so
+        for row, (path, _, _) in enumerate(files):
+            values[row] = read_picture(path, spec.shape, seen)
+    for sentence in seen.notes():
+        note(sentence)
+    slots = [number_of(Path(path).relative_to(top).as_posix()) for path, top, _ in files]
+    return values, torch.tensor([label for *_, label in files]), None, torch.tensor(slots)
 
 
 def _folder(spec: DataSpec, split: str) -> Path:
@@ -55,8 +66,17 @@ def _folder(spec: DataSpec, split: str) -> Path:
     root = Path(spec.root).expanduser()
     if not root.is_dir():
         raise DataError(f"data.root={root.absolute()} is not a folder; correct the path.")
-    if (root / "train").is_dir() and (root / "test").is_dir():
+    held = {name for name in ("train", "test") if (root / name).is_dir()}
+    if len(held) < 2 and any((root / name).is_dir() for name in spec.classes):
+        held = set()
+    if split in held:
         return root / split
+    if held:
+        (other,) = held
+        raise DataError(
+            f"{root.absolute()} has a folder {other} and none for the {split} split: put its "
+            f"pictures into {root.name}/{split}, with one folder per class."
+        )
     if split == "test":
         raise DataError(
             f"{root.absolute()} has no test split; put the pictures into {root.name}/train and "
@@ -65,17 +85,20 @@ def _folder(spec: DataSpec, split: str) -> Path:
     return root
 
 
-def _files(folder: Path, spec: DataSpec) -> list[tuple[str, int]]:
+def _files(folder: Path, spec: DataSpec) -> list[tuple[str, Path, int]]:
+    """Pictures with the folders of their classes and their labels."""
+    labels = {_composed(name): label for label, name in enumerate(spec.classes)}
     names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    unknown = [name for name in names if name not in spec.classes]
+    unknown = [name for name in names if _composed(name) not in labels]
     if unknown:
         raise DataError(
-            f"{folder.absolute()} holds the folder {unknown[0]!r}, which is not in data.classes "
-            f"({', '.join(spec.classes)}); add it there or remove the folder."
+            f"{folder.absolute()} holds the folder {unknown[0]!r}, which is "
+            f"{_misplaced(unknown[0], folder)}"
+            f"not in data.classes ({', '.join(spec.classes)}); add it there or remove the folder."
         )
 
     files = [
-        (os.path.join(place, name), spec.classes.index(label))
+        (os.path.join(place, name), folder / label, labels[_composed(label)])
         for label in names
         for place, _, here in sorted(os.walk(folder / label, followlinks=True))
         for name in sorted(here)
@@ -87,3 +110,16 @@ def _files(folder: Path, spec: DataSpec) -> list[tuple[str, int]]:
             f"files such as {folder.name}/{spec.classes[0]}/1.png."
         )
     return files
+
+
+def _misplaced(name: str, folder: Path) -> str:
+    """What a folder may be that bears the name of a split."""
+    split = _SPLITS.get(name.casefold())
+    if split in (None, name):
+        return ""
+    return f"no split (that would be {folder.name}/{split}, so rename it) and "
+
+
+def _composed(name: str) -> str:
+    """A name with its accents in one form: file systems and keyboards have different ones."""
+    return unicodedata.normalize("NFC", name)

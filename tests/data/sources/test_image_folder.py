@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import math
+import tempfile
+import unicodedata
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
 
 from fedsink.data.names import number_of
-from fedsink.data.sources import load
+from fedsink.data.sources import load, notes
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
@@ -150,3 +153,96 @@ def test_messages(tmp_path: Path) -> None:
     (tmp_path / "fox").mkdir()
     with pytest.raises(DataError, match=r"the folder 'fox', which is not in .* \(cat, dog, owl\)"):
         load(spec(tmp_path), "train")
+
+
+def test_a_folder_with_one_split_alone_says_which_is_missing(tmp_path: Path) -> None:
+    picture(tmp_path / "train" / "cat" / "1.png", (9, 9, 9))
+    assert load(spec(tmp_path), "train").labels.tolist() == [0]
+    with pytest.raises(DataError, match=r"has a folder train and none for the test split: put its"):
+        load(spec(tmp_path), "test")
+    (tmp_path / "train").rename(tmp_path / "test")
+    assert load(spec(tmp_path, classes=("cat",)), "test").labels.tolist() == [0]
+    with pytest.raises(DataError, match=r"has a folder test and none for the train split: put its"):
+        load(spec(tmp_path, classes=("cat",)), "train")
+
+
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_a_class_may_have_the_name_of_a_split(tmp_path: Path, name: str) -> None:
+    picture(tmp_path / name / "1.png", (9, 9, 9))
+    picture(tmp_path / "car" / "1.png", (9, 9, 9))
+    assert load(spec(tmp_path, classes=("car", name)), "train").labels.tolist() == [0, 1]
+    with pytest.raises(DataError, match=rf"the folder '{name}', which is not in data\.classes"):
+        load(spec(tmp_path, classes=("car", "bus")), "train")
+
+
+@pytest.mark.parametrize("name", ["Train", "training", "val", "Validation", "TEST"])
+def test_a_split_by_another_name_is_not_advised_to_be_a_class(tmp_path: Path, name: str) -> None:
+    picture(tmp_path / name / "cat" / "1.png", (9, 9, 9))
+    with pytest.raises(DataError, match=r"no split \(that would be .*/t(rain|est), so rename it\)"):
+        load(spec(tmp_path), "train")
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize("typed", ["NFC", "NFD"])
+def test_accents_are_the_same_however_they_are_encoded(
+    tmp_path: Path, form: Literal["NFC", "NFD"], typed: Literal["NFC", "NFD"]
+) -> None:
+    """macOS writes names of folders apart, and keyboards type them composed."""
+    picture(tmp_path / unicodedata.normalize(form, "été") / "1.png", (9, 9, 9))
+    data = load(spec(tmp_path, classes=("chat", unicodedata.normalize(typed, "été"))), "train")
+    assert data.labels.tolist() == [1]
+    assert data.slots is not None
+    assert data.slots.tolist() == [number_of("1.png")]
+
+
+def test_what_reading_changes_is_noted(tmp_path: Path) -> None:
+    def noted(shape: tuple[int, ...], *pictures: tuple[str, tuple[int, int]]) -> list[str]:
+        root = Path(tempfile.mkdtemp(dir=tmp_path))
+        (root / "cat").mkdir()
+        for number, (mode, size) in enumerate(pictures):
+            Image.new(mode, size).save(root / "cat" / f"{number}.png")
+        load(spec(root, shape), "train")
+        return [text.replace(f"{root}/", "") for text in notes(spec(root, shape))]
+
+    exact = ("RGB", (6, 4))
+    assert noted((3, 4, 6), exact, exact) == []
+    assert noted((1, 4, 6), ("L", (6, 4))) == []
+    assert noted((3, 6, 4), exact, exact, exact) == [
+        "All pictures are of another size than data.shape says (4 wide, 6 high), most often 6 wide "
+        "and 4 high: scaled until it is covered, and cropped at the centre, which cuts off up to "
+        "56 %. data.shape is [channels,height,width]: theirs is [3,4,6]."
+    ]
+    (same,) = noted((3, 4, 6), exact, exact, ("RGB", (12, 8)))
+    assert same == (
+        "1 of 3 pictures is of another size than data.shape says (6 wide, 4 high), most often 12 "
+        "wide and 8 high: scaled until it is covered, and cropped at the centre."
+    )
+    assert noted((1, 4, 6), exact, ("L", (6, 4))) == ["1 of 2 pictures is in colour, made grey."]
+    assert noted((3, 4, 6), ("L", (6, 4))) == [
+        "The one picture is grey, stored in three equal channels."
+    ]
+    assert noted((1, 4, 6), ("I;16", (6, 4))) == [
+        "The one picture is of more than 8 bits, of which values over 255 are cut off: scale them "
+        "to 8 bits first."
+    ]
+    assert noted((3, 4, 6), exact, ("RGBA", (6, 4))) == [
+        "1 of 2 pictures is transparent, which is dropped."
+    ]
+    assert noted((3, 4, 4), ("RGB", (4, 4)), ("RGB", (81, 81)))[1:] == [
+        "The largest picture is 81×81, far over 4×4: cat/1.png."
+    ]
+    assert len(noted((3, 4, 4), ("RGB", (4, 4)), ("RGB", (80, 80)))) == 1
+
+
+def test_a_vast_picture_is_read_without_a_warning_and_one_too_vast_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    picture(tmp_path / "cat" / "1.png", (9, 9, 9), (15, 10))
+    assert len(load(spec(tmp_path), "train")) == 1
+    assert not recwarn
+    picture(tmp_path / "cat" / "2.png", (9, 9, 9), (15, 15))
+    with pytest.raises(
+        DataError, match=r"cat/2\.png has too many pixels to be read; make it small"
+    ):
+        load(spec(tmp_path, (3, 4, 5)), "train")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -75,3 +77,73 @@ def test_data_is_loaded_once_per_process() -> None:
 def test_messages(spec: DataSpec, split: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         load(spec, split)
+
+
+X, Y = torch.zeros(4, 1, 2, 2), torch.tensor([0, 1, 0, 1])
+RETURNED = [
+    (X, r"the reader returned torch\.Tensor of torch\.float32 and shape \(4, 1, 2, 2\); expected"),
+    (
+        None,
+        r"the reader returned NoneType; expected tensors \(values, labels\), \(values, labels, ",
+    ),
+    ({"x": X, "y": Y}, r"the reader returned dict; expected"),
+    (iter((X, Y)), r"the reader returned tuple_iterator; expected"),
+    ((), r"the reader returned tuple of 0 \(\); expected"),
+    ((X,), r"the reader returned tuple of 1 \(torch\.Tensor of torch\.float32 and shape"),
+    ((X, Y, None, None, None), r"the reader returned tuple of 5 \(torch"),
+    ((X.numpy(), Y), r"returned numpy\.ndarray of float32 and shape \(4, 1, 2, 2\) for the values"),
+    (
+        (X, Y.numpy()),
+        r"returned numpy\.ndarray of int64 and shape \(4,\) for the labels; expected a",
+    ),
+    ((X, Y.tolist()), r"returned list of 4 \(int, int, int, int\) for the labels"),
+    ((X.tolist(), Y), r"returned list of 4 \(list of 1"),
+    ((X, None), r"returned NoneType for the labels"),
+    (("x", "y"), r"returned str for the values"),
+    ((X, Y, Y.numpy()), r"returned numpy\.ndarray .* for the users"),
+    ((X, Y, None, Y.tolist()), r"returned list of 4 .* for the slots"),
+    (
+        (X.to_sparse(), Y),
+        r"returned torch\.Tensor of torch\.float32 .* for the values; expected a dense",
+    ),
+    ((torch.tensor(1.0), torch.tensor(1)), r"shape \(\) for the values"),
+    ((X, torch.tensor(1)), r"shape \(\) for the labels"),
+    (
+        (X.to(torch.int64), Y),
+        r"values must be uint8, from 0 to 255, or floating point, got torch\.Ten",
+    ),
+    ((X.to(torch.bool), Y), r"values must be uint8"),
+    ((X.to(torch.complex64), Y), r"values must be uint8"),
+    ((X, Y.to(torch.float32)), r"labels must be one whole number per record, got torch\.float32"),
+    ((X, Y.to(torch.bool)), r"labels must be one whole number per record, got torch\.bool"),
+    (
+        (X, Y.to(torch.complex64)),
+        r"labels must be one whole number per record, got torch\.complex64",
+    ),
+    ((X, Y.reshape(2, 2)), r"2 labels|labels must be one whole number"),
+    ((X, Y[:3]), r"got 4 records and 3 labels"),
+    ((X, Y, Y[:3]), r"users must be one int64 number per record"),
+    ((X, Y, None, Y.to(torch.int32)), r"slots must be one int64 number per record"),
+    ((X, -Y), r"label -1 is outside"),
+    ((X - 1, Y), r"must lie in \[0, 1\]"),
+    ((X / 0, Y), r"are not finite"),
+]
+
+
+@pytest.mark.parametrize(("returned", "message"), RETURNED)
+def test_whatever_a_reader_returns_is_read_or_refused(
+    returned: object, message: str, install_source: Callable[[Callable[..., Any]], None]
+) -> None:
+    install_source(lambda spec, split: returned)
+    load.cache_clear()
+    with pytest.raises(DataError, match=rf"^tiny: .*({message})"):
+        load(DataSpec("tiny", (1, 2, 2), ("a", "b"), 4))
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_labels_may_be_of_any_whole_type(
+    kind: torch.dtype, install_source: Callable[[Callable[..., Any]], None]
+) -> None:
+    install_source(lambda spec, split: [X, Y.to(kind)])
+    load.cache_clear()
+    assert load(DataSpec("tiny", (1, 2, 2), ("a", "b"), 4)).labels.tolist() == [0, 1, 0, 1]
