@@ -38,6 +38,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     from fedsink.pages.card import model_card
     from fedsink.reporting.atomic import write_atomic
     from fedsink.server.finished import finished_record
+    from fedsink.server.folder import command_for
 
     recorded, privacy, result = finished_record(keys["run"])
     out = keys.get("out", recorded.folder.path / "README.md").expanduser()
@@ -47,7 +48,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     write_atomic(out, card.encode())
     if not recorded.evaluations:
         print(
-            f"The run has not been evaluated: fedsink evaluate run={recorded.folder.path}",
+            "The run has not been evaluated: "
+            + command_for("evaluate", "run", recorded.folder.path),
             file=sys.stderr,
         )
     print(out)

@@ -12,6 +12,7 @@ from fedsink.commands.names import ACTIONS
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.evaluation import format_table
 from fedsink.privacy.ledger import AccountReport, Database, export, problems, refusals, report
+from fedsink.privacy.ledger.export import FORMAT
 from fedsink.reporting.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _named(keys: Mapping[str, Path]) -> tuple[Path, Policy | None]:
 def _unused(action: str, path: Path, policy: Policy, out: Path | None) -> int:
     """A node that has answered nothing has no ledger yet."""
     if action == "export":
-        return _export(export(None), out)
+        return _export({"format": FORMAT, "accounts": []}, out)
     print(f"Nothing has been charged yet: the node has not made its ledger, {path}.")
     if action == "show":
         print(f"\n{format_table(_untouched(policy, []))}")
@@ -111,8 +112,15 @@ def _untouched(policy: Policy, accounts: Sequence[AccountReport]) -> list[dict[s
     return [
         _account(
             AccountReport(
-                *(policy.lineage, adjacency, budget.admission, budget.order),
-                *(budget.epsilon, budget.delta, 0.0, 0.0, ()),
+                lineage=policy.lineage,
+                adjacency=adjacency,
+                admission=budget.admission,
+                order=budget.order,
+                epsilon=budget.epsilon,
+                delta=budget.delta,
+                spent_epsilon=0.0,
+                spent_delta=0.0,
+                runs=(),
             )
         )
         for adjacency, budget in policy.budgets.items()

@@ -149,7 +149,8 @@ def _element(text: str) -> str:
 def _reads(element: str) -> bool:
     """Whether Hydra reads it as one element of a list."""
     parsed = _parsed(f"x=[{element}]")
-    return parsed is not None and len(parsed.value()) == 1
+    read = None if parsed is None else parsed.value()
+    return isinstance(read, list) and len(read) == 1
 
 
 def _parsed(text: str) -> Override | None:

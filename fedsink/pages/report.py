@@ -21,6 +21,7 @@ from fedsink.pages.tables import MISSING, Table, duration, number
 from fedsink.pages.uploads import Uploads
 from fedsink.reporting.atomic import write_atomic
 from fedsink.reporting.stream import ForgivingStream
+from fedsink.server.folder import command_for
 from fedsink.server.loop import LoopSettings
 from fedsink.server.recorded import RecordedRun
 from fedsink.server.results import is_public
@@ -103,7 +104,7 @@ def _try(path: Path, wanted: Callable[[], bool]) -> None:
         log.debug("The report could not be written.", exc_info=True)
         ForgivingStream(sys.stderr).write(
             f"fedsink: {FILE_NAME} could not be written ({type(error).__name__}: {error}); the run "
-            f"is complete: fedsink report run={path}\n"
+            f"is complete: {command_for('report', 'run', path)}\n"
         )
 
 

@@ -16,7 +16,7 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.models import Generator, Observation, load, sample
 from fedsink.privacy import Stream
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, command_for
 from fedsink.server.recorded import RecordedRun
 from fedsink.values import count
 
@@ -147,7 +147,8 @@ def finished_record(text: str) -> tuple[RecordedRun, dict[str, Any], dict[str, A
         )
     privacy, result = recorded.privacy, recorded.result
     if result is None:
-        raise CheckpointError(f"The run in {path} has not finished: fedsink simulate resume={path}")
+        again = command_for("simulate", "resume", path)
+        raise CheckpointError(f"The run in {path} has not finished: {again}")
     if privacy is None:
         raise CheckpointError(
             f"The run in {path} is damaged: {recorded.folder.privacy.name} is missing."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class RunFolder:
         if taken or (folder.path.is_dir() and any(folder.path.iterdir())):
             raise ConfigError(
                 f"{path} is not an empty folder: give another hydra.run.dir=, or continue the "
-                f"run in it by fedsink simulate resume={path}."
+                f"run in it by {command_for('simulate', 'resume', path)}."
             )
         return folder
 
@@ -80,3 +81,8 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether the run in this folder has ended."""
         return self.metrics.is_file()
+
+
+def command_for(command: str, key: str, path: Path) -> str:
+    """`fedsink COMMAND key=path` as one types it in a shell, whatever the path's letters are."""
+    return f"fedsink {command} {shlex.quote(f'{key}={path}')}"

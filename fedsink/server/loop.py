@@ -18,7 +18,7 @@ from fedsink.protocol.exchange import Keeper
 from fedsink.reporting import Progress
 from fedsink.reporting.observers import Observer
 from fedsink.server import checkpoint
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, command_for
 from fedsink.server.interrupt import InterruptedRunError, Interruption
 from fedsink.server.snapshot import snapshot
 from fedsink.strategies import RoundStrategy
@@ -150,7 +150,7 @@ def train(
             if stop.requested and unfinished:
                 raise InterruptedRunError(
                     f"Stopped after round {strategy.round} of {strategy.rounds}.",
-                    command or f"fedsink simulate resume={folder.path}",
+                    command or command_for("simulate", "resume", folder.path),
                 )
     picture()
     save()

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from fedsink.errors import CheckpointError, ConfigError
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, command_for
 
 
 def test_a_fresh_folder_may_be_missing_or_empty(tmp_path: Path) -> None:
@@ -58,3 +59,12 @@ def test_a_run_has_ended_when_its_final_metrics_are_written(tmp_path: Path) -> N
     folder.write(folder.metrics, {"rounds": 3})
     assert folder.finished
     assert json.loads(folder.metrics.read_text()) == {"rounds": 3}
+
+
+@pytest.mark.parametrize(
+    "name", ["run", "a run", "l'été", '"b"', "$HOME", "a,b", "[c]", "a\nb", "`d`", "#"]
+)
+def test_a_command_for_a_folder_is_pasted_as_it_is_printed(name: str) -> None:
+    line = command_for("report", "run", Path("/runs") / name)
+    told = subprocess.run(["bash", "-c", f"printf '%s|' {line}"], capture_output=True, text=True)
+    assert told.stdout == f"fedsink|report|run=/runs/{name}|"

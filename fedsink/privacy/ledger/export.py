@@ -12,18 +12,13 @@ from fedsink.privacy.ledger.report import report
 FORMAT = "fedsink ledger 1"
 
 
-def export(database: Database | None) -> dict[str, Any]:
+def export(database: Database) -> dict[str, Any]:
     """Accounts, runs, plans and events, JSON-able.
 
     Guarantees:
         - No fingerprint and no digest is in it.
-
-    Args:
-        database: of the ledger; None: there is none yet.
     """
-    accounts: list[dict[str, Any]] = []
-    if database is None:
-        return {"format": FORMAT, "accounts": accounts}
+    accounts = []
     for account in report(database):
         rows = database.rows(
             "SELECT plan, event, use FROM reservations JOIN runs ON run = runs.id"

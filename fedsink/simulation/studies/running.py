@@ -14,7 +14,7 @@ from fedsink.registry import Registry
 from fedsink.reporting.stream import ForgivingStream
 from fedsink.server.compose import store_config
 from fedsink.server.finished import open_run
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, command_for
 from fedsink.server.interrupt import InterruptedRunError
 from fedsink.simulation.settings import RunSettings
 from fedsink.simulation.studies.comparison import MethodComparison
@@ -118,7 +118,7 @@ def _play(study: Study, plan: StudyPlan, folder: RunFolder, runner: Runner) -> P
             runner.start(config, path)
         except InterruptedRunError as error:
             raise InterruptedRunError(
-                f"Stopped in the run {place}.", f"fedsink simulate resume={folder.path}"
+                f"Stopped in the run {place}.", command_for("simulate", "resume", folder.path)
             ) from error
     runs = {name: open_run(str(folder.path / name)) for name in plan.runs}
     print(study.conclude(folder.path, plan.notes, runs))
