@@ -19,6 +19,8 @@ _REFERRED_TO = ("recipe", "scale", "scales")  # the keys that refer to these hol
 def settings(config: Config) -> dict[str, Any]:
     """What a run does, by dotted key, without what makes it a run of its own: name, seed, places.
 
+    Why `engine=auto` took its engine is no part of it.
+
     Values that were left to the recipe are the recipe's.
 
     Args:
@@ -32,7 +34,8 @@ def settings(config: Config) -> dict[str, Any]:
         rounds = recipe.get("rounds")
     stated = {key: value for key, value in config.items() if key not in (*_ITS_OWN, *_REFERRED_TO)}
     stated |= {"eps": eps, "rounds": rounds}
-    return {key: value for key, value in leaves(stated) if key not in PLACES}
+    left_out = (*PLACES, "engine.chosen")
+    return {key: value for key, value in leaves(stated) if key not in left_out}
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -95,7 +95,13 @@ class Origin:
         Raises:
             HydraException, OmegaConfBaseException: no choices give a configuration of this mode.
         """
+        automatic = config["engine"].get("chosen") is not None
+        if automatic:
+            config = {**config, "engine": {**config["engine"], "name": "auto"}}
+            del config["engine"]["chosen"]
         chosen, differing = _chosen(config)
+        if automatic:  # the engine that was taken may lack options that `auto` has
+            differing = [each for each in differing if each[2] is not _ABSENT]
         if config["engine"].get("name") == "deploy":
             command = ["fedsink", "deploy", "app=APP", "superlink=SUPERLINK"]
             command += [word for word in chosen if not word.startswith("engine=")]

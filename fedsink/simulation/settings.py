@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, Self, cast
@@ -25,7 +25,7 @@ class EngineSettings(ServerEngine):
     """Which engine hosts the clients, and on what.
 
     Attributes:
-        name: "ray", "local", "fused" or "flower".
+        name: "auto", "ray", "local", "fused" or "flower".
         timeout: seconds to wait for a round's replies; None: for ever.
         threads: torch threads of the server and of each client.
         device: where the generator lives, and the clients of `local`: "cpu" or "cuda".
@@ -37,6 +37,7 @@ class EngineSettings(ServerEngine):
         revive_seconds: how long to wait for places for Ray cohorts, at the start or after a loss.
         draws: "keyed" or "device" (fused).
         together: rounds prepared and logged at once (fused).
+        chosen: why `engine=auto` took the one named; None where a user named it.
 
     Raises:
         ConfigError: a value out of range.
@@ -50,6 +51,7 @@ class EngineSettings(ServerEngine):
     revive_seconds: float = 300.0
     draws: Literal["keyed", "device"] = "keyed"
     together: int = 32
+    chosen: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +66,7 @@ class EngineSettings(ServerEngine):
             integer(values, "actors", where="engine.", also="null or ")
         if self.num_cpus is not None:
             # Ray counts whole cores of its own; stock Flower deals out fractions of them.
-            check = partial(number, minimum=1.0) if self.name == "ray" else positive
+            check = partial(number, minimum=1.0) if self.name != "flower" else positive
             check(values, "num_cpus", where="engine.", also="null or ")
         if number(values, "num_gpus", where="engine.") > 1 and self.num_gpus % 1:  # Ray refuses it
             raise ConfigError(f"engine.num_gpus must be whole above 1, not {self.num_gpus}.")
@@ -91,8 +93,21 @@ class EngineSettings(ServerEngine):
         Raises:
             ConfigError: a key is unknown or missing, or a value out of range.
         """
-        choice({"name": None, **engine}, "name", "ray", "local", "fused", "flower", where="engine.")
+        names = ("auto", "ray", "local", "fused", "flower")
+        choice({"name": None, **engine}, "name", *names, where="engine.")
         return strictly(cls, engine, "engine")
+
+    def stored(self, given: Config) -> Config:
+        """What config.yaml holds of `engine`: what was given, or what `engine=auto` has taken.
+
+        Args:
+            given: the group's options in the configuration.
+        """
+        if self.chosen is None:
+            return given
+        of_local = [field.name for field in fields(ServerEngine)]
+        names = of_local if self.name == "local" else given
+        return {name: getattr(self, name) for name in (*names, "chosen")}
 
     @property
     def client_device(self) -> str:

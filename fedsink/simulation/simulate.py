@@ -26,6 +26,7 @@ from fedsink.server.compose import store_config, stored_config
 from fedsink.server.folder import RunFolder
 from fedsink.server.running import build_generator, server_app
 from fedsink.server.settings import ServerSettings
+from fedsink.simulation.auto import taken
 from fedsink.simulation.cohort import fedsink_apps
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.identity_of_run import RunIdentity
@@ -61,14 +62,15 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
     identity = RunIdentity.fresh(config["seed"])
     settings, shards, step = _prepared(config, folder.path, identity)
     stated = settings.server.strategy.statement(kind_of_noise(settings.node))
-    _tell([*_notes(settings), settings.server.strategy.notice(stated)])
+    _tell([_engine_chosen(settings), *_notes(settings), settings.server.strategy.notice(stated)])
     identity.create_key()
     try:
         folder.create()
         folder.write(folder.partition, shards)
         folder.write(folder.privacy, stated)
         # Last, because this file makes the folder one that can be resumed.
-        store_config(folder, {**config, "run": identity.to_config()})
+        engine = settings.engine.stored(config["engine"])
+        store_config(folder, {**config, "engine": engine, "run": identity.to_config()})
     except BaseException:
         identity.delete_key()
         shutil.rmtree(folder.path, ignore_errors=True)
@@ -132,6 +134,7 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
         raise ConfigError("A study is several runs: only `start` takes its configuration.")
     engine = EngineSettings.from_config(config.engine)
     strategy = settings_of(config, run.name)
+    engine = taken(engine, strategy)
     strategy.check_engine(engine.name, elsewhere=engine.address is not None)
     server = ServerSettings.from_config(config, strategy, engine, folder, run.server_seed)
     require_packages(server.log)
@@ -160,6 +163,12 @@ def _tell(lines: Iterable[str | None]) -> None:
     for line in lines:
         if line:
             ForgivingStream(sys.stderr).write(f"{line}\n")
+
+
+def _engine_chosen(settings: RunSettings) -> str | None:
+    """Which engine `engine=auto` took, and why."""
+    engine = settings.engine
+    return f"engine={engine.name}: {engine.chosen}" if engine.chosen else None
 
 
 def _notes(settings: RunSettings) -> list[str]:

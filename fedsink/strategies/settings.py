@@ -113,6 +113,24 @@ class StrategySettings(ABC):
         """For how many uses of the plan a client is asked in so many rounds."""
         return rounds
 
+    @property
+    def exchanges(self) -> int:
+        """How many exchanges of messages a run has."""
+        return 1
+
+    @property
+    def messages(self) -> int:
+        """How many of them a client takes part in."""
+        return 1
+
+    @property
+    def message_seconds(self) -> float:
+        """About how long a simulated client computes for one message, on one core.
+
+        It decides over nothing but what `engine=auto` takes; 0 leaves a run in one process.
+        """
+        return 0.0
+
     def check_sizes(self, sizes: Sequence[int]) -> None:  # noqa: B027 (most accept all)
         """Refuse a deal under which a client would have to refuse every request.
 

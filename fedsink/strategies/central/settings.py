@@ -79,6 +79,16 @@ class CentralSettings(StrategySettings):
         """In how many of the first rounds the plan's schedule asks a client."""
         return self.plan.schedule.answered(client, rounds + 1)
 
+    @property
+    def exchanges(self) -> int:
+        """As many as hold all rounds."""
+        return -(-self.plan.rounds // self.uses_per_message)
+
+    @property
+    def messages(self) -> int:
+        """As many as hold the rounds that the first client is asked in."""
+        return -(-self.asked(0, self.plan.rounds) // self.uses_per_message)
+
     def sharers(self, client: int) -> int:
         """n, over how many clients the noise of this client's cohort is spread."""
         return self.share.sharers(self.plan.schedule, client, self.clients)

@@ -120,6 +120,11 @@ class GSWGANSettings(CentralSettings):
         zeros = torch.zeros(self.rows, view_from_dict(self.view).dimension)
         return GradientReply(zeros).to_record()
 
+    @property
+    def message_seconds(self) -> float:
+        """By the steps of all critics, measured with the recipe for the digits."""
+        return 45e-6 * self.critics.training.critics * self.critics.training.steps
+
     def statement(self, noise: str) -> dict[str, Any]:
         """The content of privacy.json, with all adjacencies that the same ε holds under."""
         stated = super().statement(noise)
