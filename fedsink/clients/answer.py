@@ -16,7 +16,7 @@ from fedsink.privacy.ledger.charge import Charge
 from fedsink.privacy.ledger.places import Place
 from fedsink.privacy.randomness.keys import Key
 from fedsink.privacy.randomness.noise import Stream
-from fedsink.protocol.records import digest
+from fedsink.protocol.records import Packed, digest
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -117,7 +117,7 @@ class Answer(ABC):
         Asks the policy before it looks up a name that a package may have installed.
         """
 
-    def digest(self, record: RecordDict) -> bytes:
+    def digest(self, record: RecordDict | Packed) -> bytes:
         """SHA-256 of what is asked for: of the whole message."""
         return digest(f"train.{self.name}", record)
 

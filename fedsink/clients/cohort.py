@@ -152,7 +152,7 @@ class NodeCohort:
             else:
                 answer = kind(content.requests)
             # Where no key of a client binds its noise to the message, nobody hashes it.
-            message = b"" if self._settings.seed is not None else answer.digest(content.record)
+            message = b"" if self._settings.seed is not None else answer.digest(content.said)
         except Exception as error:
             return None, dict.fromkeys(clients, failure_code(error, clients[0]))
         admissions: dict[Node, Admitted] = {}

@@ -17,7 +17,7 @@ from fedsink.privacy.adjacency import REPLACE_ONE
 from fedsink.privacy.ledger import Charge
 from fedsink.protocol import LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.privatize import asked_mechanism
-from fedsink.protocol.records import digest, pack
+from fedsink.protocol.records import Packed, digest, pack
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -54,7 +54,7 @@ class PrivatizedAnswer(Answer):
             policy.check_mechanism(asked_mechanism(record))
         return cls([PrivatizeRequest.from_record(record)])
 
-    def digest(self, record: RecordDict) -> bytes:
+    def digest(self, record: RecordDict | Packed) -> bytes:
         """Of the plan alone: which chunk is asked for changes nothing in the release."""
         return digest(f"train.{self.name}", pack({"plan": self.plan.to_dict()}, {}))
 

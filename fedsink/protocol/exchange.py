@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 from torch import Tensor
 
+from fedsink.protocol.records import Packed
+
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
 
@@ -25,11 +27,13 @@ class Content:
 
     Args:
         requests: gives the requests; None where they are still to be read from the record.
-        record: gives the record.
+        record: gives the record, or what it says.
     """
 
     def __init__(
-        self, requests: Callable[[], Sequence[Any]] | None, record: Callable[[], RecordDict]
+        self,
+        requests: Callable[[], Sequence[Any]] | None,
+        record: Callable[[], RecordDict | Packed],
     ) -> None:
         self._requests, self._record = requests, record
 
@@ -44,9 +48,14 @@ class Content:
         return None if self._requests is None else self._requests()
 
     @cached_property
+    def said(self) -> RecordDict | Packed:
+        """What the message says, for `digest`: the record only where that was given."""
+        return self._record()
+
+    @cached_property
     def record(self) -> RecordDict:
         """The message's content as it travels."""
-        return self._record()
+        return self.said.record() if isinstance(self.said, Packed) else self.said
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fedsink.privacy import checks, domain
 from fedsink.privacy.mechanisms.clipping import sampled_clip
 from fedsink.privacy.plan import CentralPlan, PrivacyPlan, plan_from_dict
 from fedsink.protocol.objective import Objective
-from fedsink.protocol.records import pack, table, unpack
+from fedsink.protocol.records import Packed, pack, packed, table, unpack
 from fedsink.protocol.run import UNNAMED, run_name
 
 if TYPE_CHECKING:
@@ -128,7 +128,12 @@ class GradientReply:
 
 
 def pack_requests(requests: Sequence[GradientRequest]) -> RecordDict:
-    """One message that asks for these uses, in the order of their rounds.
+    """One message that asks for these uses, in the order of their rounds; see `packed_requests`."""
+    return packed_requests(requests).record()
+
+
+def packed_requests(requests: Sequence[GradientRequest]) -> Packed:
+    """What a message says that asks for these uses, in the order of their rounds.
 
     Raises:
         ValueError: there are none, or they differ in plan, objective, view, run or share.
@@ -157,7 +162,7 @@ def pack_requests(requests: Sequence[GradientRequest]) -> RecordDict:
         name: torch.stack([getattr(request, name).detach() for request in requests])
         for name in _ARRAYS
     }
-    return pack(fields, arrays)
+    return packed(fields, arrays)
 
 
 def unpack_requests(record: RecordDict) -> list[GradientRequest]:

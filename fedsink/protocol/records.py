@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,18 +38,49 @@ _DTYPES = {
 }
 
 
-def pack(fields: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> RecordDict:
-    """One record: JSON-able `fields`, the protocol's version and named `arrays`."""
-    # Here, so that what is computed from a request runs where Flower is not installed.
-    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+class Bytes(NamedTuple):
+    """One array as it travels."""
 
+    dtype: str
+    shape: tuple[int, ...]
+    stype: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What a record says, without Flower's objects, which cost more to make than to fill.
+
+    Within one process a request is packed for its `digest` alone.
+
+    Attributes:
+        fields: as JSON.
+        arrays: by name.
+    """
+
+    fields: str
+    arrays: Mapping[str, Bytes]
+
+    def record(self) -> RecordDict:
+        """As Flower sends it."""
+        # Here, so that what is computed from a request runs where Flower is not installed.
+        from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+        arrays = {name: Array(*array) for name, array in self.arrays.items()}
+        return RecordDict(
+            {_FIELDS: ConfigRecord({"json": self.fields}), _ARRAYS: ArrayRecord(arrays)}
+        )
+
+
+def packed(fields: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> Packed:
+    """JSON-able `fields`, the protocol's version and named `arrays`."""
     text = json.dumps({**fields, _VERSION: PROTOCOL_VERSION}, sort_keys=True)
-    return RecordDict(
-        {
-            _FIELDS: ConfigRecord({"json": text}),
-            _ARRAYS: ArrayRecord({name: _array(tensor) for name, tensor in arrays.items()}),
-        }
-    )
+    return Packed(text, {name: _bytes(tensor) for name, tensor in arrays.items()})
+
+
+def pack(fields: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> RecordDict:
+    """One record of JSON-able `fields`, the protocol's version and named `arrays`."""
+    return packed(fields, arrays).record()
 
 
 def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -96,7 +128,7 @@ def payload_bytes(record: RecordDict) -> int:
     return len(str(record.config_records[_FIELDS]["json"])) + sum(len(a.data) for a in arrays)
 
 
-def digest(message_type: str, record: RecordDict) -> bytes:
+def digest(message_type: str, record: RecordDict | Packed) -> bytes:
     """SHA-256 of everything a request says, so that a changed bit makes another request.
 
     What is asked for goes in first: one content sent as two types of message asks for two
@@ -106,8 +138,9 @@ def digest(message_type: str, record: RecordDict) -> bytes:
 
     Args:
         message_type: what the content is sent as, ``"train.gradient"`` say.
-        record: what `pack` wrote.
+        record: what `pack` wrote, or `packed`; both have the same digest.
     """
+    fields, arrays = _parts(record)
     state = hashlib.sha256()
 
     def update(part: bytes) -> None:
@@ -116,8 +149,8 @@ def digest(message_type: str, record: RecordDict) -> bytes:
 
     update(str(PROTOCOL_VERSION).encode())
     update(message_type.encode())
-    update(str(record.config_records[_FIELDS]["json"]).encode())
-    for name, array in sorted(record.array_records[_ARRAYS].items()):
+    update(fields.encode())
+    for name, array in sorted(arrays.items()):
         for text in (name, array.dtype, str(tuple(array.shape)), array.stype):
             update(text.encode())
         update(array.data)
@@ -138,11 +171,16 @@ def _check_depth(value: object) -> None:
         raise ValueError
 
 
-def _array(tensor: Tensor) -> Array:
-    from flwr.app import Array
+def _parts(record: RecordDict | Packed) -> tuple[str, Mapping[str, Any]]:
+    """The fields as JSON, and the arrays, whose attributes are those of `Bytes`."""
+    if isinstance(record, Packed):
+        return record.fields, record.arrays
+    return str(record.config_records[_FIELDS]["json"]), record.array_records[_ARRAYS]
 
+
+def _bytes(tensor: Tensor) -> Bytes:
     values = tensor.detach().cpu().contiguous().numpy()
-    return Array(str(values.dtype), tuple(values.shape), _RAW, values.tobytes())
+    return Bytes(str(values.dtype), tuple(values.shape), _RAW, values.tobytes())
 
 
 def _tensor(array: Array) -> Tensor:

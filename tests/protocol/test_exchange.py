@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from flwr.app import RecordDict
 
 from fedsink.protocol.exchange import Broadcast, Content, Exchange, Reduction
+from fedsink.protocol.records import digest, packed
 from fedsink.simulation.identity import become
 
 
@@ -40,3 +42,13 @@ def test_it_is_a_sequence(exchange: Exchange) -> None:
 def test_sums_are_no_messages() -> None:
     with pytest.raises(TypeError, match="were added up"):
         list(Reduction([], {}))
+
+
+def test_a_content_becomes_flowers_record_only_where_it_travels() -> None:
+    said = packed({"round": 3}, {"x": torch.ones(2)})
+    content = Content(None, lambda: said)
+    assert content.said is said
+    assert digest("train.x", content.record) == digest("train.x", said)
+    record = RecordDict()
+    given = Content(None, lambda: record)
+    assert given.said is given.record is record

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fedsink.errors import ProtocolVersionError
 from fedsink.protocol.errors import OTHER_VERSION, failure_code
-from fedsink.protocol.records import PROTOCOL_VERSION, digest, pack, table, unpack
+from fedsink.protocol.records import PROTOCOL_VERSION, digest, pack, packed, table, unpack
 
 TYPE = "train.gradient"
 STATED = json.dumps({"protocol": PROTOCOL_VERSION})
@@ -199,6 +199,21 @@ def test_a_fields_digest_is_the_same_on_both_sides_of_the_wire(
         == digest(TYPE, record)
         == digest(TYPE, make_request().to_record())
     )
+
+
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=3),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_what_is_packed_has_the_digest_of_its_record(
+    shapes: list[list[int]], dtype: torch.dtype
+) -> None:
+    """So the noise of a client is the same whether or not its request has travelled."""
+    arrays = {f"x{n}": torch.arange(81)[:size].to(dtype) for n, size in enumerate(map(sum, shapes))}
+    arrays |= {f"y{n}": torch.ones(shape).to(dtype) for n, shape in enumerate(shapes)}
+    asked = packed({"run": "ü", "rounds": [3]}, arrays)
+    assert digest(TYPE, asked) == digest(TYPE, asked.record())
+    assert digest(TYPE, asked) == digest(TYPE, over_the_wire(asked.record()))
 
 
 @given(name=st.sampled_from(["x", "y"]), data=st.data())

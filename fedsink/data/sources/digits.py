@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,14 +17,28 @@ _SPLIT_SEED = 0
 
 def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
     """Return 1437 training or 360 test digits, pixels x/16 in [0, 1], in a fixed public split."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    labels = np.asarray(digits.target, dtype=np.int64)
+    pixels, labels = _embedded()
     test = _test_mask(labels)
     chosen = test if split == "test" else ~test
-    images = np.asarray(digits.images, dtype=np.float32)[chosen] / np.float32(16.0)
+    images = pixels.astype(np.float32)[chosen] / np.float32(16.0)
     return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels[chosen])
+
+
+def _embedded() -> tuple[np.ndarray, np.ndarray]:
+    """What `sklearn.datasets.load_digits` gives: 8×8 pixels of 0 to 16, and labels.
+
+    The file is read here because the import of scikit-learn takes longer than all else of a start.
+    """
+    package = find_spec("sklearn")
+    places = package.submodule_search_locations if package else None
+    file = Path(places[0]) / "datasets" / "data" / "digits.csv.gz" if places else None
+    if file is None or not file.is_file():
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        return np.asarray(digits.images), np.asarray(digits.target, dtype=np.int64)
+    table = np.loadtxt(file, delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
 
 
 def _test_mask(labels: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.privacy.mechanisms.clipping import sampled_clip
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
-from fedsink.protocol.gradient import GradientRequest, checked, pack_requests
+from fedsink.protocol.gradient import GradientRequest, checked, packed_requests
 from fedsink.strategies.central.rounds import CentralRounds
 from fedsink.strategies.dp_sinkhorn.layout import Label
 from fedsink.strategies.dp_sinkhorn.rows import Block, Labels, Rows
@@ -84,7 +84,7 @@ class DPSinkhorn(CentralRounds):
         share = self.settings.sharers(next(iter(nodes)))
         requests = [self._about(block, label, share) for block, label in asked]
         shape = (len(requests), *self._blocks[0].shape)
-        content = Content(lambda: checked(requests), lambda: pack_requests(requests))
+        content = Content(lambda: checked(requests), lambda: packed_requests(requests))
         return Broadcast(content, nodes, shape)
 
     def _about(self, block: Block, label: Label, share: int) -> GradientRequest:
