@@ -81,9 +81,11 @@ class TreeSum:
         return finite
 
     def parts(self) -> list[tuple[int, Tensor]]:
-        """The sums of whole subtrees in float64, each under the number of its first block."""
+        """The sums of whole subtrees, each under the number of its first block.
+
+        They are in float64, but for that of one block alone, which may be in float32 still.
+        """
         self._merge(64)
-        self._parts = [(block, values.double()) for block, values in self._parts]
         return list(self._parts)
 
     def total(self) -> Tensor:
@@ -95,7 +97,7 @@ class TreeSum:
         parts = self.parts()
         if len(parts) != 1:
             raise ValueError(f"There are {len(parts)} partial sums, not one.")
-        return parts[0][1]
+        return parts[0][1].double()
 
     def _append(self, block: int, values: Tensor) -> None:
         last = self._parts[-1][0] if self._parts else self._lo

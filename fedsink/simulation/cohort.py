@@ -72,7 +72,7 @@ class Cohort:
         run_id: int,
         contexts: dict[int, Context] | None = None,
     ) -> None:
-        _keep_freed_memory()
+        keep_freed_memory()
         self._hosted = hosted
         self._clients = clients
         self._run_id = run_id
@@ -158,7 +158,7 @@ def _not_finite(batch: Answers) -> dict[int, int]:
     return {client: UNUSABLE for client, fine in replied if not fine}
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let this process keep up to 256 MiB that it has freed, where the C library is glibc.
 
     A round frees and allocates the same megabytes again and again. By default they go back to the

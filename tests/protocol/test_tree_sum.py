@@ -129,3 +129,20 @@ def test_a_block_is_added_once() -> None:
     total.add_block(1, torch.zeros(2, 3))
     with pytest.raises(ValueError, match="already"):
         total.add_block(1, torch.zeros(2, 3))
+
+
+def test_the_part_of_one_block_is_sent_as_it_was_added_up() -> None:
+    """In float32, half the bytes; the total has the same bits, in float64."""
+    replies = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+    whole = TreeSum()
+    whole.add_block(0, replies[:8])
+    whole.add_block(1, replies[8:])
+    together = TreeSum()
+    for block in (0, 1):
+        alone = TreeSum(block, block + 1)
+        alone.add_block(block, replies[8 * block : 8 * block + 8])
+        ((number, part),) = alone.parts()
+        assert (number, part.dtype) == (block, torch.float32)
+        together.add(number, part)
+    assert together.total().dtype == torch.float64
+    assert torch.equal(together.total(), whole.total())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,17 +79,19 @@ class Actor:
         """The id of the actor's process."""
         return os.getpid()
 
-    def answer(self, asked: Asked, jobs: list[Job]) -> list[tuple[int, RecordDict | Error]]:
+    def answer(self, said: bytes, jobs: list[Job]) -> list[tuple[int, RecordDict | Error]]:
         """Answer messages one by one."""
+        asked: Asked = pickle.loads(said)
         grant(asked.passes)
         return self._cohort.answer_jobs(asked.contents, jobs)
 
-    def keep(self, asked: Asked, rounds: list[int]) -> None:
+    def keep(self, said: bytes, rounds: list[int]) -> None:
         """Keep what this cohort's clients remember after a round."""
         keep_states(rounds[0])
 
-    def add_up(self, asked: Asked, parts: Sequence[Part], message_type: str) -> list[Any]:
+    def add_up(self, said: bytes, parts: Sequence[Part], message_type: str) -> list[Any]:
         """Answer broadcasts; what `partials` reads."""
+        asked: Asked = pickle.loads(said)
         grant(asked.passes)
         received = [Content.received(record) for record in asked.contents]
         return [

@@ -10,6 +10,11 @@ from typing import Any
 
 from fedsink.errors import ConfigError, PrivacyError
 
+INLINE = 1 << 20
+"""Bytes that a call may carry by itself: Ray's shared memory takes milliseconds each way, and is
+for what is larger."""
+INLINE_OF_OTHERS = 1 << 16
+"""The same in a cluster that others have started, where Ray's own limit is 100 kB."""
 _PATIENCE = 5.0  # seconds for a head node to take a connection
 
 
@@ -30,7 +35,11 @@ def start(address: str | None, num_cpus: int | None, debug: bool) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
-    options: dict[str, Any] = {"num_cpus": num_cpus, "include_dashboard": False}
+    options: dict[str, Any] = {
+        "num_cpus": num_cpus,
+        "include_dashboard": False,
+        "_system_config": {"max_direct_call_object_size": INLINE},
+    }
     if address is not None:
         import fedsink
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,7 @@ class Cohorts:
         timeout: seconds to wait for answers; None waits for ever.
         revive_seconds: how long to wait until actors have started.
         revivals: how often one question is asked again because actors were lost.
+        inline: how many bytes a question may carry by itself; more go through Ray's memory.
         debug: print what clients log.
     """
 
@@ -62,6 +64,7 @@ class Cohorts:
         timeout: float | None,
         revive_seconds: float,
         revivals: int,
+        inline: int,
         debug: bool,
     ) -> None:
         self._ray = ray
@@ -73,6 +76,7 @@ class Cohorts:
         self._timeout = timeout
         self._revive_seconds = revive_seconds
         self._revivals = revivals
+        self._inline = inline
         self._gone = ray.exceptions.RayActorError, ray.exceptions.ObjectLostError
         remote = ray.remote(Actor)
         self._new: Callable[[int], Any] = lambda place: remote.options(
@@ -89,7 +93,7 @@ class Cohorts:
 
         Args:
             method: of `Actor`.
-            shared: its first argument, put into Ray's memory once.
+            shared: its first argument, pickled once.
             work: its second argument, for each place.
             more: its other arguments.
 
@@ -99,7 +103,9 @@ class Cohorts:
         if not self._ready:
             self._start(range(len(self.actors)))
             self._ready = True
-        put = self._ray.put(shared)
+        said: Any = pickle.dumps(shared, protocol=pickle.HIGHEST_PROTOCOL)
+        if len(said) > self._inline:
+            said = self._ray.put(said)
         answers: dict[int, Any] = {}
         places: Collection[int] = [place for place, items in enumerate(work) if items]
         for attempt in range(1 + self._revivals):
@@ -108,7 +114,7 @@ class Cohorts:
                 self._replace(places)
                 self._start(places)
             calls = {
-                place: getattr(self.actors[place], method).remote(put, work[place], *more)
+                place: getattr(self.actors[place], method).remote(said, work[place], *more)
                 for place in places
             }
             try:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from flwr.app import Message, RecordDict
+from torch import Tensor
 
 from fedsink.clients.settings import NodeSettings
 from fedsink.protocol.exchange import Exchange
-from fedsink.simulation.cohort import Cohort, Hosted, Job, fedsink_apps
+from fedsink.simulation.cohort import Cohort, Hosted, Job, fedsink_apps, keep_freed_memory
 from fedsink.simulation.grid import SimulationGrid, client_of
 from fedsink.simulation.partial import Partial, parts
 from fedsink.simulation.ray.actor import Asked
-from fedsink.simulation.ray.cluster import Places, start
+from fedsink.simulation.ray.cluster import INLINE, INLINE_OF_OTHERS, Places, start
 from fedsink.simulation.ray.cohorts import Cohorts
 from fedsink.simulation.ray.lending import Lending
 from fedsink.simulation.ray.records import Records
@@ -24,7 +27,7 @@ from fedsink.simulation.ray.versions import versions
 
 
 class RayGrid(SimulationGrid):
-    """One `ray.put` of a round's distinct contents, one call and one answer per cohort.
+    """A round's distinct contents, pickled once, one call and one answer per cohort.
 
     A cohort whose actor died, or whose node is gone, lives on in a new one, which answers the same
     requests again. That charges no client twice: its ledger knows an identical request.
@@ -69,6 +72,7 @@ class RayGrid(SimulationGrid):
         revivals: int = 3,
     ) -> None:
         super().__init__(settings.clients, run_id)
+        keep_freed_memory()
         self._ray = start(address, num_cpus, debug)
         self._batched = host(settings).batched
         self._lending: Lending | None = None
@@ -93,6 +97,7 @@ class RayGrid(SimulationGrid):
             timeout=timeout,
             revive_seconds=revive_seconds,
             revivals=revivals,
+            inline=INLINE if address is None else INLINE_OF_OTHERS,
             debug=debug,
         )
 
@@ -148,8 +153,7 @@ class RayGrid(SimulationGrid):
         for share, answers in zip(shares, answered, strict=True):
             of_cohort = [Partial([], 0, {}) for _ in contents]
             for part, (sums, counted, failures) in zip(share, answers, strict=True):
-                # Copied, for Ray's memory is read-only, and gone with the answer.
-                tensors = [(client, torch.tensor(values)) for client, values in sums]
+                tensors = [(block, _read_only(values)) for block, values in sums]
                 of_cohort[part.place] = Partial(tensors, counted, failures)
             partials.append(of_cohort)
         return partials
@@ -167,6 +171,13 @@ class RayGrid(SimulationGrid):
         self.cohorts.close()
         self._places.close()
         self._ray.shutdown()
+
+
+def _read_only(values: np.ndarray) -> Tensor:
+    """Values that Ray received, which nobody may write to: `TreeSum` copies what it keeps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch would rather have them writable
+        return torch.from_numpy(values)
 
 
 def cohort_of(host: Callable[[Any], Hosted], settings: Any, run_id: int) -> Cohort:

@@ -28,7 +28,7 @@ from fedsink.server.running import server_app
 from fedsink.simulation.cohort import Hosted, fedsink_apps
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.local import LocalGrid
-from fedsink.simulation.ray.cluster import Places
+from fedsink.simulation.ray.cluster import INLINE, Places
 from fedsink.simulation.ray.grid import RayGrid
 from fedsink.simulation.settings import RunSettings
 
@@ -84,10 +84,15 @@ def test_ray_and_local_train_the_same_generator(
     assert ends[0]["epsilon"] == ends[1]["epsilon"]
 
 
+@pytest.mark.parametrize("inline", [0, INLINE])  # through Ray's memory, and with the call
 def test_a_reply_comes_from_the_node_that_was_asked(
-    grids: dict[str, RayGrid], configured: Configure
+    grids: dict[str, RayGrid],
+    configured: Configure,
+    monkeypatch: pytest.MonkeyPatch,
+    inline: int,
 ) -> None:
     grid = _ray_grid(grids, configured(*_OVERRIDES).node)
+    monkeypatch.setattr(grid.cohorts, "_inline", inline)
     nodes = list(reversed(list(grid.get_node_ids())))
     messages = [grid.create_message(RecordDict(), "query.identity", node, "1") for node in nodes]
     replies = {r.metadata.src_node_id: r for r in grid.send_and_receive(messages)}
@@ -287,11 +292,12 @@ def test_any_number_of_actors_gives_the_same_bits(
     )
     local = LocalGrid(client_app(settings.node), 19, batched=NodeCohort(settings.node))
     expected = _run(settings, local, tmp_path / "local")
-    for actors in (1, 3):
+    for actors, inline in ((1, INLINE), (3, INLINE), (3, 0)):
         grid = make_grid(settings.node, actors=actors)
-        found = _run(settings, grid, tmp_path / str(actors))
+        grid.cohorts._inline = inline
+        found = _run(settings, grid, tmp_path / f"{actors}-{inline}")
         for name, values in expected.items():
-            assert torch.equal(found[name], values), (actors, name)
+            assert torch.equal(found[name], values), (actors, inline, name)
 
 
 @pytest.mark.slow
