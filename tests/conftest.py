@@ -1,22 +1,25 @@
-"""What every test shares: one thread, no telemetry, no file outside the temporary folder."""
+"""What every test shares: one thread, no telemetry, and an environment of its own.
 
+No test sees what the user has set, where pytest was started, or what lies in the user's home.
+"""
+
+# ruff: noqa: E402 (the environment is cleaned before a library is imported)
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-# What NumPy and PyTorch compute with reads this once, in the processes that tests start as well.
-os.environ["OMP_NUM_THREADS"] = "1"
-# Flower reads these once, at its import: before any test module is imported.
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
-os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
-os.environ["FLWR_LOG_LEVEL"] = "WARNING"
+from .support.surroundings import clean
+
+# Libraries read the environment once, at their import: before any test module is imported.
+clean(os.environ)
 
 import torch
 from hypothesis import settings
@@ -32,19 +35,44 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a function marked `quick`, the cases that it does not name are slow.
+
+    Raises:
+        UsageError: for a name that is no case's, where a function's cases are all there.
+    """
+    unused: dict[tuple[str, str], bool] = {}
+    for item in items:
+        marker = item.get_closest_marker("quick")
+        if isinstance(item, pytest.Function) and marker is not None:
+            case = item.callspec.id
+            named = [fnmatchcase(case, name) for name in marker.args]
+            if not any(named):
+                item.add_marker(pytest.mark.slow)
+            function = item.nodeid.removesuffix(f"[{case}]")
+            for name, found in zip(marker.args, named, strict=True):
+                unused[function, name] = unused.get((function, name), True) and not found
+    wrong = [f"{function} has no case {name}" for (function, name), none in unused.items() if none]
+    if wrong and not any("[" in argument for argument in config.args):
+        raise pytest.UsageError("; ".join(wrong))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keys, caches and Flower's own files go to a temporary folder, in subprocesses as well."""
-    names = {"XDG_STATE_HOME": "state", "XDG_CACHE_HOME": "cache", "FLWR_HOME": "flwr"}
-    before = {name: os.environ.get(name) for name in names}
-    for name, folder in names.items():
-        os.environ[name] = str(tmp_path_factory.mktemp(folder))
+    """Home, keys, caches, Flower's own files and the working directory are empty folders."""
+    folder = tmp_path_factory.mktemp("own")
+    names = {
+        "HOME": "home", "XDG_STATE_HOME": "state", "XDG_CACHE_HOME": "cache", "FLWR_HOME": "flwr",
+    }  # fmt: skip
+    for name, own in names.items():
+        (folder / own).mkdir()
+        os.environ[name] = str(folder / own)
+    (folder / "here").mkdir()
+    before = Path.cwd()
+    os.chdir(folder / "here")
     yield
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    os.chdir(before)
 
 
 @pytest.fixture(scope="session")

@@ -100,6 +100,7 @@ def test_exit_codes(
             main(["account", "x", "--debug"])
 
 
+@pytest.mark.quick("arguments0-")
 @pytest.mark.parametrize(
     ("arguments", "unbuffered"),
     [
@@ -129,6 +130,7 @@ def test_a_reader_that_leaves_ends_a_command_quietly(
     assert (process.returncode, err) == (141, b"")
 
 
+@pytest.mark.slow
 def test_errors_go_quietly_where_nobody_reads_them(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -151,26 +153,35 @@ def test_another_broken_pipe_is_an_error(
     assert capfd.readouterr().err == "fedsink: Broken pipe.\n"
 
 
-def _completions(line: str) -> list[str]:
-    """What bash offers for a line, through the script that `install=bash` prints."""
+def _completions(folder: Path, *lines: str) -> list[list[str]]:
+    """What bash offers for each line, through the script that `install=bash` prints."""
     script = f"""
         PATH={FEDSINK.parent}:$PATH
         eval "$(fedsink --shell-completion install=bash)"
-        COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; COMP_WORDS=($COMP_LINE)
-        COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
-        hydra_bash_completion
-        printf '%s\\n' "${{COMPREPLY[@]}}"
+        for COMP_LINE in "$@"; do
+            COMPREPLY=()
+            COMP_POINT=${{#COMP_LINE}}; COMP_WORDS=($COMP_LINE)
+            COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+            hydra_bash_completion
+            echo "${{COMPREPLY[@]}}"
+        done
     """
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
-    return done.stdout.split()
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *lines],
+        cwd=folder, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return [line.split() for line in done.stdout.splitlines()]
 
 
-def test_bash_completes_commands_groups_and_choices() -> None:
-    assert _completions("fedsink s") == ["simulate", "suggest", "sample"]
-    assert _completions("fedsink simulate mo") == ["mode="]
-    assert {word.rpartition("=")[2] for word in _completions("fedsink simulate mode=")} == {
-        "central",
-        "ldp",
-    }
-    assert _completions("fedsink sample r") == []
-    assert _completions("fedsink ledger e") == ["export"]
+def test_bash_completes_commands_groups_and_choices(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    commands, groups, choices, nothing, words = _completions(
+        tmp_path / "here",
+        "fedsink s", "fedsink simulate mo", "fedsink simulate mode=", "fedsink sample r",
+        "fedsink ledger e",
+    )  # fmt: skip
+    assert commands == ["simulate", "suggest", "sample"]
+    assert groups == ["mode="]
+    assert {word.rpartition("=")[2] for word in choices} == {"central", "ldp"}
+    assert nothing == []
+    assert words == ["export"]
