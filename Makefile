@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev simulate deploy-demo node-wheel test test-all test-gpu mutants coverage bench results tutorials lint types contracts packages docs release check clean
+.PHONY: help install install-dev simulate deploy-demo node-wheel test test-slow test-all test-gpu mutants coverage bench results tutorials lint types contracts packages docs release check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,27 +45,26 @@ deploy-demo: install ## a SuperLink and two hospitals on this machine, TLS and a
 node-wheel: install-dev ## the wheel of fedsink-node, what a node installs, into dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist deploy/node
 
-test: install-dev ## run the tests
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+# Two processes, each with fixtures of its own; who has done its tests takes some of the other's.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-test-all: install-dev ## ... and the slow ones
-	$(BIN)/python -m pytest -q -m 'slow or not slow' $(ARGS)
+test: install-dev ## run the quick tests
+	$(PYTEST) $(ARGS)
+
+test-slow: install-dev ## run the slow ones
+	$(PYTEST) -m 'slow and not gpu' $(ARGS)
+
+test-all: test test-slow ## run both
 
 # No install: a machine with a GPU has its own PyTorch. Neither Flower nor Ray nor Hydra is needed.
 test-gpu: ## what needs a GPU, with the Python that has PyTorch for it (GPU_PYTHON=python3)
 	PYTHONPATH=. $(GPU_PYTHON) -m pytest -q -s -rs -m gpu --confcutdir=tests/gpu tests/gpu $(ARGS)
 
 mutants: install-dev ## plant privacy defects and see that the tests fail
-	$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow' $(ARGS) tests/mutants
+	$(PYTEST) -m 'slow or not slow' $(ARGS) tests/mutants
 
-coverage: install-dev ## lines and branches of what guards private data: at least 95 %
-	$(BIN)/coverage erase
-	@# Two processes. A shell makes those in the background deaf to Ctrl-C, which tests/privacy never presses.
-	$(BIN)/coverage run -p -m pytest -q $(ARGS) tests/privacy & privacy=$$!; \
-	  $(BIN)/coverage run -p -m pytest -q $(ARGS) tests/clients tests/adversary tests/test_pitfalls.py; \
-	  others=$$?; wait $$privacy && exit $$others
-	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report
+coverage: ## the quick tests, and lines and branches of what guards private data: at least 95 %
+	$(MAKE) test ARGS="--cov $(ARGS)"
 
 bench: install-dev ## every benchmark in benchmarks/: takes long, wants a quiet machine
 	@for file in $$(grep -l __main__ benchmarks/*.py); do \

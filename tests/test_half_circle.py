@@ -33,6 +33,7 @@ def test_the_matched_cost_recovers_the_half_circle(tmp_path: Path) -> None:
     assert distance(tmp_path / "matched") < 0.30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.1])
 def test_a_tenth_of_the_matched_regularisation_does_not(tmp_path: Path, factor: float) -> None:
     """The noise stays in the generator: the test above measures the matching, not the GAN."""
@@ -40,6 +41,7 @@ def test_a_tenth_of_the_matched_regularisation_does_not(tmp_path: Path, factor: 
     assert distance(tmp_path / "unmatched", *unmatched) > 0.42
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["unregularised", "debiased"])
 def test_the_comparisons_learn_the_noise(tmp_path: Path, loss: str) -> None:
     """Exact transport and the Sinkhorn divergence are least at the distribution of the records."""

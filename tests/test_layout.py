@@ -105,6 +105,7 @@ assert images.shape == (10, 1, 8, 8) and bool(((images >= 0) & (images <= 1)).al
 }
 
 
+@pytest.mark.quick("privacy")
 @pytest.mark.parametrize("package", _ALONE)
 def test_transport_privacy_and_models_work_without_flower_ray_and_hydra(
     package: str, tmp_path: Path
@@ -174,6 +175,7 @@ def test_flowers_wire_is_spoken_in_one_module_at_each_end() -> None:
     assert speaking == {"commands/fleet.py", "server/arrivals.py"}
 
 
+@pytest.mark.slow
 def test_pykeops_is_imported_nowhere_but_where_it_is_used() -> None:
     done = subprocess.run(
         [

@@ -99,6 +99,7 @@ def claim_all(
     return won, outcomes
 
 
+@pytest.mark.slow
 def test_two_processes_admit_a_thousand_uses_and_none_is_lost_or_doubled(tmp_path: Path) -> None:
     """400 places of one run that both of them ask for, and 300 of a run of its own for each.
 
@@ -149,6 +150,7 @@ def admit_all(
     return admitted
 
 
+@pytest.mark.quick("rdp-filter")
 @pytest.mark.parametrize("rule", ["reserve", "rdp-filter"])
 def test_two_processes_fill_a_budget_to_the_brim_and_no_further(tmp_path: Path, rule: str) -> None:
     """There is room for 25 of 60 runs; each process wants 40 of them."""
@@ -174,6 +176,7 @@ def test_two_processes_fill_a_budget_to_the_brim_and_no_further(tmp_path: Path, 
     assert len(kept) == 25
 
 
+@pytest.mark.quick("secure")
 @pytest.mark.parametrize("noise", ["fast", "secure"])
 def test_two_processes_asked_the_same_at_once_give_the_same_bytes(
     make_node: MakeNode, noise: str
@@ -192,6 +195,7 @@ def test_two_processes_asked_the_same_at_once_give_the_same_bytes(
 # kill -9
 
 
+@pytest.mark.quick("fast-10")
 @pytest.mark.parametrize(
     ("noise", "kills"),
     [
@@ -245,6 +249,7 @@ def test_a_kill_after_the_reply_has_left_changes_nothing(make_node: MakeNode) ->
 # A full disk
 
 
+@pytest.mark.quick("34000-False", "50-True")
 @pytest.mark.parametrize(
     ("size", "deadly"),
     [(0, False), (5_000, False), (34_000, False), (70_000, False), (50, True), (70_000, True)],
@@ -260,6 +265,7 @@ def test_a_node_that_starts_on_a_full_disk_releases_nothing(
     node.recovers(request(1))
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("deadly", [False, True])
 def test_a_disk_that_fills_between_charge_and_reply_releases_nothing_unnoted(
     make_node: MakeNode, deadly: bool
@@ -327,6 +333,7 @@ def open_doors(state: Path) -> None:
         path.chmod(0o700 if path.is_dir() else 0o600)
 
 
+@pytest.mark.quick("384-True")
 @pytest.mark.parametrize(("files", "stop"), [(0o600, True), (0o600, False), (0o400, True)])
 def test_a_read_only_state_folder_releases_nothing_new(
     make_node: MakeNode, files: int, stop: bool
@@ -416,6 +423,7 @@ def pages(ledger: Path) -> dict[str, int]:
     return {"schema": 0} | {name: (root - 1) * size for name, root in roots}
 
 
+@pytest.mark.quick("0-64")
 @pytest.mark.parametrize(("first", "last"), [(0, 64), (3900, 4096)])
 def test_a_damaged_page_is_named_and_nothing_is_released(
     used: OwnersNode, first: int, last: int
@@ -444,6 +452,7 @@ def flip(file: Path, position: int, bit: int = 1) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.quick("accounts")
 @pytest.mark.parametrize("table", ["accounts", "runs", "reservations"])
 def test_a_bit_that_hides_a_row_from_its_index_gives_no_new_budget(
     used: OwnersNode, table: str
@@ -473,6 +482,7 @@ def test_no_flipped_bit_gives_a_second_answer_or_a_new_budget(used: OwnersNode, 
 WAL_HEADER, WAL_FRAME = 32, 24 + 4096
 
 
+@pytest.mark.slow
 def test_a_damaged_log_gives_no_second_answer(make_node: MakeNode) -> None:
     """SQLite takes a damaged frame for the end of its log: the charges behind it are forgotten."""
     node = make_node(epsilon=2.5 * PLAN.epsilon())

@@ -81,6 +81,7 @@ def test_random_records_are_never_answered(
         assert siege.send(*message).error.code in (MALFORMED, OTHER_VERSION)
 
 
+@pytest.mark.quick("keyed-images-25", "secure-points-25")
 @budgeted(25, 250)
 @under_siege
 def test_hostile_values(
@@ -98,6 +99,7 @@ def test_hostile_values(
     siege.check_noise()
 
 
+@pytest.mark.quick("fast-points-25", "secure-points-25")
 @budgeted(25, 250)
 @under_siege
 def test_hostile_values_for_critics(
@@ -116,6 +118,7 @@ def test_hostile_values_for_critics(
     siege.check_noise()
 
 
+@pytest.mark.quick("fast-points-4", "keyed-images-4")
 @budgeted(4, 40)
 @under_siege
 def test_sequences_of_requests(
@@ -142,6 +145,7 @@ def test_sequences_of_requests(
     siege.check_noise()
 
 
+@pytest.mark.quick("keyed-images", "secure-points")
 @under_siege
 def test_content_that_is_sent_as_another_type_is_refused(
     noise: str, records: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -157,6 +161,7 @@ def test_content_that_is_sent_as_another_type_is_refused(
         assert [len(node.claims()) for node in siege.nodes] == [1, 1]
 
 
+@pytest.mark.quick("keyed-images")
 @under_siege
 def test_honest_messages_of_every_type_are_answered(
     noise: str, records: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,6 +186,7 @@ def frozen(add: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, values, std: add(Stream(b"frozen"), values, std)
 
 
+@pytest.mark.quick("faint")
 @pytest.mark.parametrize("defect", [faint, frozen])
 def test_the_siege_notices_wrong_noise(
     defect: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -137,6 +137,7 @@ def test_views_and_maps_of_other_records(siege: Siege, honest: Honest) -> None:
     assert refused(siege, messages) == {MALFORMED}
 
 
+@pytest.mark.quick("keyed-images")
 def test_numbers_without_end(siege: Siege, honest: Honest) -> None:
     gradient, upload = honest.gradient().to_record(), honest.upload().to_record()
     parameters = honest.parameters().to_record()
@@ -199,6 +200,7 @@ def uses(honest: Honest, count: int, rows: tuple[int, ...], **sizes: tuple[int, 
     return with_arrays(with_fields(content, text), **arrays)
 
 
+@pytest.mark.quick("keyed-images")
 def test_arrays_that_are_not_what_they_declare(siege: Siege, honest: Honest) -> None:
     content, d = honest.gradient(clip="batch").to_record(), honest.dimension
     data = content.array_records["arrays"]["rows"].data
@@ -224,6 +226,7 @@ def test_the_most_uses_that_a_message_may_ask_for(siege: Siege, honest: Honest) 
     assert refused(siege, messages) == {REFUSED}
 
 
+@pytest.mark.quick("images-40-add-remove-fast")
 @pytest.mark.parametrize("siege", ["fast"], indirect=True)
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 @pytest.mark.parametrize("capacity", [40, pytest.param(None, marks=pytest.mark.slow)])
@@ -252,6 +255,7 @@ def test_plans_that_are_far_too_dear(
     assert siege.codes[FAILED] == 0
 
 
+@pytest.mark.quick("keyed-points")
 def test_chunks_without_end_are_answered_once(siege: Siege, honest: Honest) -> None:
     """A chunk's number and size choose rows of one release; none of them allocates."""
     content = honest.upload().to_record()
@@ -260,6 +264,7 @@ def test_chunks_without_end_are_answered_once(siege: Siege, honest: Honest) -> N
         assert not siege.send(PRIVATIZE, message).has_error()
 
 
+@pytest.mark.quick("keyed-images-*")
 @pytest.mark.parametrize(
     "change",
     [
@@ -279,6 +284,7 @@ def test_a_plan_outside_the_public_domain(
     assert refused(siege, [message]) == {MALFORMED}
 
 
+@pytest.mark.quick("keyed-images-*")
 @pytest.mark.parametrize(
     "change",
     [
@@ -300,6 +306,7 @@ def test_an_upload_that_cannot_be_carried_out(
     assert refused(siege, [(PRIVATIZE, content)]) == {MALFORMED}
 
 
+@pytest.mark.quick("keyed-images-*")
 @pytest.mark.parametrize(
     "options",
     [

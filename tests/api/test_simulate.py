@@ -51,6 +51,7 @@ def test_it_is_the_run_of_the_command(tmp_path: Path) -> None:
     assert run.privacy == theirs.privacy
 
 
+@pytest.mark.slow
 def test_twice_in_one_process_and_the_process_stays_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("mine: 1\n")
     threads = torch.get_num_threads()
@@ -105,6 +106,7 @@ def test_a_key_by_both_ways_is_refused() -> None:
         fedsink.simulate({"eps": 1}, eps=1)
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     folder = tmp_path / "it's"
 

@@ -74,6 +74,7 @@ def on_gpu(settings: NodeSettings) -> NodeSettings:
     return replace(settings, device="cuda")
 
 
+@pytest.mark.quick("record, *", "batch, capacity*")
 @pytest.mark.parametrize("case", CASES)
 def test_a_node_on_a_gpu_answers_what_it_answers_on_the_cpu(
     settings: NodeSettings, make_request: Make, gpu: Gpu, case: str

@@ -209,6 +209,7 @@ def medians(calls: list[Callable[[], object]], runs: int) -> list[float]:
     return [statistics.median(taken) for taken in seconds]
 
 
+@pytest.mark.quick("0.02-record-converged", "1.0-batch-converged")
 @pytest.mark.parametrize(("clip", "solver"), [(c, s) for c, _, s in KINDS[::2]])
 @pytest.mark.parametrize("lam", [1.0, 0.02])
 def test_the_time_does_not_depend_on_the_sample(

@@ -51,6 +51,7 @@ def test_delta_is_1e_5_unless_given(capsys: pytest.CaptureFixture[str]) -> None:
     assert _table(capsys, *quick, "delta=1e-6")[1]["pld"] > 9.5
 
 
+@pytest.mark.quick("sigma")
 @pytest.mark.parametrize("missing", ["rate", "sigma", "rounds", "delta"])
 def test_what_is_left_out_is_solved_for(capsys: pytest.CaptureFixture[str], missing: str) -> None:
     given = [a for a in _REFERENCE if not a.startswith(f"{missing}=")] + ["eps=9.1607"]
@@ -61,6 +62,7 @@ def test_what_is_left_out_is_solved_for(capsys: pytest.CaptureFixture[str], miss
     assert found["pld"] == pytest.approx(truth, rel=room)
 
 
+@pytest.mark.quick("arguments[0-9]-*", "arguments17-*")
 @pytest.mark.parametrize(
     ("arguments", "accountant", "eps"),
     [
@@ -169,6 +171,7 @@ def test_slow_reference_numbers(
     assert found == {accountant: pytest.approx(eps, rel=1e-3)}
 
 
+@pytest.mark.quick("rdp*")
 @pytest.mark.parametrize(
     ("accountant", "rounds"),
     [("rdp-classic", 3_446_203), ("rdp", 3_986_344), ("pld", 4_467_993)],

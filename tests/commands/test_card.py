@@ -130,6 +130,7 @@ def test_a_card_holds_no_path_key_or_count(carded: tuple[Path, list[Outcome]], n
     assert not re.search(r"(?<![\w:/.])/(home|root|tmp|Users|var)/", text)
 
 
+@pytest.mark.slow
 def test_the_example_of_a_card_runs(carded: tuple[Path, list[Outcome]]) -> None:
     folder, _ = carded
     _, text = _parts(folder / "central" / "README.md")

@@ -9,6 +9,8 @@ from fedsink.commands.compare import folders
 
 from .conftest import SMALL, Outcome, run_many
 
+pytestmark = pytest.mark.slow  # a process that runs and evaluates a study
+
 TINY = ("study.images=20", *SMALL, "study.overrides.dp_sinkhorn=['rounds=2']",
         "study.overrides.privatize_once=['rounds=2']")  # fmt: skip
 STUDY = [argument for argument in TINY if not argument.startswith("rounds=")]

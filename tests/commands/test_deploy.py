@@ -105,6 +105,7 @@ def test_a_finished_run_prints_its_folder_last(
     assert words[-1] == "--stream"
 
 
+@pytest.mark.slow
 def test_results_that_do_not_arrive_whole_leave_nothing(
     flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,6 +118,7 @@ def test_results_that_do_not_arrive_whole_leave_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_run_is_fetched_by_its_name(
     flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +154,7 @@ def test_a_failed_run_exits_with_the_servers_sentence(
     assert err.splitlines()[-1] == "fedsink: client 1 refused the request."
 
 
+@pytest.mark.slow
 def test_a_run_that_left_no_word_is_not_taken_for_a_success(
     flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +230,7 @@ main(sys.argv[1:-1])
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_run_and_says_so(flwr: Path, tmp_path: Path) -> None:
     command = tmp_path / "bin" / "flwr"
     folder = tmp_path / "run"

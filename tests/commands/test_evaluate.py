@@ -8,6 +8,8 @@ import pytest
 
 from .conftest import SMALL, Outcome, run_many
 
+pytestmark = pytest.mark.slow  # a process that evaluates fifteen times
+
 
 @pytest.fixture(scope="module")
 def evaluated(

@@ -57,6 +57,7 @@ def _compare(folder: Path, whole: Path) -> None:
     assert ends[0] == ends[1]
 
 
+@pytest.mark.slow
 def test_a_run_stopped_by_ctrl_c_and_then_by_kill_9_ends_like_an_uninterrupted_one(
     tmp_path: Path,
 ) -> None:

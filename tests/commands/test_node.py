@@ -269,6 +269,7 @@ def test_a_message_that_kills_every_fork_is_answered_by_a_code(runner: RunnerPro
     assert not runner.answer(gradient(3)).has_error()
 
 
+@pytest.mark.slow
 def test_a_runner_that_is_killed_takes_its_fork_along_and_is_started_again(
     runner: RunnerProcess, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -314,6 +315,7 @@ assert len(os.listdir("/proc/self/task")) == 1
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_in_a_fork_and_nothing_stays_behind(home: Path) -> None:
     import pickle
 

@@ -36,12 +36,14 @@ def outcomes(
     return folder, run_many([(folder, line) for line in lines])
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page_and_prints_where(outcomes: tuple[Path, list[Outcome]]) -> None:
     folder, (report, *_) = outcomes
     assert (report.code, report.err) == (0, "")
     assert report.out == f"{folder / 'run' / 'report.html'}\n"
 
 
+@pytest.mark.slow
 def test_an_evaluation_brings_the_page_up_to_date(outcomes: tuple[Path, list[Outcome]]) -> None:
     folder, (_, evaluated, *_) = outcomes
     assert evaluated.code == 0, evaluated.err
@@ -50,12 +52,14 @@ def test_an_evaluation_brings_the_page_up_to_date(outcomes: tuple[Path, list[Out
     assert "evaluation.json: suite=fast, 200 synthetic records" in text
 
 
+@pytest.mark.slow
 def test_the_page_can_be_left_out(outcomes: tuple[Path, list[Outcome]]) -> None:
     folder, (_, _, simulated, evaluated, *_) = outcomes
     assert (simulated.code, evaluated.code) == (0, 0)
     assert not (folder / "silent" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_what_is_missing_or_wrong_is_said(outcomes: tuple[Path, list[Outcome]]) -> None:
     _, (*_, without, nowhere, helped, maybe) = outcomes
     assert without.code == nowhere.code == maybe.code == 2
@@ -65,6 +69,7 @@ def test_what_is_missing_or_wrong_is_said(outcomes: tuple[Path, list[Outcome]]) 
     assert "report.html is true or false, not 'maybe'" in maybe.err
 
 
+@pytest.mark.slow
 def test_a_finished_run_gets_its_page_when_it_is_resumed(
     outcomes: tuple[Path, list[Outcome]],
 ) -> None:

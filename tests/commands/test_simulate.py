@@ -258,15 +258,26 @@ _GOOD = {
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Outcome]]:
-    """Each line's folder and outcome, all played by one process."""
+def played(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, Outcome]]:
+    """Each line's folder and outcome, all that are asked for played by one process."""
     root = tmp_path_factory.mktemp("played")
-    lines = {case: line for case, (line, _) in _BAD.items()} | _GOOD
+    chosen = {
+        getattr(item, "callspec", None) and item.callspec.id for item in request.session.items
+    }
+    lines = {case: line for case, (line, _) in _BAD.items() if case in chosen} | _GOOD
     folders = [root / str(number) for number in range(len(lines))]
     outcomes = run_many(list(zip(folders, lines.values(), strict=True)))
     return dict(zip(lines, zip(folders, outcomes, strict=True), strict=True))
 
 
+@pytest.mark.quick(
+    "unknown key", "added key", "unknown choice", "twice", "accents", "missing root", "eps",
+    "rate", "labels", "type", "named folder", "adjacency", "capacity", "noise", "policy and seed",
+    "shuffler", "deploy without app", "resume nothing", "unknown command", "sample without out",
+    "evaluate too few", "account of too little", "not a key",
+)  # fmt: skip
 @pytest.mark.parametrize("case", _BAD)
 def test_bad_input_is_one_sentence_exit_2_and_leaves_nothing(
     played: dict[str, tuple[Path, Outcome]], case: str
@@ -288,6 +299,7 @@ def test_the_installed_script_refuses_in_the_same_way(fedsink: Command, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_empty_folder_of_the_users_own_stays(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     arguments = [*_LOCAL, "eps=0", "hydra.run.dir=mine/a/b"]
@@ -296,6 +308,7 @@ def test_an_empty_folder_of_the_users_own_stays(tmp_path: Path) -> None:
     assert outcome.left == ("mine",)
 
 
+@pytest.mark.slow
 def test_debug_shows_the_traceback(fedsink: Command, tmp_path: Path) -> None:
     outcome = fedsink("simulate", "eps=-1", "engine=local", "--debug", cwd=tmp_path)
     assert outcome.code != 0
@@ -346,6 +359,7 @@ def test_epsilon_without_amplification_is_said_before_training(
     assert f"; ε = {stated['epsilon_unamplified']:.4g} without amplification by sampling" in first
 
 
+@pytest.mark.slow
 def test_a_library_that_talks_leaves_standard_output_to_the_folder(tmp_path: Path) -> None:
     """GeomLoss loads KeOps, which prints what it has found on the machine."""
     done = run_once(

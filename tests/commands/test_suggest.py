@@ -26,6 +26,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[str]
     return words[2:], out
 
 
+@pytest.mark.quick("arguments[24]")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -55,6 +56,7 @@ def test_it_reads_no_data_and_no_file_has_to_be_there(capsys: pytest.CaptureFixt
     assert "data.root=DIR" not in said(capsys, *COUNTED, "data.root=/no/such/folder")[0]
 
 
+@pytest.mark.slow
 def test_what_is_stated_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     overrides, out = said(capsys, "data=shapes", "rate=0.07", "strategy.rows=9")
     assert [word for word in overrides if word.startswith(("rate", "strategy.rows"))] == [
@@ -63,6 +65,7 @@ def test_what_is_stated_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> 
     assert "√(N/C)/4" not in out
 
 
+@pytest.mark.slow
 def test_it_says_what_noise_and_signal_to_expect(capsys: pytest.CaptureFixture[str]) -> None:
     def ratio(*more: str) -> float:
         out = said(capsys, "data=shapes", *more)[1]

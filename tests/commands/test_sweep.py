@@ -74,6 +74,7 @@ def played(four: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ou
     return dict(zip(["sweep", "resume", *_BAD], run_many(lines), strict=True))
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_in_folders_that_say_what_differs(
     played: dict[str, Outcome], four: Path
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_sweep_trains_in_folders_that_say_what_differs(
     assert again.last == str(four / "four" / names[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", _BAD)
 def test_one_bad_run_of_a_sweep_leaves_nothing(played: dict[str, Outcome], keys: str) -> None:
     outcome = played[keys]

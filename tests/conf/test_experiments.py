@@ -24,6 +24,7 @@ def composed(name: str, *more: str) -> dict[str, object]:
     return compose_config([f"experiment={name}", *root(name), *more])
 
 
+@pytest.mark.quick("*eps10", "digits_*", "half_circle_*", "*celeba", "debug_inverted")
 @pytest.mark.parametrize("name", NAMES)
 def test_it_says_what_it_is_and_composes_at_each_of_its_scales(name: str) -> None:
     first, second = (FOLDER / f"{name}.yaml").read_text().splitlines()[:2]
@@ -41,6 +42,7 @@ def plan(name: str, tmp_path: Path, *more: str) -> PrivacyPlan | UnprotectedPlan
     return strategy.plan
 
 
+@pytest.mark.quick("*celeba", "*mnist_m1")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_paper_scale_is_the_published_mechanism(name: str, tmp_path: Path) -> None:
     """ε by the published accountant (mathematics.md, table of reference numbers)."""
@@ -64,11 +66,13 @@ def test_the_paper_scale_is_the_published_mechanism(name: str, tmp_path: Path) -
         assert 9.9 < claimed <= 10.0
 
 
+@pytest.mark.quick("*celeba", "*mnist_m1")
 @pytest.mark.parametrize("name", [*PUBLISHED, "parameter_gradient_mnist", *RESHETOVA])
 def test_published_pictures_are_the_generator_s_own(name: str) -> None:
     assert Configuration.read(composed(name)).observation.changes_nothing
 
 
+@pytest.mark.slow
 def test_the_rows_differ_in_what_their_names_say() -> None:
     base = composed("dp_sinkhorn_mnist_m1")["strategy"]
     assert isinstance(base, dict)

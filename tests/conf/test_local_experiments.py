@@ -24,6 +24,7 @@ def settings(name: str, folder: Path, *more: str) -> PrivatizeOnceSettings:
     return strategy
 
 
+@pytest.mark.quick("half_circle_*", "reshetova_mnist_laplace196*")
 @pytest.mark.parametrize(
     ("name", "f", "epsilon", "sigma"),
     [
@@ -58,6 +59,7 @@ def test_the_rows_are_the_papers_noise_at_its_true_epsilon(
         assert published.effective_lam == published.plan.matched_cost.lam
 
 
+@pytest.mark.quick("denoised")
 @pytest.mark.parametrize("loss", [name for name in LOSSES if name != "matched"])
 def test_every_comparison_is_the_same_row_with_another_loss(loss: str, tmp_path: Path) -> None:
     matched = settings("reshetova_mnist_gaussian35", tmp_path)
@@ -76,6 +78,7 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sources.load.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_fresh")
 @pytest.mark.parametrize("loss", ["denoised", "noisy_w1"])
 def test_a_comparison_runs_to_its_end_and_says_what_it_is(

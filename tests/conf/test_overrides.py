@@ -32,6 +32,7 @@ def read_back(value: object) -> Any:
     return OverridesParser.create().parse_override(override).value()
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_hydra_reads_the_value_that_was_given(value: object) -> None:
     back = read_back(value)

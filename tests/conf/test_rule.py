@@ -86,6 +86,7 @@ def test_it_knows_the_runs_that_noise_limited(change: dict[str, Any], noisy: boo
         assert record["bound"] == pytest.approx(quiet["bound"] / 2, rel=0.1)
 
 
+@pytest.mark.slow
 @given(st.floats(1.0, 60.0), st.integers(2, 60), st.sampled_from(["laplace", "gaussian"]))
 def test_the_labels_share_is_where_a_mean_is_known_best(
     eps: float, classes: int, mechanism: str
@@ -123,6 +124,7 @@ def test_it_gives_sizes_in_range_for_any_data(
 DATA = ["data=image_folder", "data.root=DIR", "data.classes=[a,b,c]", "data.nominal_records=9000"]
 
 
+@pytest.mark.quick("more[03]-?3*")
 @pytest.mark.parametrize("shape", ["[1,12,12]", "[3,64,48]"])
 @pytest.mark.parametrize(
     "more", [[], ["clip=batch"], ["mode=ldp"], ["mode=ldp", "mechanism=gaussian", "eps=8"]]

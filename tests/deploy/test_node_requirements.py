@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from flwr.app import Message
 
 from fedsink.protocol import Objective
@@ -106,6 +107,7 @@ def installed_with(*names: str | Iterable[str]) -> set[str]:
     return reached
 
 
+@pytest.mark.slow
 def test_the_commands_of_a_node_work_without_what_a_node_does_not_install(tmp_path: Path) -> None:
     done = without(_COMMAND, "node", "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -129,6 +131,7 @@ def test_the_commands_of_a_node_work_without_what_a_node_does_not_install(tmp_pa
     assert "1 of 50" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_dataset_of_a_simulation_says_what_it_needs() -> None:
     code = """
 from fedsink.data.sources import load

@@ -84,6 +84,7 @@ def _having(kind: str) -> list[str]:
     return [page for page in PAGES if any(block.kind == kind for block in blocks(page))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", _having("quick"))
 def test_quick_commands_work(page: str, tmp_path: Path) -> None:
     run(page, ("quick",), tmp_path, timeout=60)

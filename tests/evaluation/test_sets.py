@@ -75,6 +75,7 @@ def test_another_shape_is_refused():
         held_out.refuse_overlap(synthetic())
 
 
+@pytest.mark.slow
 def test_the_classifiers_do_not_change_with_the_test_set_or_its_scores():
     probe = blobs(200, 7)[0] + 0.3 * torch.randn(
         200, 1, 8, 8, generator=torch.Generator().manual_seed(1)

@@ -115,6 +115,7 @@ def test_the_record_and_the_table_say_which_classifiers_and_what_judges_the_scor
     assert all(f"{name}: {note}." in full.table() for name, note in full.notes.items())
 
 
+@pytest.mark.slow
 def test_published_classifiers_see_all_images_and_are_calibrated(monkeypatch):
     monkeypatch.setattr(lenet, "EPOCHS", 1)
     monkeypatch.setattr(suites, "AT_MOST", 20)

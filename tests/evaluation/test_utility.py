@@ -30,6 +30,7 @@ def digits():
     return (images[:1400], labels[:1400]), (images[1400:], labels[1400:])
 
 
+@pytest.mark.slow
 def test_real_digits_reach_the_known_figures(digits):
     train, test = digits
     figures = accuracies(train, test, classes=10, seed=0, origin="real training", threads=1)
@@ -69,6 +70,7 @@ def test_every_classifier_is_finished_before_the_test_set_is_scored(monkeypatch)
     assert events == ["train logreg", "train mlp", "train cnn", "score", "score", "score"]
 
 
+@pytest.mark.slow
 def test_classifiers_do_not_depend_on_the_test_set(monkeypatch):
     probe = torch.rand(200, 1, 8, 8, generator=torch.Generator().manual_seed(5))
     seen: list[Tensor] = []
@@ -145,6 +147,7 @@ def test_refusals(bad):
         accuracies(synthetic, test, classes=3, seed=0)
 
 
+@pytest.mark.slow
 def test_importing_the_package_is_light():
     code = (
         "import sys, fedsink.evaluation\n"

@@ -267,6 +267,7 @@ print(type(generator).__module__, load(sys.argv[1]).options == generator.options
 """
 
 
+@pytest.mark.slow
 def test_an_installed_package_adds_a_generator(tmp_path: Path) -> None:
     information = tmp_path / "mine-1.0.dist-info"
     information.mkdir()

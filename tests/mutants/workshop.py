@@ -1,8 +1,8 @@
 """Runs tests of a copy of the repository, over and over, each time in a fresh fork.
 
 The libraries are imported once, before the first fork, and fedsink never: every fork imports what
-the copy holds at that moment. `python workshop.py COPY` reads a JSON list of tests a line and
-answers each with a line.
+the copy holds at that moment. `python workshop.py COPY` reads a JSON list of pytest's arguments a
+line and answers each with a line.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ class Outcomes:
             (self.failed if report.failed else self.passed).append(report.nodeid)
 
 
-def run(tests: list[str], output: Path, answer: Connection) -> None:
+def run(arguments: list[str], output: Path, answer: Connection) -> None:
     """Send pytest's exit code, the outcomes and where fedsink came from."""
     with output.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     outcomes = Outcomes()
-    code = pytest.main([*OPTIONS, *tests], [outcomes])
+    code = pytest.main([*OPTIONS, *arguments], [outcomes])
     origin = getattr(sys.modules.get("fedsink"), "__file__", None)
     answer.send({"code": int(code), "origin": origin, **vars(outcomes)})
 
 
-def in_a_fork(tests: list[str], output: Path) -> dict[str, Any]:
+def in_a_fork(arguments: list[str], output: Path) -> dict[str, Any]:
     """What `run` sends, or a code of None where it sends nothing in time."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=run, args=(tests, output, sender))
+    process = context.Process(target=run, args=(arguments, output, sender))
     process.start()
     sender.close()
     try:

@@ -12,6 +12,7 @@ def of(*overrides: str) -> dict[str, Any]:
     return settings(compose_config(list(overrides)))
 
 
+@pytest.mark.quick("*seed*")
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -32,6 +33,7 @@ def test_what_makes_a_run_its_own_is_no_difference(
     assert of(*first) == of(*second)
 
 
+@pytest.mark.quick("*rate=0.4*")
 @pytest.mark.parametrize(
     ("overrides", "keys"),
     [

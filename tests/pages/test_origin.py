@@ -29,6 +29,7 @@ def _run(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in ("scale", "scales")}
 
 
+@pytest.mark.quick("digits_eps10")
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_the_command_gives_the_configuration_of_an_experiment_again(experiment: str) -> None:
     config = compose_config([f"experiment={experiment}", "data.root=FOLDER"])
@@ -37,6 +38,7 @@ def test_the_command_gives_the_configuration_of_an_experiment_again(experiment: 
     assert "experiment" not in origin.command
 
 
+@pytest.mark.quick("overrides0")
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -104,6 +106,7 @@ def test_no_place_is_told() -> None:
     assert "policy=FILE" in origin.command
 
 
+@pytest.mark.slow
 def test_the_command_is_found_inside_a_task_too(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ ALIKE = ("batch clip, a capacity", "points, central", "many clients", "unconditi
 """Kinds whose pages differ from another one's in little."""
 
 
+@pytest.mark.quick("dp_sinkhorn", "laplace", "gs_wgan")
 @pytest.mark.parametrize(
     "run", [pytest.param(run, marks=pytest.mark.slow if run in ALIKE else ()) for run in RUNS]
 )
@@ -93,6 +94,7 @@ def test_every_kind_of_run_has_a_page(begin: Begin, run: str) -> None:
     assert stated["not_protected"] in page.seen
 
 
+@pytest.mark.quick("laplace", "dp_sinkhorn")
 @pytest.mark.parametrize("run", ["dp_sinkhorn", "laplace", "gs_wgan"])
 def test_guarantee_no_place_no_key_and_no_count_is_told(begin: Begin, run: str) -> None:
     folder = begin(*RUNS[run], change=hostile_places)
@@ -142,6 +144,7 @@ def test_the_files_have_their_hashes(begin: Begin) -> None:
         assert re.search(rf"{name} [\d,]+ {digest}", seen)
 
 
+@pytest.mark.slow
 def test_the_most_telling_evaluation_is_shown(begin: Begin) -> None:
     folder = begin("mode=central")
     assert "Not measured yet" in _page(folder).seen
@@ -155,6 +158,7 @@ def test_the_most_telling_evaluation_is_shown(begin: Begin) -> None:
     assert "evaluation-paper.json: suite=paper, 1,437 synthetic records, 3 runs" in seen
 
 
+@pytest.mark.quick("10-True")
 @pytest.mark.parametrize(("eps", "told"), [("10", True), ("3", False)])
 def test_published_rows_stand_beside_runs_at_their_epsilon(
     begin: Begin, eps: str, told: bool
@@ -166,6 +170,7 @@ def test_published_rows_stand_beside_runs_at_their_epsilon(
     assert ("97.0 % 83.2 % 80.0 %" in seen) is told
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_says_so(begin: Begin) -> None:
     folder = begin("mode=central", done=7)
     seen = _page(folder).seen
@@ -183,6 +188,7 @@ def test_a_run_that_goes_on_says_so(begin: Begin) -> None:
     assert "has written no privacy.json" in _page(begun).seen
 
 
+@pytest.mark.slow
 def test_who_missed_rounds_is_told(begin: Begin) -> None:
     folder = begin("mode=central")
     stated = json.loads(folder.privacy.read_text())
@@ -193,6 +199,7 @@ def test_who_missed_rounds_is_told(begin: Begin) -> None:
     assert "client 3 clipped, noised gradients of generated records 16 " in seen
 
 
+@pytest.mark.slow
 def test_a_study_is_refused_by_the_names_of_its_runs(begin: Begin) -> None:
     folder = begin("mode=central")
     store_config(folder, {"study": {"name": "x"}, "plan": {"runs": {"samples": {}}}})
@@ -211,6 +218,7 @@ def test_a_page_that_fails_loses_no_run(begin: Begin, capsys: pytest.CaptureFixt
     assert not (folder.path / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_the_same_run_has_the_same_page(begin: Begin) -> None:
     folder = begin("mode=central")
     first = write_report(folder.path).read_bytes()

@@ -64,6 +64,7 @@ def _played(path: Path, *overrides: str) -> tuple[RunFolder, Counting]:
     return folder, grid
 
 
+@pytest.mark.quick("turns")
 @pytest.mark.parametrize("method", METHODS)
 def test_bytes_are_those_that_clients_send(tmp_path: Path, method: str) -> None:
     folder, grid = _played(tmp_path / "run", *METHODS[method])

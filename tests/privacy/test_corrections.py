@@ -24,6 +24,7 @@ from fedsink.privacy.accounting.accountants import (
 from fedsink.privacy.accounting.amplification import largest_local_epsilon, shuffled_epsilon
 
 
+@pytest.mark.slow
 def test_correction_1_the_noise_is_two_delta_sigma_and_the_theorems_reading_costs_sixty():
     """Theorem 4.1 states N(0, Δ²σ²); Algorithm 1 adds 2Δσ, and only that gives ε = 10."""
     plan = PrivacyPlan(1 / 1200, 1.1, 3_400_000, BatchClip(0.5), JointSchedule(), 1e-5)

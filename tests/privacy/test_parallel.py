@@ -44,6 +44,7 @@ def test_different_plans_are_composed_as_events():
     assert both.epsilon < by_rdp < F2.epsilon("rdp") + MORE.epsilon("rdp")
 
 
+@pytest.mark.slow
 def test_composed_capacities_pay_for_all_their_overflows():
     tight = replace(F2, capacity=178, nominal_records=600)
     other = replace(MORE, capacity=250, nominal_records=600)

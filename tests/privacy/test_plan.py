@@ -207,6 +207,7 @@ def test_a_plan_is_solved_under_its_adjacency_and_capacity(options):
     assert by_sigma.rounds > by_rounds.rounds
 
 
+@pytest.mark.slow
 def test_a_plan_is_solved_under_replace_one():
     parts = PARTS | {"adjacency": "replace-one"}
     plan = PrivacyPlan.solve(rate=0.2, eps=10, rounds=200, **parts)

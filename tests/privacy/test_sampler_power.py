@@ -52,6 +52,7 @@ def exceedance(values: np.ndarray, law: str, bound: float) -> float:
     return stats.binomtest(beyond, len(values), 2 * LAWS[law].sf(bound)).pvalue
 
 
+@pytest.mark.quick("*fast*", "gaussian-secure")
 @backends
 @laws
 def test_noise_has_the_claimed_law_and_scale(backend, law):

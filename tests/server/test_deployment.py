@@ -221,6 +221,7 @@ def test_a_stopped_run_goes_on_and_charges_nothing_twice(
     assert rounds == [10, 20, 25]
 
 
+@pytest.mark.quick("central")
 @pytest.mark.parametrize("overrides", [CENTRAL, LOCAL], ids=["central", "ldp"])
 def test_a_run_with_a_quorum_ends_without_an_absent_node(
     tmp_path: Path, folder: RunFolder, grid: Callable[..., Nodes], overrides: tuple[str, ...]

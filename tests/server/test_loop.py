@@ -127,6 +127,7 @@ def test_nothing_of_the_clients_is_in_the_metrics(
     assert keys == {"round", "loss", "signal_to_noise", "epsilon", "seconds"}
 
 
+@pytest.mark.quick("secret-*")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("noise", NOISES)
 def test_an_interrupted_run_goes_on_bit_identically(
@@ -149,6 +150,7 @@ def test_an_interrupted_run_goes_on_bit_identically(
     assert weights_of(folder) == weights_of(expected)
 
 
+@pytest.mark.quick("0-reproducible-central", "3-secret-ldp", "5-secret-central")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("saved", [0, 3, 5])

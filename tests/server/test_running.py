@@ -25,6 +25,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.quick("keys0")
 @pytest.mark.parametrize(
     "keys",
     [
@@ -56,6 +57,7 @@ class Broken(Observer):
             raise RuntimeError("the server is gone")
 
 
+@pytest.mark.slow
 def test_a_logger_that_fails_does_not_lose_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_missing_package_is_refused_before_anything_runs(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_configuration_keeps_its_loggers(tmp_path: Path) -> None:
     run = fedsink.simulate(SMALL, engine="local", log="csv", folder=tmp_path / "run")
     assert run.config["log"] == "csv"

@@ -60,6 +60,7 @@ def agree(composed: Compose, folder: Path, backend: str, *overrides: str) -> Non
     torch.testing.assert_close(weights, expected[1], rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.quick("local")
 @pytest.mark.parametrize("name", RUNS)
 def test_the_tolerance_would_show_another_algorithm(
     composed: Compose, tmp_path: Path, name: str
@@ -70,6 +71,7 @@ def test_the_tolerance_would_show_another_algorithm(
     assert float((weights - other[1]).abs().max()) > 10 * TOLERANCE
 
 
+@pytest.mark.quick("published", "local")
 @pytest.mark.parametrize("name", RUNS)
 def test_geomloss_trains_the_native_generator(
     composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

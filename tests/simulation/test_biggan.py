@@ -48,6 +48,7 @@ def weights(folder: Path) -> bytes:
 _FIRST = ("record", "gs_wgan")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [pytest.param(m, marks=() if m in _FIRST else pytest.mark.slow) for m in METHODS],
@@ -74,6 +75,7 @@ def test_a_killed_run_continues_to_the_same_bits(
     assert torch.equal(*pictures)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "method"),
     [

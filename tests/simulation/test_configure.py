@@ -157,6 +157,7 @@ def test_a_capacity_is_taken_or_computed_from_public_numbers(configured: Configu
     assert solved.epsilon() <= 3
 
 
+@pytest.mark.slow
 def test_secure_noise_and_a_policy_reach_the_node(configured: Configure, tmp_path: Path) -> None:
     assert configured("noise=secure").node.noise == "secure"
     path = write_policy(tmp_path)

@@ -57,6 +57,7 @@ def generator(folder: Path) -> bytes:
 PUBLISHED = ("strategy.published=true", "strategy.critics=1", "strategy.row_sigma=1")
 
 
+@pytest.mark.quick("in turn")
 @pytest.mark.parametrize(
     ("overrides", "asked"),
     [((), 4), (("strategy.turns=2",), 4), (PUBLISHED, 3)],  # by the fourth round

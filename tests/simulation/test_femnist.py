@@ -40,6 +40,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "leaf"
 
 
+@pytest.mark.quick("*femnist_digits")
 @pytest.mark.parametrize("choice", ["femnist", "femnist_digits", "femnist_62"])
 @pytest.mark.parametrize("mode", ["central", "ldp"])
 def test_a_run_has_a_client_for_each_writer(
@@ -54,6 +55,7 @@ def test_a_run_has_a_client_for_each_writer(
     assert list(open_run(str(folder)).data.classes) == config["data"]["classes"]
 
 
+@pytest.mark.slow
 def test_both_forms_of_a_file_give_the_same_generator(
     composed: Compose, root: Path, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from .conftest import Compose, Configure
 ROW = "experiment=dp_sinkhorn_mnist_m1"
 
 
+@pytest.mark.slow
 def test_cpu_is_the_default_and_paper_is_as_published(configured: Configure) -> None:
     cpu, paper = (
         configured(ROW, *more, small=False).server.strategy for more in ((), ("scale=paper",))

@@ -167,6 +167,7 @@ def test_the_central_statement_is_the_accountants(configured: Configure) -> None
     assert {c["uses_per_record"] for c in stated["clients"]} == {2}
 
 
+@pytest.mark.slow
 def test_a_run_with_shared_noise_is_the_same_in_two_engines_and_says_what_it_assumes(
     composed: Compose, configured: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,6 +241,7 @@ def test_the_words_say_what_is_protected_from_whom(configured: Configure, mode: 
 # --- stop and continue ----------------------------------------------------------------------------
 
 
+@pytest.mark.quick("central-seed=null", "ldp-seed=3")
 @pytest.mark.parametrize("seed", ["seed=3", "seed=null"])
 @pytest.mark.parametrize("mode", ["central", "ldp"])
 def test_a_killed_run_goes_on_to_the_same_bits(

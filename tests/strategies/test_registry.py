@@ -84,6 +84,7 @@ def test_methods_of_the_other_mode_are_refused_with_those_that_fit(
         settings_of(config(name="privatize_once"), "run")
 
 
+@pytest.mark.slow
 def test_an_added_method_needs_nothing_else(
     install: Callable[[str], None], make_generator: Callable[..., Generator]
 ) -> None:

@@ -17,6 +17,7 @@ def stripes(n: int, depth: int, height: int, width: int):
     return images, labels
 
 
+@pytest.mark.quick("1-28-28")
 @pytest.mark.parametrize(
     ("depth", "height", "width"),
     [(1, 4, 4), (1, 8, 8), (3, 15, 16), (1, 28, 28), (3, 32, 32), (2, 33, 17)],

@@ -53,6 +53,7 @@ def test_published_long_mnist_rows_by_prv(uses, prv):
     assert prv_epsilon(*MNIST, uses, 1e-5) == pytest.approx(prv, abs=6e-4)
 
 
+@pytest.mark.quick("mnist")
 @pytest.mark.parametrize(
     ("setting", "delta", "rdp", "pld"),
     [
@@ -68,6 +69,7 @@ def test_published_largest_number_of_rounds_within_ten(setting, delta, rdp, pld)
     assert pld_epsilon_on_grid(*setting, round(pld * 1.001), delta, 1e-4) > 10
 
 
+@pytest.mark.quick("1e-06-*")
 @pytest.mark.parametrize(("delta", "pld", "rdp"), [(1e-6, 14.54, 15.4), (1e-5, 13.28, 14.2)])
 def test_published_celeba_run_costs_far_more_than_ten(delta, pld, rdp):
     assert pld_epsilon(*CELEBA, 1_100_000, delta) == pytest.approx(pld, abs=0.06)
@@ -122,6 +124,7 @@ def test_gs_wgan_as_published_counts_every_row_as_its_own_sample():
     assert classic == pytest.approx(9.993, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_gs_wgan_with_the_batch_selected_together():
     assert pld_epsilon(1 / 1000, 1.07 / math.sqrt(32), 20_000, 1e-5) == pytest.approx(329, abs=1)
 
@@ -227,6 +230,7 @@ def test_left_out_orders_are_not_logged(caplog):
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_the_package_imports_without_the_accounting_libraries_and_names_the_missing_one():
     code = """
 import sys

@@ -22,6 +22,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.quick("record-clip")
 @pytest.mark.parametrize(("eps", "rate", "uses", "accountant"), SETTINGS)
 def test_sigma_costs_at_most_the_target_and_is_tight(eps, rate, uses, accountant):
     sigma = sigma_for(eps, rate=rate, uses=uses, delta=1e-5, accountant=accountant)
@@ -29,6 +30,7 @@ def test_sigma_costs_at_most_the_target_and_is_tight(eps, rate, uses, accountant
     assert poisson_gaussian_epsilon(rate, sigma * 0.999, uses, 1e-5, accountant) > eps
 
 
+@pytest.mark.quick("record-clip")
 @pytest.mark.parametrize(("eps", "rate", "uses", "accountant"), SETTINGS)
 def test_rate_costs_at_most_the_target_and_is_tight(eps, rate, uses, accountant):
     found = rate_for(eps, sigma=2.0, uses=uses, delta=1e-5, accountant=accountant)
@@ -47,6 +49,7 @@ def test_uses_cost_at_most_the_target_and_are_tight(eps, rate, uses, accountant)
     assert poisson_gaussian_epsilon(rate, 2.0, more, 1e-5, accountant) > eps
 
 
+@pytest.mark.slow
 def test_published_rounds_and_noise():
     most = uses_for(10, rate=1 / 1200, sigma=1.1, delta=1e-5)
     assert most == pytest.approx(4_467_993, rel=1e-3)

@@ -53,6 +53,7 @@ def test_dp_accountings_truncated_event_is_not_monotone_in_the_number_of_records
     assert cost(5000) < cost(320)
 
 
+@pytest.mark.slow
 def test_where_overflows_are_rare_both_accounts_agree():
     records, uses = 600, 400
     capacity = capacity_for(0.2, records, uses, 1e-5)

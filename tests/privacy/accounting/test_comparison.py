@@ -22,6 +22,7 @@ def test_epsilon_is_solved_for_when_left_out():
     assert solved == account_table(0.2, 2.0, 3000, 1e-5, classes=10)
 
 
+@pytest.mark.quick("rounds")
 @pytest.mark.parametrize("name", ["rate", "sigma", "rounds"])
 def test_what_is_left_out_is_solved_for_within_the_target_of_each_accountant(name):
     solved = solve_account(delta=1e-5, **(SETTING | {name: None}))
@@ -75,6 +76,7 @@ def test_only_accountants_with_a_bound_are_run():
     assert list(table) == ["pld"]
 
 
+@pytest.mark.slow
 def test_one_person_at_several_clients_composes_and_halves_the_rounds():
     setting = {"sigma": 2.291, "delta": 1e-5, "classes": 10, "accountants": ["pld"]}
     two = solve_account(rate=0.2, rounds=4000, clients=2, **setting)["pld"]

@@ -129,6 +129,7 @@ def test_bad_values_are_refused(options, message):
         Cost(RECORD, SPLIT).epsilon(0.2, 2.0, 30, 1e-5, "gdp")
 
 
+@pytest.mark.slow
 def test_a_rough_price_is_high_where_a_plan_is_far_too_dear():
     cost = Cost(RECORD, JOINT)
     exact = cost.epsilon(0.2, 1.0, 200, 1e-5)

@@ -32,6 +32,7 @@ def test_the_published_federated_epsilon_is_reproduced():
     assert claimed == pytest.approx(12.7, abs=0.05)
 
 
+@pytest.mark.quick("add-remove-329")
 @pytest.mark.parametrize(("adjacency", "proved"), [("add-remove", 329), ("replace-one", 347)])
 def test_rows_that_are_selected_together_cost_what_one_gaussian_of_all_of_them_does(
     adjacency, proved

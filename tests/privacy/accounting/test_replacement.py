@@ -30,6 +30,7 @@ def test_the_reference_numbers_of_the_batch_recipe():
     assert replacement_epsilon(*BATCH_RECIPE, BATCH, JOINT) == pytest.approx(11.28, abs=0.005)
 
 
+@pytest.mark.slow
 def test_gs_wgans_one_of_a_thousand_shards():
     """347: the pair of sampling without replacement, at the multiplier of a whole batch."""
     found = replacement_epsilon(1 / 1000, 1.07 / math.sqrt(32), 20_000, 1e-5, BATCH, JOINT)
@@ -63,6 +64,7 @@ def _mixture(rate: float, mean: float, sigma: float) -> np.ndarray:
     return (1 - rate) * stats.norm.pdf(_X, 0, sigma) + rate * stats.norm.pdf(_X, mean, sigma)
 
 
+@pytest.mark.quick("*-0.0", "*-1.0")
 @pytest.mark.parametrize("eps", [-1.0, -0.1, 0.0, 0.1, 1.0, 2.0])
 @pytest.mark.parametrize(("rate", "sigma"), [(0.2, 1.0), (0.5, 0.7)])
 def test_one_use_with_record_clip_is_bounded_for_any_two_contributions(rate, sigma, eps):
@@ -75,6 +77,7 @@ def test_one_use_with_record_clip_is_bounded_for_any_two_contributions(rate, sig
     assert bound == pytest.approx(opposite, abs=1e-4)  # and no larger than it needs to be
 
 
+@pytest.mark.quick("*-0.0", "*-1.0")
 @pytest.mark.parametrize("eps", [-1.0, -0.1, 0.0, 0.1, 1.0, 2.0])
 @pytest.mark.parametrize(("rate", "sigma"), [(0.2, 1.0), (0.5, 0.7)])
 def test_one_use_with_batch_clip_is_bounded_for_any_three_gradients(rate, sigma, eps):

@@ -58,6 +58,7 @@ def test_the_correct_mechanism_is_not_flagged_and_its_bound_is_not_empty(
     assert trade_off.bound > 0.1
 
 
+@pytest.mark.slow
 def test_the_claims_are_those_of_the_rate_that_was_run(plan: Plans) -> None:
     audited = plan(rate=0.2)
     found = audit_transcripts(audited, ReproducibleKey(2), trials=300, confidence=_CONFIDENCE)
@@ -79,6 +80,7 @@ _FAULTS: dict[str, tuple[int, int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.quick("forgotten*", "the same*")
 @pytest.mark.parametrize("clip", ["record", pytest.param("batch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("rounds", "trials", "faulty"), _FAULTS.values(), ids=_FAULTS)
 def test_planted_faults_are_caught_at_a_claim_of_one(
@@ -118,6 +120,7 @@ def test_a_record_that_counts_twice_is_caught(plan: Plans) -> None:
     assert any(finding.violated for finding in found)
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_claimed_and_not_applied_is_caught(plan: Plans) -> None:
     subsampled, *unsampled = audit_transcripts(
         plan(rate=0.05),
@@ -131,6 +134,7 @@ def test_a_rate_that_is_claimed_and_not_applied_is_caught(plan: Plans) -> None:
     assert not any(finding.violated for finding in unsampled)
 
 
+@pytest.mark.slow
 def test_the_key_decides_the_outcome(plan: Plans) -> None:
     one, same, other = (
         audit_transcripts(plan(eps=8.0), ReproducibleKey(seed), trials=200, confidence=_CONFIDENCE)

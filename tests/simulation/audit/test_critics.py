@@ -94,6 +94,7 @@ def dealt_to_every_critic(
     return critic_gradients(request, tasks, Pool(shards), clients)
 
 
+@pytest.mark.quick("*-3")
 @pytest.mark.parametrize("critics", [1, 3])
 @pytest.mark.parametrize("adjacency", _ADJACENCIES)
 def test_the_canary_moves_every_release_by_exactly_the_sensitivity(
@@ -121,6 +122,7 @@ def test_what_is_added_to_or_removed_from_a_client_is_one_record() -> None:
     assert torch.equal(canary.present.images[:-1], canary.absent.images)
 
 
+@pytest.mark.quick("add-remove-1")
 @pytest.mark.parametrize(("adjacency", "critics"), [("add-remove", 1), ("client", 2)])
 def test_the_correct_mechanism_is_not_flagged_and_its_bound_is_near_the_claim(
     adjacency: str, critics: int
@@ -144,6 +146,7 @@ def test_many_transcripts_prove_nearly_the_claim(adjacency: str, critics: int) -
         assert found[1].bound > proved
 
 
+@pytest.mark.quick("rows*", "forgotten*", "the same*")
 @pytest.mark.parametrize(
     ("critics", "rounds", "trials", "faulty"),
     [
@@ -190,6 +193,7 @@ def test_gross_faults_need_no_assumption_on_the_mechanism(faulty: dict[str, Any]
     assert threshold.violated
 
 
+@pytest.mark.slow
 def test_the_key_decides_the_outcome() -> None:
     one, same, other = (audit(plan(eps=8.0), key=ReproducibleKey(s), trials=200) for s in (1, 1, 2))
     assert one == same

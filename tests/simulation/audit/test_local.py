@@ -52,6 +52,7 @@ def same_noise_for_every_record(
     return torch.cat([values for values, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
+@pytest.mark.quick("gaussian")
 @pytest.mark.parametrize("mechanism", _DELTA)
 def test_the_correct_mechanism_is_not_flagged_and_its_bound_is_not_empty(mechanism: str) -> None:
     found = _audit(mechanism)
@@ -60,6 +61,7 @@ def test_the_correct_mechanism_is_not_flagged_and_its_bound_is_not_empty(mechani
     assert max(finding.bound for finding in found) > 0.3
 
 
+@pytest.mark.quick("*gaussian")
 @pytest.mark.parametrize("mechanism", _DELTA)
 @pytest.mark.parametrize(
     ("trials", "faulty"),

@@ -20,6 +20,7 @@ def _audit(plan: PrivacyPlan, key: Any = None, canaries: int = 1000, **options: 
     return audit_one_run(plan, key, canaries=canaries, confidence=0.95, **options)
 
 
+@pytest.mark.quick("*batch")
 @pytest.mark.parametrize("clip", ["record", "batch"])
 @pytest.mark.parametrize("rate", [0.2, 1.0])
 def test_the_correct_mechanism_is_not_flagged(plan: Plans, clip: str, rate: float) -> None:

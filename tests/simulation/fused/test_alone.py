@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow  # their processes import torch anew
+
 PROBE = """
 import sys
 for missing in ("flwr", "ray", "hydra", "omegaconf"):

@@ -87,6 +87,7 @@ def on_gpu(step: FusedStep, mode: FakeTensorMode, monkeypatch: pytest.MonkeyPatc
     return found
 
 
+@pytest.mark.quick("record, more*", "batch as*", "*shared noise")
 @pytest.mark.parametrize("case", CASES)
 def test_the_host_looks_at_no_value_of_a_round(
     case: str, mode: FakeTensorMode, monkeypatch: pytest.MonkeyPatch

@@ -30,6 +30,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.quick("generator0")
 @pytest.mark.parametrize(
     "generator", [(), ("generator=conv", "generator.hidden=32", "generator.maps=[8,4]")]
 )
@@ -68,6 +69,7 @@ def test_a_run_builds_its_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [step.round for step in built] == [20]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = ("engine=fused", "engine.together=4", "report.checkpoint_seconds=0")
     whole = start(config(*overrides), tmp_path / "whole")

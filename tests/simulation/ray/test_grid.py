@@ -53,8 +53,10 @@ def _ray_grid(grids: dict[str, RayGrid], node: NodeSettings) -> RayGrid:
         # More cores than there are, so that several grids can live in one Ray instance, and a GPU
         # that Ray counts and hands out like a real one.
         ray.init(
-            "local", num_cpus=16, num_gpus=1, include_dashboard=False, logging_level=logging.ERROR
-        )
+            "local", num_cpus=16, num_gpus=1, include_dashboard=False, logging_level=logging.ERROR,
+            # Else Ray starts a process for each of those cores at once.
+            _system_config={"prestart_worker_first_driver": False, "enable_worker_prestart": False},
+        )  # fmt: skip
         grids["ray"] = RayGrid(node, actors=2)
     return grids["ray"]
 
@@ -169,6 +171,7 @@ def _killed_once(marker: Path) -> Callable[[Any], Hosted]:
     return _dying(marker, 5, die)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "noise",
     ["reproducible", *(pytest.param(n, marks=pytest.mark.slow) for n in ("secret", "secure"))],
@@ -203,6 +206,7 @@ def test_the_clients_of_a_killed_actor_live_on_and_are_charged_once(
             assert claimed.fetchone() == (12 * _CLIENTS, 12 * _CLIENTS)
 
 
+@pytest.mark.slow
 def test_records_in_rays_memory_are_read_by_nobody_else(
     make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path
 ) -> None:
@@ -370,6 +374,7 @@ def test_cohorts_without_a_place_end_the_run_and_say_what_is_free(
     taken.close()
 
 
+@pytest.mark.slow
 def test_clients_that_take_too_long_end_the_run(
     make_grid: Callable[..., RayGrid], configured: Configure
 ) -> None:

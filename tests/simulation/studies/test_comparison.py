@@ -77,6 +77,7 @@ def test_each_model_spends_the_budget_that_is_stated_for_it(played: Path) -> Non
         assert 0.99 * eps <= run.privacy["epsilon"] <= eps
 
 
+@pytest.mark.slow
 def test_a_run_is_what_the_method_s_own_command_runs() -> None:
     runs = planned("seed=4", "clients=7", "study.overrides.gs_wgan=['strategy.rows=5']")
     own = compose_config(
@@ -87,6 +88,7 @@ def test_a_run_is_what_the_method_s_own_command_runs() -> None:
     assert dict(leaves(runs["privatize_once"]))["mechanism.name"] == "laplace"
 
 
+@pytest.mark.slow
 def test_a_recipe_s_epsilon_and_one_of_a_method_s_own() -> None:
     runs = planned("study.eps.central=null", "study.overrides.gs_wgan=['eps=3']")
     assert {name: run["eps"] for name, run in runs.items()} == {
@@ -102,12 +104,14 @@ def test_every_seed_is_a_run_of_every_method() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_other_data_have_their_own_recipes(tiny_data: Path) -> None:
     runs = planned("data=mnist", f"data.root={tiny_data}", "study.overrides.gs_wgan=[]")
     assert runs["gs_wgan"]["recipe"]["rounds"] == 900
     assert runs["gs_wgan"]["data"]["root"] == str(tiny_data)
 
 
+@pytest.mark.quick("overrides*[05]-*")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -147,6 +151,7 @@ def test_data_without_a_file_of_their_name_are_refused(
         start(small(), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_data_without_a_test_split_are_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +165,7 @@ def test_data_without_a_test_split_are_refused_before_anything_runs(
     assert planned("study.images=0")
 
 
+@pytest.mark.slow
 def test_a_study_that_is_resumed_keeps_its_evaluations(
     played: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,7 @@ def test_the_populations_are_selected_by_accuracy_and_nobody_holds_records_in_bo
         assert partition["corrupted"] == ([] if name == "clean" else numbers)
 
 
+@pytest.mark.quick("()-True")
 @pytest.mark.parametrize(
     ("overrides", "charged"), [((), True), (("adjacency=add-remove",), False)], ids=str
 )
@@ -146,6 +147,7 @@ def test_the_report_says_what_the_generators_drew_and_what_it_costs(played: Path
     assert pixels.shape[1] > 2 * 5 * 48
 
 
+@pytest.mark.quick("overrides[02]-*")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -165,6 +167,7 @@ def test_what_cannot_be_selected_or_run_is_refused_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_selection_within_a_selection(tmp_path: Path) -> None:
     odd = list(range(1, 40, 2))
     folder = start(small(f"partition.keep={odd}", "rounds=1"), tmp_path / "run")

@@ -57,6 +57,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, i
     return play
 
 
+@pytest.mark.quick("clean")
 @pytest.mark.parametrize("name", ["clean", "suspects"])
 def test_a_stopped_study_continues_to_the_same_end(
     stopped: Callable[[str, int], Path],
@@ -76,6 +77,7 @@ def test_a_stopped_study_continues_to_the_same_end(
     assert_same(folder, played)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_may_be_resumed_by_itself_first(
     stopped: Callable[[str, int], Path], played: Path
 ) -> None:
@@ -85,6 +87,7 @@ def test_a_run_that_was_stopped_may_be_resumed_by_itself_first(
     assert_same(folder, played)
 
 
+@pytest.mark.slow
 def test_a_kill_before_a_run_began_costs_that_run_alone(
     stopped: Callable[[str, int], Path], played: Path
 ) -> None:
@@ -103,6 +106,7 @@ def test_a_finished_study_that_is_resumed_reports_again(
     assert before == {name: (played / name).read_bytes() for name in _SAME}
 
 
+@pytest.mark.slow
 def test_secret_keys_are_of_each_run_and_gone_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

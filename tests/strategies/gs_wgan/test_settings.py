@@ -140,6 +140,7 @@ def test_the_published_form_has_the_published_clip_noise_and_picks() -> None:
     assert plan.epsilon() == pytest.approx(637, abs=0.6)
 
 
+@pytest.mark.quick("user")
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one", "user", "client"])
 def test_privacy_json_of_the_published_form_says_what_is_proved_and_what_is_claimed(
     adjacency: str,
@@ -172,6 +173,7 @@ def test_privacy_json_of_the_published_form_says_what_is_proved_and_what_is_clai
         assert notice is None if promise is None else re.fullmatch(promise, notice or "")
 
 
+@pytest.mark.slow
 def test_the_published_form_may_be_calibrated_to_an_epsilon_that_holds() -> None:
     chosen = settings(*PUBLISHED, "eps=10", "rounds=2000")
     stated = chosen.statement("reproducible")

@@ -158,6 +158,7 @@ def test_any_number_of_clients_trains_the_generator(
     assert float((weights(strategy.trainer.generator) - before).abs().max()) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", ["record", pytest.param("batch", marks=pytest.mark.slow)])
 def test_training_moves_the_generator_to_the_data(make: Make, make_grid: Grids, clip: str) -> None:
     """With hardly any noise the class means come out: 0, 1 and 2 in every coordinate."""
