@@ -282,6 +282,7 @@ def test_missing_nodes_are_named(grid: Callable[..., Nodes]) -> None:
     assert "1 of 2 clients are connected after 0 s" in submitter.failure["message"]
 
 
+@pytest.mark.quick("overrides[0-4]-*")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -347,6 +348,7 @@ def test_real_nodes_are_never_asked_for_the_published_form(
     assert nodes.asked == []
 
 
+@pytest.mark.quick("changed[027]-*")
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

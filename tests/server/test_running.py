@@ -71,6 +71,7 @@ def test_a_logger_that_fails_does_not_lose_the_run(
     ]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped after a round that no checkpoint holds: its row does not come twice."""
     endings: list[str] = []

@@ -213,6 +213,9 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         configured("mode=ldp", "strategy.lam=0.5")
 
 
+@pytest.mark.quick(
+    "eps=*", "rate=*", "sigma=0*", "capacity=*", "clients=*", "noise*", "mode=ldp eps*"
+)
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -352,6 +352,7 @@ def test_what_cannot_be_resumed_is_refused_in_one_sentence(
 # --- what is refused leaves nothing --------------------------------------------------------------
 
 
+@pytest.mark.quick("clients=*", "eps=*", "data=mnist*")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -409,6 +410,7 @@ def test_a_client_that_fails_ends_the_run_and_keeps_its_reason_to_itself(
     assert (tmp_path / "run" / "config.yaml").exists()  # it can be resumed
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_of_a_run_stays_in_memory_for_the_next_one(
     composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool

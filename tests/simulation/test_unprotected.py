@@ -76,6 +76,7 @@ def test_noise_is_all_that_is_missing(configured: Configure) -> None:
     assert plain.clip.name == noised.clip.name
 
 
+@pytest.mark.quick("*[01]-*")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -122,7 +122,7 @@ def test_what_is_added_to_or_removed_from_a_client_is_one_record() -> None:
     assert torch.equal(canary.present.images[:-1], canary.absent.images)
 
 
-@pytest.mark.quick("add-remove-1")
+@pytest.mark.slow
 @pytest.mark.parametrize(("adjacency", "critics"), [("add-remove", 1), ("client", 2)])
 def test_the_correct_mechanism_is_not_flagged_and_its_bound_is_near_the_claim(
     adjacency: str, critics: int

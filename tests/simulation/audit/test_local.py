@@ -61,7 +61,7 @@ def test_the_correct_mechanism_is_not_flagged_and_its_bound_is_not_empty(mechani
     assert max(finding.bound for finding in found) > 0.3
 
 
-@pytest.mark.quick("*gaussian")
+@pytest.mark.quick("sensitivity doubled-gaussian", "no noise-gaussian")
 @pytest.mark.parametrize("mechanism", _DELTA)
 @pytest.mark.parametrize(
     ("trials", "faulty"),

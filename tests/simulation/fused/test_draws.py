@@ -156,6 +156,7 @@ def test_draws_of_the_device_depend_on_the_seed_and_nothing_else() -> None:
     assert bool((torch.random.get_rng_state() == before).all())
 
 
+@pytest.mark.slow
 def test_draws_of_the_device_train_as_well_as_the_keyed_ones() -> None:
     of = settings(rounds=150)
     of = replace(of, plan=replace(of.plan, noise_multiplier=0.05))

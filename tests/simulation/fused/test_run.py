@@ -30,7 +30,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.quick("generator0")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "generator", [(), ("generator=conv", "generator.hidden=32", "generator.maps=[8,4]")]
 )
@@ -53,6 +53,7 @@ def test_the_run_folder_is_that_of_the_local_engine(
     assert json.loads((fused / "metrics.json").read_text())["rounds"] == 20
 
 
+@pytest.mark.slow
 def test_a_run_builds_its_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records and generator of a large run take seconds: what was checked is what plays."""
     from fedsink.simulation.fused import run as module

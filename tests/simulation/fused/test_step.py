@@ -30,6 +30,9 @@ from .conftest import (
 )
 
 
+@pytest.mark.quick(
+    "record, more*", "record, strays*", "*shared noise, c*", "batch as*", "batch, small*"
+)
 @pytest.mark.parametrize("case", CASES)
 def test_every_round_equals_that_of_the_local_engine(case: str) -> None:
     of = settings(**CASES[case])

@@ -48,6 +48,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return start(small("seed=0"), tmp_path_factory.mktemp("comparison") / "played")
 
 
+@pytest.mark.slow
 def test_each_method_runs_is_evaluated_and_is_in_the_page(played: Path) -> None:
     study = RecordedRun.of(played)
     assert tuple(study.parts) == METHODS
@@ -60,6 +61,7 @@ def test_each_method_runs_is_evaluated_and_is_in_the_page(played: Path) -> None:
         assert f'<th scope="row">{method}</th>' in page
 
 
+@pytest.mark.slow
 def test_the_clients_hold_the_same_records_in_every_run(played: Path) -> None:
     dealt = [json.loads((played / name / "partition.json").read_text()) for name in METHODS]
     assert len(dealt[0]["clients"]) == 3
@@ -69,6 +71,7 @@ def test_the_clients_hold_the_same_records_in_every_run(played: Path) -> None:
         assert all(value == values[0] for value in values), key
 
 
+@pytest.mark.slow
 def test_each_model_spends_the_budget_that_is_stated_for_it(played: Path) -> None:
     for name, run in RecordedRun.of(played).parts.items():
         assert run.privacy is not None

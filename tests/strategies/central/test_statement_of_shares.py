@@ -71,6 +71,7 @@ def test_where_every_client_adds_the_whole_noise_the_statement_is_the_local_one(
     assert "their ε compose" in stated["not_protected"]
 
 
+@pytest.mark.slow
 def test_one_line_says_what_holds_for_whom() -> None:
     stated = central_statement(_PLAN, 105, "secret", share=_SHARED)
     alone, epsilon = stated["epsilon_without_aggregator"], stated["epsilon"]

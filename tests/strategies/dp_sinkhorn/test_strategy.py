@@ -100,6 +100,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.quick("2-*")
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("clients", [1, 2, 3, 7])
 def test_any_number_of_clients_trains_the_generator(

@@ -203,6 +203,7 @@ def test_the_reduced_published_run_is_what_its_name_says() -> None:
     assert stated["epsilon_published"] == pytest.approx(33.06, abs=0.01)
 
 
+@pytest.mark.quick("*noise.share*", "*capacity=5*", "*row_sigma=0*", "*adjacency=*")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -247,6 +248,7 @@ def test_critics_are_described_by_the_configuration() -> None:
     assert chosen.critics.training.late == 0.5
 
 
+@pytest.mark.quick("*capacity=5*", "*rate=0.5*", "*adjacency=*", "*critics=0*", "*turns=0*")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -143,6 +143,7 @@ def test_one_round_equals_a_computation_by_hand(make: Make, make_grid: Grids) ->
     torch.testing.assert_close(weights(strategy.trainer.generator), weights(model))
 
 
+@pytest.mark.quick("2-*")
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("clients", [1, 2, 7])
 def test_any_number_of_clients_trains_the_generator(
