@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedsink.conf.loading import choices, composed
+from fedsink.conf.overrides import quoted_text
 from fedsink.values import Config, leaves
 
 HIDDEN = "(a place on that machine)"
@@ -38,7 +39,7 @@ _PLACES = {
     "policy": "FILE",
     "engine.address": "ADDRESS",
 }
-# What the rule of the recipes follows from (fedsink/conf/rule.py): stated before the rest.
+# What the values of a recipe follow from (fedsink/conf/rule.py): stated before the rest.
 _SIZES = (
     *("data.shape", "data.classes", "data.nominal_records"),
     *("clients", "conditional", "eps", "delta"),
@@ -157,19 +158,24 @@ def _grouped(
         if usual[group].get(key) != wanted and wanted in choices(group):
             words = [*words, f"{group}={wanted}"]
             usual, stated = _usual(config, [*words, *also])
-    return words, [*stated, *_differences(usual, config)]
+    if usual["clip"] != config["clip"]:  # only now: a recipe has the clips of its own method alone
+        usual, stated = _usual(config, [*words, *also], (*_SIZES, "clip"))
+    place = {key: number for number, (key, _) in enumerate(leaves(config))}
+    differing = [*stated, *_differences(usual, config)]
+    return words, sorted(differing, key=lambda difference: place.get(difference[0], len(place)))
 
 
-def _usual(config: Config, words: list[str]) -> tuple[dict[str, Any], list[_Differing]]:
+def _usual(
+    config: Config, words: list[str], sizes: tuple[str, ...] = _SIZES
+) -> tuple[dict[str, Any], list[_Differing]]:
     """What choices give for the public sizes of a configuration, and its values that they lack.
 
     Returns:
-        The values under `words`, those of the configuration in the place of every size that the
-        rule follows from and of every key that a group leaves to whoever types; and these keys,
-        where their values are others.
+        The values under `words`, those of the configuration in the place of each of `sizes` and of
+        every key that a group leaves to whoever types; and these keys, where their values differ.
     """
     whole, stated = composed(words), []
-    for key in dict.fromkeys([*sorted(OmegaConf.missing_keys(whole)), *_SIZES]):
+    for key in dict.fromkeys([*sorted(OmegaConf.missing_keys(whole)), *sizes]):
         value, usual = _selected(config, key), _typed_for(whole, key)
         if value is not _ABSENT and _unequal(usual, value):
             stated.append((key, usual, value))
@@ -231,8 +237,7 @@ def _typed(key: str, value: object, place: str) -> str:
         return place
     if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return value
-    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-    return f"'{escaped}'"
+    return quoted_text(value)
 
 
 def _is_place(value: object) -> bool:
