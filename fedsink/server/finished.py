@@ -80,8 +80,8 @@ class FinishedRun:
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if needed > there:
             raise ConfigError(
-                f"n={n} of the shape {self.data.shape} take {needed / 1e9:,.0f} GB, and this "
-                f"machine has {there / 1e9:,.0f}: draw them in parts, each with a seed of its own."
+                f"n={n} of the shape {self.data.shape} take {needed // 10**9:,} GB, and this "
+                f"machine has {there // 10**9:,}: draw them in parts, each with a seed of its own."
             )
 
     def _labels(

@@ -90,7 +90,7 @@ def test_a_measured_recipe_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         (["data=shapes", "strategy=gs_wgan"], "says nothing of strategy=gs_wgan"),
         (["data=shapes", "epss=1"], r"Unknown key 'epss'\. Did you mean eps"),
         (["data=shapes", "eps=0"], "eps must be a finite number > 0"),
-        (["shapes"], "Error parsing override 'shapes'"),
+        (["shapes"], "'shapes' is not of the form key=value"),
     ],
 )
 def test_messages(arguments: list[str], message: str) -> None:
@@ -128,7 +128,8 @@ NO_SIZES = {
 )
 def test_a_public_size_that_is_none_is_refused_by_its_key(key: str, mode: str) -> None:
     """Settings that follow from it by the rule are not what the error is about."""
-    others = [word for word in (*COUNTED, f"mode={mode}") if not word.startswith(f"{key}=")]
+    stated = (*COUNTED, f"mode={mode}", "data.root=/nowhere")
+    others = [word for word in stated if not word.startswith(f"{key}=")]
     for value in NO_SIZES[key]:
         for command in (run, simulate):
             with pytest.raises(ConfigError) as refused:
