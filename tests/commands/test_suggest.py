@@ -8,7 +8,7 @@ import pytest
 from fedsink.commands.simulate import run as simulate
 from fedsink.commands.suggest import run
 from fedsink.configuration import Configuration
-from fedsink.errors import ConfigError, FedsinkError
+from fedsink.errors import FedsinkError
 from fedsink.protocol.run import UNNAMED
 from fedsink.server.compose import compose_config
 from fedsink.strategies.registry import settings_of
@@ -132,7 +132,7 @@ def test_a_public_size_that_is_none_is_refused_by_its_key(key: str, mode: str) -
     others = [word for word in stated if not word.startswith(f"{key}=")]
     for value in NO_SIZES[key]:
         for command in (run, simulate):
-            with pytest.raises(ConfigError) as refused:
+            with pytest.raises(FedsinkError) as refused:
                 command([*others, f"{key}={value}"])
             text = str(refused.value)
             assert text.startswith(key), text
