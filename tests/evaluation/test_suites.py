@@ -54,6 +54,7 @@ def full(few_epochs):
     return run("full")
 
 
+@pytest.mark.slow
 def test_full_measures_everything_with_ceiling_floor_size_seeds_and_spread(full):
     ratios = [f"calibrated/{name[9:]}" for name in [*PAPER[:3], *OTHERS]]
     means = ["accuracy/mean", "calibrated/mean"]
@@ -69,6 +70,7 @@ def test_full_measures_everything_with_ceiling_floor_size_seeds_and_spread(full)
     assert full.label_histogram == [30, 30, 30]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_is_named_with_the_reason(full):
     assert full.left_out["fid"] == "60 images do not determine a covariance of 2048 features"
     if LEFT_OUT:
@@ -78,6 +80,7 @@ def test_what_cannot_be_measured_is_named_with_the_reason(full):
     )
 
 
+@pytest.mark.slow
 def test_a_generator_of_the_real_law_stands_with_real_data_and_above_class_means(full):
     figures = full.figures
     for name in ("density", "coverage", "recall", "within_class_variance"):
@@ -92,6 +95,7 @@ def test_a_generator_of_the_real_law_stands_with_real_data_and_above_class_means
     assert 1 < figures["inception_score"].synthetic.mean <= CLASSES
 
 
+@pytest.mark.slow
 def test_the_record_is_json_and_repeats_the_means_under_the_keys_of_fast(full):
     record = json.loads(json.dumps(full.to_dict()))
     assert set(record["accuracy"]) == {"logreg", "mlp", "cnn"}
@@ -100,6 +104,7 @@ def test_the_record_is_json_and_repeats_the_means_under_the_keys_of_fast(full):
     assert set(record["figures"]["density"]["real"]) == {"mean", "sd", "values", "size"}
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_per_figure(full):
     lines = full.table().splitlines()
     assert lines[0].split() == ["figure", "synthetic", "real", "data", "class", "means", "images"]
@@ -107,6 +112,7 @@ def test_the_table_has_a_row_per_figure(full):
     assert "over 2 runs, seeds 0 to 1" in full.table()
 
 
+@pytest.mark.slow
 def test_the_record_and_the_table_say_which_classifiers_and_what_judges_the_score(full):
     assert full.to_dict()["classifiers"] == "ours"
     assert full.notes["accuracy"].startswith("classifiers=ours, our options")
@@ -157,6 +163,7 @@ def test_paper_is_three_classifiers_and_the_nearest_mean_and_repeats_itself():
     assert again.to_dict() == first.to_dict()
 
 
+@pytest.mark.slow
 def test_the_order_of_test_images_is_all_that_scores_share_with_the_test_set(full):
     """Another test set changes scores and distances; what was fitted stays: so do class counts."""
     other = evaluate(
@@ -200,6 +207,7 @@ def test_a_generator_that_copies_the_training_set_is_seen_in_the_suite():
     assert found.figures["memorisation/training_distance"].synthetic.mean == 0
 
 
+@pytest.mark.slow
 def test_memorisation_compares_with_all_training_images_and_halves_for_the_real_column(full):
     expected = memorisation(draw(60, 1)[0], TRAIN[0], TEST[0], seed=1)
     assert full.figures["memorisation/z"].synthetic.values[1] == pytest.approx(expected["z"])

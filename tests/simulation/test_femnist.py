@@ -68,6 +68,7 @@ def test_both_forms_of_a_file_give_the_same_generator(
     assert first == second
 
 
+@pytest.mark.slow
 def test_writers_are_dealt_whole_to_silos_and_a_list_selects_them(
     composed: Compose, configured: Configure, root: Path, tmp_path: Path
 ) -> None:
@@ -89,6 +90,7 @@ def test_by_user_needs_a_source_that_tells_users_apart(composed: Compose, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_altered_clients_are_stated_and_stay_so_when_a_run_is_resumed(
     composed: Compose, configured: Configure, tmp_path: Path
 ) -> None:

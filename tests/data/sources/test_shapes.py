@@ -30,6 +30,7 @@ def test_the_pictures_are_the_same_every_time() -> None:
 MEANS = [100.1, 72.9, 65.3, 38.7, 51.0, 108.6, 59.9, 40.5, 32.6, 63.6, 117.5, 111.1]
 
 
+@pytest.mark.slow
 def test_training_and_test_pictures_are_others() -> None:
     train, test = load(spec(), "train"), load(spec(), "test")
     assert len(train) == 20_000

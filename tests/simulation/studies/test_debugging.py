@@ -70,6 +70,7 @@ def test_values_out_of_range_are_refused(values: dict[str, Any], message: str) -
         Debugging(**{"clean": 0.9, "suspect": 0.5, **values})
 
 
+@pytest.mark.slow
 def test_the_populations_are_selected_by_accuracy_and_nobody_holds_records_in_both(
     played: Path,
 ) -> None:
