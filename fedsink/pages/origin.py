@@ -102,7 +102,11 @@ class Origin:
             del config["engine"]["chosen"]
         chosen, differing = _chosen(config)
         if automatic:  # the engine that was taken may lack options that `auto` has
-            differing = [each for each in differing if each[2] is not _ABSENT]
+            differing = [
+                each
+                for each in differing
+                if each[2] is not _ABSENT or not each[0].startswith("engine.")
+            ]
         if config["engine"].get("name") == "deploy":
             command = ["fedsink", "deploy", "app=APP", "superlink=SUPERLINK"]
             command += [word for word in chosen if not word.startswith("engine=")]

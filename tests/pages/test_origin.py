@@ -65,6 +65,16 @@ def test_a_run_of_the_recipe_differs_in_nothing() -> None:
     assert origin.command == "fedsink simulate mode=central data=mnist engine=local"
 
 
+def test_an_engine_that_was_chosen_is_left_to_be_chosen_again() -> None:
+    config = compose_config(["mode=central", "~strategy.optimizer.ema"])
+    config["engine"] = {
+        "name": "local", "timeout": None, "threads": 1, "device": "cpu", "chosen": "10 clients"
+    }  # fmt: skip
+    origin = Origin.of(config)
+    assert origin.command == "fedsink simulate mode=central data=digits '~strategy.optimizer.ema'"
+    assert [d.key for d in origin.differences] == ["strategy.optimizer.ema"]
+
+
 def test_differences_say_what_is_usual() -> None:
     origin = Origin.of(compose_config(["mode=central", "eps=1", "strategy.rows=9"]))
     told = {d.key: (d.value, d.usual) for d in origin.differences}
