@@ -38,9 +38,9 @@ class Content:
         self._requests, self._record = requests, record
 
     @classmethod
-    def received(cls, record: RecordDict) -> Content:
-        """What a record asks for that has travelled."""
-        return cls(None, lambda: record)
+    def received(cls, said: RecordDict | Packed) -> Content:
+        """What is asked for by a record, or what one says, that has travelled."""
+        return cls(None, lambda: said)
 
     @cached_property
     def requests(self) -> Sequence[Any] | None:

@@ -28,11 +28,12 @@ class Asked(NamedTuple):
     """What all cohorts are sent of one round.
 
     Attributes:
-        contents: the distinct contents of its messages.
+        contents: the distinct contents of its messages, as records, or of its broadcasts, as
+            `Content.said`.
         passes: what has been charged, where the cohorts have no ledger.
     """
 
-    contents: list[RecordDict]
+    contents: list[Any]
     passes: list[bytes]
 
 
@@ -93,7 +94,7 @@ class Actor:
         """Answer broadcasts; what `partials` reads."""
         asked: Asked = pickle.loads(said)
         grant(asked.passes)
-        received = [Content.received(record) for record in asked.contents]
+        received = [Content.received(said) for said in asked.contents]
         return [
             ([(client, values.numpy()) for client, values in p.sums], p.clients, p.failures)
             for p in self._cohort.add_up(message_type, received, parts)

@@ -144,7 +144,7 @@ class RayGrid(SimulationGrid):
             ClientError: actors died again and again, or did not answer in time.
         """
         shares = parts(exchange, len(self.cohorts))
-        contents = [broadcast.content.record for broadcast in exchange.broadcasts]
+        contents = [broadcast.content.said for broadcast in exchange.broadcasts]
         passes = [] if self._lending is None else self._lending.passes(exchange)
         answered = self.cohorts.ask(
             "add_up", Asked(contents, passes), shares, exchange.message_type
