@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from fedsink.clients import critic_answer
+from fedsink.clients.answer import Task
 from fedsink.clients.app import client_app
 from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.critic import CriticState, critic_totals
@@ -24,6 +26,7 @@ from fedsink.clients.critic_answer import STATES
 from fedsink.clients.node import Node, close_nodes, keep_states, open_node
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
+from fedsink.clients.pool import Pool
 from fedsink.clients.releases import Admitted
 from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
@@ -46,6 +49,7 @@ from fedsink.privacy import (
     PrivacyPlan,
     ReproducibleKey,
     RowClip,
+    Stream,
     TurnSchedule,
     UnprotectedPlan,
 )
@@ -375,6 +379,36 @@ def clipped_total(shard: Shard) -> Tensor:
     coins = ReproducibleKey(7).stream("critic", client=0, round=1)
     training = asked.critics.training
     return critic_totals(critic, training, CLIP, shown, parts, [state], [coins])[0][0]
+
+
+def test_each_purpose_and_round_has_numbers_of_its_own(settings: NodeSettings) -> None:
+    """Noise that the coins of the training tell of would be no noise."""
+    drawn: list[tuple[str, int, int]] = []
+
+    class Listening(Task):
+        def stream(self, purpose: str, round: int, use: int = 0) -> Stream:
+            drawn.append((purpose, round, self.client))
+            return super().stream(purpose, round, use)
+
+    for asked in (request(1), request(2)):
+        tasks = []
+        for client in (0, 1):
+            node, answer = open_node(settings, client), critic_answer.CriticAnswer([asked])
+            tasks.append(Listening(*node.task(answer, Admitted.unrecorded([b""]))))
+        critic_answer.critic_gradients(asked, tasks, Pool([t.shard for t in tasks]), slice(0, 2))
+    wanted = {(purpose, t, k) for purpose in ("critic", "noise") for t in (1, 2) for k in (0, 1)}
+    assert len(drawn) == len(wanted)
+    assert set(drawn) == wanted
+
+
+def test_what_is_remembered_is_its_owners_alone(owned: Callable[..., NodeSettings]) -> None:
+    settings = owned()
+    replied(open_node(settings, 0), request())
+    assert settings.policy is not None
+    [file] = (settings.policy.parent / "state" / "critics").glob("*/*.state")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    for folder in (file.parent, file.parent.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_nothing_but_the_gradient_leaves(settings: NodeSettings) -> None:

@@ -72,6 +72,19 @@ def test_nothing_is_answered_without_a_pass(here: NodeSettings, there: NodeSetti
             node.answer("train.gradient", record)
 
 
+def test_every_use_of_a_message_needs_its_pass(here: NodeSettings, there: NodeSettings) -> None:
+    both = pack_requests([gradient_request(plan_of(), OBJECTIVE, round=t) for t in (1, 2)])
+    passes = list(NodeCohort(here).admit("train.gradient", content(both), [0]))
+    assert len(passes) == 2
+    node = Node(there, 0)
+    for some in ([], passes[:1], passes[1:]):
+        grant(some)
+        with pytest.raises(ReleaseRefusedError):
+            node.answer("train.gradient", both)
+    grant(passes)
+    assert node.answer("train.gradient", both) == Node(here, 0).answer("train.gradient", both)
+
+
 def test_a_pass_is_good_until_the_next_ones(here: NodeSettings, there: NodeSettings) -> None:
     grant(NodeCohort(here).admit("train.gradient", content(message()), [0]))
     node = Node(there, 0)

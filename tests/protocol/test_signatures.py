@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, RecordDict
 
@@ -21,8 +22,8 @@ PUBLIC = {"lab": KEY.public_key().public_bytes_raw()}
 KIND, NODE = "train.gradient", "a1"
 
 
-def request(**fields: Any) -> RecordDict:
-    return pack({"run": "r", "round": 1} | fields, {})
+def request(rows: float = 0.0, **fields: Any) -> RecordDict:
+    return pack({"run": "r", "round": 1} | fields, {"rows": torch.full((2, 3), rows)})
 
 
 def signed(key: Ed25519PrivateKey = KEY, **fields: Any) -> RecordDict:
@@ -61,11 +62,25 @@ def test_who_has_not_signed_or_is_not_known_is_refused() -> None:
             KIND,
             NODE,
         ),
+        lambda record: (
+            RecordDict({**request(rows=2.0**-20), "operator": record["operator"]}),
+            KIND,
+            NODE,
+        ),
     ],
 )
 def test_a_signature_is_for_one_request_to_one_node(change: Callable[..., Any]) -> None:
     with pytest.raises(BadSignatureError, match="signature of lab is not for this request"):
         signer(*change(signed()), PUBLIC)
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 8, 16, 31])
+def test_a_key_is_known_by_all_of_its_bytes(length: int) -> None:
+    """One that begins or ends alike is found in no time."""
+    own = OTHER.public_key().public_bytes_raw()
+    for known in (own[:length] + bytes(32 - length), bytes(32 - length) + own[32 - length :]):
+        with pytest.raises(UnknownOperatorError, match="is none of the policy's lab"):
+            signer(signed(OTHER), KIND, NODE, {"lab": known})
 
 
 @pytest.mark.parametrize("signature", [b"", b"\0" * 64, bytes(63), b"x" * 1000])
