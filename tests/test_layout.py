@@ -105,7 +105,7 @@ assert images.shape == (10, 1, 8, 8) and bool(((images >= 0) & (images <= 1)).al
 }
 
 
-@pytest.mark.quick("privacy")
+@pytest.mark.slow
 @pytest.mark.parametrize("package", _ALONE)
 def test_transport_privacy_and_models_work_without_flower_ray_and_hydra(
     package: str, tmp_path: Path

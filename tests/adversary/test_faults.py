@@ -265,7 +265,7 @@ def test_a_node_that_starts_on_a_full_disk_releases_nothing(
     node.recovers(request(1))
 
 
-@pytest.mark.quick("True")
+@pytest.mark.slow
 @pytest.mark.parametrize("deadly", [False, True])
 def test_a_disk_that_fills_between_charge_and_reply_releases_nothing_unnoted(
     make_node: MakeNode, deadly: bool

@@ -58,7 +58,8 @@ def arrows(node: OwnersNode) -> list[int]:
     return sorted({1, total, *range(2, total, max(1, total // 24)), *range(total - 12, total)})
 
 
-@pytest.mark.parametrize("noise", ["fast", pytest.param("secure", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", ["fast", "secure"])
 def test_a_kill_at_any_arrow_changes_no_answer_and_no_critic(
     make_node: MakeNode, noise: str
 ) -> None:

@@ -226,7 +226,7 @@ def test_the_most_uses_that_a_message_may_ask_for(siege: Siege, honest: Honest) 
     assert refused(siege, messages) == {REFUSED}
 
 
-@pytest.mark.quick("images-40-add-remove-fast")
+@pytest.mark.slow
 @pytest.mark.parametrize("siege", ["fast"], indirect=True)
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 @pytest.mark.parametrize("capacity", [40, pytest.param(None, marks=pytest.mark.slow)])

@@ -63,6 +63,7 @@ def test_samples_are_those_of_the_command(run: fedsink.Run, tmp_path: Path) -> N
     assert isinstance(run.generator, torch.nn.Module)
 
 
+@pytest.mark.slow
 def test_evaluation_is_that_of_the_command(
     run: fedsink.Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

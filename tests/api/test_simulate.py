@@ -93,6 +93,7 @@ _BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.quick("unknown key", "value", "resume")
 @pytest.mark.parametrize("case", _BAD)
 def test_bad_input_is_the_commands_sentence_and_leaves_nothing(case: str, tmp_path: Path) -> None:
     keys, message = _BAD[case]
@@ -139,6 +140,7 @@ def test_an_interrupt_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     assert whole.sample(1)[0].shape == (1, 1, 8, 8)
 
 
+@pytest.mark.slow
 def test_resume(tmp_path: Path) -> None:
     whole = fedsink.simulate(SMALL, folder="whole")
     cut = fedsink.simulate(SMALL, folder="cut")

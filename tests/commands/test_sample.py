@@ -13,6 +13,8 @@ from pyarrow import parquet
 
 from .conftest import SMALL, Outcome, run_many
 
+pytestmark = pytest.mark.slow  # a process that runs twice and samples some thirty times
+
 
 @pytest.fixture(scope="module")
 def sampled(

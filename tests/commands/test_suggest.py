@@ -26,7 +26,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[str]
     return words[2:], out
 
 
-@pytest.mark.quick("arguments[24]")
+@pytest.mark.quick("arguments2")
 @pytest.mark.parametrize(
     "arguments",
     [

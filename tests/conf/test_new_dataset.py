@@ -69,7 +69,7 @@ def _start(yaml: str, folder: Path, *overrides: str) -> dict[str, object]:
     return privacy
 
 
-@pytest.mark.quick("-?3, 5, 7?-*", "-?6?-*")
+@pytest.mark.quick("-?3, 5, 7?-*")
 @pytest.mark.usefixtures("_fresh")
 @pytest.mark.parametrize("mode", ["central", "ldp", "ldp mechanism=gaussian"])
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROBE = """
 import sys
 import fedsink.models, fedsink.data, fedsink.data.views, fedsink.data.maps
@@ -14,6 +16,7 @@ print([m for m in heavy if m in sys.modules])
 """
 
 
+@pytest.mark.slow
 def test_importing_is_light_and_the_public_half_never_reads_records() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, timeout=300

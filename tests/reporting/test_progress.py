@@ -216,6 +216,7 @@ def test_a_terminal_that_cannot_move_the_cursor_gets_lines(monkeypatch):
     assert "\x1b" not in stream.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
 def test_ctrl_c_on_a_real_terminal_restores_it_and_leaves_stdout_alone():
     import pty
@@ -289,6 +290,7 @@ def test_says_what_does_not_fit():
         bar.update(3)
 
 
+@pytest.mark.slow
 def test_importing_the_package_is_light():
     code = (
         "import sys, fedsink.reporting\n"

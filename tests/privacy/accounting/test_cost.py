@@ -167,6 +167,7 @@ GRID = [
 ]
 
 
+@pytest.mark.quick("some-add-remove-clip0-*", "some-replace-one-clip3-*")
 @pytest.mark.parametrize(("adjacency", "clip", "schedule", "capacity"), ADJACENT + ADJACENT_CRITICS)
 @pytest.mark.parametrize(
     "grid", [GRID[::6], pytest.param(GRID, marks=pytest.mark.slow)], ids=["some", "all"]

@@ -44,6 +44,7 @@ def test_the_canary_moves_every_release_by_exactly_the_sensitivity(plan: Plans, 
     assert (torch.pdist(directions) > 0.2).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", ["record", pytest.param("batch", marks=pytest.mark.slow)])
 def test_the_correct_mechanism_is_not_flagged_and_its_bound_is_not_empty(
     plan: Plans, clip: str

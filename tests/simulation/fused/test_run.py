@@ -95,6 +95,7 @@ def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_overflows_are_reported_to_whoever_simulates(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -57,7 +57,7 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, i
     return play
 
 
-@pytest.mark.quick("clean")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clean", "suspects"])
 def test_a_stopped_study_continues_to_the_same_end(
     stopped: Callable[[str, int], Path],

@@ -124,6 +124,7 @@ def test_any_number_of_clients_trains_the_generator(
     assert float((after - before).abs().max()) > 1e-3
 
 
+@pytest.mark.slow
 def test_training_moves_the_generator_to_the_data(make_gs_wgan: Make, make_grid: Grids) -> None:
     """Without noise the class means come out: 0, 1 and 2 in every coordinate."""
     strategy = make_gs_wgan(clients=2, plan=unprotected(200), rows=30, fakes=30, lr=0.01)
