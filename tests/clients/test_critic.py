@@ -305,11 +305,12 @@ def test_the_total_is_the_sum_of_the_critics_clipped_gradients():
 
 
 @pytest.mark.parametrize("training", [TRAINING, MATCHING], ids=["plain", "matching"])
+@pytest.mark.parametrize("size", [3, 200])  # of less than one batch, and of more than all
 def test_the_operations_do_not_depend_on_how_records_are_dealt(
-    operations: Operations, training: CriticTraining
+    operations: Operations, training: CriticTraining, size: int
 ):
     """A part may be empty, of one class, or hold all: the same work."""
-    records, labels, slots = shard()
+    records, labels, slots = shard(size)
     kinds = [slots, torch.zeros_like(slots), 3 * slots, slots % 2]
     classes = [labels, torch.zeros_like(labels)]
     seen = []

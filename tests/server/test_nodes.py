@@ -208,13 +208,13 @@ def test_a_node_that_is_asked_twice_answers_once() -> None:
     def slow(message: Message) -> None:
         sent.append(message)
         if len(sent) == 3:
-            for each in sent:
-                link.arrive(each, "slow")
+            for number, each in enumerate(sent):
+                link.arrive(each, f"copy {number}")
 
     link.answer[102] = slow
     replies = of.send_and_receive(exchange(of))
     assert len(replies) == 2
-    assert said(replies) == {101: "of 101", 102: "slow"}
+    assert said(replies) == {101: "of 101", 102: "copy 0"}
 
 
 def test_missing_nodes_are_counted_and_late_ones_waited_for() -> None:
