@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -247,11 +248,15 @@ def test_a_policy_that_allows_critics_never_admits_the_published_form(
 
 
 def test_users_are_protected_where_records_tell_them_apart_alone(
-    settings: NodeSettings, monkeypatch: pytest.MonkeyPatch
+    settings: NodeSettings, secret: NodeSettings
 ) -> None:
     plan, node = replace(PLAN, adjacency="user"), Node(settings, 0)
-    with pytest.raises(DataError, match="do not tell them apart"):
-        replied(node, request(plan=plan))
+    for refusing in (node, Node(secret, 0)):
+        with pytest.raises(DataError, match="do not tell them apart"):
+            replied(refusing, request(plan=plan))
+    assert secret.ledger is not None
+    with sqlite3.connect(secret.ledger) as database:  # refused before a round is used up
+        assert database.execute("SELECT count(*) FROM claims").fetchone() == (0,)
     node.shard.users = torch.arange(len(node.shard)) % 7 + 2**40
     replied(node, request(plan=plan))
 
