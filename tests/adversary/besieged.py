@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -54,11 +56,13 @@ class BesiegedNode:
     Args:
         folder: where its state lies.
         shape: of a record.
-        holding: a key of `HOLDINGS`.
+        holding: a key of `HOLDINGS`, or of those of another siege.
         noise: "fast" or "secure" under an owner's policy, or "keyed": a simulation's node with a
             secret key and a ledger, whose settings hold no policy.
         epsilon: the policy's ceiling.
         operators: public keys that the policy names; None: whoever asks is answered.
+        owner: further arguments of the policy, in place of the usual ones; of a keyed node
+            further settings.
     """
 
     def __init__(
@@ -69,10 +73,11 @@ class BesiegedNode:
         noise: str,
         epsilon: float,
         operators: Mapping[str, str] | None = None,
+        owner: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder, self.noise = folder / holding, noise
         self.spec = DataSpec(f"besieged-{holding}", shape, ("a", "b", "c"), NOMINAL)
-        self._epsilon, self._operators = epsilon, operators
+        self._epsilon, self._operators, self._owner = epsilon, operators, dict(owner or {})
         self.begin()
 
     def begin(self) -> None:
@@ -87,7 +92,8 @@ class BesiegedNode:
     def restart(self) -> None:
         """The same node in another process, once `close_nodes` has ended this one."""
         if self.noise == "keyed":
-            self.settings = with_secret_key(NodeSettings(self.spec, None, 3), self.folder)
+            settings = with_secret_key(NodeSettings(self.spec, None, 3), self.folder)
+            self.settings = replace(settings, **self._owner)
         else:
             self.settings = NodeSettings.from_policy(
                 read_policy(self.folder / "policy.toml"), clients=3
@@ -151,18 +157,19 @@ class BesiegedNode:
                 assert account.spent_delta <= (account.delta or 0.0) * (1 + 1e-9)
 
     def _policy(self) -> str:
-        return policy(
-            backend=self.noise,
-            operators=self._operators,
-            budget={
+        usual: dict[str, Any] = {
+            "budget": {
                 "add-remove": limits(self._epsilon),
                 "replace-one": limits(self._epsilon, 1e-5),
             },
-            mechanisms=(*MECHANISMS, "parameter-gradient", "gaussian", "critic"),
-            allow={
+            "mechanisms": (*MECHANISMS, "parameter-gradient", "gaussian", "critic"),
+            "allow": {
                 "maximum_critics": CRITICS,
                 "maximum_critic_width": 8,
                 "maximum_critic_steps": 6,
             },
-            data={"name": self.spec.name, "shape": list(self.spec.shape)},
-        )
+            "data": {"name": self.spec.name, "shape": list(self.spec.shape)},
+        }
+        for name, value in self._owner.items():
+            usual[name] = {**usual[name], **value} if name in ("allow", "data") else value
+        return policy(backend=self.noise, operators=self._operators, **usual)

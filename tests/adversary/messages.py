@@ -6,12 +6,14 @@ import copy
 import json
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import strategies as st
 
+from fedsink.privacy import TurnSchedule
+from fedsink.privacy.sampling import schedule_to_dict
 from fedsink.protocol import GradientRequest
 from fedsink.protocol.gradient import pack_requests
 from fedsink.protocol.records import PROTOCOL_VERSION
@@ -19,6 +21,7 @@ from fedsink.protocol.records import PROTOCOL_VERSION
 from .honest import (
     CLASSES,
     CRITIC,
+    CRITICS,
     GRADIENT,
     IDENTITY,
     KINDS,
@@ -381,3 +384,132 @@ def in_message(step: Step, honest: Honest) -> Sent:
         text = str(content.config_records["fields"]["json"])
         content = with_fields(content, text + " " * (1 + bit % 3))
     return GRADIENT, content
+
+
+# A run name under everything that it can be combined with
+
+ADJACENCY_OF = {"a": "user", "b": "add-remove", "c": "replace-one", "d": "client", "e": "user"}
+LOUD = {"critics": CRITICS, "steps": 0, "warm": 6, "batch": 8, "history": 1, "lr": 0.03,
+        "penalty": 0.0, "drift": 0.0}  # fmt: skip
+"""Critics that learn in their first round alone, and then say all they know."""
+CRITICS_ASKED: list[dict[str, Any]] = [
+    {"classes": 1, "training": LOUD},
+    {"classes": 1, "training": LOUD | {"steps": 3, "warm": 3}},
+    {"classes": 1, "training": LOUD | {"critics": 3, "steps": 1}},
+    {"classes": 1, "training": LOUD | {"critics": 1}, "hidden": 8},
+    {"training": LOUD | {"mismatch": 0.5, "steps": 2, "warm": 0, "penalty": 10.0}},
+    {"kind": "convolution", "hidden": 2},
+    {},
+]
+PLANS_ASKED: list[dict[str, Any]] = [
+    {},
+    {"noise_multiplier": 2.0},
+    {"rounds": 6},
+    {"clip": {"name": "critic", "bound": 0.25, "critics": CRITICS + 4}},
+    {"schedule": schedule_to_dict(TurnSchedule(2))},
+    {"delta": 1e-7, "clip": {"name": "row", "bound": 0.5, "rows": 6}},
+]
+
+
+class Order(NamedTuple):
+    """One step of a server that combines one run name with everything.
+
+    Attributes:
+        how: what it sends, or what befalls the nodes.
+        run, round: of the request.
+        adjacency: of the request; None: that of `ADJACENCY_OF` the run.
+        plan: a place in `PLANS_ASKED`.
+        critics: a place in `CRITICS_ASKED`.
+        bits: whatever else there is to choose.
+        signature: as of `History.send`.
+    """
+
+    how: str
+    run: str
+    round: int
+    adjacency: str | None
+    plan: int
+    critics: int
+    bits: int
+    signature: str = "good"
+
+
+def _mostly(usual: int, others: int) -> st.SearchStrategy[int]:
+    return st.sampled_from([usual] * 3 * others + list(range(others)))
+
+
+ORDERS = st.builds(
+    Order,
+    st.sampled_from(
+        ["critic"] * 14
+        + ["other", "hostile", "gradient", "gradient", "weights", "upload", "again", "again"]
+        + ["restart", "data", "lose", "damage", "swap", "identity", "junk"]
+    ),
+    st.sampled_from(["a", "a", "b", "c", "d", "e"]),
+    st.integers(1, 6),
+    st.sampled_from([None] * 12 + sorted(set(ADJACENCY_OF.values()))),
+    _mostly(0, len(PLANS_ASKED)),
+    st.sampled_from([0, 0, 0, 1, 1, *range(len(CRITICS_ASKED))]),
+    st.integers(0, 2**16 - 1),
+    st.sampled_from(["good"] * 20 + ["none", "stranger", "another", "type"]),
+)
+
+
+def ordered(order: Order, honest: Honest) -> Sent:
+    """The message of an order that is for one."""
+    adjacency = order.adjacency or ADJACENCY_OF[order.run]
+    plan = {"adjacency": adjacency, **PLANS_ASKED[order.plan]}
+    bits, asked = order.bits, {"run": order.run}
+    if order.how == "identity":
+        return IDENTITY, RecordDict()
+    if order.how == "upload":
+        label = [0.5, None][bits % 2]
+        return PRIVATIZE, honest.upload(order.run, bits % 3, label=label).to_record()
+    if order.how in ("gradient", "weights"):
+        sampled = {
+            "adjacency": adjacency,
+            "rate": [1.0, 1.0, 0.5][bits % 3],
+            "capacity": [None, NOMINAL][adjacency == "client" or bits // 3 % 2],
+            "nominal_records": NOMINAL,
+            "noise_multiplier": [5.0, 1.0][bits // 6 % 2],
+            "rounds": 6,
+        }
+        if adjacency == "user":  # which gradients have no guarantee for
+            sampled["adjacency"] = "replace-one"
+        clip, schedule = ["record", "batch"][bits // 12 % 2], ["joint", "class"][bits // 24 % 2]
+        make = honest.gradient if order.how == "gradient" else honest.parameters
+        request = make(order.round, clip=clip, schedule=schedule, **asked, **sampled)
+        return (GRADIENT if order.how == "gradient" else PARAMETERS), request.to_record()
+    critics = CRITICS_ASKED[order.critics]
+    rows = [1, 1, 1, 6][bits % 4]
+    request = honest.critic(order.round, rows=rows, critics=critics, **asked, **plan)
+    if critics.get("classes") == 1:
+        request = replace(
+            request, row_labels=0 * request.row_labels, fake_labels=0 * request.fake_labels
+        )
+    share = [1] * 15 + [2]  # points near the middle: there a critic says what it learned
+    request = replace(
+        request, rows=request.rows / 10, fakes=request.fakes / 10, share=share[bits // 4 % 16]
+    )
+    if order.how == "other":  # the same place, and another function
+        request = replace(request, rows=request.rows - 1)
+    content = request.to_record()
+    fields = fields_of(content)
+    if len(honest.shape) == 3 and bits // 64 % 8 == 0:
+        fields["view"] = {"name": "dct", "shape": list(honest.shape), "radius": 99.0}
+        content = with_fields(content, fields)
+    if order.how == "hostile":
+        place = sorted(CRITIC_FIELDS)[bits // 512 % len(CRITIC_FIELDS)]
+        inner = fields
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = CRITIC_FIELDS[place][bits % len(CRITIC_FIELDS[place])]
+        content = with_fields(content, fields)
+    if order.how == "junk":
+        way = places_in(fields)[bits // 64 % len(places_in(fields))]
+        inner = fields
+        for key in way[:-1]:
+            inner = inner[key]
+        inner[way[-1]] = copy.deepcopy(JUNK[bits % len(JUNK)])
+        content = with_fields(content, fields)
+    return CRITIC, content

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy import stats
 from torch import Tensor
 
@@ -66,6 +69,27 @@ def squared_distance(one: Tensor, other: Tensor) -> Fraction:
     """‖a − b‖² of two tensors of floats, exactly."""
     pairs = zip(one.flatten().tolist(), other.flatten().tolist(), strict=True)
     return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), Fraction(0))
+
+
+def gaussian_delta(epsilon: float, shift: float) -> float:
+    """δ(ε) of normal noise whose mean moves by so many standard deviations.
+
+    Balle and Wang 2018, theorem 8: nothing of fedsink's own accounting is in it.
+    """
+    if shift == 0.0:
+        return 0.0
+    near, far = shift / 2 - epsilon / shift, -shift / 2 - epsilon / shift
+    return float(stats.norm.cdf(near) - math.exp(min(700.0, epsilon + stats.norm.logcdf(far))))
+
+
+@cache
+def sampled_epsilon(rate: float, multiplier: float, uses: int, delta: float) -> float:
+    """A lower bound on ε(δ) of Poisson-sampled normal noise, under add-remove."""
+    one = from_gaussian_mechanism(
+        multiplier, pessimistic_estimate=False, sampling_prob=rate, use_connect_dots=False,
+        value_discretization_interval=1e-3,
+    )  # fmt: skip
+    return float(one.self_compose(uses).get_epsilon_for_delta(delta))
 
 
 def assert_law(drawn: np.ndarray, law: Any) -> None:

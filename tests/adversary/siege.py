@@ -125,7 +125,7 @@ class Siege:
         """The first node's reply, after everything was checked at both."""
         self.sent += 1
         replies = [self._send(node, kind, content) for node in self.nodes]
-        assert _outcome(replies[0]) == _outcome(replies[1]), "the answer tells the nodes apart"
+        assert outcome(replies[0]) == outcome(replies[1]), "the answer tells the nodes apart"
         if replies[0].has_error():
             self.codes[replies[0].error.code] += 1
         else:
@@ -331,7 +331,7 @@ class Siege:
         assert node.left.setdefault(place, content) == content, "two answers in one place"
 
 
-def _outcome(reply: Message) -> Any:
+def outcome(reply: Message) -> Any:
     """What a reply shows of itself but for its values; how many records there are is public."""
     if reply.has_error():
         return reply.error.code
