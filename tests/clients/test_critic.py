@@ -94,19 +94,31 @@ def test_a_record_belongs_to_the_critic_of_its_slot():
         assert parts.holds[critic].tolist() == [bool((held == c).any()) for c in range(CLASSES)]
 
 
+def test_without_names_a_records_slot_is_its_line():
+    """And not its place among records of some order, which others would move."""
+    records, labels, lines = shard(12)
+    unnamed, numbered = (
+        Parts.deal([(records, labels.flip(0), slots)], CRITICS, CLASSES) for slots in (None, lines)
+    )
+    for name in ("records", "labels", "starts", "sizes", "holds"):
+        assert torch.equal(getattr(unnamed, name), getattr(numbered, name))
+
+
 def test_records_are_drawn_evenly_from_the_own_part_and_from_none_where_it_is_empty():
-    parts = Parts.deal([shard(7), shard(0)], CRITICS, CLASSES)
-    uniform = Stream(b"test").uniform(2 * CRITICS, 3000)
+    parts = Parts.deal([shard(0), shard(7), shard(0)], CRITICS, CLASSES)
+    uniform = Stream(b"test").uniform(3 * CRITICS, 3000)
     places = parts.draw(uniform)
-    for critic in range(CRITICS):
+    held = range(CRITICS, 2 * CRITICS)
+    for critic in held:
         counts = torch.bincount(places[critic], minlength=8)
         low, size = int(parts.starts[critic]), int(parts.sizes[critic])
         assert counts[low : low + size].sum() == 3000
         assert counts[low : low + size].min() > 0.9 * 3000 / size
-    assert bool((places[CRITICS:] == 7).all())
+    assert bool((places[:CRITICS] == 7).all())  # else they would be the next critic's
+    assert bool((places[2 * CRITICS :] == 7).all())
     assert not parts.records[7].any()
-    edge = parts.draw(torch.full((2 * CRITICS, 1), 1.0 - 2.0**-53, dtype=torch.float64))
-    assert torch.equal(edge[:CRITICS, 0], parts.starts[:CRITICS] + parts.sizes[:CRITICS] - 1)
+    edge = parts.draw(torch.full((3 * CRITICS, 1), 1.0 - 2.0**-53, dtype=torch.float64))
+    assert torch.equal(edge[held, 0], parts.starts[held] + parts.sizes[held] - 1)
 
 
 def test_a_record_meets_a_fake_of_its_own_label_and_any_where_there_is_none():
@@ -281,6 +293,19 @@ def test_rows_of_classes_that_a_part_lacks_are_zero():
     assert bool((total[0, message().row_labels != 1] == 0).all())
     assert bool((total[0, message().row_labels == 1].norm(dim=-1) > 0).all())
     assert float(total.norm()) == pytest.approx(CLIP.bound, rel=1e-5)
+
+
+def test_a_class_that_one_part_alone_has_is_asked_of_no_other_critic():
+    records, labels, slots = shard()
+    labels = labels % 2
+    labels[8] = 2
+    own = slots % CRITICS == 8 % CRITICS
+    whole, alone, others = (
+        totals([(records[kept], labels[kept], slots[kept])])[0]
+        for kept in (torch.ones_like(own), own, ~own)
+    )
+    torch.testing.assert_close(whole, alone + others, rtol=1e-5, atol=1e-6)
+    assert bool((others[0, message().row_labels == 2] == 0).all())
 
 
 def test_without_records_the_total_is_zero_and_nothing_is_learned():

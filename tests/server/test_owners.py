@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message, RecordDict
 
-from fedsink.errors import UnsignedRequestError
+from fedsink.errors import BadSignatureError, UnsignedRequestError
 from fedsink.protocol.identity import identity_query, identity_record
 from fedsink.protocol.receipts import Given, give, shown_receipts
 from fedsink.protocol.records import pack
@@ -24,10 +24,16 @@ KNOWN = {"lab": KEY.public_key().public_bytes_raw()}
 
 
 class Link(SimulationGrid):
-    """Nodes 101 and 102, of which the second gives nothing; it counts what it is asked."""
+    """Nodes 101 and 102, of which the second gives nothing unless it is named.
 
-    def __init__(self) -> None:
+    Attributes:
+        names: that nodes give with a receipt each.
+        seen: what nodes were sent.
+    """
+
+    def __init__(self, names: Mapping[int, str] | None = None) -> None:
         super().__init__(2)
+        self.names = {101: "a1"} if names is None else names
         self.seen: list[tuple[int, str, RecordDict]] = []
 
     def get_node_ids(self) -> list[int]:
@@ -41,8 +47,8 @@ class Link(SimulationGrid):
             record = RecordDict()
             if kind == "query.identity":
                 record = identity_record(node - 101)
-                if node == 101:
-                    give(record, Given("a1", f"receipt {len(self.seen)}"))
+                if node in self.names:
+                    give(record, Given(self.names[node], f"receipt {len(self.seen)}"))
             replies.append(Message(record, reply_to=message))
         return replies
 
@@ -62,6 +68,17 @@ def test_receipts_are_kept_and_shown_again_by_the_next_process(tmp_path: Path) -
     owners = OwnersGrid(link, path, None)
     list(owners.pull_messages(owners.push_messages([identity_query(102)])))
     assert shown_receipts(link.seen[-1][2]) == list(first.values())
+
+
+def test_the_receipts_of_other_nodes_and_runs_stay(tmp_path: Path) -> None:
+    path = tmp_path / "receipts.json"
+    path.write_text('{"c3": "of another run"}')
+    link = Link({101: "a1", 102: "b2"})
+    owners = OwnersGrid(link, path, None)
+    for node, kept in ((101, {"a1", "c3"}), (102, {"a1", "b2", "c3"}), (101, {"a1", "b2", "c3"})):
+        list(owners.pull_messages(owners.push_messages([identity_query(node)])))
+        assert set(json.loads(path.read_text())) == kept
+    assert sorted(shown_receipts(link.seen[-1][2])) == ["of another run", "receipt 1", "receipt 2"]
 
 
 def test_the_last_receipts_are_asked_for_at_the_end(tmp_path: Path) -> None:
@@ -97,3 +114,18 @@ def test_requests_are_signed_for_each_node_and_shared_content_stays(tmp_path: Pa
         with pytest.raises(UnsignedRequestError):  # its node has given no name
             signer(other, kind, "a1", KNOWN)
     assert sorted(content) == ["arrays", "fields"]
+
+
+def test_each_node_gets_a_signature_of_its_own(tmp_path: Path) -> None:
+    names = {101: "a1", 102: "b2"}
+    link = Link(names)
+    owners = OwnersGrid(link, tmp_path / "receipts.json", KEY)
+    NodeGrid(owners, 2, 2, Patience(wait=1.0, poll=0.01)).roster()
+    content = pack({"run": "r"}, {})
+    messages = [Message(content, dst_node_id=n, message_type="train.x") for n in names]
+    list(owners.pull_messages(owners.push_messages(messages)))
+    for node, kind, signed in link.seen[-2:]:
+        assert signer(signed, kind, names[node], KNOWN) == "lab"
+        [other] = set(names.values()) - {names[node]}
+        with pytest.raises(BadSignatureError):
+            signer(signed, kind, other, KNOWN)
