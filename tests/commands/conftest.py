@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,14 +25,16 @@ def small(*keys: str) -> list[str]:
     return [*(key for key in SMALL if key.partition("=")[0] not in names), *keys]
 
 
-# Starting Python and importing torch takes seconds: one process answers many command lines, each
-# in an empty folder of its own. Only `main` is called, as the installed script does.
+# Starting Python and importing torch takes seconds: one process imports them once, and a fork of it
+# answers many command lines, each in an empty folder of its own. Only `main` is called, as the
+# installed script does.
 _MANY = """
-import contextlib, io, json, os, sys
+import contextlib, io, json, os, sys, traceback
 from pathlib import Path
+import fedsink.simulation.simulate, fedsink.pages.report, hydra
 from fedsink.cli import main
-outcomes = []
-for folder, arguments in json.load(sys.stdin):
+
+def outcome(folder, arguments):
     os.makedirs(folder, exist_ok=True)
     os.chdir(folder)
     out, err, code = io.StringIO(), io.StringIO(), None
@@ -42,8 +46,27 @@ for folder, arguments in json.load(sys.stdin):
         except BaseException as error:
             code = repr(error)
     left = sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*"))
-    outcomes.append([code, out.getvalue(), err.getvalue(), left])
-json.dump(outcomes, sys.stdout)
+    return [code, out.getvalue(), err.getvalue(), left]
+
+def answers(environment, lines):
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        return [outcome(*line) for line in lines]
+    except BaseException:
+        return traceback.format_exc()
+
+for line in sys.stdin:
+    reader, writer = os.pipe()
+    if not os.fork():
+        os.close(reader)
+        with os.fdopen(writer, "w") as pipe:
+            json.dump(answers(*json.loads(line)), pipe)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        print(pipe.read(), flush=True)
+    os.wait()
 """
 
 
@@ -85,21 +108,28 @@ def run_once(*arguments: str, cwd: Path, stdin: str | None = None, **more: str) 
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
+@cache
+def _prepared() -> subprocess.Popen[str]:
+    """The process that has imported everything; it ends when its standard input does."""
+    command = [sys.executable, "-c", _MANY]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    atexit.register(process.communicate)
+    return process
+
+
 def run_many(lines: Sequence[tuple[Path, Sequence[str]]]) -> list[Outcome]:
     """Many command lines in one process, each in a folder of its own."""
-    asked = json.dumps([[str(folder), list(arguments)] for folder, arguments in lines])
-    done = subprocess.run(
-        [sys.executable, "-c", _MANY],
-        input=asked,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr)
-    return [
-        Outcome(code, out, err, tuple(left)) for code, out, err, left in json.loads(done.stdout)
-    ]
+    asked = [[str(folder), list(arguments)] for folder, arguments in lines]
+    process = _prepared()
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write(json.dumps([dict(os.environ), asked]) + "\n")
+    process.stdin.flush()
+    answer = json.loads(process.stdout.readline())
+    if isinstance(answer, str):
+        raise RuntimeError(answer)
+    return [Outcome(code, out, err, tuple(left)) for code, out, err, left in answer]
 
 
 @pytest.fixture(scope="session")

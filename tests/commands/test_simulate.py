@@ -273,10 +273,8 @@ def played(
 
 
 @pytest.mark.quick(
-    "unknown key", "added key", "unknown choice", "twice", "accents", "missing root", "eps",
-    "rate", "labels", "type", "named folder", "adjacency", "capacity", "noise", "policy and seed",
-    "shuffler", "deploy without app", "resume nothing", "unknown command", "sample without out",
-    "evaluate too few", "account of too little", "not a key",
+    "unknown key", "twice", "accents", "missing root", "eps", "labels", "type", "named folder",
+    "policy and seed", "resume nothing", "unknown command", "account of too little",
 )  # fmt: skip
 @pytest.mark.parametrize("case", _BAD)
 def test_bad_input_is_one_sentence_exit_2_and_leaves_nothing(

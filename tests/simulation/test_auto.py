@@ -121,7 +121,7 @@ def test_a_run_says_stores_and_keeps_what_was_taken(
     assert stored["engine"] == {
         "name": "local", "timeout": 200, "threads": 1, "device": "cpu", "chosen": chosen,
     }  # fmt: skip
-    assert settings(stored)["engine.chosen"] == f"'{chosen}'"
+    assert settings(stored)["engine.chosen"] == f'"{chosen}"'
     origin = Origin.of(RecordedRun(RunFolder(run)).config)
     assert "engine=" not in origin.command
     assert "engine.timeout=200" in origin.command
