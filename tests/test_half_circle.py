@@ -28,6 +28,7 @@ def distance(folder: Path, *overrides: str) -> float:
     return exact_w2(run.draw(1000, seed=1)[0], real)
 
 
+@pytest.mark.slow
 def test_the_matched_cost_recovers_the_half_circle(tmp_path: Path) -> None:
     """Theorem 1, at Laplace noise of scale 0.483 on 5000 points."""
     assert distance(tmp_path / "matched") < 0.30

@@ -68,6 +68,7 @@ def _run(settings: RunSettings, grid: SimulationGrid, folder: Path) -> dict[str,
     return load_file(folder / "generator.safetensors")
 
 
+@pytest.mark.quick("central")
 @pytest.mark.parametrize("mode", ["central", "ldp"])
 def test_ray_and_local_train_the_same_generator(
     grids: dict[str, RayGrid], configured: Configure, tmp_path: Path, mode: str
