@@ -19,7 +19,7 @@ class ReplyStore:
     Guarantees:
         - A reply is on the disk, whole, before `put` returns it.
         - Of two replies to one request the first is kept, and both are answered with it.
-        - A damaged reply is refused, never made again.
+        - A damaged reply, or one to another request, is refused, never made again.
         - Files have mode 0600.
 
     Args:
@@ -44,7 +44,7 @@ class ReplyStore:
         except OSError as error:
             raise LedgerError(f"the stored reply {path} cannot be read: {error}.") from None
         try:
-            reply = unseal(content)
+            reply = unseal(content, digest.hex())
         except SafetensorError as error:  # intact, but not what this version writes
             raise LedgerError(f"the stored reply {path} cannot be read: {error}.") from None
         if reply is None:
@@ -74,7 +74,7 @@ class ReplyStore:
         path = self._path(digest)
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_once(path, seal(reply))
+            write_once(path, seal(reply, digest.hex()))
         except OSError as error:
             raise LedgerError(
                 f"the reply cannot be stored in {self._folder} ({error.strerror}), and nothing is "

@@ -34,7 +34,7 @@ class State:
         - A file of a state is whole or does not exist, has mode 0600, and lies in a folder of mode
           0700.
         - The state that `before` gives is never one of that round or a later one.
-        - A damaged file counts as none.
+        - A damaged file, or one of another state or round, counts as none.
         - A simulation ends where a state is lost: a round computed again from another state
           could draw the same noise for another result.
 
@@ -121,7 +121,7 @@ class State:
     def _read(self, round: int) -> Tensors | None:
         path = self._path(round)
         try:
-            state = unseal(path.read_bytes())
+            state = unseal(path.read_bytes(), self._sealed_for(path))
         except (OSError, SafetensorError) as error:
             raise LedgerError(f"the state {path} cannot be read: {error}.") from None
         if state is None:
@@ -134,7 +134,7 @@ class State:
             for folder in (path.parent.parent, path.parent):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.unlink(missing_ok=True)
-            write_once(path, seal(state), durable=not self.simulated)
+            write_once(path, seal(state, self._sealed_for(path)), durable=not self.simulated)
         except OSError as error:
             raise LedgerError(
                 f"a state cannot be stored in {path.parent} ({error.strerror}), and nothing is "
@@ -150,6 +150,10 @@ class State:
                     f"the old state {self._path(round)} cannot be removed ({error.strerror}): "
                     "correct the permissions of its folder."
                 ) from None
+
+    @staticmethod
+    def _sealed_for(path: Path) -> str:
+        return f"{path.parent.name}/{path.name}"
 
     def _path(self, round: int) -> Path:
         if self._folder is None:

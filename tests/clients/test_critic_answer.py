@@ -647,6 +647,27 @@ def test_a_simulated_run_has_one_plan_and_one_unit(settings: NodeSettings) -> No
             replied(node, request(2, plan))
 
 
+@pytest.mark.parametrize("other", ["run", "round"])
+def test_a_state_that_was_moved_to_another_run_or_round_is_lost(
+    owned: Callable[..., NodeSettings], caplog: pytest.LogCaptureFixture, other: str
+) -> None:
+    settings = owned()
+    node = Node(settings, 0)
+    for round in (1, 2):
+        replied(node, request(round))
+    [_, second] = sorted(files(settings), key=lambda path: path.name)
+    replied(node, request(1, run="other"))
+    [first] = set(files(settings)) - set(second.parent.iterdir())
+    if other == "run":
+        first.write_bytes((second.parent / first.name).read_bytes())
+        replied(node, request(2, run="other"))
+    else:
+        first.rename(first.with_name("2.state"))
+        replied(node, request(3, run="other"))
+    assert "is damaged and counts as lost" in caplog.text
+    assert "it starts anew" in caplog.text
+
+
 def test_states_that_are_old_are_removed_when_the_node_opens(
     owned: Callable[..., NodeSettings],
 ) -> None:
