@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import multiprocessing
 import shutil
 import signal
@@ -23,6 +22,7 @@ from flwr.common.serde import recorddict_to_proto
 
 from fedsink.clients.app import app
 from fedsink.clients.node import close_nodes
+from fedsink.clients.sealed import unseal
 from fedsink.models.critics import CriticTraining
 from fedsink.privacy import BatchClip, CriticClip, JointSchedule, PrivacyPlan
 from fedsink.privacy.ledger import Database, problems
@@ -41,7 +41,6 @@ PLAN = PrivacyPlan(1.0, 1.0, 51, BatchClip(0.5), JointSchedule(), 1e-6)
 CRITIC_PLAN = PrivacyPlan(1.0, 1.0, 51, CriticClip(0.5, 4), JointSchedule(), 1e-6)
 Asked = GradientRequest | CriticRequest
 _TYPES: dict[type, str] = {GradientRequest: "train.gradient", CriticRequest: "train.critic"}
-_CHECKSUM_BYTES = 32
 _PATIENCE = 60.0
 _FORK = multiprocessing.get_context("fork")
 
@@ -216,11 +215,9 @@ class OwnersNode:
 
     def stored(self) -> dict[str, bytes]:
         """The stored replies, each whole."""
-        replies = {path.name: path.read_bytes() for path in self.state.glob("replies/[!.]*")}
-        for content in replies.values():
-            checksum = hashlib.sha256(content[_CHECKSUM_BYTES:]).digest()
-            assert content[:_CHECKSUM_BYTES] == checksum
-        return replies
+        paths = list(self.state.glob("replies/[!.]*"))
+        assert all(unseal(path.read_bytes(), path.stem) is not None for path in paths)
+        return {path.name: path.read_bytes() for path in paths}
 
     def leftovers(self) -> set[Path]:
         """Half-written files: whole ones get a name that does not begin with a dot."""
