@@ -80,7 +80,7 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_fresh")
-@pytest.mark.parametrize("loss", ["denoised", "noisy_w1"])
+@pytest.mark.parametrize("loss", ["denoised", "noisy_w1", "noisy_wgan"])
 def test_a_comparison_runs_to_its_end_and_says_what_it_is(
     loss: str, tiny_data: Path, tmp_path: Path
 ) -> None:

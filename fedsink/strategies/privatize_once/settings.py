@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -16,6 +16,7 @@ from fedsink.privacy.accounting.amplification import shuffling_statement
 from fedsink.protocol import LocalPlan, PrivatizeReply
 from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.privatize_once.budget import local_plan
+from fedsink.strategies.privatize_once.critic import NoisyCriticSettings
 from fedsink.strategies.privatize_once.denoising import check_denoisable
 from fedsink.strategies.privatize_once.statement import local_statement
 from fedsink.strategies.quorum import check_quorum
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 
 ENTROPIC = ("matched", "debiased")
 EXACT = ("unregularised", "noisy_w1", "denoised")
-LOSSES = ENTROPIC + EXACT
+BY_CRITIC = ("noisy_wgan",)
+NOISY = ("noisy_w1", "noisy_wgan")  # generated values go through the mechanism as well
+LOSSES = ENTROPIC + EXACT + BY_CRITIC
 """What the server may minimise; `fedsink.strategies.privatize_once.loss` has the equations."""
 
 
@@ -56,7 +59,8 @@ class PrivatizeOnceSettings(StrategySettings):
         finite_batch_factor: scales λ for minibatches (→ 1 as b grows); below 1 the matched
             channel is a narrower one, so it is reported.
         loss: "matched" (Theorem 1), or one of its comparisons: "unregularised", "noisy_w1",
-            "debiased", "denoised" (see `fedsink.strategies.privatize_once.loss`).
+            "noisy_wgan", "debiased", "denoised" (see `fedsink.strategies.privatize_once.loss`).
+        critic: of "noisy_wgan"; None: `NoisyCriticSettings` as it stands.
         cost, lam: override the matched cost and λ; need `unmatched`.
         unmatched: declares that cost and λ are not those of Theorem 1.
         solver: "converged", or "annealed" for the schedule of DP-Sinkhorn.
@@ -97,6 +101,7 @@ class PrivatizeOnceSettings(StrategySettings):
     run: str = UNNAMED
     shuffling: dict[str, Any] | None = None
     quorum: float | None = None
+    critic: NoisyCriticSettings | None = None
 
     def __post_init__(self) -> None:
         values, where = vars(self), "strategy."
@@ -172,6 +177,7 @@ class PrivatizeOnceSettings(StrategySettings):
             run=run,
             shuffling=_shuffling(config, plan),
             quorum=chosen["quorum"],
+            critic=_critic(chosen["critic"]),
         )
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
@@ -199,12 +205,14 @@ class PrivatizeOnceSettings(StrategySettings):
         """The content of privacy.json, with the loss that the server minimises."""
         training = {
             "loss": self.loss,
-            "cost": self.effective_cost,
+            "cost": "l2, by a critic" if self.loss in BY_CRITIC else self.effective_cost,
             "lam": self.effective_lam,
             "finite_batch_factor": self.finite_batch_factor,
             "matched": self.matched,
             "matched_cost": asdict(self.plan.matched_cost),
         }
+        if self.loss in BY_CRITIC:
+            training["critic"] = asdict(self.noisy_critic)
         return local_statement(self.plan, self.clients, noise, training, shuffling=self.shuffling)
 
     def identity(self) -> dict[str, Any]:
@@ -229,16 +237,32 @@ class PrivatizeOnceSettings(StrategySettings):
             )
         if self.loss == "denoised":
             check_denoisable(self.plan.map)
-        if self.loss in EXACT and self.backend != NATIVE:
+        if self.loss not in ENTROPIC and self.backend != NATIVE:
+            way = "left to a critic" if self.loss in BY_CRITIC else "exact transport"
             raise ConfigError(
-                f"strategy.loss={self.loss} is exact transport, which strategy.backend="
-                f"{self.backend} does not solve: leave one of them out."
+                f"strategy.loss={self.loss} is {way}, which strategy.backend={self.backend} does "
+                "not solve: leave one of them out."
+            )
+        if self.critic is not None and self.loss not in BY_CRITIC:
+            raise ConfigError(
+                f"strategy.critic belongs to strategy.loss=noisy_wgan; strategy.loss={self.loss} "
+                "trains none: leave it out."
+            )
+        if self.loss in BY_CRITIC and self.plan.classes > 1:
+            raise ConfigError(
+                f"strategy.loss={self.loss} compares records without labels: say "
+                "conditional=false, or choose another loss."
             )
 
     @property
     def matched(self) -> bool:
         """Whether it is the loss of Theorem 1 (at a finite-batch factor of 1)."""
         return self.loss == "matched" and not self.unmatched
+
+    @property
+    def noisy_critic(self) -> NoisyCriticSettings:
+        """The critic of `noisy_wgan`."""
+        return self.critic or NoisyCriticSettings()
 
     @property
     def effective_cost(self) -> str:
@@ -258,10 +282,14 @@ class PrivatizeOnceSettings(StrategySettings):
     @property
     def effective_lam(self) -> float:
         """The λ trained with, finite-batch factor included; 0 for exact transport."""
-        if self.loss in EXACT:
+        if self.loss not in ENTROPIC:
             return 0.0
         lam = self.plan.matched_cost.lam if self.lam is None else self.lam
         return lam * self.finite_batch_factor
+
+
+def _critic(stated: Mapping[str, Any] | None) -> NoisyCriticSettings | None:
+    return None if stated is None else strictly(NoisyCriticSettings, stated, "strategy.critic")
 
 
 def _shuffling(config: Configuration, plan: LocalPlan) -> dict[str, Any] | None:

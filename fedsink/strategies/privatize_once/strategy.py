@@ -124,23 +124,30 @@ class PrivatizeOnce(RoundStrategy):
         """One optimiser step on a minibatch of privatized records."""
         if self._strata is None:
             raise RuntimeError("No records have arrived: configure_train or load_uploads first.")
+        for step in range(self._loss.critic_steps):
+            stream = self.latent_stream(f"critic.{step}", server_round)
+            with torch.no_grad():
+                points, targets = self._batch(self._strata, stream)
+            self._loss.train_critic(points, targets, stream)
         stream = self.latent_stream("train", server_round)
-        records, labels = self._strata.draw(self.settings.batch, stream)
-        generator = self.trainer.generator
-        z = generator.latent(labels.numel(), stream)
-        points = self.settings.plan.map(generator(z, labels.flatten()))
-        loss = self._loss(points.unflatten(0, labels.shape), self._targets[records])
-        self.trainer.step(points, loss.gradient.flatten(0, 1), server_round)
+        points, targets = self._batch(self._strata, stream)
+        loss = self._loss(points, targets, stream)
+        self.trainer.step(points, loss.gradient, server_round)
         self.round = server_round
         return None, MetricRecord({"loss": loss.value, "iterations": loss.iterations})
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Weights, moments and average."""
-        return self.trainer.state()
+        """Weights, moments and average, and the critic where the loss has one."""
+        tensors, values = self.trainer.state()
+        if self._loss.critic:
+            tensors |= self._loss.critic.state()
+        return tensors, values
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore what `state` returned; the uploads are loaded first."""
         self.trainer.load_state(tensors, values)
+        if self._loss.critic:
+            self._loss.critic.load_state(tensors)
 
     def uploads(self) -> dict[str, Tensor]:
         """The privatized records: asked for once, kept for good."""
@@ -150,9 +157,18 @@ class PrivatizeOnce(RoundStrategy):
         """Restore what `uploads` returned."""
         self._accept(tensors["values"], tensors["labels"])
 
+    def _batch(self, strata: LabelStrata, stream: Stream) -> tuple[Tensor, Tensor]:
+        """Generated values and records of a step, (S, n, D) each."""
+        records, labels = strata.draw(self.settings.batch, stream)
+        generator = self.trainer.generator
+        z = generator.latent(labels.numel(), stream)
+        points = self.settings.plan.map(generator(z, labels.flatten()))
+        return points.unflatten(0, labels.shape), self._targets[records]
+
     def _accept(self, values: Tensor, labels: Tensor) -> None:
         self._values, self._labels = values, labels
         self._targets = self._loss.targets(values)
+        self._loss.begin(self._targets, self.latent_stream("critic", 0))
         mechanism = self.settings.plan.label_mechanism
         prior = mechanism.estimate_prior(labels) if mechanism else torch.ones(1)
         self._prior = prior.to(torch.float32)

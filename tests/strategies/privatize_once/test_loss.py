@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 
-from fedsink.data.maps import L1Ball, L2Ball, PixelRange, PooledPower
+from fedsink.data.maps import L1Ball, L2Ball, PixelRange, PointBall, PooledPower
+from fedsink.data.maps.base import Norm
 from fedsink.data.wavelets import denoised
 from fedsink.errors import ConfigError
+from fedsink.privacy import Stream, local_mechanism
 from fedsink.protocol import LocalPlan
 from fedsink.strategies import PrivatizeOnce
+from fedsink.strategies.privatize_once.critic import NoisyCritic, NoisyCriticSettings
 from fedsink.strategies.privatize_once.denoising import denoised_values
 from fedsink.strategies.privatize_once.loss import LocalLoss
 from fedsink.strategies.privatize_once.settings import LOSSES
@@ -23,6 +28,14 @@ from fedsink.transport.solvers.exact import assignment_gradient
 Local = Callable[..., PrivatizeOnce]
 GAUSSIAN = LocalPlan("gaussian", L2Ball((1, 4, 4), 2.0), 20.0, 1e-4)
 LAPLACE = LocalPlan("laplace", PixelRange((1, 4, 4), "l1"), 60.0)
+STREAM = Stream(b"server")
+
+
+def line(mechanism: str, norm: Norm, scale: float) -> LocalPlan:
+    """A plan for numbers in [−10, 10] with noise of this scale."""
+    f, delta = PointBall(norm, 10.0, size=1), 1e-4 if mechanism == "gaussian" else 0.0
+    epsilon = local_mechanism(mechanism).from_scale(f.sensitivity, scale, delta).epsilon
+    return LocalPlan(mechanism, f, epsilon, delta)
 
 
 def loss(make: Local, plan: LocalPlan, name: str, **more: Any) -> LocalLoss:
@@ -51,9 +64,11 @@ def test_the_exact_losses_are_the_mean_of_the_strata_without_regularisation(
     make_local: Local, plan: LocalPlan, name: str, cost: str
 ) -> None:
     points, targets = batch()
-    found = loss(make_local, plan, name)(points, targets)
+    of = loss(make_local, plan, name)
+    found = of(points, targets, STREAM.child("a"))
+    shown = of.noisy(points, STREAM.child("a")) if name == "noisy_w1" else points
     alone = [
-        assignment_gradient(x, y, cost_named(cost)) for x, y in zip(points, targets, strict=True)
+        assignment_gradient(x, y, cost_named(cost)) for x, y in zip(shown, targets, strict=True)
     ]
     assert found.value == pytest.approx(float(alone[0].value + alone[1].value) / 2)
     assert torch.allclose(found.gradient, torch.stack([each.gradient for each in alone]) / 2)
@@ -64,7 +79,7 @@ def test_the_matched_loss_is_the_mean_of_the_strata(make_local: Local) -> None:
     """Each with the cost and λ of Theorem 1, none with the other's records."""
     plan = replace(GAUSSIAN, epsilon=5.0)
     points, targets = batch()
-    found = loss(make_local, plan, "matched", finite_batch_factor=0.8)(points, targets)
+    found = loss(make_local, plan, "matched", finite_batch_factor=0.8)(points, targets, STREAM)
     lam = 0.8 * 2 * plan.image_mechanism.scale**2
     for stratum in range(2):
         alone = transport_gradient(
@@ -80,8 +95,8 @@ def test_the_debiased_gradient_is_the_sinkhorn_divergences(make_local: Local) ->
     points, targets = batch()
     step = torch.randn(points.shape, generator=torch.Generator().manual_seed(3)) * 1e-2
     of = loss(make_local, replace(GAUSSIAN, epsilon=5.0), "debiased")
-    ahead, behind = (of(points + sign * step, targets).value for sign in (1, -1))
-    expected = float((of(points, targets).gradient * step).sum())
+    ahead, behind = (of(points + sign * step, targets, STREAM).value for sign in (1, -1))
+    expected = float((of(points, targets, STREAM).gradient * step).sum())
     assert (ahead - behind) / 2 == pytest.approx(expected, rel=0.02)
 
 
@@ -90,10 +105,92 @@ def test_the_debiased_loss_is_least_where_the_points_are_the_targets(make_local:
     _, targets = batch()
     plan = replace(GAUSSIAN, epsilon=3.0)
     debiased, matched = (
-        loss(make_local, plan, name)(targets, targets) for name in ("debiased", "matched")
+        loss(make_local, plan, name)(targets, targets, STREAM) for name in ("debiased", "matched")
     )
     assert float(debiased.gradient.abs().max()) < 1e-4
     assert float(matched.gradient.abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize(("mechanism", "norm"), [("gaussian", "l2"), ("laplace", "l1")])
+def test_generated_values_get_noise_of_the_mechanisms_law(
+    make_local: Local, mechanism: str, norm: Norm
+) -> None:
+    """Kolmogorov's distance to the law itself, and to two thirds and three halves of its scale."""
+    of = loss(make_local, line(mechanism, norm, 2.0), "noisy_w1")
+    points = torch.full((1, 4000, 1), 3.0)
+    noise = (of.noisy(points, STREAM.child(mechanism)) - points).flatten().double()
+    law = {"gaussian": stats.norm, "laplace": stats.laplace}[mechanism]
+    distance = {k: stats.kstest(noise, law(scale=2.0 * k).cdf).statistic for k in (1, 2 / 3, 3 / 2)}
+    assert distance[1] < 0.03  # √4000·0.03 = 1.9: one in a thousand, and the stream is fixed
+    assert min(distance[2 / 3], distance[3 / 2]) > 0.06
+    again = of.noisy(points, STREAM.child(mechanism, "b")) - points
+    assert not torch.equal(again.flatten().double(), noise)
+
+
+def test_noisy_w1_is_the_distance_of_two_noisy_gaussians(make_local: Local) -> None:
+    """W₁ of N(a, s² + σ²) and N(b, t² + σ²): |a − b|, or √(2/π)·|√(s² + σ²) − √(t² + σ²)|."""
+    plan, n = line("gaussian", "l2", 2.0), 1500
+    exact = {name: loss(make_local, plan, name) for name in ("noisy_w1", "unregularised")}
+    x, y = STREAM.child("x").normal(1, n, 1).float(), STREAM.child("y").normal(1, n, 1).float()
+    records = exact["noisy_w1"].noisy(y, STREAM.child("records"))
+
+    def distance(points: torch.Tensor) -> float:
+        return exact["noisy_w1"](points, records, STREAM.child("noise")).value
+
+    floor = 0.25  # of two samples of 1500 from N(0, 5): 0.08 on average
+    assert distance(x) < floor
+    assert distance(x + 3.0) == pytest.approx(3.0, abs=floor)
+    wide = math.sqrt(2 / math.pi) * (math.sqrt(25 + 4) - math.sqrt(1 + 4))
+    assert distance(5.0 * x) == pytest.approx(wide, abs=floor)
+    # The law before the noise is not the nearest where nothing is added to it.
+    plain = exact["unregularised"]
+    noisy = math.sqrt(5.0) * STREAM.child("z").normal(1, n, 1).float()
+    assert plain(x, records, STREAM).value > plain(noisy, records, STREAM).value + 1.0
+
+
+@pytest.mark.parametrize("name", ["noisy_w1", "noisy_wgan"])
+def test_the_gradient_of_a_noisy_loss_is_the_one_at_the_points(
+    make_local: Local, name: str
+) -> None:
+    """By finite differences at the same noise: what is added moves with nothing."""
+    of = loss(make_local, LAPLACE, name)
+    points, targets = (values[:1] for values in batch())
+    of.begin(targets.flatten(0, 1), STREAM.child("critic"))
+    step = torch.randn(points.shape, generator=torch.Generator().manual_seed(3)) * 1e-3
+    ahead, behind = (of(points + s * step, targets, STREAM.child("n")).value for s in (1, -1))
+    expected = float((of(points, targets, STREAM.child("n")).gradient * step).sum())
+    assert abs(expected) > 1e-4
+    assert (ahead - behind) / 2 == pytest.approx(expected, rel=0.02, abs=2e-6)
+
+
+def test_a_critic_learns_the_distance_of_two_shifted_laws() -> None:
+    """W₁ of equal laws that lie 2 apart is 2, and the generated values are drawn to the records."""
+    shift = torch.tensor([[1.2, -1.6]])
+    stream = STREAM.child("records")
+    records = 3.0 + stream.normal(4000, 2).float()
+    critic = NoisyCritic(NoisyCriticSettings(hidden=32, lr=5e-3), records, STREAM.child("w"))
+    for number in range(300):
+        draw = STREAM.child("draw", number)
+        chosen = records[(draw.uniform(128) * 4000).long()]
+        critic.train(3.0 + draw.normal(128, 2).float() - shift, chosen, draw)
+    other = 3.0 + STREAM.child("other").normal(4000, 2).float() - shift
+    value, gradient = critic.distance(other, records)
+    assert float(value) == pytest.approx(2.0, abs=0.3)
+    pull = -4000 * gradient.mean(0)
+    assert torch.allclose(pull, shift[0] / 2, atol=0.2)
+
+
+def test_a_critic_goes_on_from_its_state() -> None:
+    records = STREAM.child("records").normal(64, 3).float()
+    through, resumed = (
+        NoisyCritic(NoisyCriticSettings(), records, STREAM.child(w)) for w in ("w", "other")
+    )
+    through.train(records + 1.0, records, STREAM.child(0))
+    resumed.load_state({key: value.clone() for key, value in through.state().items()})
+    for critic in (through, resumed):
+        critic.train(records + 1.0, records, STREAM.child(1))
+    for key, value in through.state().items():
+        assert torch.equal(resumed.state()[key], value)
 
 
 def test_denoised_records_are_what_the_exact_loss_sees(make_local: Local) -> None:
@@ -104,8 +201,8 @@ def test_denoised_records_are_what_the_exact_loss_sees(make_local: Local) -> Non
     assert torch.allclose(found.targets(values), expected)
     assert not torch.allclose(expected, values, atol=0.1)
     assert torch.equal(loss(make_local, GAUSSIAN, "unregularised").targets(values), values)
-    exact = loss(make_local, GAUSSIAN, "unregularised")(points[None], expected[None])
-    assert found(points[None], found.targets(values)[None]).value == exact.value
+    exact = loss(make_local, GAUSSIAN, "unregularised")(points[None], expected[None], STREAM)
+    assert found(points[None], found.targets(values)[None], STREAM).value == exact.value
 
 
 def test_records_in_the_cosine_basis_are_denoised_as_pictures() -> None:
@@ -128,7 +225,7 @@ def test_the_threshold_of_laplace_noise_is_that_of_its_standard_deviation() -> N
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_only_the_matched_loss_is_reported_as_theorem_1(make_local: Local, name: str) -> None:
-    settings = make_local(plan=GAUSSIAN, loss=name).settings
+    settings = make_local(plan=replace(GAUSSIAN, classes=1), loss=name).settings
     assert settings.matched == (name == "matched")
     lam = GAUSSIAN.matched_cost.lam if name in ("matched", "debiased") else 0.0
     assert settings.effective_lam == pytest.approx(lam)
@@ -138,7 +235,7 @@ def test_only_the_matched_loss_is_reported_as_theorem_1(make_local: Local, name:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss": "sharp"}, r"strategy\.loss is matched, debiased.* or denoised, not 'sharp'"),
+        ({"loss": "sharp"}, r"strategy\.loss is matched, debiased.* or noisy_wgan, not 'sharp'"),
         (
             {"loss": "debiased", "lam": 1.0, "unmatched": True},
             r"strategy\.loss=debiased has a cost and λ of its own: leave",
@@ -149,6 +246,18 @@ def test_only_the_matched_loss_is_reported_as_theorem_1(make_local: Local, name:
                 "plan": replace(GAUSSIAN, map=PooledPower((1, 4, 4), 2, norm="l2")),
             },
             r"whole pictures, and the map pooled_power .*choose map=pixel_range",
+        ),
+        (
+            {"loss": "noisy_wgan", "plan": replace(GAUSSIAN, classes=3, label_epsilon=1.0)},
+            r"noisy_wgan compares records without labels: say conditional=false",
+        ),
+        (
+            {"loss": "noisy_w1", "critic": NoisyCriticSettings()},
+            r"strategy\.critic belongs to strategy\.loss=noisy_wgan; .*noisy_w1 trains none",
+        ),
+        (
+            {"loss": "noisy_wgan", "backend": "geomloss", "solver": "annealed"},
+            r"noisy_wgan is left to a critic, which strategy\.backend=geomloss does not",
         ),
     ],
 )
