@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -10,7 +12,7 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.models.observation import Observation
 from fedsink.privacy.noise_share import NoiseShare
-from fedsink.values import Config, Options, choice, flag, integer, number, strictly
+from fedsink.values import Config, Options, choice, flag, given, integer, leaves, number, strictly
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,50 @@ class NoiseSettings:
 
 
 @dataclass(frozen=True)
+class Paper:
+    """The row of a paper that an experiment repeats, and in what a configuration differs from it.
+
+    Attributes:
+        source: paper, table and row.
+        values: what the paper states, as keys of a configuration in nested tables; null: nothing.
+        besides: sentences about what no key says, by a name of each.
+
+    Raises:
+        ConfigError: the tables are none.
+    """
+
+    source: str
+    values: Config
+    besides: Config = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("values", "besides"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ConfigError(f"paper.{name} is a table, not {getattr(self, name)!r}.")
+
+    def statement(self, config: Config) -> dict[str, Any]:
+        """The entry `paper` of privacy.json.
+
+        Args:
+            config: of the run, all interpolations resolved.
+        """
+        differs = {}
+        for key, published in leaves(self.values):
+            here: Any = config
+            for word in key.split("."):
+                here = here.get(word) if isinstance(here, Mapping) else None
+            if published is not None and here != published:
+                differs[key] = {"here": _finite(here), "published": _finite(published)}
+        besides = list(given(self.besides).values())
+        return {"source": self.source, "differs": differs, "besides": besides}
+
+
+def _finite(value: object) -> object:
+    """A value that JSON has."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True)
 class Configuration:
     """What a run is: every key of conf/config.yaml and no other.
 
@@ -59,6 +105,7 @@ class Configuration:
         log: name or names of loggers, or None.
         resume: read from the command line, before there is a configuration.
         scale, scales: of an experiment, and what they mean.
+        paper: the row of a paper that an experiment repeats, or None.
         study: what is made of several runs, and of which; a run of its own has none.
         run: name and seed that a run was stored under.
         corruption: what `data.corrupt` says of some simulated clients, or None.
@@ -99,6 +146,7 @@ class Configuration:
     resume: str | None = None
     scale: str | None = None
     scales: Config | None = None
+    paper: Paper | None = None
     study: Config | None = None
     run: Config | None = None
     corruption: Corruption | None = field(default=None, init=False)
@@ -134,11 +182,18 @@ class Configuration:
             "noise": lambda group: strictly(NoiseSettings, group, "noise"),
             "observation": Observation.from_dict,
             "strategy": lambda group: Options("strategy", group),
+            "paper": lambda group: None if group is None else strictly(Paper, group, "paper"),
         }
         made = strictly(cls, {k: parts[k](v) if k in parts else v for k, v in values.items()})
         corruption = Corruption.from_config(values["data"].get("corrupt"))
         object.__setattr__(made, "corruption", corruption)
         return made
+
+    @classmethod
+    def of_paper(cls, values: Config) -> dict[str, Any]:
+        """What privacy.json says of the paper that a configuration repeats; {} of none."""
+        paper = cls.read(values).paper
+        return {} if paper is None else {"paper": paper.statement(values)}
 
     @property
     def classes(self) -> tuple[str, ...]:

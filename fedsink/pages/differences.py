@@ -11,7 +11,7 @@ from typing import Any
 
 from fedsink.values import PLACES, Config, leaves
 
-_ITS_OWN = ("run", "seed", "resume", "study")
+_ITS_OWN = ("run", "seed", "resume", "study", "paper")
 _ABSENT = object()
 _REFERRED_TO = ("recipe", "scale", "scales")  # the keys that refer to these hold their values
 

@@ -45,7 +45,7 @@ _SIZES = (
     *("clients", "conditional", "eps", "delta"),
 )
 # What was made of the configuration, and what has done its work when all values are resolved.
-_LEFT_OUT = ("run", "resume", "study", "plan", "scale", "scales")
+_LEFT_OUT = ("run", "resume", "study", "plan", "scale", "scales", "paper")
 _PLAIN = re.compile(r"[A-Za-z_][\w.:/-]*")
 _WORDS = ("null", "true", "false", "nan", "inf")
 _ABSENT = object()
@@ -91,7 +91,8 @@ class Origin:
         """Find the choices of groups that come nearest, and what differs from them.
 
         Args:
-            config: of a run, resolved; its entries `run`, `scale` and `scales` do not count.
+            config: of a run, resolved; of its entries `run`, `scale`, `scales` and `paper` do not
+                count.
 
         Raises:
             HydraException, OmegaConfBaseException: no choices give a configuration of this mode.

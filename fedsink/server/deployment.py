@@ -207,7 +207,7 @@ def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
     settings, patience = deployed_settings(config, folder, run)
     require_packages(settings.log)
     build_generator(settings)
-    stated = settings.strategy.statement("node")
+    stated = settings.strategy.statement("node") | Configuration.of_paper({**config, "run": run})
     try:
         folder.create()
         folder.write(folder.privacy, stated)

@@ -63,6 +63,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
     settings, shards, step = _prepared(config, folder.path, identity)
     stated = settings.server.strategy.statement(kind_of_noise(settings.node))
     _tell([_engine_chosen(settings), *_notes(settings), settings.server.strategy.notice(stated)])
+    stated |= Configuration.of_paper(config)
     identity.create_key()
     try:
         folder.create()

@@ -76,7 +76,7 @@ class L1:
 
 @dataclass(frozen=True)
 class Mixed:
-    """c_m(x, y) = ‖x − y‖₂² + m‖x − y‖₁, DP-Sinkhorn's cost (Cao et al. 2021, eq. 7).
+    """c_m(x, y) = ‖x − y‖₂² + m‖x − y‖₁, DP-Sinkhorn's cost (Cao et al. 2021).
 
     m = 0 is exactly SquaredEuclidean and takes its matmul path.
 
@@ -136,7 +136,7 @@ def append_labels(
     """Return [x, α_c·onehot(label)], shape (n, d + classes), for x (n, d) and labels (n,).
 
     With `weight` α_c, a label mismatch adds 2α_c² to ‖x − y‖₂² and 2α_c to ‖x − y‖₁, so
-    2α_c² + 2mα_c to c_m (Cao et al. 2021, eq. 8; they use α_c = 15).
+    2α_c² + 2mα_c to c_m (Cao et al. 2021, where α_c = 15).
 
     Without `check` no label is looked at from the host.
 

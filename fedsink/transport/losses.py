@@ -1,7 +1,7 @@
 """Transport losses and their gradients at the points, by the envelope theorem.
 
 No gradient passes through an iteration: at the optimum ∂W/∂x_i = Σ_j P_ij ∂ₓc(x_i, y_j)
-(Cao et al. 2021, eq. 5; Feydy 2020, Prop. 3.6).
+(Feydy 2020, Prop. 3.6).
 """
 
 from __future__ import annotations

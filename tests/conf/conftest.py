@@ -23,4 +23,6 @@ def scales(name: str) -> set[str]:
     for entry in content.get("defaults", ()):
         if isinstance(entry, str) and entry.startswith("/published/"):
             found |= set(yaml.safe_load((CONF / f"{entry[1:]}.yaml").read_text())["scales"])
+        elif isinstance(entry, str) and entry in NAMES:
+            found |= scales(entry)
     return found

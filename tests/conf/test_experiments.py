@@ -5,17 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
-from fedsink.configuration import Configuration
+from fedsink.configuration import Configuration, Paper
+from fedsink.errors import ConfigError
 from fedsink.privacy import PrivacyPlan, UnprotectedPlan
 from fedsink.server.compose import compose_config
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.simulate import configure
 from fedsink.strategies import DPSinkhornSettings
+from fedsink.values import leaves
 
 from .conftest import FOLDER, NAMES, root, scales
 
 # The rows of Cao et al. 2021 that are this project's anchors, and its ablations.
+PAPERS = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text())["rows"]
 PUBLISHED = [name for name in NAMES if name.startswith("dp_sinkhorn_")]
 RESHETOVA = [name for name in NAMES if name.startswith(("reshetova_", "half_circle_"))]
 
@@ -35,6 +39,51 @@ def test_it_says_what_it_is_and_composes_at_each_of_its_scales(name: str) -> Non
         assert composed(name, f"scale={scale}")["scale"] == scale
 
 
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_paper_scale_has_the_papers_values(name: str) -> None:
+    """Key by key, except for the deviations that stand beside them."""
+    row, config = PAPERS[name], composed(name, "scale=paper")
+    paper = Configuration.read(config).paper
+    assert paper is not None
+    assert paper.source == row["source"]
+    assert dict(leaves(paper.values)) == row["values"]
+    assert paper.statement(config)["differs"] == {
+        key: {"here": here, "published": row["values"][key]}
+        for key, here in row.get("deviations", {}).items()
+    }
+    for key in row["values"]:  # or a misspelt key of the table would be a deviation of None
+        group, _, last = key.rpartition(".")
+        found = config
+        for word in group.split(".") if group else ():
+            found = found[word]  # type: ignore[assignment]
+        assert last in found
+
+
+def test_every_experiment_that_repeats_a_paper_is_in_the_table() -> None:
+    assert {name for name in NAMES if composed(name)["paper"] is not None} == set(PAPERS)
+    named = {n for n in NAMES if n.startswith(("dp_sinkhorn_", "reshetova_", "parameter_"))}
+    assert named == set(PAPERS)
+
+
+def test_what_differs_from_the_paper_follows_what_is_typed() -> None:
+    typed = composed("dp_sinkhorn_mnist_m1_nonprivate", "scale=paper", "strategy.m=2", "eps=3")
+    stated = Configuration.of_paper(typed)["paper"]
+    assert stated["differs"]["strategy.m"] == {"here": 2, "published": 1.0}
+    assert stated["differs"]["eps"] == {"here": 3, "published": "inf"}
+    assert "strategy.p" not in stated["differs"]
+    reduced = Configuration.of_paper(composed("dp_sinkhorn_mnist_m1"))["paper"]["differs"]
+    assert {"rounds", "rate", "clients", "strategy.schedule", "generator.width"} <= set(reduced)
+    assert Configuration.of_paper(composed("mnist_eps10")) == {}
+
+
+def test_a_paper_without_tables_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"paper\.values is a table, not 3"):
+        Paper("source", 3)  # type: ignore[arg-type]
+    without = {**composed("mnist_eps10"), "paper": {"source": "x"}}
+    with pytest.raises(ConfigError, match=r"The configuration lacks paper\.values"):
+        Configuration.read(without)
+
+
 def plan(name: str, tmp_path: Path, *more: str) -> PrivacyPlan | UnprotectedPlan:
     config = composed(name, "scale=paper", *more)
     strategy = configure(config, tmp_path / "run", RunIdentity.fresh(0)).server.strategy
@@ -48,8 +97,6 @@ def test_the_paper_scale_is_the_published_mechanism(name: str, tmp_path: Path) -
     """ε by the published accountant (mathematics.md, table of reference numbers)."""
     found = plan(name, tmp_path)
     expected = (200 / 162770, 0.8) if "celeba" in name else (1 / 1200, 1.1)
-    if "fashion" in name:
-        expected = (1 / 1200, 0.9)
     assert found.rate == pytest.approx(expected[0], rel=1e-12)
     assert found.clip.name == "batch"
     assert found.uses == found.rounds
@@ -78,12 +125,20 @@ def test_the_rows_differ_in_what_their_names_say() -> None:
     assert isinstance(base, dict)
     for name, changed in {
         "dp_sinkhorn_mnist_m3": {"m": 3.0},
-        "dp_sinkhorn_mnist_l2": {"m": 0.0},
-        "dp_sinkhorn_mnist_l1": {"cost": "l1"},
+        "dp_sinkhorn_mnist_l2": {"m": 0.0, "p": 0.0},
+        "dp_sinkhorn_mnist_l1": {"cost": "l1", "p": 0.0},
         "dp_sinkhorn_mnist_biased": {"p": 0.0},
         "dp_sinkhorn_mnist_debiased": {"p": 1.0},
         "dp_sinkhorn_fashion_m1": {},
         "dp_sinkhorn_mnist_m1_nonprivate": {},
+        "dp_sinkhorn_mnist_m3_nonprivate": {"m": 3.0},
+        "dp_sinkhorn_celeba": {"m": 0.0, "lam": 5.0, "rows": 10},
+        "parameter_gradient_mnist": {
+            "name": "parameter_gradient",
+            "m": 0.0,
+            "p": 0.0,
+            "bound": 1.0,
+        },
     }.items():
         assert composed(name)["strategy"] == {**base, **changed}
     assert composed("dp_sinkhorn_fashion_m3")["data"]["name"] == "fashion_mnist"  # type: ignore[index]

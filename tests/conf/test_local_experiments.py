@@ -29,6 +29,7 @@ def settings(name: str, folder: Path, *more: str) -> PrivatizeOnceSettings:
     ("name", "f", "epsilon", "sigma"),
     [
         # mathematics.md §3, corrections 2 to 5
+        ("reshetova_mnist_laplace523", "pixel_range", 522.7, 3.0),
         ("reshetova_mnist_laplace196", "pixel_range", 196.0, 8.0),
         ("reshetova_mnist_laplace35", "l1_ball", 35.0, 8.0),
         ("reshetova_mnist_laplace25", "l1_ball", 25.0, 11.2),
@@ -37,6 +38,8 @@ def settings(name: str, folder: Path, *more: str) -> PrivatizeOnceSettings:
         ("reshetova_mnist_gaussian25", "l2_ball", 25.0, 9.174),
         ("reshetova_fashion_laplace224", "pixel_range", 224.0, 7.0),
         ("reshetova_fashion_laplace196", "pixel_range", 196.0, 8.0),
+        ("reshetova_half_circle_laplace", "point_ball", 7.071, 0.4),
+        ("reshetova_half_circle_gaussian", "point_ball", 6.55, 1.276),
         ("half_circle_laplace", "point_ball", 5.86, 0.483),
         ("half_circle_gaussian", "point_ball", 6.55, 1.276),
     ],
@@ -52,7 +55,9 @@ def test_the_rows_are_the_papers_noise_at_its_true_epsilon(
     assert plan.delta == (1e-4 if "gaussian" in name else 0.0)
     assert plan.label_mechanism is None
     assert row.matched
-    half = name.startswith("reshetova")  # at 250 records a step more of λ ends in the mean picture
+    half = name.startswith(
+        ("reshetova_mnist", "reshetova_fashion")
+    )  # at 250 records a step more of λ ends in the mean picture
     assert row.effective_lam == (0.5 if half else 1.0) * plan.matched_cost.lam
     if half:
         published = settings(name, tmp_path, "scale=paper")
@@ -90,5 +95,9 @@ def test_a_comparison_runs_to_its_end_and_says_what_it_is(
     config["report"]["pictures"] = 0
     config["data"]["root"] = str(tiny_data)
     folder = start(config, tmp_path / "run")
-    training = json.loads((folder / "privacy.json").read_text())["training"]
+    stated = json.loads((folder / "privacy.json").read_text())
+    training, differs = stated["training"], stated["paper"]["differs"]
     assert (training["loss"], training["matched"], training["lam"]) == (loss, False, 0.0)
+    assert differs["strategy.loss"] == {"here": loss, "published": "matched"}
+    assert differs["strategy.batch"] == {"here": 8, "published": 400}
+    assert any("0.8" in sentence for sentence in stated["paper"]["besides"])

@@ -26,7 +26,7 @@ def _again(origin: Origin) -> dict[str, Any]:
 
 def _run(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration as it is stored, without what only says how it was found."""
-    return {key: value for key, value in config.items() if key not in ("scale", "scales")}
+    return {key: value for key, value in config.items() if key not in ("scale", "scales", "paper")}
 
 
 @pytest.mark.quick("digits_eps10")

@@ -8,13 +8,17 @@ from torch import Tensor
 
 from fedsink.data.spec import DataSpec
 
-RECORDS = 5000
+TEST_RECORDS = 5000
 _SEEDS = {"train": 0, "test": 1}
 
 
 def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
-    """Return 5000 points of radius 1, the same ones every time, all of one class."""
+    """Return points of radius 1, the same ones every time, all of one class.
+
+    There are 5000 of the test, and `nominal_records` to train on: the first of more are the same.
+    """
+    number = spec.nominal_records if split == "train" else TEST_RECORDS
     random = np.random.Generator(np.random.PCG64(_SEEDS[split]))
-    angle = np.pi * random.random(RECORDS)
+    angle = np.pi * random.random(number)
     points = np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
-    return torch.from_numpy(points), torch.zeros(RECORDS, dtype=torch.int64)
+    return torch.from_numpy(points), torch.zeros(number, dtype=torch.int64)

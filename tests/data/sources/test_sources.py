@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,9 @@ def test_half_circle_is_uniform_on_the_upper_arc() -> None:
     assert float((angle - expected).abs().max()) < 1.95 / math.sqrt(5000)  # KS, p = 0.001
     assert not torch.equal(train.values, test.values)
     assert torch.equal(load(HALF_CIRCLE).values, train.values)
+    more = load(replace(HALF_CIRCLE, nominal_records=20_000), "train").values
+    assert more.shape == (20_000, 2)
+    assert torch.equal(more[:5000], train.values)
 
 
 def test_data_is_loaded_once_per_process() -> None:
