@@ -1,6 +1,6 @@
 """The papers' figures: `python benchmarks/figures.py epsilon|bias|robustness|losses --folder DIR`.
 
-epsilon     accuracy against ε, an experiment at each of --eps and --seeds
+epsilon     accuracy against ε, an experiment and those --beside it at each of --eps and --seeds
 bias        bias and deviation of the gradient of Ŝ against the debiasing share p, at a fixed batch
 robustness  accuracy by learning rate and optimiser, at each of --lr and --optimizers
 losses      accuracy by debiasing share p and weight m of the L1 cost, at each of --p and --m
@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("figure", choices=list(FIGURE))
     parser.add_argument("--folder", type=Path, default=Path("runs/figures"))
     parser.add_argument("--experiment", default="dp_sinkhorn_mnist_m1")
+    parser.add_argument("--beside", nargs="*", default=[], help="epsilon: further experiments")
     parser.add_argument("--also", nargs="*", default=[], help="KEY=VALUE, such as scale=smoke")
     parser.add_argument("--data", type=Path, help="data.root")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
@@ -67,12 +68,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _epsilon(options: argparse.Namespace) -> None:
     grid = {eps: [f"eps={eps:g}", "sigma=null"] for eps in options.eps}
-    points = _grid(options, grid, lambda key: {"eps": key})
-    figure, axes = pyplot.subplots(figsize=(5, 3.5))
-    for key in CLASSIFIERS:
-        _line(axes, options.eps, [points[eps] for eps in options.eps], key, FIGURES[key].name)
-    axes.set(xscale="log", xlabel="ε", ylabel="accuracy on real images, %")
-    _save(figure, options.folder / "epsilon.png", axes)
+    figure, panels = pyplot.subplots(1, len(CLASSIFIERS), figsize=(10, 3.5), sharey=True)
+    for experiment in (options.experiment, *options.beside):
+        points = _grid(options, grid, lambda key: {"eps": key}, experiment)
+        for axes, key in zip(panels, CLASSIFIERS, strict=True):
+            _line(axes, options.eps, [points[eps] for eps in options.eps], key, experiment)
+    for axes, key in zip(panels, CLASSIFIERS, strict=True):
+        axes.set(xscale="log", xlabel="ε", title=FIGURES[key].name)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("accuracy on real images, %")
+    panels[0].legend()
+    _save(figure, options.folder / "epsilon.png")
 
 
 def _robustness(options: argparse.Namespace) -> None:
@@ -131,13 +137,19 @@ def _bias(options: argparse.Namespace) -> None:
     _save(figure, options.folder / "bias.png", axes)
 
 
-def _grid(options: argparse.Namespace, grid: dict[Any, list[str]], labels: Any) -> dict[Any, Any]:
+def _grid(
+    options: argparse.Namespace,
+    grid: dict[Any, list[str]],
+    labels: Any,
+    experiment: str | None = None,
+) -> dict[Any, Any]:
     """The records of every point of a grid, one for each seed."""
     runs = Runs(options.folder.resolve(), options.data, options.n)
     points: dict[Any, Any] = {}
+    experiment = experiment or options.experiment
     for key, overrides in grid.items():
         for seed in options.seeds:
-            arguments = [f"experiment={options.experiment}", *options.also, *overrides]
+            arguments = [f"experiment={experiment}", *options.also, *overrides]
             record = runs.record([*arguments, f"seed={seed}"], seed=seed, **labels(key))
             points.setdefault(key, []).append(record)
             print(f"{' '.join(overrides)} seed={seed}: {record['accuracy']}", flush=True)

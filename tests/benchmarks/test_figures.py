@@ -50,6 +50,7 @@ def test_the_bias_figure_is_drawn_with_its_numbers(
 
 OF_RUNS = [
     ("epsilon", ["--eps", "1", "10"], 2),
+    ("epsilon", ["--eps", "10", "--beside", "dp_sinkhorn_mnist_m3"], 2),
     ("robustness", ["--lr", "1e-3", "--optimizers", "adam", "sgd"], 2),
     ("losses", ["--p", "0", "1", "--m", "1"], 2),
 ]
