@@ -113,8 +113,8 @@ class LocalLoss:
         if self._settings.loss in NOISY:
             points = self.noisy(points, stream)
         if self.critic is not None:
-            value, gradient = self.critic.distance(points.flatten(0, 1), targets.flatten(0, 1))
-            return LossGradient(float(value), gradient.reshape(points.shape), 0)
+            value, slopes = self.critic.distance(points.flatten(0, 1), targets.flatten(0, 1))
+            return LossGradient(float(value), slopes.reshape(points.shape), 0)
         if self._settings.loss in EXACT:
             exact = [
                 assignment_gradient(x, y, self._cost) for x, y in zip(points, targets, strict=True)
