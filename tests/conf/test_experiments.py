@@ -61,8 +61,9 @@ def test_the_paper_scale_has_the_papers_values(name: str) -> None:
 
 def test_every_experiment_that_repeats_a_paper_is_in_the_table() -> None:
     assert {name for name in NAMES if composed(name)["paper"] is not None} == set(PAPERS)
-    named = {n for n in NAMES if n.startswith(("dp_sinkhorn_", "reshetova_", "parameter_"))}
-    assert named == set(PAPERS)
+    names = ("dp_sinkhorn_", "reshetova_", "parameter_", "gs_wgan_published_")
+    named = {name for name in NAMES if name.startswith(names)}
+    assert named - {"gs_wgan_published_digits"} == set(PAPERS)  # reduced, on data of no paper
 
 
 def test_what_differs_from_the_paper_follows_what_is_typed() -> None:
@@ -114,7 +115,17 @@ def test_the_paper_scale_is_the_published_mechanism(name: str, tmp_path: Path) -
 
 
 @pytest.mark.quick("*celeba", "*mnist_m1")
-@pytest.mark.parametrize("name", [*PUBLISHED, "parameter_gradient_mnist", *RESHETOVA])
+@pytest.mark.parametrize("name", ["gs_wgan_published_mnist", "gs_wgan_published_fashion"])
+def test_gs_wgan_at_the_paper_scale_has_the_published_claim(name: str, tmp_path: Path) -> None:
+    """ε = 9.99 by their Theorem A.1; what is proved is in the hundreds."""
+    config = composed(name, "scale=paper")
+    strategy = configure(config, tmp_path / "run", RunIdentity.fresh(0)).server.strategy
+    stated = strategy.statement("secret")
+    assert stated["epsilon_published"] == pytest.approx(9.993, abs=5e-4)
+    assert stated["epsilon"] > 300
+
+
+@pytest.mark.parametrize("name", [*PAPERS, *RESHETOVA])
 def test_published_pictures_are_the_generator_s_own(name: str) -> None:
     assert Configuration.read(composed(name)).observation.changes_nothing
 
