@@ -29,7 +29,7 @@ class NoisyCriticSettings:
 
     hidden: int = 128
     steps: int = 5
-    lr: float = 1e-3
+    lr: float = 3e-3
     penalty: float = 10.0
 
     def __post_init__(self) -> None:
