@@ -168,16 +168,18 @@ class Comparison:
                         status(run),
                         number(last.get("round")),
                         number(last.get("epsilon")),
+                        number(group.privacy.get("delta")),
                         number(last.get("loss")),
                         MISSING if seconds is None else duration(seconds),
                     ]
                 )
         rows += [
-            [name, MISSING, MISSING, "not begun", *[MISSING] * 4]
+            [name, MISSING, MISSING, "not begun", *[MISSING] * 5]
             for name in self.compared.not_begun
         ]
-        columns = ["folder", "method", "seed", "state", "rounds", "ε so far", "last loss", "time"]
-        return Table(columns, rows, "", frozenset({4, 5, 6, 7}))
+        numbers = ["rounds", "ε so far", "δ", "last loss", "time"]
+        columns = ["folder", "method", "seed", "state", *numbers]
+        return Table(columns, rows, "", frozenset(range(4, len(columns))))
 
     def _evaluations(self) -> list[str]:
         """Names of the evaluations that any run has, that of suite=fast first."""
@@ -346,7 +348,8 @@ def _grids(groups: Sequence[Group]) -> list[Picture]:
             if run.pictures:
                 round, path = list(run.pictures.items())[-1]
                 seed = shown("seed", run.config.get("seed"))
-                caption = f"{group.title}: round {round}, seed {seed}, ε = {_epsilon_of(group)}"
+                promise = f"ε = {_epsilon_of(group)}, δ = {number(group.privacy.get('delta'))}"
+                caption = f"{group.title}: round {round}, seed {seed}, {promise}"
                 described.append((path, f"Samples of {caption}", caption))
                 break
     return pictures(described, _PICTURE_BYTES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -14,6 +15,9 @@ from fedsink.server.recorded import RecordedRun
 
 SUITES = ("evaluation-full", "evaluation-paper", "evaluation")
 """Files of figures, the one that says most first."""
+
+CLASSIFIERS = ("logreg", "mlp", "cnn")
+"""Those of the papers, in the order of their tables."""
 
 NAMES = {
     "logreg": "logistic regression",
@@ -35,11 +39,11 @@ def accuracy_table(run: RecordedRun) -> Table | None:
             break
     else:
         return None
-    published = published_rows(run)
+    beside = comparable(run)
     columns = ["classifier", "this run", "real pictures (ceiling)", "class means (floor)"]
-    columns += [row["method"] for row in published]
+    columns += [figures.name for figures in beside]
     body = [
-        [NAMES.get(name, name), *cells, *(_percent(row.get(name)) for row in published)]
+        [NAMES.get(name, name), *cells, *(_percent(f.accuracy.get(name)) for f in beside)]
         for name, cells in rows.items()
     ]
     return _without_gaps(columns, body)
@@ -79,19 +83,89 @@ def measured(run: RecordedRun) -> list[str]:
     return told
 
 
-def published_rows(run: RecordedRun) -> list[dict[str, Any]]:
-    """What papers report for the run's dataset, in the central mode, at its ε and δ."""
+@dataclass(frozen=True)
+class Published:
+    """Figures that a paper prints, in percent.
+
+    Attributes:
+        paper, table, variant: where they stand, and which of the paper's methods they are of.
+        data: what they were measured on, by its name here.
+        eps, delta: what the paper states; None without privacy.
+        accuracy: by classifier; None where the paper prints none.
+        page: whether pages about runs show them.
+    """
+
+    paper: str
+    table: str
+    variant: str
+    data: str
+    eps: float | None
+    delta: float | None
+    accuracy: Mapping[str, float | None]
+    page: bool
+
+    @property
+    def name(self) -> str:
+        """The variant and its source."""
+        return f"{self.variant} ({self.paper}, Table {self.table})"
+
+
+@cache
+def published() -> dict[str, Published]:
+    """Every entry of published.yaml, by its key."""
+    text = files(__package__).joinpath("published.yaml").read_text(encoding="utf-8")
+    return {
+        key: Published(
+            accuracy=dict(zip(CLASSIFIERS, entry.pop("figures"), strict=True)),
+            page=entry.pop("page", False),
+            **entry,
+        )
+        for key, entry in yaml.safe_load(text).items()
+    }
+
+
+def comparable(run: RecordedRun) -> list[Published]:
+    """The published figures that promise what the run does: of records that are there or not."""
+    return _at_its_epsilon(run) if _is_per_record(run) else []
+
+
+def comparison_note(run: RecordedRun) -> str:
+    """Why papers' figures are left out, or how they differ; "" where there is nothing to say."""
+    if not _at_its_epsilon(run):
+        return ""
+    if not _is_per_record(run):
+        return (
+            "Papers' figures at this ε and δ are left out: they are about a single record that is "
+            "there or not, this run's ε is about another change of the data "
+            f"({(run.privacy or {}).get('adjacency')})."
+        )
+    evaluation = next((run.evaluations[s] for s in SUITES if s in run.evaluations), {})
+    if not evaluation.get("observation"):
+        return ""
+    return (
+        "Papers' figures are of pictures as a generator draws them; those of this run were drawn "
+        "with its observation model. fedsink evaluate observation=false measures bare ones."
+    )
+
+
+def _at_its_epsilon(run: RecordedRun) -> list[Published]:
     stated = run.privacy or {}
     epsilon, delta = stated.get("epsilon"), stated.get("delta")
     if stated.get("model") != "central" or epsilon is None:
         return []
     return [
-        row
-        for row in _published()
-        if row["data"] == run.config["data"]["name"]
-        and row["delta"] == delta
-        and abs(epsilon - row["eps"]) <= _NEAR * row["eps"]
+        entry
+        for entry in published().values()
+        if entry.page
+        and entry.eps is not None
+        and entry.data == run.config["data"]["name"]
+        and entry.delta == delta
+        and abs(epsilon - entry.eps) <= _NEAR * entry.eps
     ]
+
+
+def _is_per_record(run: RecordedRun) -> bool:
+    return (run.privacy or {}).get("adjacency_name") == "add-remove"
 
 
 _COLUMNS = ("synthetic", "real", "class_means")
@@ -134,10 +208,3 @@ def _without_gaps(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Tabl
 
 def _percent(value: float | None) -> str:
     return MISSING if value is None else f"{value:.1f} %"
-
-
-@cache
-def _published() -> list[dict[str, Any]]:
-    text = files(__package__).joinpath("published.yaml").read_text(encoding="utf-8")
-    rows: list[dict[str, Any]] = yaml.safe_load(text)
-    return rows

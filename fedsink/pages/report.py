@@ -16,7 +16,7 @@ from fedsink.pages.charts import Chart, Line, line_chart
 from fedsink.pages.origin import Origin, settings
 from fedsink.pages.page import render
 from fedsink.pages.pictures import Picture, pictures, spread
-from fedsink.pages.quality import accuracy_table, figure_table, measured
+from fedsink.pages.quality import accuracy_table, comparison_note, figure_table, measured
 from fedsink.pages.tables import MISSING, Table, duration, number
 from fedsink.pages.uploads import Uploads
 from fedsink.reporting.atomic import write_atomic
@@ -135,6 +135,7 @@ def report_page(run: RecordedRun) -> bytes:
         grids=_grids(run, data),
         points=len(data.shape) == 1,
         accuracy=accuracy_table(run),
+        comparison_note=comparison_note(run),
         figures=figure_table(run),
         measured=measured(run),
         seed=config.get("seed"),
@@ -187,8 +188,9 @@ def _promise(stated: dict[str, Any]) -> list[tuple[str, str, str]]:
         claimed = number(stated["epsilon_published"])
         entries.append(("ε as published", claimed, str(stated["epsilon_published_meaning"])))
     if "shuffling" in stated and isinstance(stated["shuffling"], dict):
-        shuffled = stated["shuffling"].get("epsilon")
-        entries.append(("ε behind a shuffler", number(shuffled), "beside the local ε"))
+        shuffled = stated["shuffling"]
+        remark = f"beside the local ε, at a δ of its own: {number(shuffled.get('delta'))}"
+        entries.append(("ε behind a shuffler", number(shuffled.get("epsilon")), remark))
     return entries
 
 

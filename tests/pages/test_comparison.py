@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from itertools import pairwise
@@ -96,6 +97,21 @@ def test_comparable_epsilons_share_axes_without_a_warning(runs: Path) -> None:
     assert len(alts) == 1
     assert "eps=10" in str(alts[0])
     assert "eps=1," in str(alts[0])
+
+
+def test_epsilons_at_another_delta_are_told_apart(runs: Path, tmp_path: Path) -> None:
+    for name in ("a0", "low"):
+        shutil.copytree(runs / name, tmp_path / name)
+    privacy = tmp_path / "low" / "privacy.json"
+    privacy.write_text(json.dumps({**json.loads(privacy.read_text()), "delta": 1e-6}))
+    other = of(tmp_path, "a0", "low")
+    assert "hold up to different δ" in " ".join(other.text().split())
+    page = other.html()
+    alts = [image["alt"] for image in Page(page.decode()).images if "ε so far" in str(image["alt"])]
+    assert len(alts) == 2  # each on axes of its own
+    for place in ("overview", "runs", "pictures"):
+        assert "1e-5" in section(page, place), place
+        assert "1e-6" in section(page, place), place
 
 
 def test_runs_of_one_configuration_differ_in_their_seed(runs: Path) -> None:
