@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev simulate deploy-demo node-wheel test test-slow test-all test-gpu mutants coverage bench results tutorials lint types contracts packages docs release check clean
+.PHONY: help install install-dev simulate deploy-demo node-wheel test test-slow test-all test-gpu mutants coverage bench results tutorials lint types contracts packages claims docs release check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -91,6 +91,9 @@ contracts: install-dev ## the boundaries of the architecture, as import contract
 packages: install-dev ## build wheel and sdist and check what they hold
 	$(BIN)/python .ci/check_packages.py
 
+claims: install-dev ## what documents claim of results, held against records and papers
+	$(BIN)/python .ci/check_claims.py
+
 docs: $(VENV)/.installed-docs ## the documentation as a site, into site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --clean --strict $(ARGS)
 	$(BIN)/python .ci/check_site.py site
@@ -98,7 +101,7 @@ docs: $(VENV)/.installed-docs ## the documentation as a site, into site/; warnin
 release: check ## wheels, sdist, SBOMs and checksums of a clean, named version into dist/; publishes nothing
 	$(BIN)/python .ci/release.py dist
 
-check: lint types contracts packages docs ## everything CI runs besides the tests
+check: lint types contracts packages claims docs ## everything CI runs besides the tests
 
 clean: ## remove .venv and caches (runs/ stays)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build site

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from result_protocol import standing
 
 from fedsink.errors import ConfigError
+from fedsink.pages.quality import Published, published
 
 ROWS = Path(__file__).with_name("rows.yaml")
 Record = dict[str, Any]
@@ -38,16 +40,17 @@ CLASSIFIERS = ("logreg", "mlp", "cnn")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: an experiment, what a paper says of it, and how it is evaluated.
+    """One line of a table: an experiment, what papers say of it, and how it is evaluated.
 
     Attributes:
+        published: entries of fedsink/pages/published.yaml.
         evaluate: keys of `fedsink evaluate` beyond the run's, such as observation=false; rows that
             differ in them alone share their runs.
     """
 
     name: str
     experiment: str
-    published: tuple[float, ...] | None
+    published: tuple[Published, ...] = ()
     overrides: tuple[str, ...] = ()
     scales: bool = True
     evaluate: tuple[str, ...] = ()
@@ -60,7 +63,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that stand together, where their published figures come from, and what is shown."""
+    """Rows that stand together, a remark on their published figures, and what is shown."""
 
     name: str
     source: str
@@ -79,7 +82,7 @@ def declared(path: Path = ROWS) -> list[Table]:
         return [
             Table(
                 table["table"],
-                table["source"],
+                table.get("source", ""),
                 tuple(_row(row) for row in table["rows"]),
                 _figures(table.get("figures", CLASSIFIERS)),
             )
@@ -97,13 +100,12 @@ def _figures(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _row(entry: dict[str, Any]) -> Row:
-    published = entry["published"]
+    lists = {key: tuple(entry.get(key, ())) for key in ("overrides", "evaluate")}
+    papers = published()
+    if unknown := [key for key in entry.get("published", ()) if key not in papers]:
+        raise KeyError(f"{unknown[0]} is no entry of published.yaml")
     return Row(
-        **{
-            **entry,
-            "published": None if published is None else tuple(published),
-            **{key: tuple(entry.get(key, ())) for key in ("overrides", "evaluate")},
-        }
+        **{**entry, **lists, "published": tuple(papers[k] for k in entry.get("published", ()))}
     )
 
 
@@ -121,36 +123,66 @@ def measured(path: Path) -> list[Record]:
 
 
 def markdown(table: Table, records: Sequence[Record], scale: str, more: Sequence[str] = ()) -> str:
-    """The table with mean ± sd over the seeds at one scale; a dash where nothing was measured."""
+    """The table with mean ± sd over the seeds at one scale; a dash where nothing was measured.
+
+    Published figures and the differences from them are left out where no row has any.
+    """
     names = [FIGURES[key].name for key in table.figures]
-    heads = ["row", f"published {' / '.join(names)}", *names, "ε", "CPU s", "seeds", "command"]
+    papers = list(dict.fromkeys(entry.paper for row in table.rows for entry in row.published))
+    beside = ["ours − published", f"published {' / '.join(names)}"] if papers else []
+    heads = ["row", *beside, *names, "ε", "CPU s", "seeds", "command"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in table.rows:
-        command = " ".join(["fedsink simulate", *row.arguments(scale, 0, more)[:-1]])
-        of_row = [record for record in records if _is_of(record, command, row.evaluate)]
+        arguments = row.arguments(scale, 0, more)[:-1]
+        command = " ".join(["fedsink simulate", *arguments])
+        of_row, mark = standing(
+            [record for record in records if is_of(record, command, row.evaluate)], arguments
+        )
         of_row.sort(key=lambda record: record["seed"])
-        figures = [spread(of_row, key) for key in table.figures]
-        published = "–" if row.published is None else " / ".join(f"{v:g}" for v in row.published)
         epsilons = sorted({_epsilon(record["epsilon"]) for record in of_row})
         seconds = [record["cpu_seconds"] for record in of_row]
         at_least = "≥ " if any(record["resumed"] for record in of_row) else ""
+        seeds = ", ".join(str(record["seed"]) for record in of_row) or "not run"
         told = [f"`{command}`"]
         if row.evaluate:
             told.append(f"`fedsink evaluate {' '.join(row.evaluate)}`")
         cells = [
             row.name,
-            published,
-            *figures,
+            *((_differences(of_row, row), _figures_of(row)) if papers else ()),
+            *(spread(of_row, key) for key in table.figures),
             ", ".join(epsilons) or "–",
             f"{at_least}{statistics.mean(seconds):.0f}" if seconds else "–",
-            ", ".join(str(record["seed"]) for record in of_row) or "–",
+            f"{seeds} {mark}".rstrip(),
             ", ".join(told),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"Published: {table.source}"])
+    remark = "; ".join([*papers, *([table.source] if table.source else [])])
+    return "\n".join([*lines, *(["", f"Published: {remark}"] if remark else [])])
 
 
-def _is_of(record: Record, command: str, evaluate: Sequence[str]) -> bool:
+def _figures_of(row: Row) -> str:
+    """What papers print for a row, each with its author, table and variant."""
+    told = [
+        f"{entry.triple} ({entry.paper.split()[0]} {entry.table}, {entry.variant})"
+        for entry in row.published
+    ]
+    return "<br>".join(told) or "–"
+
+
+def _differences(of_row: Sequence[Record], row: Row) -> str:
+    """Our means less each published figure, in bold where one is missed."""
+    told = []
+    for entry in row.published:
+        pairs = [(mean(of_row, key), value) for key, value in entry.accuracy.items()]
+        known = [None if a is None or b is None else round(a, 1) - b for a, b in pairs]
+        missed = any(value is not None and round(value, 1) < 0 for value in known)
+        shown = ["–" if value is None else f"{value:+.1f}" for value in known]
+        cell = " / ".join(shown).replace("-", "−")
+        told.append(f"**{cell}**" if missed else cell)
+    return "<br>".join(told) if of_row and told else "–"
+
+
+def is_of(record: Record, command: str, evaluate: Sequence[str]) -> bool:
     """Whether a record is a seed of this run, evaluated so."""
     own = record.get("evaluated", [])
     return record["command"].startswith(f"{command} seed=") and list(own) == list(evaluate)
@@ -162,15 +194,24 @@ def _epsilon(value: float | None) -> str:
 
 def spread(records: Sequence[Record], key: str) -> str:
     """Mean ± sd of a figure over runs; a dash where no run has it."""
-    figure = FIGURES[key]
-    values = [(r["accuracy"] if key in CLASSIFIERS else r).get(key) for r in records]
-    known = [figure.factor * value for value in values if value is not None]
+    figure, known = FIGURES[key], _values(records, key)
     if not known:
         return "–"
-    mean = f"{statistics.mean(known):.{figure.digits}f}"
+    shown = f"{statistics.mean(known):.{figure.digits}f}"
     if len(known) == 1:
-        return mean
-    return f"{mean} ± {statistics.stdev(known):.{figure.digits}f}"
+        return shown
+    return f"{shown} ± {statistics.stdev(known):.{figure.digits}f}"
+
+
+def mean(records: Sequence[Record], key: str) -> float | None:
+    """Mean of a figure over runs, in the unit in which tables show it; None where no run has it."""
+    known = _values(records, key)
+    return statistics.mean(known) if known else None
+
+
+def _values(records: Sequence[Record], key: str) -> list[float]:
+    values = [(r["accuracy"] if key in CLASSIFIERS else r).get(key) for r in records]
+    return [FIGURES[key].factor * value for value in values if value is not None]
 
 
 def marker(name: str) -> str:

@@ -11,16 +11,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from result_protocol import configuration_hash, configuration_of, data_hash
 from result_rows import Record, measured
 
 from fedsink.errors import FedsinkError
 from fedsink.reporting import write_json
 from fedsink.reporting.records import append_jsonl
+from fedsink.server.compose import stored_config
+from fedsink.server.folder import RunFolder
 
 FEDSINK = Path(sys.executable).with_name("fedsink")
+_EVALUATION = ("classifiers", "n", "seed", "observation")
 
 
 class Runs:
@@ -34,18 +39,28 @@ class Runs:
         folder: holds results.jsonl and a run folder each.
         data_root: where MNIST and its like lie; None: data.root is not given.
         n: images that the classifiers are trained on.
+        commit: of the recipes, which each record names; None: none names one.
     """
 
-    def __init__(self, folder: Path, data_root: Path | None, n: int) -> None:
+    def __init__(
+        self, folder: Path, data_root: Path | None, n: int, commit: str | None = None
+    ) -> None:
         self.folder = folder
         self.records = folder / "results.jsonl"
         self._root = [] if data_root is None else [f"data.root={data_root.resolve()}"]
         self._n = n
+        self._commit = commit
 
     def known(self, arguments: Sequence[str], evaluate: Sequence[str] = ()) -> Record | None:
-        """The record of these arguments, if they have been run and evaluated so."""
+        """The record of these arguments, if they have been run and evaluated so.
+
+        One whose recipe has changed since is none; one that does not tell its recipe is.
+        """
         key = self._key([*arguments, *evaluate])
-        return next((r for r in reversed(measured(self.records)) if r["key"] == key), None)
+        found = next((r for r in reversed(measured(self.records)) if r["key"] == key), None)
+        if found is None or "configuration" not in found:
+            return found
+        return found if found["configuration"] == configuration_of(tuple(arguments)) else None
 
     def record(
         self, arguments: Sequence[str], evaluate: Sequence[str] = (), *, seed: int, **labels: Any
@@ -63,7 +78,7 @@ class Runs:
         """
         if (done := self.known(arguments, evaluate)) is not None:
             return done
-        run = self.folder / "runs" / self._key(arguments)
+        run = self.folder / "runs" / self._key([*arguments, configuration_of(tuple(arguments))])
         spent = self._simulate(run, arguments)
         keys = {"n": str(self._n), "seed": str(seed), "threads": "1"}
         keys |= dict(word.split("=", 1) for word in evaluate)
@@ -73,6 +88,7 @@ class Runs:
             json.loads((run / name).read_text())
             for name in ("privacy.json", "metrics.json", written)
         )
+        config = stored_config(RunFolder(run))
         record: Record = {
             "key": self._key([*arguments, *evaluate]),
             "command": " ".join(["fedsink simulate", *arguments]),
@@ -89,6 +105,14 @@ class Runs:
             "evaluation_cpu_seconds": round(seconds, 2),
             "resumed": spent["killed"],
             **labels,
+            **({} if self._commit is None else {"commit": self._commit}),
+            "configuration": configuration_hash(config),
+            "data": data_hash(config),
+            "evaluation": {
+                "threads": int(keys["threads"]),
+                **{key: evaluation[key] for key in _EVALUATION if key in evaluation},
+            },
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         append_jsonl(self.records, record)
         return record

@@ -2,7 +2,8 @@
 
 Without an argument it lists the rows and what is measured of them. `run` runs experiments × seeds
 (`fedsink simulate`, then `fedsink evaluate`), one after the other, and adds a JSON line for each to
-FOLDER/results.jsonl; what is there is not run again, and a run that was cut short continues.
+FOLDER/results.jsonl; what is there is not run again unless its recipe has changed, and a run that
+was cut short continues. Recipes and rows have to be committed: a record names the commit.
 `render` writes Markdown tables between the markers of a document, of all tables that have a place
 there unless --only names some. Seconds are the CPU's.
 """
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from result_protocol import ROOT, frozen_commit
 from result_rows import Row, Table, declared, markdown, marker, measured, rendered, spread
 from result_runs import Runs
 
@@ -62,12 +64,12 @@ def _chosen(tables: list[Table], only: Sequence[str]) -> list[Table]:
     return [table for table in kept if table.rows]
 
 
-def _runs(options: argparse.Namespace) -> Runs:
-    return Runs(options.folder.resolve(), options.data, options.n)
+def _runs(options: argparse.Namespace, commit: str | None = None) -> Runs:
+    return Runs(options.folder.resolve(), options.data, options.n, commit)
 
 
 def _run(tables: Sequence[Table], options: argparse.Namespace) -> int:
-    runs, failed = _runs(options), 0
+    runs, failed = _runs(options, frozen_commit(ROOT)), 0
     wanted = [(t, r, s) for t in tables for r in t.rows for s in options.seeds]
     for table, row, seed in wanted:
         arguments = row.arguments(options.scale, seed, options.also)
@@ -113,7 +115,7 @@ def _list(tables: Sequence[Table], options: argparse.Namespace) -> int:
         return f"seeds {', '.join(map(str, done))}" if done else "not run"
 
     for table in tables:
-        print(f"{table.name} ({table.source})")
+        print(table.name)
         for row in table.rows:
             command = " ".join(row.arguments(options.scale, 0, options.also)[:-1])
             print(f"  {row.name}: {command}: {seeds(row)}")

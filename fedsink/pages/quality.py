@@ -109,6 +109,11 @@ class Published:
         """The variant and its source."""
         return f"{self.variant} ({self.paper}, Table {self.table})"
 
+    @property
+    def triple(self) -> str:
+        """The figures side by side, with as many decimals as the paper has."""
+        return " / ".join(MISSING if v is None else str(v) for v in self.accuracy.values())
+
 
 @cache
 def published() -> dict[str, Published]:

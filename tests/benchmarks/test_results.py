@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,9 @@ def test_every_declared_row_is_an_experiment_that_exists(script: Script) -> None
     folder = Path(str(fedsink.conf.__file__)).parent / "experiment"
     tables = script("result_rows").declared()
     assert {"dp_sinkhorn", "ablations"} <= {table.name for table in tables}
-    for table, row in ((each, row) for each in tables for row in each.rows):
+    for row in (row for table in tables for row in table.rows):
         text = (folder / f"{row.experiment}.yaml").read_text()
         assert row.scales == ("/published/" in text or "scales:" in text)
-        assert row.published is None or len(row.published) == len(table.figures)
 
 
 def test_a_table_shows_means_spreads_epsilon_and_seconds(script: Script) -> None:
@@ -48,10 +49,12 @@ def test_a_table_shows_means_spreads_epsilon_and_seconds(script: Script) -> None
     lines = rows.markdown(table, records, "cpu").splitlines()
     first = [cell.strip() for cell in lines[2].strip("|").split("|")]
     assert first == [
-        "MNIST, m = 1", "79.5 / 80.2 / 83.2", "50.0 ± 0.0", "60.0 ± 0.0", "81.0 ± 1.4", "9.999",
-        "100", "0, 1", f"`{COMMAND}`",
+        "MNIST, m = 1", "**−29.5 / −20.2 / −2.2**",
+        "79.5 / 80.2 / 83.2 (Cao 1, DP-Sinkhorn, m = 1)", "50.0 ± 0.0", "60.0 ± 0.0",
+        "81.0 ± 1.4", "9.999", "100", "0, 1 †", f"`{COMMAND}`",
     ]  # fmt: skip
-    assert "| – | – | – | – | – | – |" in lines[3]  # not measured
+    assert lines[3].startswith("| MNIST, m = 3 | – | 79.1 / 79.2 / 79.1 (Cao 1,")
+    assert "| – | – | – | – | – | not run |" in lines[3]
     unprotected = [record(0, 0.9, epsilon=None, resumed=True)]
     cells = rows.markdown(table, unprotected, "cpu").splitlines()[2]
     assert "| ∞ | ≥ 100 |" in cells
@@ -60,15 +63,14 @@ def test_a_table_shows_means_spreads_epsilon_and_seconds(script: Script) -> None
 def test_a_table_may_show_distances(script: Script, tmp_path: Path) -> None:
     rows = script("result_rows")
     row = {"name": "points", "experiment": "half_circle_laplace", "scales": False}
-    text = json.dumps([{"table": "t", "source": "none", "figures": ["sliced_w2", "w2"],
-                        "rows": [{**row, "published": None}]}])  # fmt: skip
+    text = json.dumps([{"table": "t", "figures": ["sliced_w2", "w2"], "rows": [row]}])
     (path := tmp_path / "rows.yaml").write_text(text)
     (table,) = rows.declared(path)
     command = "fedsink simulate experiment=half_circle_laplace"
     found = record(0, 0, command=f"{command} seed=0", accuracy={}, w2=0.06543, sliced_w2=0.0123456)
     head, _, line = rows.markdown(table, [found], "cpu").splitlines()[:3]
-    assert head.startswith("| row | published sliced W2 / W2 | sliced W2 | W2 | ε |")
-    assert line.startswith("| points | – | 0.0123 | 0.065 | 9.999 |")
+    assert head.startswith("| row | sliced W2 | W2 | ε |")
+    assert line.startswith("| points | 0.0123 | 0.065 | 9.999 |")
     path.write_text(text.replace("sliced_w2", "fid"))
     with pytest.raises(ConfigError, match="figure fid: there are logreg"):
         rows.declared(path)
@@ -76,11 +78,9 @@ def test_a_table_may_show_distances(script: Script, tmp_path: Path) -> None:
 
 def test_a_run_may_be_evaluated_in_several_ways(script: Script, tmp_path: Path) -> None:
     rows = script("result_rows")
-    row = {"experiment": "dp_sinkhorn_mnist_m1", "published": None}
+    row = {"experiment": "dp_sinkhorn_mnist_m1"}
     both = [{"name": "few", **row}, {"name": "bare", **row, "evaluate": ["observation=false"]}]
-    (path := tmp_path / "rows.yaml").write_text(
-        json.dumps([{"table": "t", "source": "none", "rows": both}])
-    )
+    (path := tmp_path / "rows.yaml").write_text(json.dumps([{"table": "t", "rows": both}]))
     (table,) = rows.declared(path)
     records = [record(0, 0.8), record(0, 0.7, evaluated=["observation=false"])]
     few, bare = rows.markdown(table, records, "cpu").splitlines()[2:4]
@@ -101,14 +101,104 @@ def test_a_table_goes_between_its_markers_and_nothing_else_changes(script: Scrip
             rows.rendered(broken, "x", "new")
 
 
-def test_the_published_tables_are_the_recorded_runs(script: Script) -> None:
+def test_several_papers_stand_beside_one_row_and_a_miss_is_bold(
+    script: Script, tmp_path: Path
+) -> None:
     rows = script("result_rows")
-    root = Path(rows.__file__).parents[1]
-    records = rows.measured(root / "benchmarks" / "measured.jsonl")
-    text = (root / "docs" / "results.md").read_text()
-    for table in rows.declared():
-        content = rows.markdown(table, records, "cpu", ["engine=local"])
-        assert rows.rendered(text, table.name, content) == text, table.name
+    papers = ["cao_weights", "dpdm_mnist_eps10"]
+    row = {"name": "few", "experiment": "dp_sinkhorn_mnist_m1", "published": papers}
+    (path := tmp_path / "rows.yaml").write_text(json.dumps([{"table": "t", "rows": [row]}]))
+    (table,) = rows.declared(path)
+    cells = rows.markdown(table, [record(0, 0.807)], "cpu").splitlines()[2]
+    assert "| **– / −19.9 / +0.0**<br>**−40.8 / −34.8 / −17.4** |" in cells
+    assert "| – / 79.9 / 80.7 (Cao 2, weights' gradient, L2, no debiasing)<br>90.8 / 94.8" in cells
+    kept = [record(0, 0.98)]
+    kept[0]["accuracy"] = {"logreg": 0.9, "mlp": 0.8, "cnn": 0.807}
+    assert "| – / +0.1 / +0.0<br>" in rows.markdown(table, kept, "cpu").splitlines()[2]
+    path.write_text(path.read_text().replace("cao_weights", "cao_wights"))
+    with pytest.raises(ConfigError, match="cao_wights is no entry of published"):
+        rows.declared(path)
+
+
+def test_a_row_shows_records_of_one_recipe_and_says_when_it_has_changed(script: Script) -> None:
+    rows, protocol = script("result_rows"), script("result_protocol")
+    table = rows.declared()[0]
+    now = protocol.configuration_of(tuple(COMMAND.split()[2:]))
+    old = [record(0, 0.5), record(1, 0.7, configuration=now)]
+
+    def cells(records: list[dict[str, Any]]) -> list[str]:
+        return rows.markdown(table, records, "cpu").splitlines()[2].split(" | ")
+
+    assert cells(old)[5] == "60.0 ± 14.1"
+    assert cells(old)[8] == "0, 1 †"
+    new = record(2, 0.8, configuration=now, commit="c")
+    assert cells([*old, new])[5] == "80.0"
+    assert cells([*old, new])[8] == "2"
+    other = record(3, 0.9, configuration="another", commit="c")
+    assert cells([other, new])[8] == "2"
+    assert cells([record(1, 0.7, configuration="a third"), other])[8] == "3 stale"
+
+
+def test_the_hash_of_a_configuration_is_of_what_determines_the_result(script: Script) -> None:
+    protocol = script("result_protocol")
+
+    def hashed(*overrides: str) -> str:
+        return str(protocol.configuration_of(("experiment=mnist_eps10", *overrides)))
+
+    same = ("seed=7", "data.root=/elsewhere", "log=csv", "report.html=false", "data.download=false")
+    assert {hashed(override) for override in same} == {hashed()}
+    others = ("eps=9", "strategy.lam=6", "clients=11", "generator=conv", "view.dc=true",
+              "observation.noise.std=0.1", "partition=dirichlet", "engine=local")  # fmt: skip
+    assert len({hashed(), *(hashed(override) for override in others)}) == len(others) + 1
+    local = [protocol.compose_config(["experiment=mnist_ldp_laplace35"]) for _ in range(2)]
+    local[1]["recipe"]["by_eps"]["label_eps"][0] += 1
+    assert len({protocol.configuration_hash(config) for config in local}) == 2
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository with a recipe, a row and another file, all committed."""
+    root = tmp_path / "checkout"
+    for name in ("fedsink/conf/a.yaml", "benchmarks/rows.yaml", "README.md"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("a: 1\n")
+    _git(root, "init", "--quiet")
+    _commit(root)
+    return root
+
+
+def _git(root: Path, *words: str) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", *who, *words], cwd=root, check=True, capture_output=True)
+    return done.stdout.decode().strip()
+
+
+def _commit(root: Path) -> None:
+    _git(root, "add", "--all")
+    _git(root, "commit", "--quiet", "--message=a")
+
+
+def test_recipes_are_frozen_in_a_commit_before_anything_runs(
+    script: Script, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    frozen, results = script("result_protocol").frozen_commit, script("results")
+    commit = _git(checkout, "rev-parse", "HEAD")
+    assert frozen(checkout) == commit
+    (checkout / "README.md").write_text("b\n")
+    assert frozen(checkout) == f"{commit}-dirty"
+    for name in ("fedsink/conf/a.yaml", "benchmarks/rows.yaml", "fedsink/conf/new.yaml"):
+        (checkout / name).write_text("a: 2\n")
+        with pytest.raises(ConfigError, match=f"{name} is not committed: commit recipes and rows"):
+            frozen(checkout)
+        monkeypatch.setattr(results, "ROOT", checkout)
+        assert results.main(["run", "--folder", str(tmp_path / "none")]) == 2
+        assert "is not committed" in capsys.readouterr().err
+        _commit(checkout)
+    (tmp_path / "bare").mkdir()
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    with pytest.raises(ConfigError, match="is no checkout with a commit"):
+        frozen(tmp_path / "bare")
 
 
 def test_render_writes_the_document_once_all_tables_are_made(
@@ -150,8 +240,10 @@ def test_an_unknown_row_is_one_line(script: Script, capsys: pytest.CaptureFixtur
 
 @pytest.mark.slow
 def test_a_row_is_run_evaluated_and_recorded_once(
-    script: Script, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    script: Script, tiny_data: Path, checkout: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(script("results"), "ROOT", checkout)
     options = ["--only", "dp_sinkhorn_mnist_m1", "--scale", "smoke", "--seeds", "0"]
     options += ["--data", str(tiny_data), "--folder", str(tmp_path), "--n", "100"]
     for _ in range(2):
@@ -163,7 +255,18 @@ def test_a_row_is_run_evaluated_and_recorded_once(
     assert set(found["accuracy"]) == {"logreg", "mlp", "cnn"}
     assert found["cpu_seconds"] > 0.5
     assert not found["resumed"]
-    assert "| MNIST, m = 1 | 79.5 / 80.2 / 83.2 |" in capsys.readouterr().out
+    assert "| 79.5 / 80.2 / 83.2 (Cao 1, DP-Sinkhorn, m = 1) |" in capsys.readouterr().out
+    assert found["commit"] == _git(checkout, "rev-parse", "HEAD")
+    protocol = script("result_protocol")
+    words = ("experiment=dp_sinkhorn_mnist_m1", "scale=smoke")
+    assert found["configuration"] == protocol.configuration_of(words)
+    assert found["configuration"] != with_ten_clients["configuration"]
+    config = protocol.compose_config([*words, f"data.root={tiny_data}"])
+    assert found["data"] == with_ten_clients["data"] == protocol.data_hash(config)
+    assert found["evaluation"] == {
+        "threads": 1, "classifiers": "ours", "n": 100, "seed": 0, "observation": False
+    }  # fmt: skip
+    assert datetime.fromisoformat(found["time"]).tzinfo is not None
     runs = script("result_runs").Runs(tmp_path, tiny_data, 100)
     arguments = [*found["command"].split()[2:]]
     bare = runs.record(arguments, ["observation=false", "n=50"], seed=0)

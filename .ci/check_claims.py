@@ -1,0 +1,162 @@
+"""Hold what the documents claim against the records and against what papers print.
+
+Usage: check_claims.py [ROOT]
+
+Three things are compared: every generated table of results with what the records say now; the
+sentences below, with figures of records and papers in their places, with the documents that state
+them; and every percentage of README.md with these sentences. A sentence in the list that a document
+no longer has is a difference: change both.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from result_protocol import standing  # noqa: E402
+from result_rows import CLASSIFIERS, declared, is_of, markdown, marker, mean, measured, rendered  # noqa: E402
+
+from fedsink.errors import ConfigError  # noqa: E402
+from fedsink.pages.quality import published  # noqa: E402
+
+MEASURED_AT, ENGINE = "cpu", "engine=local"
+
+_ROWS = {
+    "ten": "MNIST, ε = 10, 10 clients, convolutional",
+    "ten_60": "MNIST, ε = 10, 10 clients, convolutional, 60,000 pictures",
+    "ten_bare": "MNIST, ε = 10, 10 clients, convolutional, bare pictures",
+    "tether": "MNIST, ε = 10, 10 clients, convolutional, 40 rows and tether",
+    "ten_eps1": "MNIST, ε = 1, 10 clients",
+    "one": "MNIST, ε = 10, one curator, convolutional",
+    "one_60": "MNIST, ε = 10, one curator, convolutional, 60,000 pictures",
+    "one_eps1": "MNIST, ε = 1, one curator, convolutional",
+    "one_eps1_60": "MNIST, ε = 1, one curator, convolutional, 60,000 pictures",
+    "one_as_ten": "MNIST, ε = 10, one curator's recipe, 10 clients, shared noise",
+    "hundred": "MNIST, ε = 10, 100 clients",
+    "hundred_shared": "MNIST, ε = 10, 100 clients, shared noise",
+    "thousand": "MNIST, ε = 10, 1000 clients",
+    "thousand_shared": "MNIST, ε = 10, 1000 clients, shared noise",
+    "fashion_60": "Fashion, ε = 10, one curator, 60,000 pictures",
+    "free": "MNIST, convolutional, not private",
+    "free_60": "MNIST, convolutional, not private, 60,000 pictures",
+    "critics": "MNIST, GS-WGAN, ε = 10, 10 clients",
+    "laplace_mlp": "MNIST, Laplace, ε = 35",
+    "laplace": "MNIST, Laplace, ε = 35, convolutional",
+    "gauss_mlp": "MNIST, Gaussian, ε = 35",
+    "gauss": "MNIST, Gaussian, ε = 35, convolutional",
+}
+"""Rows that sentences quote, by the names they have there. Papers' entries have their own keys."""
+
+CLAIMS = {
+    "README.md": (
+        "ten clients {ten.cnn} % at ε = 10 ({ten_bare.cnn} % of bare pictures), {ten_eps1.cnn} % "
+        "at ε = 1; one curator {one.cnn} % at ε = 10 | {gauss.cnn} % at ε = 35 (Gaussian)",
+    ),
+    "CHANGELOG.md": ("(CNN {free.cnn}, or {free_60.cnn} with 60,000 pictures)",),
+    "docs/gs_wgan.md": (
+        "publish {chen_mnist.triple} (LogReg / MLP / CNN; Tables 1 and A1)",
+        "reads {critics.triple} over three seeds",
+    ),
+    "docs/ldp.md": (
+        "Gaussian, ε = 35 ({gauss_mlp.cnn} → {gauss.cnn} on the test set, three seeds",
+        "Laplace noise ({laplace_mlp.cnn} → {laplace.cnn}, three seeds)",
+    ),
+    "docs/results.md": (
+        "{ten.cnn} with ten clients and {one_60.cnn} with one curator are each the best",
+        "one curator's CNN reads {one_60.cnn} on MNIST at ε = 10",
+        "and {one_eps1_60.cnn} at ε = 1",
+        "where DPDM (Acc) publishes {dpdm_mnist_eps10.cnn} and {dpdm_mnist_eps1.cnn}",
+        "on Fashion-MNIST at ε = 10 {fashion_60.cnn}, {gap} less than its {dpdm_fashion_eps10.cnn}",
+        "reads {free.cnn}, and {free_60.cnn} with 60,000 pictures",
+        "with noise it reads {one.cnn} and {one_60.cnn}",
+        "a hundred read {hundred.cnn} with their own and {hundred_shared.cnn} with shared noise, a "
+        "thousand {thousand.cnn} and {thousand_shared.cnn}",
+        "{one_as_ten.cnn} (one seed), where one curator reads {one.cnn}",
+        "the CNN reads {tether.cnn} in place of {ten.cnn}",
+        "with the tether and 40 rows it reads {one_eps1_seed1.triple}",
+        "LogReg, MLP and CNN are at hand here: {chen_mnist.triple}",
+    ),
+}
+
+
+def main() -> int:
+    """Print the number of differences, and each of them; 1 if there is any."""
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
+    found = list(differences(root))
+    for difference in found:
+        print(f"check_claims: {difference}", file=sys.stderr)
+    rows = sum(len(table.rows) for table in declared(root / "benchmarks" / "rows.yaml"))
+    sentences = sum(map(len, CLAIMS.values()))
+    print(f"claims: {rows} rows, {sentences} sentences: {len(found)} differences")
+    return 1 if found else 0
+
+
+def differences(root: Path) -> Iterator[str]:
+    """What a document says that records and papers do not, a sentence each."""
+    records = measured(root / "benchmarks" / "measured.jsonl")
+    tables = declared(root / "benchmarks" / "rows.yaml")
+    text = (root / "docs" / "results.md").read_text()
+    for table in tables:
+        if marker(table.name) not in text:
+            yield f"docs/results.md has no place for the table {table.name}."
+            continue
+        content = markdown(table, records, MEASURED_AT, [ENGINE])
+        try:
+            wanted = rendered(text, table.name, content)
+        except ConfigError as error:
+            yield f"docs/results.md: {error}"
+            continue
+        for line in sorted(set(wanted.splitlines()) - set(text.splitlines())):
+            yield f"docs/results.md, table {table.name}, lacks the line of its records: {line}"
+        if wanted != text:
+            yield f"docs/results.md, table {table.name}, is not what its records make."
+    figures = _figures(tables, records)
+    for name, claims in CLAIMS.items():
+        words = _flat((root / name).read_text())
+        for claim in claims:
+            if (sentence := claim.format(**figures)).lower() not in words.lower():
+                yield f"{name} does not say, as records and papers do: {sentence}"
+    readme = _flat((root / "README.md").read_text())
+    stated = " ".join(claim.format(**figures) for claim in CLAIMS["README.md"])
+    for percentage in sorted(
+        set(re.findall(r"\d+\.\d %", readme)) - set(re.findall(r"\d+\.\d %", stated))
+    ):
+        yield f"README.md states {percentage}, which no record is compared with."
+
+
+def _figures(tables: list[Any], records: list[dict[str, Any]]) -> dict[str, Any]:
+    rows = {row.name: row for table in tables if "cnn" in table.figures for row in table.rows}
+    figures: dict[str, Any] = {}
+    for key, name in _ROWS.items():
+        row = rows[name]
+        arguments = row.arguments(MEASURED_AT, 0, [ENGINE])[:-1]
+        command = " ".join(["fedsink simulate", *arguments])
+        held, _ = standing([r for r in records if is_of(r, command, row.evaluate)], arguments)
+        figures[key] = _shown(held)
+        figures[f"{key}_seed1"] = _shown([r for r in held if r["seed"] == 1])
+    for key, entry in published().items():
+        figures[key] = SimpleNamespace(**entry.accuracy, triple=entry.triple)
+    gap = figures["dpdm_fashion_eps10"].cnn - float(figures["fashion_60"].cnn)
+    return {**figures, "gap": f"{gap:.1f}"}
+
+
+def _shown(records: list[dict[str, Any]]) -> SimpleNamespace:
+    """Means as tables show them: `logreg`, `mlp`, `cnn`, and all three in `triple`."""
+    means = {key: mean(records, key) for key in CLASSIFIERS}
+    shown = {key: "–" if value is None else f"{value:.1f}" for key, value in means.items()}
+    return SimpleNamespace(**shown, triple=" / ".join(shown.values()))
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

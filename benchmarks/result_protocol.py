@@ -1,0 +1,114 @@
+"""Where a record comes from: the commit, the configuration, the data; and whether it still holds.
+
+A recipe is frozen in a commit before the test set is read: `frozen_commit` refuses anything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedsink.data.sources import DataSpec, load
+from fedsink.errors import ConfigError
+from fedsink.pages.differences import settings
+from fedsink.server.compose import compose_config
+
+ROOT = Path(__file__).resolve().parent.parent
+FROZEN = ("fedsink/conf", "benchmarks/rows.yaml")
+"""What a recipe and its row are made of."""
+
+_NO_MATTER = ("log", "report.", "engine.address", "engine.timeout", "data.download", "shuffler")
+_NOT_READ = {"central": ("map.", "mechanism."), "ldp": ("view.", "rate", "clip")}
+"""Keys that change nothing in a run of the mode."""
+
+
+def frozen_commit(root: Path) -> str:
+    """The commit of a checkout; "-dirty" behind it where other files differ from it.
+
+    Raises:
+        ConfigError: recipes or rows differ from the commit, or there is none.
+    """
+    if changed := _git(root, "status", "--porcelain", "--", *FROZEN).splitlines():
+        raise ConfigError(
+            f"{changed[0][3:]} is not committed: commit recipes and rows before the test set is "
+            "read, so that no figure chooses them."
+        )
+    return _git(root, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
+
+
+def _git(root: Path, *words: str) -> str:
+    try:
+        done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
+    except OSError as error:
+        raise ConfigError(
+            f"git cannot be run ({error}): results need it to name a commit."
+        ) from error
+    if done.returncode != 0:
+        reason = " ".join(done.stderr.split())
+        raise ConfigError(f"{root} is no checkout with a commit ({reason}): clone the repository.")
+    return done.stdout.rstrip()
+
+
+def configuration_hash(config: Mapping[str, Any]) -> str:
+    """SHA-256, shortened, of what determines a run's result but for the seed.
+
+    Names, places, logs and keys that are null are no part of it, so that a key which is new and
+    unused changes nothing.
+
+    Args:
+        config: of a run, all interpolations resolved.
+    """
+    ignored = (*_NO_MATTER, *_NOT_READ[config["mode"]])
+    values = {
+        key: value
+        for key, value in settings(config).items()
+        if value is not None and not key.startswith(ignored)
+    }
+    if config["mode"] == "ldp":  # the recipe's table by ε is read when the run begins
+        values |= {f"recipe.{key}": config["recipe"].get(key) for key in ("eps", "by_eps")}
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def configuration_of(arguments: tuple[str, ...]) -> str:
+    """`configuration_hash` of what `fedsink simulate ARGUMENTS` would run now."""
+    return configuration_hash(compose_config(arguments))
+
+
+def data_hash(config: Mapping[str, Any]) -> str:
+    """SHA-256, shortened, of the training and test records that a run's configuration names."""
+    spec = DataSpec.from_config(config["data"])
+    digests = "".join(load(spec, split).digest() for split in ("train", "test"))
+    return hashlib.sha256(digests.encode()).hexdigest()[:16]
+
+
+def standing(
+    records: Sequence[dict[str, Any]], arguments: Sequence[str]
+) -> tuple[list[dict[str, Any]], str]:
+    """The records of a row that stand for it, and a mark: "", "†" or "stale".
+
+    Records of one table row are of one configuration: the present one, else the latest. Those with
+    a commit replace those without, which are from before the protocol ("†").
+
+    Args:
+        records: of the row, in the order in which they were made.
+        arguments: of `fedsink simulate`, but for the seed.
+    """
+    if not records:
+        return [], ""
+    known = [record for record in records if "configuration" in record]
+    present = configuration_of(tuple(arguments)) if known else None
+    held = [r for r in records if r.get("configuration", present) == present]
+    stale = not held
+    if stale:
+        last = known[-1]["configuration"]
+        held = [r for r in known if r["configuration"] == last]
+    held = [r for r in held if "commit" in r] or held
+    old = any("commit" not in record for record in held)
+    return held, "stale" if stale else "†" if old else ""

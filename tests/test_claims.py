@@ -1,0 +1,62 @@
+"""`.ci/check_claims.py`, which holds documents against records and papers."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def check() -> Iterator[ModuleType]:
+    """The script, which imports those of benchmarks/ by their bare names."""
+    path, modules = list(sys.path), set(sys.modules)
+    spec = importlib.util.spec_from_file_location("check_claims", ROOT / ".ci" / "check_claims.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.startswith("result_"):
+            del sys.modules[name]
+
+
+def test_documents_say_what_records_and_papers_do(check: ModuleType) -> None:
+    assert list(check.differences(ROOT)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "told"),
+    [
+        ("docs/results.md", "| 97.6 ± 0.3 |", "| 97.7 ± 0.3 |", "table central, lacks the line"),
+        ("docs/results.md", "(Dockhorn 1, DPDM", "(Dockhorn 2, DPDM", "table central"),
+        ("docs/results.md", "<!-- results:local -->", "", "no place for the table local"),
+        ("docs/results.md", "4.0 less", "2.7 less", "{gap} less".replace("{gap}", "4.0")),
+        ("docs/results.md", "publishes 98.1", "publishes 98.0", "publishes 98.1"),
+        ("docs/gs_wgan.md", "publish 79 / 79", "publish 79 / 78", "publish 79 / 79 / 80"),
+        ("README.md", "94.7 %", "94.8 %", "README.md states 94.8 %"),
+        ("README.md", "96.2 %", "69.2 %", "README.md does not say"),
+        ("benchmarks/measured.jsonl", '"cnn": 0.9668', '"cnn": 0.9768', "table central"),
+        ("benchmarks/rows.yaml", "published: [chen_mnist]", "overrides: [eps=9]", "gs_wgan"),
+    ],
+)
+def test_a_changed_digit_is_noticed(
+    check: ModuleType, tmp_path: Path, name: str, old: str, new: str, told: str
+) -> None:
+    for kept in (*check.CLAIMS, "benchmarks/measured.jsonl", "benchmarks/rows.yaml"):
+        (tmp_path / kept).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / kept, tmp_path / kept)
+    text = (tmp_path / name).read_text()
+    assert old in text
+    (tmp_path / name).write_text(text.replace(old, new, 1))
+    found = list(check.differences(tmp_path))
+    assert any(told in difference for difference in found), found
