@@ -13,6 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
 from fedsink.data.sources import DataSpec, load
 from fedsink.errors import ConfigError
 from fedsink.pages.differences import settings
@@ -77,8 +80,16 @@ def configuration_hash(config: Mapping[str, Any]) -> str:
 
 @cache
 def configuration_of(arguments: tuple[str, ...]) -> str:
-    """`configuration_hash` of what `fedsink simulate ARGUMENTS` would run now."""
-    return configuration_hash(compose_config(arguments))
+    """`configuration_hash` of what `fedsink simulate ARGUMENTS` would run now.
+
+    Raises:
+        ConfigError: it would refuse to start.
+    """
+    try:
+        return configuration_hash(compose_config(arguments))
+    except (HydraException, OmegaConfBaseException) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"fedsink simulate {' '.join(arguments)}: {reason}") from error
 
 
 def data_hash(config: Mapping[str, Any]) -> str:

@@ -296,4 +296,6 @@ def test_a_killed_run_goes_on_and_its_seconds_are_a_lower_bound(
     assert again["killed"]
     assert again["seconds"] > 3.5
     with pytest.raises(FedsinkError, match="ended with 2 after"):
+        runs.record([*arguments, "clients=0"], seed=0)
+    with pytest.raises(ConfigError, match=r"fedsink simulate experiment=none: .*experiment/none"):
         runs.record(["experiment=none"], seed=0)
