@@ -25,9 +25,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FROZEN = ("fedsink/conf", "benchmarks/rows.yaml")
 """What a recipe and its row are made of."""
 
-_NO_MATTER = ("log", "report.", "engine.address", "engine.timeout", "data.download", "shuffler")
-_NOT_READ = {"central": ("map.", "mechanism."), "ldp": ("view.", "rate", "clip")}
-"""Keys that change nothing in a run of the mode."""
+_NO_MATTER = ("log", "report.", "engine.address", "engine.timeout", "data.download")
+_NOT_READ = {
+    "central": ("map.", "mechanism.", "shuffler", "shuffler_delta"),
+    "ldp": ("view.", "rate", "clip", "shuffler", "shuffler_delta"),
+}
+"""Keys, and with a dot groups, that change nothing in a run of the mode."""
 
 
 def frozen_commit(root: Path) -> str:
@@ -60,22 +63,37 @@ def _git(root: Path, *words: str) -> str:
 def configuration_hash(config: Mapping[str, Any]) -> str:
     """SHA-256, shortened, of what determines a run's result but for the seed.
 
-    Names, places, logs and keys that are null are no part of it, so that a key which is new and
-    unused changes nothing.
+    Names, places, logs, keys that the method does not read and keys that are null are no part of
+    it, so that a key which is new and unused changes nothing.
 
     Args:
         config: of a run, all interpolations resolved.
     """
-    ignored = (*_NO_MATTER, *_NOT_READ[config["mode"]])
+    idle = (*_NO_MATTER, *_NOT_READ[config["mode"]], *_idle_in_strategy(config))
+    groups = tuple(key for key in idle if key.endswith("."))
     values = {
         key: value
         for key, value in settings(config).items()
-        if value is not None and not key.startswith(ignored)
+        if value is not None and key not in idle and not key.startswith(groups)
     }
     if config["mode"] == "ldp":  # the recipe's table by ε is read when the run begins
         values |= {f"recipe.{key}": config["recipe"].get(key) for key in ("eps", "by_eps")}
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _idle_in_strategy(config: Mapping[str, Any]) -> list[str]:
+    """Keys of the strategy that a run does not read."""
+    strategy, idle = config["strategy"], []
+    if strategy.get("self_term") == "semi_debiased":
+        idle.append("strategy.history")
+    elif "self_term" in strategy:
+        idle.append("strategy.p")
+        if config["clip"] == "record" and strategy.get("schedule") == "class":
+            idle += ["strategy.label_weight", "strategy.solver"]
+    if config["mode"] == "ldp" and strategy.get("solver") == "annealed":
+        idle += ["strategy.tolerance", "strategy.max_iterations"]
+    return idle
 
 
 @cache

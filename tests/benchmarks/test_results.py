@@ -142,14 +142,18 @@ def test_a_row_shows_records_of_one_recipe_and_says_when_it_has_changed(script: 
 def test_the_hash_of_a_configuration_is_of_what_determines_the_result(script: Script) -> None:
     protocol = script("result_protocol")
 
-    def hashed(*overrides: str) -> str:
-        return str(protocol.configuration_of(("experiment=mnist_eps10", *overrides)))
+    def hashed(*overrides: str, of: str = "mnist_eps10") -> str:
+        return str(protocol.configuration_of((f"experiment={of}", *overrides)))
 
-    same = ("seed=7", "data.root=/elsewhere", "log=csv", "report.html=false", "data.download=false")
+    same = ("seed=7", "data.root=/elsewhere", "log=csv", "report.html=false",
+            "data.download=false", "strategy.p=0.4", "map.block=3")  # fmt: skip
     assert {hashed(override) for override in same} == {hashed()}
     others = ("eps=9", "strategy.lam=6", "clients=11", "generator=conv", "view.dc=true",
               "observation.noise.std=0.1", "partition=dirichlet", "engine=local")  # fmt: skip
     assert len({hashed(), *(hashed(override) for override in others)}) == len(others) + 1
+    published = "dp_sinkhorn_mnist_m1"
+    assert hashed("strategy.p=0.4", of=published) != hashed(of=published)
+    assert hashed("strategy.history=9", of=published) == hashed(of=published)
     local = [protocol.compose_config(["experiment=mnist_ldp_laplace35"]) for _ in range(2)]
     local[1]["recipe"]["by_eps"]["label_eps"][0] += 1
     assert len({protocol.configuration_hash(config) for config in local}) == 2
