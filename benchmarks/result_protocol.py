@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FROZEN = ("fedsink/conf", "benchmarks/rows.yaml")
 """What a recipe and its row are made of."""
 
-_NO_MATTER = ("log", "report.", "engine.address", "engine.timeout", "data.download")
+_NO_MATTER = ("log", "report.", "engine.", "data.download")
 _NOT_READ = {
     "central": ("map.", "mechanism.", "shuffler", "shuffler_delta"),
     "ldp": ("view.", "rate", "clip", "shuffler", "shuffler_delta"),
@@ -76,6 +76,9 @@ def configuration_hash(config: Mapping[str, Any]) -> str:
         for key, value in settings(config).items()
         if value is not None and key not in idle and not key.startswith(groups)
     }
+    engine = [config["engine"].get(key, "cpu") for key in ("name", "device")]
+    if engine[0] == "fused" or engine[1] != "cpu":  # the others give the same results
+        values["engine"] = engine
     if config["mode"] == "ldp":  # the recipe's table by ε is read when the run begins
         values |= {f"recipe.{key}": config["recipe"].get(key) for key in ("eps", "by_eps")}
     text = json.dumps(values, sort_keys=True, default=str)

@@ -145,11 +145,11 @@ def test_the_hash_of_a_configuration_is_of_what_determines_the_result(script: Sc
     def hashed(*overrides: str, of: str = "mnist_eps10") -> str:
         return str(protocol.configuration_of((f"experiment={of}", *overrides)))
 
-    same = ("seed=7", "data.root=/elsewhere", "log=csv", "report.html=false",
-            "data.download=false", "strategy.p=0.4", "map.block=3")  # fmt: skip
+    same = ("seed=7", "data.root=/elsewhere", "log=csv", "report.html=false", "engine=local",
+            "data.download=false", "strategy.p=0.4", "map.block=3", "engine=ray")  # fmt: skip
     assert {hashed(override) for override in same} == {hashed()}
     others = ("eps=9", "strategy.lam=6", "clients=11", "generator=conv", "view.dc=true",
-              "observation.noise.std=0.1", "partition=dirichlet", "engine=local")  # fmt: skip
+              "observation.noise.std=0.1", "partition=dirichlet", "engine=fused")  # fmt: skip
     assert len({hashed(), *(hashed(override) for override in others)}) == len(others) + 1
     published = "dp_sinkhorn_mnist_m1"
     assert hashed("strategy.p=0.4", of=published) != hashed(of=published)
