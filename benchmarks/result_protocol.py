@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FROZEN = ("fedsink/conf", "benchmarks/rows.yaml")
 """What a recipe and its row are made of."""
 
-_NO_MATTER = ("log", "report.", "engine.", "data.download")
+_NO_MATTER = ("log", "report.", "paper.", "paper", "engine.", "data.download")
 _NOT_READ = {
     "central": ("map.", "mechanism.", "shuffler", "shuffler_delta"),
     "ldp": ("view.", "rate", "clip", "shuffler", "shuffler_delta"),
