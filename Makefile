@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev simulate deploy-demo node-wheel test test-slow test-all test-gpu mutants coverage bench results tutorials lint types contracts packages claims docs release check clean
+.PHONY: help install install-dev simulate deploy-demo node-wheel test test-slow test-guards test-all test-gpu mutants coverage bench results tutorials lint types contracts packages claims docs release check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,11 @@ test-slow: install-dev ## run the slow ones
 	$(PYTEST) -m 'slow and not gpu' $(ARGS)
 
 test-all: test test-slow ## run both
+
+# What CI has time for within forty minutes; kills of clusters and deployments, walks and pages are left to test-all.
+GUARDS := adversary clients mutants privacy
+test-guards: install-dev ## the slow tests of what guards private data
+	$(MAKE) test-slow ARGS="$(GUARDS:%=tests/%) $(ARGS)"
 
 # No install: a machine with a GPU has its own PyTorch. Neither Flower nor Ray nor Hydra is needed.
 test-gpu: ## what needs a GPU, with the Python that has PyTorch for it (GPU_PYTHON=python3)

@@ -42,6 +42,14 @@ def read(path: Path) -> dict[str, object]:
     return content
 
 
+def check_fetched(run: Path, at_server: Path) -> None:
+    """All files are the server's, except the report, which the submitter writes."""
+    assert (run / "report.html").is_file()
+    for path in run.rglob("*"):
+        if path.is_file() and path.name != "report.html":
+            assert path.read_bytes() == (at_server / path.relative_to(run)).read_bytes()
+
+
 def test_the_demonstration_goes_as_promised(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     done = subprocess.run(
@@ -56,11 +64,7 @@ def test_the_demonstration_goes_as_promised(tmp_path: Path) -> None:
         assert not (run / "checkpoint").exists()
         at_server = folder / "flwr-superlink" / "runs" / "runs" / run.name
         assert at_server.parent.stat().st_mode & 0o077 == 0
-        for path in run.rglob("*"):
-            assert (
-                not path.is_file()
-                or path.read_bytes() == (at_server / path.relative_to(run)).read_bytes()
-            )
+        check_fetched(run, at_server)
     lines = (central / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == list(range(60, 601, 60))
     assert 4.9 < float(str(read(central / "privacy.json")["epsilon"])) <= 5.0

@@ -30,7 +30,7 @@ from fedsink.privacy.ledger import Database, problems, report
 
 from ..support.processes import children, gone
 from .test_absent_node import lines
-from .test_demo import left_over, pytestmark  # noqa: F401 (the same needs)
+from .test_demo import check_fetched, left_over, pytestmark  # noqa: F401 (the same needs)
 
 CLIENTS, LOST = 8, 8
 MESSAGES, USES = 40, 4
@@ -233,8 +233,7 @@ def test_a_run_outlives_kills_of_its_nodes_and_every_ledger_holds(lab: Any) -> N
 
     folder = Path(out)
     assert folder == lab.folder / "submitter" / "runs" / "siege"
-    for path in (path for path in folder.rglob("*") if path.is_file()):
-        assert path.read_bytes() == (at_server / path.relative_to(folder)).read_bytes()
+    check_fetched(folder, at_server)
     assert all(weights.isfinite().all() for weights in load(folder).parameters())
 
     records = lines(folder / "metrics.jsonl")

@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 PLUGIN = Path(__file__).resolve().parents[2] / "examples" / "plugin"
-SMALL = ("engine=local", "clients=2", "rounds=6", "seed=0", "report.pictures=0", "data=rings")
+SMALL = ("clients=2", "rounds=6", "seed=0", "report.pictures=0", "data=rings")
 
 Fedsink = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -89,7 +89,7 @@ def test_it_is_offered_where_names_are_listed(fedsink: Fedsink) -> None:
     groups = fedsink("--help").stdout
     assert "bounded_sinkhorn" in groups
     assert "rings" in groups
-    assert "half_circle, image_folder, mnist, rings." in fedsink("data=ringz").stderr
+    assert "mnist, rings, shapes." in fedsink("data=ringz").stderr
     near = fedsink(*SMALL, "data.name=ring").stderr
     assert near.endswith("Did you mean rings?\n")
 

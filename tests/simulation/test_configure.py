@@ -342,7 +342,7 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("report.checkpoint_seconds=x", "report.checkpoint_seconds must be a number of at least 0"),
         ("partition.seed=-1", "partition.seed must be a whole number of at least 0, not -1"),
         ("partition.name=x", "partition.name='x' is unknown"),
-        ("data.shape=[a]", "The configuration of data is mistyped"),
+        ("data.shape=[a]", "data.shape must be (channels, height, width)"),
         ("data.nominal_records=0", "data.nominal_records must be at least 1"),
         ("data.corrupt=invert", "data.corrupt is null or such as {kind: invert, share: 0.5}, not"),
         ("data.corrupt={kind:invert,share:2}", "data.corrupt.share must be a number from 0 to 1"),
