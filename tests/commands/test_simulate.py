@@ -90,6 +90,10 @@ _BAD: dict[str, tuple[list[str], str]] = {
         "Unknown key 'epss'. Did you mean eps? fedsink simulate --cfg job lists them all.",
     ),
     "unknown nested key": ([*_LOCAL, "engine.thread=2"], "Did you mean engine.threads?"),
+    "another strategy's key": (
+        [*_LOCAL, "strategy=gs_wgan", "strategy.p=0.2"],
+        "strategy.p is a key of another mode, strategy or generator than those chosen: leave it",
+    ),
     "key too deep": (
         [*_LOCAL, "mode=ldp", "mechanism.map.block=3"],
         "Did you mean map.block?",
