@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 # No administrator is as watchful: a lost node is noticed within some two seconds.
@@ -24,8 +24,6 @@ _WATCHFUL = {
     "health_check_failure_threshold": 2,
 }
 _START = 60.0
-_READY = "Ray runtime started"
-_SLOW = "timed out during startup"
 
 
 class Nodes:
@@ -85,18 +83,6 @@ class Nodes:
         shutil.rmtree(self._session, ignore_errors=True)
 
     def _start(self, *words: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Start a node; once more where Ray gave up, as it does when registering takes 30 s."""
-        node, text = self._try(words, environment)
-        if _SLOW in text:
-            node, text = self._try(words, environment)
-        if _READY not in text:
-            raise RuntimeError(f"A node did not start:\n{text}")
-        return node
-
-    def _try(
-        self, words: Sequence[str], environment: Mapping[str, str]
-    ) -> tuple[subprocess.Popen[bytes], str]:
-        """A node's process and what it said until it was ready, ended or too late."""
         command = [
             str(Path(sys.executable).with_name("ray")), "start", *words, "--block",
             "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0",
@@ -114,15 +100,8 @@ class Nodes:
                 )
             self._started.append(node)
         deadline = time.monotonic() + _START
-        while True:
-            ended = node.poll() is not None or time.monotonic() > deadline
-            text = log.read_text()
-            if ended or _READY in text:
-                break
+        while "Ray runtime started" not in (text := log.read_text()):
+            if node.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"A node did not start:\n{text}")
             time.sleep(0.1)
-        if _READY not in text:
-            with contextlib.suppress(ValueError, ProcessLookupError):  # a siege may have killed it
-                self._started.remove(node)
-                os.killpg(node.pid, signal.SIGKILL)
-            node.wait()
-        return node, text
+        return node
