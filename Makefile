@@ -56,7 +56,7 @@ test-slow: install-dev ## run the slow ones
 
 test-all: test test-slow ## run both
 
-# What CI has time for within forty minutes; kills of clusters and deployments, walks and pages are left to test-all.
+# What CI runs of the slow tests: all of them took it more than forty minutes. The others are left to test-all.
 GUARDS := adversary clients mutants privacy
 test-guards: install-dev ## the slow tests of what guards private data
 	$(MAKE) test-slow ARGS="$(GUARDS:%=tests/%) $(ARGS)"

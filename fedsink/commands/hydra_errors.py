@@ -65,9 +65,9 @@ def known_keys() -> list[str]:
 def _unknown_key(key: str) -> str:
     if key in known_keys():
         return (
-            f"{key} is a key of another mode, strategy or generator than those chosen: leave it "
-            "out, or choose the one that has it. With --cfg job, the same command lists the keys "
-            "that it has."
+            f"{key} is a key of another mode, strategy or engine than those chosen: leave it "
+            "out, or choose the one that has it. Without it, --cfg job lists the keys that there "
+            "are."
         )
     tail = ".".join(key.split(".")[-2:])  # mechanism.map.block: the group itself exists
     near = [tail] if tail in known_keys() else []

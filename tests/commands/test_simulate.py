@@ -92,7 +92,8 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "unknown nested key": ([*_LOCAL, "engine.thread=2"], "Did you mean engine.threads?"),
     "another strategy's key": (
         [*_LOCAL, "strategy=gs_wgan", "strategy.p=0.2"],
-        "strategy.p is a key of another mode, strategy or generator than those chosen: leave it",
+        "strategy.p is a key of another mode, strategy or engine than those chosen: leave it "
+        "out, or choose the one that has it. Without it, --cfg job lists the keys that there are.",
     ),
     "key too deep": (
         [*_LOCAL, "mode=ldp", "mechanism.map.block=3"],

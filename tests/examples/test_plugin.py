@@ -89,7 +89,7 @@ def test_it_is_offered_where_names_are_listed(fedsink: Fedsink) -> None:
     groups = fedsink("--help").stdout
     assert "bounded_sinkhorn" in groups
     assert "rings" in groups
-    assert "mnist, rings, shapes." in fedsink("data=ringz").stderr
+    assert "half_circle, image_folder, mnist, rings, shapes." in fedsink("data=ringz").stderr
     near = fedsink(*SMALL, "data.name=ring").stderr
     assert near.endswith("Did you mean rings?\n")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
+import warnings
 from pathlib import Path
 
 import torch
@@ -40,6 +41,8 @@ def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor, None, Tensor]:
         DataError: for a missing folder or split, a folder that is not a class, no pictures, or a
             picture that cannot be read.
     """
+    from PIL import Image
+
     if len(spec.shape) != 3 or spec.shape[0] not in MODES:
         raise ConfigError(
             f"image_folder needs data.shape = (1 or 3 channels, height, width), got {spec.shape}."
@@ -48,8 +51,10 @@ def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor, None, Tensor]:
     files = _files(folder, spec)
     values = torch.empty((len(files), *spec.shape), dtype=torch.uint8)
     seen = Seen(spec.shape)
-    for row, (path, _, _) in enumerate(files):
-        values[row] = read_picture(path, spec.shape, seen)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # a note says so
+        for row, (path, _, _) in enumerate(files):
+            values[row] = read_picture(path, spec.shape, seen)
     for sentence in seen.notes():
         note(sentence)
     slots = [number_of(Path(path).relative_to(top).as_posix()) for path, top, _ in files]

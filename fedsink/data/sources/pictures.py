@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,12 +119,10 @@ def read_picture(path: str | Path, shape: tuple[int, ...], seen: Seen | None = N
 
     channels, height, width = shape
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # a note says so
-            with Image.open(path) as opened:
-                if seen is not None:
-                    seen.add(path, opened)
-                picture = opened.convert(MODES[channels])
+        with Image.open(path) as opened:
+            if seen is not None:
+                seen.add(path, opened)
+            picture = opened.convert(MODES[channels])
     except Image.DecompressionBombError as error:
         raise DataError(f"{path} has too many pixels to be read; make it smaller.") from error
     except (OSError, ValueError, SyntaxError) as error:
