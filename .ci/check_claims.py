@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from result_protocol import standing  # noqa: E402
-from result_rows import CLASSIFIERS, declared, is_of, markdown, marker, mean, measured, rendered  # noqa: E402
+from result_rows import CLASSIFIERS, declared, markdown, marker, mean, measured, rendered  # noqa: E402
 
 from fedsink.errors import ConfigError  # noqa: E402
 from fedsink.pages.quality import published  # noqa: E402
@@ -138,7 +138,7 @@ def _figures(tables: list[Any], records: list[dict[str, Any]]) -> dict[str, Any]
         row = rows[name]
         arguments = row.arguments(MEASURED_AT, 0, [ENGINE])[:-1]
         command = " ".join(["fedsink simulate", *arguments])
-        held, _ = standing([r for r in records if is_of(r, command, row.evaluate)], arguments)
+        held, _ = standing([r for r in records if row.shows(r, command)], arguments)
         figures[key] = _shown(held)
         figures[f"{key}_seed1"] = _shown([r for r in held if r["seed"] == 1])
     for key, entry in published().items():

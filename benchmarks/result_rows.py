@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ FIGURES = {
     "sliced_w2": Figure("sliced W2", 1.0, 4),
 }
 CLASSIFIERS = ("logreg", "mlp", "cnn")
+HELD_OUT = 100
+"""Seeds from here on belong to the tables that name them; the others show smaller ones."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Row:
         published: entries of fedsink/pages/published.yaml.
         evaluate: keys of `fedsink evaluate` beyond the run's, such as observation=false; rows that
             differ in them alone share their runs.
+        seeds: that the row shows; none named: all below `HELD_OUT`.
     """
 
     name: str
@@ -54,11 +57,21 @@ class Row:
     overrides: tuple[str, ...] = ()
     scales: bool = True
     evaluate: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
 
     def arguments(self, scale: str, seed: int, more: Sequence[str] = ()) -> list[str]:
         """What `fedsink simulate` is given."""
         scaled = [f"scale={scale}"] if self.scales else []
         return [f"experiment={self.experiment}", *scaled, *self.overrides, *more, f"seed={seed}"]
+
+    def shows(self, record: Record, command: str) -> bool:
+        """Tells whether a record is a seed of this row, run by `command` and evaluated so."""
+        seed, evaluated = record["seed"], record.get("evaluated", [])
+        return (
+            record["command"].startswith(f"{command} seed=")
+            and tuple(evaluated) == self.evaluate
+            and (seed in self.seeds if self.seeds else seed < HELD_OUT)
+        )
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ class Table:
 
 
 def declared(path: Path = ROWS) -> list[Table]:
-    """The tables of rows.yaml.
+    """The tables of rows.yaml, each row once for each of its table's evaluations.
 
     Raises:
         ConfigError: the file cannot be read, or an entry is not one of a row.
@@ -83,7 +96,7 @@ def declared(path: Path = ROWS) -> list[Table]:
             Table(
                 table["table"],
                 table.get("source", ""),
-                tuple(_row(row) for row in table["rows"]),
+                tuple(_rows(table)),
                 _figures(table.get("figures", CLASSIFIERS)),
             )
             for table in tables
@@ -99,14 +112,19 @@ def _figures(keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _row(entry: dict[str, Any]) -> Row:
-    lists = {key: tuple(entry.get(key, ())) for key in ("overrides", "evaluate")}
+def _rows(table: dict[str, Any]) -> Iterator[Row]:
     papers = published()
-    if unknown := [key for key in entry.get("published", ()) if key not in papers]:
-        raise KeyError(f"{unknown[0]} is no entry of published.yaml")
-    return Row(
-        **{**entry, **lists, "published": tuple(papers[k] for k in entry.get("published", ()))}
-    )
+    for entry in table["rows"]:
+        if unknown := [key for key in entry.get("published", ()) if key not in papers]:
+            raise KeyError(f"{unknown[0]} is no entry of published.yaml")
+        lists = {
+            "published": tuple(papers[key] for key in entry.get("published", ())),
+            "overrides": tuple(entry.get("overrides", ())),
+            "seeds": tuple(table.get("seeds", ())),
+        }
+        for suffix, words in table.get("evaluations", {"": []}).items():
+            evaluate = (*entry.get("evaluate", ()), *words)
+            yield Row(**{**entry, **lists, "name": entry["name"] + suffix, "evaluate": evaluate})
 
 
 def measured(path: Path) -> list[Record]:
@@ -136,7 +154,7 @@ def markdown(table: Table, records: Sequence[Record], scale: str, more: Sequence
         arguments = row.arguments(scale, 0, more)[:-1]
         command = " ".join(["fedsink simulate", *arguments])
         of_row, mark = standing(
-            [record for record in records if is_of(record, command, row.evaluate)], arguments
+            [record for record in records if row.shows(record, command)], arguments
         )
         of_row.sort(key=lambda record: record["seed"])
         epsilons = sorted({_epsilon(record["epsilon"]) for record in of_row})
@@ -180,12 +198,6 @@ def _differences(of_row: Sequence[Record], row: Row) -> str:
         cell = " / ".join(shown).replace("-", "−")
         told.append(f"**{cell}**" if missed else cell)
     return "<br>".join(told) if of_row and told else "–"
-
-
-def is_of(record: Record, command: str, evaluate: Sequence[str]) -> bool:
-    """Whether a record is a seed of this run, evaluated so."""
-    own = record.get("evaluated", [])
-    return record["command"].startswith(f"{command} seed=") and list(own) == list(evaluate)
 
 
 def _epsilon(value: float | None) -> str:

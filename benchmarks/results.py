@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("action", nargs="?", choices=["list", "run", "render"], default="list")
     parser.add_argument("--only", nargs="*", default=[], help="tables or experiments")
     parser.add_argument("--scale", default="cpu", choices=["smoke", "cpu", "paper"])
-    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", nargs="*", type=int, help="instead of a row's own")
     parser.add_argument("--folder", type=Path, default=Path("runs/results"))
     parser.add_argument("--data", type=Path, help="data.root of MNIST, Fashion-MNIST and CelebA")
     parser.add_argument("--n", type=int, default=20000, help="images for the classifiers")
@@ -70,7 +70,7 @@ def _runs(options: argparse.Namespace, commit: str | None = None) -> Runs:
 
 def _run(tables: Sequence[Table], options: argparse.Namespace) -> int:
     runs, failed = _runs(options, frozen_commit(ROOT)), 0
-    wanted = [(t, r, s) for t in tables for r in t.rows for s in options.seeds]
+    wanted = [(t, r, s) for t in tables for r in t.rows for s in _seeds(r, options)]
     for table, row, seed in wanted:
         arguments = row.arguments(options.scale, seed, options.also)
         try:
@@ -87,6 +87,10 @@ def _run(tables: Sequence[Table], options: argparse.Namespace) -> int:
     for table in tables:
         print(f"\n{markdown(table, records, options.scale, options.also)}")
     return 1 if failed else 0
+
+
+def _seeds(row: Row, options: argparse.Namespace) -> Sequence[int]:
+    return options.seeds or row.seeds or (0, 1, 2)
 
 
 def _render(tables: Sequence[Table], options: argparse.Namespace) -> int:
@@ -109,7 +113,7 @@ def _list(tables: Sequence[Table], options: argparse.Namespace) -> int:
     def seeds(row: Row) -> str:
         done = [
             s
-            for s in options.seeds
+            for s in _seeds(row, options)
             if runs.known(row.arguments(options.scale, s, options.also), row.evaluate)
         ]
         return f"seeds {', '.join(map(str, done))}" if done else "not run"

@@ -47,10 +47,11 @@ from .oracles import (
     total_of,
 )
 
-SECONDS = 0.2
-"""The processor time that a refusal may take.
+SECONDS = 2.0
+"""The processor time that a refusal may take; on a quiet machine it takes up to 0.1 s.
 
-Not counted are the exact pricing of a plan whose ε lies within 5 % of what is left, which takes
+The bound leaves room for a machine that is several times slower, under coverage as well. Not
+counted are the exact pricing of a plan whose ε lies within 5 % of what is left, which takes
 seconds and is remembered; the import of the accounting libraries, once in a process; and what the
 garbage collector does to objects that were there before the message.
 """

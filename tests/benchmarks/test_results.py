@@ -90,6 +90,21 @@ def test_a_run_may_be_evaluated_in_several_ways(script: Script, tmp_path: Path) 
     assert bare.endswith(f"| `{COMMAND}`, `fedsink evaluate observation=false` |")
 
 
+def test_a_table_may_have_seeds_and_evaluations_of_its_own(script: Script, tmp_path: Path) -> None:
+    rows = script("result_rows")
+    usual = {"table": "t", "rows": [{"name": "few", "experiment": "dp_sinkhorn_mnist_m1"}]}
+    held_out = {**usual, "seeds": [100, 101], "evaluations": {"": [], ", many": ["n=60000"]}}
+    (path := tmp_path / "rows.yaml").write_text(json.dumps([usual, held_out]))
+    tables = rows.declared(path)
+    assert [row.name for row in tables[1].rows] == ["few", "few, many"]
+    records = [record(0, 0.8), record(100, 0.6), record(101, 0.7, evaluated=["n=60000"])]
+    (usual_line,) = rows.markdown(tables[0], records, "cpu").splitlines()[2:3]
+    few, many = rows.markdown(tables[1], records, "cpu").splitlines()[2:4]
+    assert "| 80.0 | 9.999 | 100 | 0 † |" in usual_line
+    assert "| 60.0 | 9.999 | 200 | 100 † |" in few
+    assert "| 70.0 | 9.999 | 201 | 101 † |" in many
+
+
 def test_a_table_goes_between_its_markers_and_nothing_else_changes(script: Script) -> None:
     rows = script("result_rows")
     document = "# A\n<!-- results:x -->\nold\n<!-- end -->\nB\n<!-- results:y -->\n<!-- end -->\n"
