@@ -16,12 +16,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-# No administrator is as watchful: a lost node is noticed within some two seconds.
+# A lost node is noticed within some seconds; a new one on a busy machine has time to answer.
 _WATCHFUL = {
-    "health_check_initial_delay_ms": 500,
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 500,
-    "health_check_failure_threshold": 2,
+    "health_check_initial_delay_ms": 5000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 3000,
+    "health_check_failure_threshold": 3,
 }
 _START = 60.0
 
