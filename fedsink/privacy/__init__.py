@@ -24,7 +24,6 @@ from fedsink.privacy.mechanisms.local import LocalMechanism, MatchedCost
 from fedsink.privacy.mechanisms.product import ProductMechanism
 from fedsink.privacy.mechanisms.randomized_response import RandomizedResponse
 from fedsink.privacy.noise_share import LOCAL_NOISE, NoiseShare
-from fedsink.privacy.parallel import Guarantee, across_clients, one_person_at
 from fedsink.privacy.plan import CentralPlan, PrivacyPlan, plan_from_dict
 from fedsink.privacy.randomness.keys import EntropyKey, Key, ReproducibleKey, SecretKey
 from fedsink.privacy.randomness.noise import Stream
@@ -54,7 +53,6 @@ __all__ = [
     "CriticClip",
     "EntropyKey",
     "GaussianMechanism",
-    "Guarantee",
     "JointSchedule",
     "Key",
     "LaplaceMechanism",
@@ -76,13 +74,11 @@ __all__ = [
     "TurnSchedule",
     "UnprotectedPlan",
     "account_table",
-    "across_clients",
     "capacity_for",
     "delta_for",
     "epsilon",
     "gs_wgan_epsilon",
     "local_mechanism",
-    "one_person_at",
     "overflow_probability",
     "plan_from_dict",
     "poisson_gaussian",

@@ -9,8 +9,6 @@ replace-one. Every ε that fedsink prints goes with the words of `describe`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from fedsink.errors import PrivacyError
 
 ADD_REMOVE, REPLACE_ONE, USER, CLIENT = "add-remove", "replace-one", "user", "client"
@@ -41,19 +39,3 @@ def describe(name: str) -> str:
 def unit_of(name: str) -> str:
     """Whose secret is protected: ``"record"``, ``"user"`` or ``"client"``."""
     return name if check_adjacency(name) in (USER, CLIENT) else "record"
-
-
-def common_adjacency(names: Iterable[str]) -> str:
-    """The one adjacency of several guarantees.
-
-    Raises:
-        PrivacyError: If there are none or they differ; such figures mean different things and
-            have no sum and no maximum.
-    """
-    distinct = sorted({check_adjacency(name) for name in names})
-    if len(distinct) != 1:
-        raise PrivacyError(
-            "guarantees are combined under one adjacency only, received "
-            f"{', '.join(distinct) or 'none'}: account for each adjacency apart."
-        )
-    return distinct[0]

@@ -4,7 +4,7 @@ import pytest
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import ADJACENCIES
-from fedsink.privacy.adjacency import check_adjacency, common_adjacency, describe, unit_of
+from fedsink.privacy.adjacency import check_adjacency, describe, unit_of
 
 
 def test_every_adjacency_has_words_and_a_unit():
@@ -18,11 +18,3 @@ def test_every_adjacency_has_words_and_a_unit():
 def test_an_unknown_adjacency_is_refused(name):
     with pytest.raises(PrivacyError, match=r"is unknown: choose one of add-remove, replace-one, u"):
         check_adjacency(name)
-
-
-def test_different_adjacencies_have_nothing_in_common():
-    assert common_adjacency(["client", "client"]) == "client"
-    with pytest.raises(PrivacyError, match="one adjacency only, received add-remove, client: acc"):
-        common_adjacency(["client", "add-remove"])
-    with pytest.raises(PrivacyError, match="one adjacency only, received none"):
-        common_adjacency([])

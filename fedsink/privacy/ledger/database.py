@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsink.errors import LedgerError
-from fedsink.privacy.ledger.migration import EARLIER, create, migrate
-from fedsink.privacy.ledger.tables import CHAINED, VERSION, Value, sealed
+from fedsink.privacy.ledger.tables import CHAINED, TABLES, VERSION, Value, sealed
 
 _PATIENCE = 60.0  # seconds to wait for another process
 _INSERT = {
@@ -151,25 +150,13 @@ class Database:
             )
 
     def _check_version(self, writable: bool) -> None:
-        if not writable and self._version() in EARLIER:
-            with self.explained():
-                file, self.connection = (
-                    self.connection,
-                    sqlite3.connect(":memory:", isolation_level=None),
-                )
-                file.backup(self.connection)
-                file.close()
-            writable = True  # the copy, which nobody keeps
         if writable and self._version() == 0:
             with self.transaction() as connection:
                 # Another process may have been first, and a file with tables is somebody else's.
                 if self._version() == 0 and not self.rows("SELECT 1 FROM sqlite_master"):
-                    create(connection)
-                    connection.execute(f"PRAGMA user_version={VERSION}")
-        if writable and self._version() in EARLIER:
-            with self.transaction() as connection:
-                if self._version() in EARLIER:
-                    migrate(self)
+                    for statement in TABLES.split(";"):
+                        connection.execute(statement)
+                    connection.execute("INSERT INTO head VALUES (0, x'')")
                     connection.execute(f"PRAGMA user_version={VERSION}")
         if (version := self._version()) != VERSION:
             self.connection.close()
