@@ -76,9 +76,8 @@ def configuration_hash(config: Mapping[str, Any]) -> str:
         for key, value in settings(config).items()
         if value is not None and key not in idle and not key.startswith(groups)
     }
-    engine = [config["engine"].get(key, "cpu") for key in ("name", "device")]
-    if engine[0] == "fused" or engine[1] != "cpu":  # the others give the same results
-        values["engine"] = engine
+    if (device := config["engine"].get("device", "cpu")) != "cpu":  # engines give the same results
+        values["engine.device"] = device
     if config["mode"] == "ldp":  # the recipe's table by ε is read when the run begins
         values |= {f"recipe.{key}": config["recipe"].get(key) for key in ("eps", "by_eps")}
     text = json.dumps(values, sort_keys=True, default=str)

@@ -257,12 +257,6 @@ class PrivacyPlan:
         """Totals of several clients, (k, ...): one `ClippedGaussian.release_each`."""
         return self.mechanism.release_each(totals, streams)
 
-    def release_drawn(
-        self, totals: torch.Tensor, normals: torch.Tensor, shares: torch.Tensor
-    ) -> torch.Tensor:
-        """Totals of several clients in a simulation: one `ClippedGaussian.release_drawn`."""
-        return self.mechanism.release_drawn(totals, normals, shares)
-
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-able values; `from_dict` gives the same plan back."""
         return {

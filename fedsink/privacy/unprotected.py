@@ -116,12 +116,6 @@ class UnprotectedPlan:
         """The totals of several clients themselves, as float32."""
         return totals.to(torch.float32)
 
-    def release_drawn(
-        self, totals: torch.Tensor, normals: torch.Tensor, shares: torch.Tensor
-    ) -> torch.Tensor:
-        """The totals of several clients themselves, as float32."""
-        return totals.to(torch.float32)
-
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-able values; `from_dict` gives the same plan back."""
         return {

@@ -45,8 +45,6 @@ def taken(
     ]
     if stated:
         return replace(engine, name="ray", chosen=f"{', '.join(stated)} is for Ray alone")
-    if "ray" not in strategy.engines:
-        return replace(engine, name="local", chosen=f"strategy={strategy.name} does not run on Ray")
     gpus = torch.cuda.device_count() if engine.device == "cuda" else 0
     workers = gpus or cores or usable_cores()
     unit = "GPU" if gpus else "core"

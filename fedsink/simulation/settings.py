@@ -25,7 +25,7 @@ class EngineSettings(ServerEngine):
     """Which engine hosts the clients, and on what.
 
     Attributes:
-        name: "auto", "ray", "local", "fused" or "flower".
+        name: "auto", "ray", "local" or "flower".
         timeout: seconds to wait for a round's replies; None: for ever.
         threads: torch threads of the server and of each client.
         device: where the generator lives, and the clients of `local`: "cpu" or "cuda".
@@ -35,8 +35,6 @@ class EngineSettings(ServerEngine):
         num_gpus: fraction of a GPU per cohort (ray) or client (flower).
         data: whether Ray's actors read the records ("path") or share one copy ("object_store").
         revive_seconds: how long to wait for places for Ray cohorts, at the start or after a loss.
-        draws: "keyed" or "device" (fused).
-        together: rounds prepared and logged at once (fused).
         chosen: why `engine=auto` took the one named; None where a user named it.
 
     Raises:
@@ -49,16 +47,12 @@ class EngineSettings(ServerEngine):
     num_gpus: float = 0.0
     data: Literal["path", "object_store"] = "path"
     revive_seconds: float = 300.0
-    draws: Literal["keyed", "device"] = "keyed"
-    together: int = 32
     chosen: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         values = vars(self)
-        choice(values, "draws", "keyed", "device", where="engine.")
         choice(values, "data", "path", "object_store", where="engine.")
-        integer(values, "together", where="engine.")
         positive(values, "revive_seconds", where="engine.")
         if self.address is not None:
             self._check_address(self.address)
@@ -93,7 +87,7 @@ class EngineSettings(ServerEngine):
         Raises:
             ConfigError: a key is unknown or missing, or a value out of range.
         """
-        names = ("auto", "ray", "local", "fused", "flower")
+        names = ("auto", "ray", "local", "flower")
         choice({"name": None, **engine}, "name", *names, where="engine.")
         return strictly(cls, engine, "engine")
 

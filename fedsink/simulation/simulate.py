@@ -36,7 +36,6 @@ from fedsink.strategies.registry import settings_of
 from fedsink.values import Config
 
 if TYPE_CHECKING:
-    from fedsink.simulation.fused.step import FusedStep
     from fedsink.simulation.studies.running import Runner
 
 _NAMED = 8  # classes of a line on the terminal
@@ -60,7 +59,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
         return start_study(config, path, _runner(debug))
     folder = RunFolder.fresh(path)
     identity = RunIdentity.fresh(config["seed"])
-    settings, shards, step = _prepared(config, folder.path, identity)
+    settings, shards = _prepared(config, folder.path, identity)
     stated = settings.server.strategy.statement(kind_of_noise(settings.node))
     _tell([_engine_chosen(settings), *_notes(settings), settings.server.strategy.notice(stated)])
     stated |= Configuration.of_paper(config)
@@ -76,7 +75,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
         identity.delete_key()
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
-    return _run(settings, folder, identity, debug, step)
+    return _run(settings, folder, identity, debug)
 
 
 def check(config: Config, path: Path) -> None:
@@ -115,7 +114,7 @@ def resume(path: Path, *, debug: bool = False) -> Path:
         report_at_end(folder.path)
         return folder.path
     settings = configure(config, folder.path, identity)
-    return _run(settings, folder, identity, debug, _fused_step(settings))
+    return _run(settings, folder, identity, debug)
 
 
 def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
@@ -136,7 +135,7 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
     engine = EngineSettings.from_config(config.engine)
     strategy = settings_of(config, run.name)
     engine = taken(engine, strategy)
-    strategy.check_engine(engine.name, elsewhere=engine.address is not None)
+    strategy.check_address(engine.address)
     server = ServerSettings.from_config(config, strategy, engine, folder, run.server_seed)
     require_packages(server.log)
     return RunSettings(server, node_settings(config, engine, run), engine)
@@ -193,10 +192,10 @@ def _few(names: Sequence[str], of: int, what: str) -> str:
 
 def _prepared(
     config: Config, path: Path, identity: RunIdentity
-) -> tuple[RunSettings, dict[str, Any], FusedStep | None]:
-    """A run's settings, what partition.json will hold, and the step of `engine=fused`."""
+) -> tuple[RunSettings, dict[str, Any]]:
+    """A run's settings, and what partition.json will hold."""
     settings = configure(config, path, identity)
-    return settings, _check(settings), _fused_step(settings)
+    return settings, _check(settings)
 
 
 def _check(settings: RunSettings) -> dict[str, Any]:
@@ -205,8 +204,7 @@ def _check(settings: RunSettings) -> dict[str, Any]:
     records = load(node.data, "train")
     shards = deal(node)
     settings.server.strategy.check_sizes([len(shard) for shard in shards])
-    if settings.engine.name != "fused":  # whose step is built whole before anything is written
-        build_generator(settings.server)
+    build_generator(settings.server)
     return {
         "note": "Exact counts of private data: known to whoever simulates, never to a server.",
         "clients": manifest(shards, records.labels, node.data.classes),
@@ -214,33 +212,10 @@ def _check(settings: RunSettings) -> dict[str, Any]:
     }
 
 
-def _fused_step(settings: RunSettings) -> FusedStep | None:
-    """The step that `engine=fused` plays; None for every other engine."""
-    engine = settings.engine
-    if engine.name != "fused":
-        return None
-    from fedsink.simulation.fused.run import build_step
-
-    generator = build_generator(settings.server)
-    return build_step(
-        settings.server, settings.node, generator, draws=engine.draws, together=engine.together
-    )
-
-
-def _run(
-    settings: RunSettings,
-    folder: RunFolder,
-    identity: RunIdentity,
-    debug: bool,
-    step: FusedStep | None,
-) -> Path:
+def _run(settings: RunSettings, folder: RunFolder, identity: RunIdentity, debug: bool) -> Path:
     server = server_app(settings.server)
     try:
-        if step is not None:
-            from fedsink.simulation.fused.run import run_fused
-
-            run_fused(settings.server, settings.node, step, together=settings.engine.together)
-        elif settings.engine.name == "flower":
+        if settings.engine.name == "flower":
             from fedsink.simulation.flower import run_flower
 
             run_flower(

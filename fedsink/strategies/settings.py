@@ -13,9 +13,6 @@ from fedsink.errors import ConfigError
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-NODE_ENGINES = ("local", "ray", "flower")
-"""The engines that carry a strategy's messages to simulated nodes, whatever it asks."""
-
 
 class PublicPlan(Protocol):
     """What is done to records, in public numbers."""
@@ -38,9 +35,6 @@ class StrategySettings(ABC):
         name: as in `strategy.name`.
         mode: the privacy model, "central" or "ldp".
         title: what the progress display says.
-        engines: the simulation engines that can run it. They are not inherited, since "fused"
-            plays the rounds of `fedsink.strategies.DPSinkhorn` itself, and would do so for a
-            method derived from it; only what plays these rounds unchanged may name it.
         remembers: whether its clients keep anything from message to message.
         plan: what is done to records.
         clients: K.
@@ -52,7 +46,6 @@ class StrategySettings(ABC):
     name: ClassVar[str]
     mode: ClassVar[str]
     title: ClassVar[str]
-    engines: ClassVar[tuple[str, ...]] = NODE_ENGINES
     remembers: ClassVar[bool] = False
     leaves: ClassVar[str] = "what its method sends"
 
@@ -60,11 +53,6 @@ class StrategySettings(ABC):
     clients: int
     quorum: float | None = None
     uses_per_message: int = 1
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        if "engines" not in vars(cls):
-            cls.engines = NODE_ENGINES
 
     @classmethod
     @abstractmethod
@@ -141,26 +129,19 @@ class StrategySettings(ABC):
             ConfigError: one of them holds too many.
         """
 
-    def check_engine(self, engine: str, *, elsewhere: bool = False) -> None:
-        """Refuse an engine that cannot run this method.
+    def check_address(self, address: str | None) -> None:
+        """Refuse a cluster whose nodes may not be this machine, where the clients remember.
 
         Args:
-            engine: its name.
-            elsewhere: whether clients may be on other machines than this one.
+            address: of the cluster; None: all clients are on this machine.
 
         Raises:
-            ConfigError: naming those that can.
+            ConfigError: the method's clients keep what they have learned on this machine's disk.
         """
-        if elsewhere and self.remembers:
+        if address is not None and self.remembers:
             raise ConfigError(
                 f"strategy={self.name} keeps on this machine's disk what its clients have learned: "
                 "leave out engine.address."
-            )
-        if engine not in self.engines:
-            *most, last = self.engines
-            raise ConfigError(
-                f"strategy={self.name} needs engine={', '.join(most)}{' or ' if most else ''}"
-                f"{last}, not engine={engine}."
             )
 
     def identity(self) -> dict[str, Any]:

@@ -201,7 +201,7 @@ _BAD: dict[str, tuple[list[str], str]] = {
     ),
     "deployed engine": (
         ["simulate", *SMALL[1:], "engine=deploy"],
-        "engine.name is auto, ray, local, fused or flower, not 'deploy'.",
+        "engine.name is auto, ray, local or flower, not 'deploy'.",
     ),
     "deploy without app": (["deploy", "superlink=lab"], "app must be given"),
     "deploy without superlink": (["deploy", "app=x"], "superlink must be given"),

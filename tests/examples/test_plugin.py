@@ -100,13 +100,6 @@ def test_its_own_option_is_checked_in_one_sentence(fedsink: Fedsink) -> None:
     assert done.returncode == 2
 
 
-def test_the_fused_engine_does_not_take_it_for_the_strategy_it_derives_from(
-    fedsink: Fedsink,
-) -> None:
-    done = fedsink(*SMALL, "strategy=bounded_sinkhorn", "engine=fused", "capacity=auto")
-    assert "strategy=bounded_sinkhorn needs engine=local, ray or flower" in done.stderr
-
-
 def test_without_it_both_names_are_unknown(fedsink: Fedsink) -> None:
     for group, name in (("data", "rings"), ("strategy", "bounded_sinkhorn")):
         done = fedsink(f"{group}={name}", installed=False)

@@ -42,7 +42,7 @@ def test_the_command_gives_the_configuration_of_an_experiment_again(experiment: 
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["mode=central", "eps=inf", "engine=fused", "seed=0", "engine.together=7"],
+        ["mode=central", "eps=inf", "engine=ray", "seed=0", "engine.actors=7"],
         ["mode=central", "data=femnist_62", "data.root=FOLDER", "partition=by_user",
          "noise=secure", "capacity=auto"],
         ["mode=central", "strategy=parameter_gradient", "clip=batch", "view=pixel"],

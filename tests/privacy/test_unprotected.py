@@ -34,8 +34,6 @@ def test_what_is_released_is_what_was_computed_without_noise() -> None:
     assert torch.equal(released, totals.float())
     streams = [Stream(b"k", "noise", k) for k in range(3)]
     assert torch.equal(PLAN.release_each(totals, streams), totals.float())
-    normals, shares = torch.ones(3, 4, 5, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    assert torch.equal(PLAN.release_drawn(totals, normals, shares), totals.float())
     assert PLAN.noise_std == 0.0
 
 

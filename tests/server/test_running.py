@@ -31,7 +31,6 @@ def rows(folder: Path) -> list[dict[str, str]]:
     [
         {"engine": "local"},
         {"engine": "local", "mode": "ldp"},
-        {"engine": "fused", "engine.together": 4, "capacity": "auto"},
         pytest.param({"engine": "ray", "engine.num_cpus": 1}, marks=pytest.mark.slow),
         pytest.param({"engine": "flower"}, marks=pytest.mark.slow),
     ],

@@ -76,16 +76,6 @@ def test_an_option_of_ray_is_checked_as_ever(configured: Configure) -> None:
         configured("seed=0", "engine=auto", "engine.address=auto", "strategy=gs_wgan")
 
 
-def test_a_method_that_ray_cannot_run_is_run_here(
-    configured: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strategy = configured("seed=0", "data=shapes", "clients=10000", small=False).server.strategy
-    assert taken(_AUTO, strategy, 2).name == "ray"
-    monkeypatch.setattr(type(strategy), "engines", ("local",))
-    found = taken(_AUTO, strategy, 2)
-    assert (found.name, found.chosen) == ("local", "strategy=dp_sinkhorn does not run on Ray")
-
-
 def test_an_engine_that_was_named_is_kept(configured: Configure) -> None:
     for name in ("local", "ray", "flower"):
         engine = configured("seed=0", f"engine={name}").engine

@@ -59,7 +59,6 @@ def _losses(folder: Path) -> list[float]:
     [
         ("engine.device=cuda", r"engine\.device asks for 'cuda'"),
         ("engine=ray engine.num_gpus=0.25", r"engine\.num_gpus=0\.25 asks for 'cuda'"),
-        ("engine=fused capacity=auto engine.device=cuda", r"engine\.device asks for 'cuda'"),
     ],
 )
 def test_a_gpu_that_is_not_there_is_refused_before_anything_is_written(

@@ -41,13 +41,6 @@ def test_a_run_says_what_was_noised(composed: Compose, tmp_path: Path, clip: str
     assert resume(folder) == folder
 
 
-def test_the_fused_engine_refuses_it(composed: Compose, tmp_path: Path) -> None:
-    config = composed(*SMALL, "engine=fused", "capacity=auto")
-    with pytest.raises(ConfigError, match=r"parameter_gradient needs engine=local, ray or flower"):
-        start(config, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_more_uses_in_a_message_are_refused(configured: Configure) -> None:
     with pytest.raises(ConfigError, match=r"strategy\.uses_per_message is 1, not 2"):
         configured(*SMALL, "strategy.uses_per_message=2")

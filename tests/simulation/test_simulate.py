@@ -175,7 +175,7 @@ def test_a_run_with_shared_noise_is_the_same_in_two_engines_and_says_what_it_ass
     shared = (*whole, "noise.share=secure_aggregation")
     folders = [
         start(composed(*shared, *engine), tmp_path / engine[0])
-        for engine in (("engine=local",), ("engine=fused", "engine.together=1"))
+        for engine in (("engine=local",), ("engine=ray", "engine.num_cpus=1"))
     ]
     lines = [line for line in capsys.readouterr().err.splitlines() if "noise.share" in line]
     assert len(lines) == 2
@@ -189,11 +189,11 @@ def test_a_run_with_shared_noise_is_the_same_in_two_engines_and_says_what_it_ass
     assert (stated["epsilon"], stated["sigma"]) == (usual["epsilon"], usual["sigma"])
     assert stated["epsilon_without_aggregator"] > 1.5 * stated["epsilon"]
 
-    local, fused = (
+    local, ray = (
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in folders
     )
-    for ours, theirs in zip(local, fused, strict=True):
+    for ours, theirs in zip(local, ray, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
         assert ours["signal_to_noise"] == pytest.approx(theirs["signal_to_noise"], abs=1e-3)
 

@@ -10,31 +10,13 @@ from fedsink.errors import ConfigError
 from fedsink.strategies import (
     DPSinkhorn,
     DPSinkhornSettings,
-    ParameterGradientSettings,
     PrivatizeOnce,
-    PrivatizeOnceSettings,
 )
 
 
 @dataclass(frozen=True)
 class OtherSettings(DPSinkhornSettings):
     name: ClassVar[str] = "other"
-
-
-def test_only_dp_sinkhorn_itself_is_played_by_the_fused_engine() -> None:
-    assert DPSinkhornSettings.engines == ("local", "ray", "flower", "fused")
-    for derived in (ParameterGradientSettings, PrivatizeOnceSettings, OtherSettings):
-        assert derived.engines == ("local", "ray", "flower")
-
-
-def test_an_engine_that_cannot_run_a_method_is_refused(
-    make_local: Callable[..., PrivatizeOnce],
-) -> None:
-    settings = make_local().settings
-    settings.check_engine("ray")
-    message = "strategy=privatize_once needs engine=local, ray or flower, not engine=fused"
-    with pytest.raises(ConfigError, match=message):
-        settings.check_engine("fused")
 
 
 def test_the_identity_is_all_that_changes_a_bit(

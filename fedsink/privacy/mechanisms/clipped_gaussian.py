@@ -16,7 +16,7 @@ import torch
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
 from fedsink.privacy.mechanisms.clipping import Clip, check_clip
-from fedsink.privacy.randomness.noise import Stream, add_gaussian_each, noised
+from fedsink.privacy.randomness.noise import Stream, add_gaussian_each
 
 
 @dataclass(frozen=True)
@@ -90,24 +90,6 @@ class ClippedGaussian:
         """
         _refuse_infinite(totals)
         return add_gaussian_each(streams, totals, self.noise_std)
-
-    def release_drawn(
-        self, totals: torch.Tensor, normals: torch.Tensor, shares: torch.Tensor
-    ) -> torch.Tensor:
-        """`release_each` with standard normals drawn elsewhere, and no value looked at.
-
-        For simulations on one device, whose noise is not secret. Where an entry of a total is not
-        finite, every entry of its release is NaN.
-
-        Args:
-            totals: (k, ...).
-            normals: standard normals, float64, of the same shape.
-            shares: the part of the noise's variance that each release holds, (k,) float64.
-        """
-        each = (-1, *[1] * (totals.dim() - 1))
-        released = noised(totals, self.noise_std * shares.sqrt().reshape(each), normals)
-        finite = totals.flatten(1).isfinite().all(1).reshape(each)
-        return torch.where(finite, released, torch.nan)
 
 
 def _refuse_infinite(total: torch.Tensor) -> None:

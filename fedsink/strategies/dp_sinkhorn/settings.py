@@ -33,7 +33,6 @@ from fedsink.strategies.central.settings import (
 from fedsink.strategies.central.statement import OF_IMAGES
 from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.strategies.self_term import SelfTermSettings
-from fedsink.strategies.settings import NODE_ENGINES
 from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.transport import check_backend
 from fedsink.values import choice, integer
@@ -65,7 +64,6 @@ class DPSinkhornSettings(CentralSettings):
 
     name: ClassVar[str] = "dp_sinkhorn"
     title: ClassVar[str] = "DP-Sinkhorn"
-    engines: ClassVar[tuple[str, ...]] = (*NODE_ENGINES, "fused")
     mechanism: ClassVar[str] = OF_IMAGES
     leaves: ClassVar[str] = "clipped, noised gradients of generated records"
 

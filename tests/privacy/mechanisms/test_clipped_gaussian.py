@@ -49,33 +49,6 @@ def test_nothing_is_released_where_the_total_is_not_finite(bad):
         BATCH.release(torch.tensor([0.0, bad]), Stream(b"key"))
 
 
-def test_noise_drawn_elsewhere_gives_the_same_release():
-    totals = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
-    streams = [Stream(b"key", number) for number in range(3)]
-    normals = torch.stack([Stream(b"key", number).normal(5, 4) for number in range(3)])
-    whole = torch.ones(3, dtype=torch.float64)
-    released = BATCH.release_drawn(totals, normals, whole)
-    assert released.dtype == torch.float32
-    assert torch.equal(released, BATCH.release_each(totals, streams))
-
-
-def test_a_share_of_the_noise_is_that_of_its_variance():
-    zeros, normals = torch.zeros(2, 300, 100), Stream(b"key").normal(2, 300, 100)
-    shares = torch.tensor([1.0, 0.25], dtype=torch.float64)
-    whole, quarter = BATCH.release_drawn(zeros, normals, shares)
-    for noise, std in ((whole, BATCH.noise_std), (quarter, BATCH.noise_std / 2)):
-        assert stats.kstest(noise.flatten().numpy(), stats.norm(scale=std).cdf).pvalue > 0.001
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_with_noise_drawn_elsewhere_nothing_is_told_of_a_total_that_is_not_finite(bad):
-    totals, normals = torch.ones(2, 4), torch.zeros(2, 4, dtype=torch.float64)
-    totals[1, 2] = bad
-    released = BATCH.release_drawn(totals, normals, torch.ones(2, dtype=torch.float64))
-    assert torch.equal(released[0], totals[0])
-    assert bool(released[1].isnan().all())
-
-
 def test_bad_values_are_refused():
     with pytest.raises(
         PrivacyError,

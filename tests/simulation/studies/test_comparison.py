@@ -135,7 +135,6 @@ def test_other_data_have_their_own_recipes(tiny_data: Path) -> None:
         (("seed=1", "study.seeds=[1]"), r"seed=1 and study\.seeds=\[1\] both name seeds: leave"),
         (("study.images=3",), r"study\.images must be 0 or a whole number of at least 20, not 3"),
         (("study.eps.ldp=-1",), "eps must be a positive number, not -1"),
-        (("engine=fused",), "or choose engine=local for secret noise"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_refused_and_leaves_nothing(

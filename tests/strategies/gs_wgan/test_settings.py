@@ -278,8 +278,3 @@ def test_critics_are_described_by_the_configuration() -> None:
 def test_wrong_values_are_refused_by_name(overrides: list[str], message: str) -> None:
     with pytest.raises(FedsinkError, match=message):
         settings(*overrides)
-
-
-def test_the_fused_engine_plays_another_method() -> None:
-    with pytest.raises(ConfigError, match="needs engine=local, ray or flower, not engine=fused"):
-        settings().check_engine("fused")
