@@ -85,7 +85,7 @@ assert abs(float(found.value) - 0.0625) < 1e-2, found.value
     "privacy": """
 import torch
 from fedsink.privacy import ClassSchedule, PrivacyPlan, ReproducibleKey
-from fedsink.privacy.mechanisms.clipping import RecordClip
+from fedsink.privacy.clips import RecordClip
 plan = PrivacyPlan.solve(
     rate=0.2, clip=RecordClip(3.0), schedule=ClassSchedule(10), delta=1e-5, eps=10.0, rounds=20
 )

@@ -15,7 +15,6 @@ from fedsink.data.views import view_from_dict
 from fedsink.errors import ReleaseRefusedError
 from fedsink.privacy.ledger.charge import Charge
 from fedsink.privacy.plan import PrivacyPlan
-from fedsink.privacy.unprotected import UnprotectedPlan
 
 
 class CentralAnswer(Answer):
@@ -41,8 +40,8 @@ class CentralAnswer(Answer):
         self.places = [(use.round, use.label) for use in uses]
         self.parts = [str(use.round) for use in uses]
         self.most_records = self.plan.nominal_records
-        self.of_users = isinstance(self.plan, PrivacyPlan) and self.plan.unit == "user"
-        self.protected = not isinstance(self.plan, UnprotectedPlan)
+        self.of_users = self.plan.unit == "user"
+        self.protected = self.plan.protected
 
     def check_policy(self, policy: Policy) -> None:
         """Refuse other mechanisms, too many images, and plans that the owner does not allow."""

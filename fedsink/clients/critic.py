@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsink.models.critics import Adam, Critic, CriticTraining, wgan_gp_losses
 from fedsink.privacy import Stream
-from fedsink.privacy.mechanisms.clipping import ClipOfCritics
+from fedsink.privacy.clips import ClipOfCritics
 from fedsink.privacy.randomness.noise import uniforms
 
 

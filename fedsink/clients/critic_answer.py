@@ -20,7 +20,6 @@ from fedsink.clients.states import State
 from fedsink.data.spec import DataSpec
 from fedsink.data.views import view_from_dict
 from fedsink.models.critics import Critic
-from fedsink.privacy.mechanisms.clipping import clip_of_critics
 from fedsink.protocol import CriticRequest, Critics, GradientReply
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ def critic_gradients(
         CheckpointError: a simulated client's state is lost.
     """
     critic, critics = architecture(request), request.critics
-    clip = clip_of_critics(request.plan.clip)
+    clip = request.plan.clip.of_critics()
     parts = pool.parts(request, clients)
     names = _names(request)
     kept = [task.state(STATES, names) for task in tasks]

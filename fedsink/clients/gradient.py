@@ -20,8 +20,7 @@ from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Batch, Places, Pool, Sample
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
-from fedsink.privacy import RecordClip, Stream
-from fedsink.privacy.mechanisms.clipping import sampled_clip
+from fedsink.privacy import BatchClip, Stream
 from fedsink.protocol import GradientReply, GradientRequest, Objective
 from fedsink.protocol.gradient import pack_replies, unpack_requests
 from fedsink.transport import (
@@ -171,10 +170,10 @@ def client_totals(
         ValueError: the rows do not live in the request's view of this data.
     """
     refuse_other_view(requests[0], pool.coordinates(requests[0].view))
-    clip = sampled_clip(requests[0].plan.clip)
-    if isinstance(clip, RecordClip):
-        return _record_totals(requests, pool, part, samples)
-    return clip.apply_each(client_batch_gradients(requests, pool, part, samples))
+    clip = requests[0].plan.clip.of_records()
+    if isinstance(clip, BatchClip):
+        return clip.apply_each(client_batch_gradients(requests, pool, part, samples))
+    return _record_totals(requests, pool, part, samples)
 
 
 def refuse_other_view(request: GradientRequest, coordinates: Tensor) -> None:

@@ -16,8 +16,7 @@ from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
 from fedsink.models.pullback import Pullback
-from fedsink.privacy import RecordClip, Stream
-from fedsink.privacy.mechanisms.clipping import sampled_clip
+from fedsink.privacy import BatchClip, Stream
 from fedsink.protocol.parameters import ParameterReply, ParameterRequest
 from fedsink.transport.record_clip import clipped_pullback
 
@@ -118,9 +117,9 @@ def parameter_total(request: ParameterRequest, shard: Shard, sample: Stream) -> 
     pool, samples = Pool([shard]), [sample]
     coordinates = pool.coordinates(inner.view)
     refuse_other_view(inner, coordinates)
-    device, clip = coordinates.device, sampled_clip(inner.plan.clip)
+    device, clip = coordinates.device, inner.plan.clip.of_records()
     pull = request.pullback(device)
-    if isinstance(clip, RecordClip):
+    if not isinstance(clip, BatchClip):
         return _record_total(request, pool, samples, pull)
     inside = client_batch_gradients([inner], pool, slice(0, 1), samples)[0]
     whole = request.padded(inside)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsink.clients.critic import Parts
 from fedsink.clients.shard import Shard
-from fedsink.privacy import PoissonSampler, PrivacyPlan, Stream
+from fedsink.privacy import PoissonSampler, Stream
 from fedsink.protocol.tree_sum import BLOCK
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Pool:
             ValueError: like `coordinates`.
         """
         plan, critics = request.plan, request.critics
-        by_user = isinstance(plan, PrivacyPlan) and plan.unit == "user"
+        by_user = plan.unit == "user"
         view = json.dumps(request.view, sort_keys=True)
         key = (view, critics.training.critics, critics.classes, by_user)
         if self._dealt[0] != key:

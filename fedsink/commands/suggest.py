@@ -19,7 +19,6 @@ from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ConfigError
 from fedsink.evaluation import format_table
-from fedsink.privacy import RecordClip
 from fedsink.protocol.run import UNNAMED
 from fedsink.server.compose import compose_config
 from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
@@ -155,7 +154,7 @@ def _noise(settings: Any, sizes: Sizes) -> list[tuple[str, str]]:
     layout = settings.layout
     entries = layout.block_rows * view_from_dict(settings.view).dimension
     signal = plan.clip.bound * math.sqrt(settings.clients / layout.blocks)
-    if isinstance(plan.clip, RecordClip):  # a sum over records, each on the rows of its class
+    if plan.clip.per_record:  # a sum over records, each on the rows of its class
         signal *= settings.nominal_batch * math.sqrt(layout.block_rows / settings.rows)
     ratio = signal / math.sqrt(settings.mean_noise_variance * entries)
     return [

@@ -15,8 +15,8 @@ from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.accounting.events import epsilon
 from fedsink.privacy.accounting.published import gs_wgan_epsilon
 from fedsink.privacy.adjacency import ADJACENCIES
+from fedsink.privacy.clips import BatchClip, Clip, CriticClip, RecordClip, RowClip
 from fedsink.privacy.mechanisms.clipped_gaussian import ClippedGaussian
-from fedsink.privacy.mechanisms.clipping import BatchClip, Clip, CriticClip, RecordClip, RowClip
 from fedsink.privacy.mechanisms.gaussian import GaussianMechanism
 from fedsink.privacy.mechanisms.installed import LOCAL_MECHANISMS, local_mechanism
 from fedsink.privacy.mechanisms.laplace import LaplaceMechanism

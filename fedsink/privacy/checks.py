@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -64,6 +65,13 @@ def require(module: str) -> Any:
             f"this needs the Python package {package} (missing: {error.name}): "
             f"install it with `pip install {package}`."
         ) from None
+
+
+def one_of(name: str, value: object, kinds: Iterable[type]) -> None:
+    """Refuse a value of another class than these; raises PrivacyError."""
+    if type(value) not in (kinds := tuple(kinds)):
+        names = ", ".join(kind.__name__ for kind in kinds)
+        raise PrivacyError(f"{name} must be one of {names}, received {value!r}.")
 
 
 def is_number(value: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,21 +15,13 @@ from fedsink.privacy.accounting.accountants import check_accountant
 from fedsink.privacy.accounting.calibration import sigma_for, uses_for
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.adjacency import ADD_REMOVE, REPLACE_ONE, describe, unit_of
+from fedsink.privacy.clips import Clip, clip_from_dict
 from fedsink.privacy.mechanisms.clipped_gaussian import ClippedGaussian
-from fedsink.privacy.mechanisms.clipping import (
-    Clip,
-    RowClip,
-    check_rate,
-    clip_from_dict,
-    clip_to_dict,
-)
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.privacy.sampling import (
-    PickSchedule,
     PoissonSampler,
     Schedule,
     schedule_from_dict,
-    schedule_to_dict,
 )
 from fedsink.privacy.unprotected import UnprotectedPlan
 
@@ -91,11 +83,13 @@ class PrivacyPlan:
     capacity: int | None = None
     nominal_records: int | None = None
 
+    protected: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         cost = self.cost
         domain.CLIP_BOUND.check(self.clip.bound)
         plain = {
-            "rate": check_rate(self.clip, self.rate),
+            "rate": self.clip.check_rate(self.rate),
             "noise_multiplier": domain.NOISE_MULTIPLIER.check(
                 checks.positive("sigma", self.noise_multiplier)
             ),
@@ -124,8 +118,8 @@ class PrivacyPlan:
 
     @property
     def published(self) -> bool:
-        """Whether clip or schedule are there to compare with published work: in simulations."""
-        return isinstance(self.clip, RowClip) or isinstance(self.schedule, PickSchedule)
+        """Tells whether clip or schedule are there to compare with published work."""
+        return self.clip.published or self.schedule.published
 
     @property
     def adjacency_words(self) -> str:
@@ -263,8 +257,8 @@ class PrivacyPlan:
             "rate": self.rate,
             "noise_multiplier": self.noise_multiplier,
             "rounds": self.rounds,
-            "clip": clip_to_dict(self.clip),
-            "schedule": schedule_to_dict(self.schedule),
+            "clip": self.clip.to_dict(),
+            "schedule": self.schedule.to_dict(),
             "delta": self.delta,
             "adjacency": self.adjacency,
             "capacity": self.capacity,

@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -81,18 +82,64 @@ class PoissonSampler:
         return places, smallest < self.rate
 
 
+class Schedule(ABC):
+    """Which clients and which of their records each round may use, by public numbers.
+
+    Attributes:
+        name: as in a configuration and in a message.
+        classes: C where the rounds take turns at the classes of the labels, else 1.
+        published: there to compare with published work, in simulations.
+    """
+
+    name: ClassVar[str]
+    classes: int = 1
+    published: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def cohorts(self) -> int:
+        """Into how many cohorts the clients fall, if there are so many."""
+
+    @property
+    def of_client(self) -> Schedule:
+        """The schedule that a whole client sees: this one."""
+        return self
+
+    @abstractmethod
+    def uses(self, rounds: int) -> int:
+        """How many of the first T rounds can touch one record."""
+
+    @abstractmethod
+    def rounds_within(self, uses: int) -> int:
+        """The largest number of rounds that touch a record at most `uses` times."""
+
+    def label(self, client: int, round: int) -> int | None:
+        """The class that `client` uses in this round; None: all of them."""
+        return None
+
+    def answers(self, client: int, round: int) -> bool:
+        """Tells whether `client` is asked in `round`."""
+        return True
+
+    def answered(self, client: int, round: int) -> int:
+        """In how many rounds before this one `client` is asked."""
+        return round - 1
+
+    @abstractmethod
+    def cohort(self, client: int, clients: int) -> int:
+        """m, how many of K clients are asked the same as `client` in every round."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The schedule as JSON-able values; `schedule_from_dict` gives the same schedule back."""
+        return {"name": self.name, "classes": self.classes, **vars(self)}
+
+
 @dataclass(frozen=True)
-class JointSchedule:
+class JointSchedule(Schedule):
     """Every round may use every record: a record is used in all T rounds."""
 
     name: ClassVar[str] = "joint"
-    classes: ClassVar[int] = 1
     cohorts: ClassVar[int] = 1
-
-    @property
-    def of_client(self) -> JointSchedule:
-        """The schedule that a whole client sees: this one."""
-        return self
 
     def uses(self, rounds: int) -> int:
         """How many of the first T rounds can touch one record: T."""
@@ -102,24 +149,13 @@ class JointSchedule:
         """The largest number of rounds that touch a record at most `uses` times."""
         return checks.count("uses", uses, minimum=0)
 
-    def label(self, client: int, round: int) -> None:
-        """The class that is used in this round: None, that is, all of them."""
-
-    def answers(self, client: int, round: int) -> bool:
-        """Whether `client` is asked in `round`: always."""
-        return True
-
-    def answered(self, client: int, round: int) -> int:
-        """In how many rounds before this one `client` is asked: in all of them."""
-        return round - 1
-
     def cohort(self, client: int, clients: int) -> int:
         """m, how many of K clients are asked the same as `client` in every round: all K."""
         return clients
 
 
 @dataclass(frozen=True)
-class ClassSchedule:
+class ClassSchedule(Schedule):
     """In round t client k uses only its records of class (k + t) mod C, with C public classes.
 
     A labelled record is then touched in at most ⌈T/C⌉ of the first T rounds: parallel
@@ -164,14 +200,6 @@ class ClassSchedule:
         """The class that `client` uses in `round`: (client + round) mod C."""
         return (client + round) % self.classes
 
-    def answers(self, client: int, round: int) -> bool:
-        """Whether `client` is asked in `round`: always."""
-        return True
-
-    def answered(self, client: int, round: int) -> int:
-        """In how many rounds before this one `client` is asked: in all of them."""
-        return round - 1
-
     def cohort(self, client: int, clients: int) -> int:
         """m, how many of K clients use the same class as `client`: those equal to it mod C.
 
@@ -181,7 +209,7 @@ class ClassSchedule:
 
 
 @dataclass(frozen=True)
-class TurnSchedule:
+class TurnSchedule(Schedule):
     """Clients answer in turn: client k in the rounds t ≡ k mod P, with all of its records.
 
     A client, and so each of its records, is touched in at most ⌈T/P⌉ of the first T rounds. The
@@ -200,7 +228,6 @@ class TurnSchedule:
 
     turns: int
     name: ClassVar[str] = "turn"
-    classes: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         checks.count("turns", self.turns)
@@ -210,11 +237,6 @@ class TurnSchedule:
         """Into how many cohorts the clients fall, if there are so many: P."""
         return self.turns
 
-    @property
-    def of_client(self) -> TurnSchedule:
-        """The schedule that a whole client sees: this one."""
-        return self
-
     def uses(self, rounds: int) -> int:
         """How many of the first T rounds can touch one record: ⌈T/P⌉."""
         return -(-checks.count("rounds", rounds, minimum=0) // self.turns)
@@ -222,9 +244,6 @@ class TurnSchedule:
     def rounds_within(self, uses: int) -> int:
         """The largest number of rounds that touch a record at most `uses` times: uses·P."""
         return checks.count("uses", uses, minimum=0) * self.turns
-
-    def label(self, client: int, round: int) -> None:
-        """The class that is used in this round: None, that is, all of them."""
 
     def answers(self, client: int, round: int) -> bool:
         """Whether `client` is asked in `round`: where round ≡ client mod P."""
@@ -263,7 +282,7 @@ def _picks(clients: int, seed: int, rounds: int) -> _Picks:
 
 
 @dataclass(frozen=True)
-class PickSchedule:
+class PickSchedule(Schedule):
     """In each round one of K clients is picked uniformly at random, by a public seed.
 
     This is the published schedule of GS-WGAN (Chen, Orekondy, Fritz 2020), there to compare with.
@@ -287,7 +306,7 @@ class PickSchedule:
     clients: int
     seed: int = 0
     name: ClassVar[str] = "pick"
-    classes: ClassVar[int] = 1
+    published: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         domain.CLIENTS.check_count(self.clients)
@@ -297,11 +316,6 @@ class PickSchedule:
     def cohorts(self) -> int:
         """Into how many cohorts the clients fall: each is one of its own."""
         return self.clients
-
-    @property
-    def of_client(self) -> PickSchedule:
-        """The schedule that a whole client sees: this one."""
-        return self
 
     def uses(self, rounds: int) -> int:
         """How many of the first T rounds can touch one record: those of the most picked client.
@@ -322,9 +336,6 @@ class PickSchedule:
             rounds *= 2
         return int(np.searchsorted(self._until(rounds).most, uses, side="right"))
 
-    def label(self, client: int, round: int) -> None:
-        """The class that is used in this round: None, that is, all of them."""
-
     def answers(self, client: int, round: int) -> bool:
         """Whether `client` is asked in `round`: where it is picked."""
         return bool(self._until(round).clients[round - 1] == client)
@@ -344,22 +355,14 @@ class PickSchedule:
         return _picks(self.clients, self.seed, 1 << max(10, (rounds - 1).bit_length()))
 
 
-Schedule = JointSchedule | ClassSchedule | TurnSchedule | PickSchedule
-SCHEDULES: dict[
-    str, type[JointSchedule] | type[ClassSchedule] | type[TurnSchedule] | type[PickSchedule]
-] = {
+SCHEDULES: dict[str, type[Schedule]] = {
     schedule.name: schedule
     for schedule in (JointSchedule, ClassSchedule, TurnSchedule, PickSchedule)
 }
 
 
-def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
-    """The schedule as JSON-able values; `schedule_from_dict` gives the same schedule back."""
-    return {"name": schedule.name, "classes": schedule.classes, **asdict(schedule)}
-
-
 def schedule_from_dict(values: Mapping[str, Any]) -> Schedule:
-    """The schedule written by `schedule_to_dict`.
+    """The schedule written by `Schedule.to_dict`.
 
     Raises:
         PrivacyError: If a value is out of range.
@@ -370,10 +373,3 @@ def schedule_from_dict(values: Mapping[str, Any]) -> Schedule:
     if kind is not ClassSchedule:
         options.pop("classes")
     return kind(**options)
-
-
-def check_schedule(schedule: object) -> None:
-    """Raise PrivacyError for anything but a schedule."""
-    if not isinstance(schedule, Schedule):
-        names = ", ".join(kind.__name__ for kind in SCHEDULES.values())
-        raise PrivacyError(f"schedule must be one of {names}, received {schedule!r}.")

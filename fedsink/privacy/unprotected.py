@@ -16,14 +16,13 @@ import torch
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks, domain
-from fedsink.privacy.mechanisms.clipping import CLIPS, Clip, check_rate
+from fedsink.privacy.clips import CLIPS, Clip
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.privacy.sampling import (
+    SCHEDULES,
     PoissonSampler,
     Schedule,
-    check_schedule,
     schedule_from_dict,
-    schedule_to_dict,
 )
 
 # No gradient at images is nearly as long, so that the factors of such a clip are exactly 1.
@@ -64,13 +63,15 @@ class UnprotectedPlan:
     nominal_records: int | None = None
 
     noise_std: ClassVar[float] = 0.0
+    protected: ClassVar[bool] = False
+    unit: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", checks.count("rounds", self.rounds))
         if self.kind not in CLIPS:
             raise PrivacyError(f"kind is {' or '.join(CLIPS)}, received {self.kind!r}.")
-        object.__setattr__(self, "rate", check_rate(self.clip, self.rate))
-        check_schedule(self.schedule)
+        object.__setattr__(self, "rate", self.clip.check_rate(self.rate))
+        checks.one_of("schedule", self.schedule, SCHEDULES.values())
         for name in ("capacity", "nominal_records"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(
@@ -123,7 +124,7 @@ class UnprotectedPlan:
             "rate": self.rate,
             "rounds": self.rounds,
             "kind": self.kind,
-            "schedule": schedule_to_dict(self.schedule),
+            "schedule": self.schedule.to_dict(),
             "capacity": self.capacity,
             "nominal_records": self.nominal_records,
         }

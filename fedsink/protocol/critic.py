@@ -16,7 +16,6 @@ from fedsink.data.views import View
 from fedsink.errors import ConfigError
 from fedsink.models.critics import ConvolutionCritic, Critic, CriticTraining, PerceptronCritic
 from fedsink.privacy import CentralPlan, Stream, checks, domain, plan_from_dict
-from fedsink.privacy.mechanisms.clipping import clip_of_critics
 from fedsink.protocol.gradient import check_rows, check_use
 from fedsink.protocol.records import pack, table, unpack
 from fedsink.protocol.run import UNNAMED, run_name
@@ -204,7 +203,7 @@ class CriticRequest:
         check_use(self.round, self.plan, self.share)
         training = self.critics.training
         check_rows(self.rows, self.row_labels, self.critics.classes)
-        clip_of_critics(self.plan.clip).check_size(training.critics, len(self.rows))
+        self.plan.clip.of_critics().check_size(training.critics, len(self.rows))
         check_rows(self.fakes, self.fake_labels, self.critics.classes)
         if self.fakes.shape[1] != self.rows.shape[1]:
             raise ValueError(

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsink.privacy import checks, domain
-from fedsink.privacy.mechanisms.clipping import sampled_clip
-from fedsink.privacy.plan import CentralPlan, PrivacyPlan, plan_from_dict
+from fedsink.privacy.plan import CentralPlan, plan_from_dict
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.records import Packed, pack, packed, table, unpack
 from fedsink.protocol.run import UNNAMED, run_name
@@ -86,7 +85,7 @@ class GradientRequest:
             ValueError: with what does not fit.
         """
         check_use(self.round, self.plan, self.share)
-        sampled_clip(self.plan.clip)
+        self.plan.clip.of_records()
         check_rows(self.rows, self.row_labels, self.objective.classes)
         self.objective.check_plan(self.plan)
         n = len(self.rows)
@@ -233,9 +232,8 @@ def check_use(round: int, plan: CentralPlan, share: int) -> None:
         raise ValueError(f"Round {round} is not in the plan's 1..{plan.rounds}.")
     domain.ROUNDS.check_count(plan.rounds)
     checks.count("share", share)
-    own = plan.with_noise(1 / share)
-    if isinstance(own, PrivacyPlan):
-        checks.noise_scale(own.noise_std)
+    if plan.protected:
+        checks.noise_scale(plan.with_noise(1 / share).noise_std)
 
 
 def check_rows(rows: Tensor, labels: Tensor, classes: int) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from fedsink.errors import ConfigError, ReleaseRefusedError
 from fedsink.privacy import domain
-from fedsink.privacy.mechanisms.clipping import RecordClip
 from fedsink.privacy.plan import CentralPlan
 from fedsink.transport.costs import Cost, Mixed, cost_named
 from fedsink.transport.solvers.backends import NATIVE, by_backend
@@ -93,7 +92,7 @@ class Objective:
         """
         if self.backend == NATIVE:
             return
-        if isinstance(plan.clip, RecordClip):
+        if plan.clip.per_record:
             raise ConfigError(
                 f"strategy.backend={self.backend} belongs to clip=batch: clip=record solves no "
                 "problem with records in it, and native gives the potentials of generated points "

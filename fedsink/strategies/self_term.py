@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsink.errors import ConfigError
-from fedsink.privacy import BatchClip, RecordClip
+from fedsink.privacy import BatchClip, Clip
 from fedsink.protocol import Objective
 from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.transport import (
@@ -172,7 +172,7 @@ class HistoryField(_Remembering):
         self,
         settings: SelfTermSettings,
         objective: Objective,
-        clip: RecordClip,
+        clip: Clip,
         layout: Layout,
         like: Tensor,
         widest: float | None,
@@ -259,7 +259,7 @@ def with_labels(points: Tensor, labels: Tensor, objective: Objective, layout: La
 def self_term(
     settings: SelfTermSettings,
     objective: Objective,
-    clip: BatchClip | RecordClip,
+    clip: Clip,
     layout: Layout,
     like: Tensor,
     *,
@@ -281,7 +281,7 @@ def self_term(
         ConfigError: `clip=record` with the semi-debiased loss, whose self term couples rows, or
             `clip=batch` with a tether.
     """
-    if isinstance(clip, RecordClip):
+    if clip.per_record:
         if settings.kind != "history":
             raise ConfigError(
                 "clip=record takes its potentials from generated history: set "
@@ -294,5 +294,5 @@ def self_term(
             f"share of the records. Set strategy.tether=null, not {settings.tether:g}."
         )
     if settings.kind == "semi_debiased":
-        return SemiDebiased(objective, clip, layout, widest)
+        return SemiDebiased(objective, BatchClip(clip.bound), layout, widest)
     return HistoryTransport(settings, objective, layout, like)

@@ -13,7 +13,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import strategies as st
 
 from fedsink.privacy import TurnSchedule
-from fedsink.privacy.sampling import schedule_to_dict
 from fedsink.protocol import GradientRequest
 from fedsink.protocol.gradient import pack_requests
 from fedsink.protocol.records import PROTOCOL_VERSION
@@ -406,7 +405,7 @@ PLANS_ASKED: list[dict[str, Any]] = [
     {"noise_multiplier": 2.0},
     {"rounds": 6},
     {"clip": {"name": "critic", "bound": 0.25, "critics": CRITICS + 4}},
-    {"schedule": schedule_to_dict(TurnSchedule(2))},
+    {"schedule": TurnSchedule(2).to_dict()},
     {"delta": 1e-7, "clip": {"name": "row", "bound": 0.5, "rows": 6}},
 ]
 

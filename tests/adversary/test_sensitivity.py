@@ -14,7 +14,7 @@ import torch
 
 from fedsink.clients.shard import Shard
 from fedsink.privacy import BatchClip, PrivacyPlan, RecordClip, Stream, domain
-from fedsink.privacy.mechanisms.clipping import shrunk
+from fedsink.privacy.clips.base import shrunk
 from fedsink.protocol import GradientRequest
 from fedsink.protocol.errors import MALFORMED
 from fedsink.protocol.parameters import ParameterRequest

@@ -26,7 +26,7 @@ from fedsink.clients.critic import (
 from fedsink.data.views import PixelView
 from fedsink.models.critics import Adam, ConvolutionCritic, CriticTraining, PerceptronCritic
 from fedsink.privacy import CriticClip, RowClip, Stream
-from fedsink.privacy.mechanisms.clipping import ClipOfCritics
+from fedsink.privacy.clips import ClipOfCritics
 
 Shard = tuple[Tensor, Tensor, Tensor | None]
 Operations = Callable[[Callable[[], object]], list[tuple[Any, ...]]]

@@ -15,7 +15,7 @@ from fedsink.privacy import checks
 from fedsink.privacy.accounting.calibration import delta_for, rate_for, sigma_for, uses_for
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.adjacency import ADD_REMOVE
-from fedsink.privacy.mechanisms.clipping import BatchClip, Clip, CriticClip, RecordClip, RowClip
+from fedsink.privacy.clips import BatchClip, Clip, CriticClip, RecordClip, RowClip
 from fedsink.privacy.sampling import ClassSchedule, Schedule, TurnSchedule
 
 CLIP_NAMES = RecordClip.name, BatchClip.name, CriticClip.name

@@ -33,15 +33,8 @@ from fedsink.privacy.accounting.accountants import (
 )
 from fedsink.privacy.accounting.capacity import overflow_probability
 from fedsink.privacy.accounting.replacement import replacement_epsilon
-from fedsink.privacy.mechanisms.clipping import (
-    Clip,
-    ClipOfCritics,
-    RecordClip,
-    check_clip,
-    check_rate,
-    sampled_clip,
-)
-from fedsink.privacy.sampling import ClassSchedule, Schedule, check_schedule
+from fedsink.privacy.clips import CLIPS, Clip
+from fedsink.privacy.sampling import SCHEDULES, Schedule
 
 
 @dataclass(frozen=True)
@@ -67,8 +60,8 @@ class Cost:
     nominal_records: int | None = None
 
     def __post_init__(self) -> None:
-        check_clip(self.clip)
-        check_schedule(self.schedule)
+        checks.one_of("clip", self.clip, CLIPS.values())
+        checks.one_of("schedule", self.schedule, SCHEDULES.values())
         adjacencies.check_adjacency(self.adjacency)
         for name in ("capacity", "nominal_records"):
             value = getattr(self, name)
@@ -76,18 +69,7 @@ class Cost:
                 object.__setattr__(
                     self, name, domain.RECORDS.check_count(checks.count(name, value))
                 )
-        if self._by_client and isinstance(self.clip, RecordClip) and self.capacity is None:
-            raise PrivacyError(
-                "the client adjacency with clip=record needs a capacity: without one a client's "
-                "sum is unbounded. Give a capacity or use clip=batch."
-            )
-        if isinstance(self.clip, ClipOfCritics):
-            self._check_critics()
-        elif self.adjacency == adjacencies.USER:
-            raise PrivacyError(
-                f"the user adjacency is known for clip=critic alone, where one critic holds all "
-                f"records of a user, received clip={self.clip.name}: choose adjacency=client."
-            )
+        self.clip.check_plan(self.schedule, self.adjacency, self.capacity)
         if self._overflows and self.nominal_records is None:
             raise PrivacyError(
                 "a capacity with clip=record needs nominal_records, the public number of records "
@@ -111,7 +93,7 @@ class Cost:
 
     def event(self, rate: float, sigma: float, uses: int) -> Any:
         """All uses of one unit as a `dp_accounting.DpEvent`, to be read under the adjacency."""
-        check_rate(self.clip, rate)
+        self.clip.check_rate(rate)
         if not self._unsampled:
             return poisson_gaussian(rate, sigma, uses)
         events = checks.require("dp_accounting")
@@ -189,7 +171,7 @@ class Cost:
     def _epsilon(
         self, seen: float, rate: float, sigma: float, uses: int, delta: float, accountant: str
     ) -> float:
-        check_rate(self.clip, rate)
+        self.clip.check_rate(rate)
         if check_accountant(accountant) not in self.accountants:
             raise PrivacyError(
                 f"the {accountant} accountant has no bound under replace-one: Rényi accountants "
@@ -202,7 +184,7 @@ class Cost:
         if self._unsampled:
             seen, sigma = 1.0, self._of_unit(sigma)
         elif self.adjacency == adjacencies.REPLACE_ONE:
-            clip = sampled_clip(self.clip)
+            clip = self.clip.of_records()
             return replacement_epsilon(seen, sigma, uses, delta, clip, self.schedule)
         return poisson_gaussian_epsilon(seen, sigma, uses, delta, accountant)
 
@@ -212,35 +194,14 @@ class Cost:
 
     @property
     def _overflows(self) -> bool:
-        return (
-            self.capacity is not None and isinstance(self.clip, RecordClip) and not self._by_client
-        )
+        return self.clip.overflows(self.adjacency, self.capacity)
 
     @property
     def _unsampled(self) -> bool:
-        """Whether a unit takes part in every use, whatever the rate."""
+        """Tells whether a unit takes part in every use, whatever the rate."""
         return self._by_client or not self.clip.sampled
 
     def _of_unit(self, sigma: float) -> float:
         """The noise multiplier against all that a unit contributes to one round."""
         checks.positive("sigma", sigma)
-        if not self._by_client:
-            return sigma
-        if isinstance(self.clip, ClipOfCritics):
-            return sigma / self.clip.critics
-        if isinstance(self.clip, RecordClip) and self.capacity is not None:
-            return sigma / self.capacity
-        return sigma
-
-    def _check_critics(self) -> None:
-        if self.capacity is not None:
-            raise PrivacyError(
-                f"clip={self.clip.name} draws no batch of records, so capacity={self.capacity} has "
-                "no meaning: leave it out."
-            )
-        if isinstance(self.schedule, ClassSchedule) and self.schedule.classes > 1:
-            raise PrivacyError(
-                f"clip={self.clip.name} has no class schedule: a critic learns from records of "
-                "every class, and remembers them in the rounds of the others. Use a joint or a "
-                "turn schedule."
-            )
+        return sigma / self.clip.of_client(self.capacity) if self._by_client else sigma

@@ -32,12 +32,12 @@ from fedsink.privacy.accounting import grids
 from fedsink.privacy.accounting.analytic import gaussian_epsilon
 
 if TYPE_CHECKING:
-    from fedsink.privacy.mechanisms.clipping import SampledClip
+    from fedsink.privacy.clips import ClipOfRecords
     from fedsink.privacy.sampling import Schedule
 
 
 def replacement_epsilon(
-    rate: float, sigma: float, uses: int, delta: float, clip: SampledClip, schedule: Schedule
+    rate: float, sigma: float, uses: int, delta: float, clip: ClipOfRecords, schedule: Schedule
 ) -> float:
     """ε(δ) of `uses` rounds a record of one label, under replace-one.
 

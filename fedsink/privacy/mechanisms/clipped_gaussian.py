@@ -1,6 +1,6 @@
 """One release of the central mode: a clipped total plus Gaussian noise.
 
->>> from fedsink.privacy.mechanisms.clipping import BatchClip, RecordClip
+>>> from fedsink.privacy.clips import BatchClip, RecordClip
 >>> ClippedGaussian(BatchClip(0.5), 1.1).noise_std, ClippedGaussian(RecordClip(0.5), 1.1).noise_std
 (1.1, 0.55)
 """
@@ -15,7 +15,7 @@ import torch
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
-from fedsink.privacy.mechanisms.clipping import Clip, check_clip
+from fedsink.privacy.clips import CLIPS, Clip
 from fedsink.privacy.randomness.noise import Stream, add_gaussian_each
 
 
@@ -50,7 +50,7 @@ class ClippedGaussian:
     choice: ClassVar[str] = "gaussian"  # its name among the configuration's mechanisms
 
     def __post_init__(self) -> None:
-        check_clip(self.clip)
+        checks.one_of("clip", self.clip, CLIPS.values())
         checks.positive("sigma", self.noise_multiplier)
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsink.clients.shard import Shard
 from fedsink.errors import ConfigError
-from fedsink.privacy import Key, PrivacyPlan, RecordClip, Stream
+from fedsink.privacy import Key, PrivacyPlan, Stream
 from fedsink.protocol import GradientRequest, Objective
 
 Release = Callable[[GradientRequest, Shard, Callable[[str], Stream]], Tensor]
@@ -60,7 +60,7 @@ class Canary:
 
     def _request(self, number: int, v: Tensor) -> GradientRequest:
         far = _FAR * self.plan.clip.bound
-        if isinstance(self.plan.clip, RecordClip):
+        if self.plan.clip.per_record:
             return request(
                 self.plan,
                 number,

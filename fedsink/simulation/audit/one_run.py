@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsink.clients.gradient import client_gradient
 from fedsink.errors import ConfigError
-from fedsink.privacy import Key, PrivacyPlan, RecordClip
+from fedsink.privacy import Key, PrivacyPlan
 from fedsink.privacy.audit import Finding, guesses_for, one_run_epsilon
 from fedsink.privacy.audit.discriminant import Features, inverse_times
 from fedsink.protocol import GradientRequest
@@ -104,7 +104,7 @@ def _requests(plan: PrivacyPlan, canaries: int) -> list[GradientRequest]:
 def _scores(plan: PrivacyPlan, gradients: Tensor) -> Features:
     """One score per canary, (m,), from the replies of all rounds, (2T, m)."""
     features: Features = np.asarray(gradients.to(torch.float64).numpy())
-    if isinstance(plan.clip, RecordClip):
+    if plan.clip.per_record:
         signal = torch.cat(list(Canary(plan).directions()))
     else:
         signal = torch.ones(len(gradients))  # transport splits a record evenly over the rows

@@ -18,7 +18,7 @@ from fedsink.privacy import (
     capacity_for,
 )
 from fedsink.privacy.accounting.accountants import check_accountant
-from fedsink.privacy.mechanisms.clipping import Clip
+from fedsink.privacy.clips import Clip
 from fedsink.privacy.sampling import Schedule
 from fedsink.strategies.central.statement import central_statement, notice
 from fedsink.strategies.central.unprotected import unprotected_statement
@@ -50,7 +50,7 @@ class CentralSettings(StrategySettings):
 
     def __post_init__(self) -> None:
         check_accountant(self.accountant)
-        if isinstance(self.plan, UnprotectedPlan) and self.share != LOCAL_NOISE:
+        if not self.plan.protected and self.share != LOCAL_NOISE:
             raise ConfigError(
                 f"noise.share={self.share.name} has nothing to share where eps=inf adds no noise: "
                 "leave one of them out."

@@ -18,9 +18,8 @@ from fedsink.privacy import (
     ClassSchedule,
     JointSchedule,
     NoiseShare,
-    RecordClip,
 )
-from fedsink.privacy.mechanisms.clipping import CLIPS
+from fedsink.privacy.clips import CLIPS
 from fedsink.protocol import GradientReply, Objective
 from fedsink.protocol.gradient import pack_replies
 from fedsink.protocol.run import UNNAMED
@@ -86,7 +85,7 @@ class DPSinkhornSettings(CentralSettings):
         for count in ("rows", "uses_per_message"):
             integer(vars(self), count, where="strategy.")
         view_from_dict(self.view)  # refused now rather than in a client
-        if isinstance(self.plan.clip, RecordClip) and not self.objective.is_quadratic:
+        if self.plan.clip.per_record and not self.objective.is_quadratic:
             raise ConfigError(
                 "clip=record works with the squared Euclidean cost; "
                 f"strategy.cost={self.objective.cost} with strategy.m={self.objective.m:g} "
@@ -162,7 +161,7 @@ class DPSinkhornSettings(CentralSettings):
             clients=self.clients,
             classes=self.objective.classes,
             schedule=schedule,
-            mixed=not (by_class or isinstance(self.plan.clip, RecordClip)),
+            mixed=not (by_class or self.plan.clip.per_record),
             rows_per_class=self.rows,
             debiased=self.self_term.debiased,
         )
@@ -170,7 +169,7 @@ class DPSinkhornSettings(CentralSettings):
     @property
     def gradient_scale(self) -> float:
         """What the clients' mean is divided by: it is a sum over records with `clip=record`."""
-        return self.nominal_batch if isinstance(self.plan.clip, RecordClip) else 1.0
+        return self.nominal_batch if self.plan.clip.per_record else 1.0
 
     def signal_to_noise(
         self, energy: float, rounds: int = 1, answers: Sequence[int] | None = None

@@ -13,7 +13,6 @@ from torch import Tensor
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ClientError
 from fedsink.models import Generator
-from fedsink.privacy.mechanisms.clipping import sampled_clip
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.gradient import GradientRequest, checked, packed_requests
 from fedsink.strategies.central.rounds import CentralRounds
@@ -53,7 +52,7 @@ class DPSinkhorn(CentralRounds):
         super().__init__(settings, trainer, key, settings.uses_per_message)
         self.view, self.layout = view_from_dict(settings.view), settings.layout
         self.generated = Rows(generator, self.view, self.layout, key)
-        clip = sampled_clip(settings.plan.clip)
+        clip = settings.plan.clip.of_records()
         self.self_term = self_term(
             settings.self_term, settings.objective, clip, self.layout, self._like
         )

@@ -27,7 +27,7 @@ from fedsink.privacy import (
     gs_wgan_epsilon,
 )
 from fedsink.privacy.adjacency import ADJACENCIES, describe
-from fedsink.privacy.mechanisms.clipping import ClipOfCritics
+from fedsink.privacy.clips import ClipOfCritics
 from fedsink.privacy.sampling import Schedule
 from fedsink.protocol import Critics, GradientReply
 from fedsink.protocol.run import UNNAMED

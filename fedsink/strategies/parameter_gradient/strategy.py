@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.models.pullback import flat_weights
-from fedsink.privacy import BatchClip, RecordClip
+from fedsink.privacy import BatchClip
 from fedsink.privacy.unprotected import UNREACHED
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.parameters import ParameterReply, ParameterRequest, architecture_of
@@ -53,7 +53,7 @@ class ParameterGradient(DPSinkhorn):
     ) -> None:
         super().__init__(settings, generator, key)
         self._architecture = architecture_of(generator)
-        if isinstance(settings.plan.clip, BatchClip):
+        if not settings.plan.clip.per_record:
             # Extra rows are clipped with the others, in the weights; nothing before.
             unclipped = BatchClip(UNREACHED)
             self.self_term = self_term(
@@ -108,7 +108,7 @@ class ParameterGradient(DPSinkhorn):
         (block,) = self._blocks
         doing = f"computing gradients in round {block.round}"
         sums = self._sums(self._asked, replies, doing, range(self.clients))
-        per_record = isinstance(self.settings.plan.clip, RecordClip)
+        per_record = self.settings.plan.clip.per_record
         scale = self.settings.nominal_batch if per_record else 1.0
         gradient = torch.zeros(len(next(iter(self._requests.values())).weights)).double()
         energy = noise = 0.0

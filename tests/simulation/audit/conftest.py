@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsink.clients.gradient import client_gradient
 from fedsink.clients.shard import Shard
 from fedsink.privacy import JointSchedule, PrivacyPlan, ReproducibleKey, Stream
-from fedsink.privacy.mechanisms.clipping import CLIPS
+from fedsink.privacy.clips import CLIPS
 from fedsink.protocol import GradientRequest
 
 Streams = Callable[[str], Stream]

@@ -22,7 +22,7 @@ from fedsink.privacy import (
     ReproducibleKey,
     TurnSchedule,
 )
-from fedsink.privacy.mechanisms.clipping import shrunk
+from fedsink.privacy.clips.base import shrunk
 from fedsink.protocol import CriticRequest
 from fedsink.simulation.audit import audit_critics
 from fedsink.simulation.audit.critics import CriticCanary, transcripts

@@ -10,15 +10,9 @@ from hypothesis import strategies as st
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import BatchClip, CriticClip, RecordClip, RowClip, Stream
-from fedsink.privacy.mechanisms.clipping import (
-    MOST_CRITICS,
-    MOST_ROWS,
-    clip_from_dict,
-    clip_of_critics,
-    clip_to_dict,
-    sampled_clip,
-    shrunk,
-)
+from fedsink.privacy.clips import clip_from_dict
+from fedsink.privacy.clips.base import shrunk
+from fedsink.privacy.clips.critics import MOST_CRITICS, MOST_ROWS
 from fedsink.transport import clipped_sums
 
 BOUNDS = st.floats(1e-3, 1e3)
@@ -329,15 +323,15 @@ def test_more_rows_or_critics_than_the_row_clip_accounts_for_are_refused():
     "clip", [BatchClip(0.1), RecordClip(3.0), CriticClip(2.0, 40), RowClip(2.0, 32)]
 )
 def test_a_clip_is_written_and_read(clip):
-    assert clip_from_dict(clip_to_dict(clip)) == clip
+    assert clip_from_dict(clip.to_dict()) == clip
 
 
 def test_a_clip_of_critics_is_none_of_sampled_records():
-    assert sampled_clip(BatchClip(1.0)) == BatchClip(1.0)
+    assert BatchClip(1.0).of_records() == BatchClip(1.0)
     with pytest.raises(PrivacyError, match="clip=critic is for gradients of critics: choose clip="):
-        sampled_clip(CriticClip(1.0))
+        CriticClip(1.0).of_records()
     with pytest.raises(PrivacyError, match="clip=row is for gradients of critics: choose clip="):
-        sampled_clip(RowClip(1.0))
-    assert clip_of_critics(RowClip(1.0)) == RowClip(1.0)
+        RowClip(1.0).of_records()
+    assert RowClip(1.0).of_critics() == RowClip(1.0)
     with pytest.raises(PrivacyError, match="over critics needs clip=critic, not batch"):
-        clip_of_critics(BatchClip(1.0))
+        BatchClip(1.0).of_critics()

@@ -1,0 +1,141 @@
+"""What every clip answers: how far one unit moves a release, and which plans it fits.
+
+Only fedsink's own clips exist, without an entry point: a stranger's clip could state a sensitivity
+that it does not keep.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy import checks
+from fedsink.privacy.adjacency import CLIENT
+
+if TYPE_CHECKING:
+    from fedsink.privacy.clips.critics import ClipOfCritics
+    from fedsink.privacy.clips.records import ClipOfRecords
+    from fedsink.privacy.sampling import Schedule
+
+# Relative room below the bound for the roundings of norms, products and the cast to float32.
+_SLACK = 2.0**-20
+# Below this bound that room would itself be lost in rounding.
+_SMALLEST = 2.0**-1000
+
+
+@dataclass(frozen=True)
+class Clip(ABC):
+    """A bound on what one protected unit can change in a release.
+
+    Args:
+        bound: of an L2 norm; finite and > 0.
+
+    Attributes:
+        name: as in a configuration and in a message.
+        sampled: a batch of records is drawn; else every record takes part in every use.
+        per_record: each record's contribution is clipped by itself, and their sum is released.
+        published: there to compare with published work, in simulations.
+
+    Raises:
+        PrivacyError: the bound is not a finite number > 0.
+    """
+
+    bound: float
+    name: ClassVar[str]
+    sampled: ClassVar[bool]
+    per_record: ClassVar[bool] = False
+    published: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bound", checks.positive("bound", self.bound))
+
+    @property
+    @abstractmethod
+    def sensitivity(self) -> float:
+        """S in L2: how far one unit moves a release, a client as the unit excepted."""
+
+    @abstractmethod
+    def of_client(self, capacity: int | None) -> int:
+        """How many times the sensitivity all records of a client together can move a release.
+
+        Args:
+            capacity: B, at most so many sampled records take part; None: all of them.
+        """
+
+    @abstractmethod
+    def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
+        """Refuse a plan that has no guarantee with this clip; raises PrivacyError."""
+
+    @abstractmethod
+    def check_rate(self, rate: float) -> float:
+        """The rate as a float in (0, 1]; raises PrivacyError for one that the clip does not fit."""
+
+    @abstractmethod
+    def of_records(self) -> ClipOfRecords:
+        """This clip, for a gradient of sampled records; raises PrivacyError for another."""
+
+    @abstractmethod
+    def of_critics(self) -> ClipOfCritics:
+        """This clip, for gradients of critics; raises PrivacyError for another."""
+
+    def overflows(self, adjacency: str, capacity: int | None) -> bool:
+        """Tells whether a full batch changes what a record does: its chance is part of δ then."""
+        return self.per_record and capacity is not None and adjacency != CLIENT
+
+    def to_dict(self) -> dict[str, Any]:
+        """The clip as JSON-able values; `clip_from_dict` gives the same clip back."""
+        return {"name": self.name, **asdict(self)}
+
+
+def check_type(gradients: torch.Tensor) -> None:
+    """Refuse a gradient of another type than float32 and float64; raises PrivacyError."""
+    if gradients.dtype not in (torch.float32, torch.float64):
+        raise PrivacyError(
+            f"a gradient to clip must be float32 or float64, received {gradients.dtype}: "
+            "narrower types round past the bound."
+        )
+
+
+def shrunk(
+    vectors: torch.Tensor,
+    bound: float,
+    *,
+    slack: float = _SLACK,
+    cast: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """Each vector v scaled to norm ≤ Δ: v·min(1, Δ/‖v‖), exact over the whole range of floats.
+
+    The largest entry is divided out first, so that no square overflows or vanishes. A result too
+    small for a normal number of the type becomes zero: such numbers round by up to half of
+    themselves, and a factor that did so would scale past the bound.
+
+    Args:
+        vectors: (K, N), float32 or float64.
+        bound: Δ > 0; below 2⁻¹⁰⁰⁰ every result is zero.
+        slack: the room left below Δ by vectors that are scaled, relative; a caller that adds
+            results up needs more of it.
+        cast: the type of the result, float32 (only for float32 vectors) or float64.
+
+    Returns:
+        (K, N). A vector within the bound is unchanged, one with a non-finite entry becomes zero.
+
+    Guarantees:
+        - Every result has norm at most Δ, in exact arithmetic.
+        - Which operations run does not depend on the vectors' values.
+    """
+    if vectors.numel() == 0 or bound < _SMALLEST:
+        return torch.zeros_like(vectors, dtype=cast)
+    values = vectors.to(torch.float64)
+    largest = values.abs().amax(1, keepdim=True)  # NaN where an entry is NaN
+    direction = values / largest
+    length = torch.linalg.vector_norm(direction, dim=1, keepdim=True)  # 1 to √N
+    clip = bound * (1.0 - slack)
+    scaled = direction * (clip / length)
+    scaled = torch.where(scaled.abs() >= torch.finfo(cast).tiny, scaled, 0.0)
+    # Selects, not branches: control flow must not depend on private values.
+    shorter = torch.where(length <= clip / largest, values, scaled)
+    return torch.where(largest.isfinite() & (largest > 0.0), shorter, 0.0).to(cast)

@@ -1,0 +1,219 @@
+"""Clips of gradients of critics, each of which learns from its own part of a client's records.
+
+>>> CriticClip(bound=0.5, critics=40).sensitivity
+1.0
+>>> RowClip(bound=0.5, rows=25).sensitivity
+5.0
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
+
+import torch
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy import checks
+from fedsink.privacy.clips.base import Clip, check_type, shrunk
+
+if TYPE_CHECKING:
+    from fedsink.privacy.sampling import Schedule
+
+# With more critics the rounding of their sum could exceed the room below the bound.
+MOST_CRITICS = 1 << 14
+MOST_ROWS = 1 << 20
+
+
+class ClipOfCritics(Clip):
+    """A clip of gradients of critics: every part of the records takes part in every use."""
+
+    sampled: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def critics(self) -> int:
+        """M, public: no client adds up more critics."""
+
+    @abstractmethod
+    def check_size(self, critics: int, rows: int) -> None:
+        """Refuse gradients of more critics at a client, or of more rows; raises PrivacyError."""
+
+    @abstractmethod
+    def total(self, gradients: torch.Tensor) -> torch.Tensor:
+        """The sum of the clipped gradients of each of K clients, (K, M, n, D) → (K, n, D)."""
+
+    def of_client(self, capacity: int | None) -> int:
+        """M: the gradients of all critics of a client change."""
+        return self.critics
+
+    def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
+        """Refuse a capacity and a class schedule, which have no meaning for critics."""
+        if capacity is not None:
+            raise PrivacyError(
+                f"clip={self.name} draws no batch of records, so capacity={capacity} has no "
+                "meaning: leave it out."
+            )
+        if schedule.classes > 1:
+            raise PrivacyError(
+                f"clip={self.name} has no class schedule: a critic learns from records of every "
+                "class, and remembers them in the rounds of the others. Use a joint or a turn "
+                "schedule."
+            )
+
+    def check_rate(self, rate: float) -> float:
+        """1.0; raises PrivacyError for any other rate, since a secret sample would not amplify."""
+        if checks.probability("rate", rate) < 1.0:
+            raise PrivacyError(
+                f"clip={self.name} has rate=1 alone, received rate={rate:g}: a critic remembers "
+                "when it was trained, so a secret sample would not amplify."
+            )
+        return 1.0
+
+    def of_records(self) -> NoReturn:
+        """Raise PrivacyError."""
+        raise PrivacyError(
+            f"clip={self.name} is for gradients of critics: choose clip=record or clip=batch."
+        )
+
+    def of_critics(self) -> Self:
+        """This clip."""
+        return self
+
+
+@dataclass(frozen=True)
+class CriticClip(ClipOfCritics):
+    """Clip each critic's gradient g_m, an n×D matrix, to norm ≤ C; a client releases Σ_m g_m.
+
+    The client deals its records to M critics by public slot numbers. A critic is any function of
+    its own part of the records, of the transcript and of the client's coins, and so is g_m. A
+    change of one part moves one summand within the ball of radius C: hence a sensitivity of 2C,
+    whether a record is added, removed, replaced or relabelled, or the whole part changes. A change
+    of all parts moves the sum by 2CM.
+
+    A critic remembers in which rounds it was trained, so that a secret sample of the rounds or of
+    the records amplifies nothing here: the rate of a plan with this clip is 1.
+
+    Guarantees:
+        - Each critic's clipped gradient has norm at most C, in exact arithmetic, for any gradient.
+        - Two totals that differ in one critic's gradient are at most the sensitivity apart.
+        - A critic whose gradient has a non-finite entry contributes zero.
+        - Which operations run does not depend on the gradients' values.
+
+    Args:
+        bound: C, in units of a gradient's L2 norm; finite and > 0.
+        critics: M from 1 to 2¹⁴, public: no client adds up more critics.
+
+    Raises:
+        PrivacyError: If the bound is not a finite number > 0, or M is not a whole number in range.
+    """
+
+    critics: int = MOST_CRITICS
+    name: ClassVar[str] = "critic"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "critics", checks.count("critics", self.critics))
+        if self.critics > MOST_CRITICS:
+            raise PrivacyError(
+                f"critics must be at most {MOST_CRITICS}, received {self.critics}: the rounding "
+                "of a larger sum could exceed its sensitivity."
+            )
+
+    @property
+    def sensitivity(self) -> float:
+        """2C: what one critic's part of the records can change."""
+        return 2.0 * self.bound
+
+    def check_size(self, critics: int, rows: int) -> None:
+        """Refuse gradients of more critics at a client; raises PrivacyError."""
+        if critics > self.critics:
+            raise PrivacyError(
+                f"the clip accounts for {self.critics} critics at a client, not for {critics}."
+            )
+
+    def total(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Σ_m clip(g_m, C) for each of K clients.
+
+        Args:
+            gradients: (K, M, n, D), float32 or float64, with M at most `critics`.
+
+        Returns:
+            (K, n, D) float64.
+
+        Raises:
+            PrivacyError: If the gradients are of another type, or of too many critics.
+        """
+        clients, critics, *shape = gradients.shape
+        self.check_size(critics, shape[0])
+        check_type(gradients)
+        # Rounding moves either of two sums by less than 2⁻⁵²·M²·C ≤ 2⁻²⁴·C; shrunk leaves 2⁻²⁰·C.
+        clipped = shrunk(gradients.flatten(0, 1).flatten(1), self.bound)
+        return clipped.reshape(clients, critics, *shape).sum(1)
+
+
+@dataclass(frozen=True)
+class RowClip(ClipOfCritics):
+    """Clip each row of a critic's gradient, an n×D matrix, to norm ≤ C; M = 1 critic a client.
+
+    This is the published clip (Chen, Orekondy, Fritz 2020), there to compare with. A row longer
+    than C is scaled to C, any other is left as it is. All rows ask the same critic: a change of its
+    part of the records moves each of them within a ball of radius C, and so the matrix by up to
+    2C√n. The published noise of std 2Cσ' is therefore one of multiplier σ'/√n. `CriticClip` with
+    the same noise moves by 2C.
+
+    Guarantees:
+        - Each row of the clipped gradient has norm at most C, in exact arithmetic.
+        - Any two clipped gradients are at most the sensitivity apart.
+        - A row with a non-finite entry becomes zero.
+        - Which operations run does not depend on the gradient's values.
+
+    Args:
+        bound: C, in units of a row's L2 norm; finite and > 0.
+        rows: n from 1 to 2²⁰, public: no gradient has more rows.
+
+    Raises:
+        PrivacyError: If the bound is not a finite number > 0, or n is not a whole number in range.
+    """
+
+    rows: int = MOST_ROWS
+    name: ClassVar[str] = "row"
+    published: ClassVar[bool] = True
+    critics: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "rows", checks.count("rows", self.rows))
+        if self.rows > MOST_ROWS:
+            raise PrivacyError(f"rows must be at most {MOST_ROWS}, received {self.rows}.")
+
+    @property
+    def sensitivity(self) -> float:
+        """2C√n: what a critic's part of the records can change at all n rows together."""
+        return 2.0 * self.bound * math.sqrt(self.rows)
+
+    def check_size(self, critics: int, rows: int) -> None:
+        """Refuse gradients of several critics at a client or of more rows; raises PrivacyError."""
+        if critics > self.critics:
+            raise PrivacyError(f"clip={self.name} accounts for one critic, not for {critics}.")
+        if rows > self.rows:
+            raise PrivacyError(f"the clip accounts for {self.rows} rows, not for {rows}.")
+
+    def total(self, gradients: torch.Tensor) -> torch.Tensor:
+        """The clipped gradient of the one critic of each of K clients.
+
+        Args:
+            gradients: (K, 1, n, D), float32 or float64, with n at most `rows`.
+
+        Returns:
+            (K, n, D) float64.
+
+        Raises:
+            PrivacyError: If the gradients are of another type, or of too many critics or rows.
+        """
+        _, critics, rows, _ = gradients.shape
+        self.check_size(critics, rows)
+        check_type(gradients)
+        return shrunk(gradients.flatten(0, -2), self.bound).reshape(gradients.shape).sum(1)
