@@ -127,7 +127,8 @@ def _task(
             place = f"{names[hydra.job.num]}, {hydra.job.num + 1} of {len(names)}"
             ForgivingStream(sys.stderr).write(f"Run {place}\n")
         try:
-            print(start(resolved(config), folder, debug=debug))
+            values = resolved(config, hydra.overrides.task)
+            print(start(values, folder, debug=debug))
         except InterruptedRunError as error:
             failures.append(error)
             raise KeyboardInterrupt from error  # ends a whole sweep, not one run of it

@@ -19,7 +19,9 @@ if __name__ != "fedsink.conf":
 def _rule(name: str, *, _root_: DictConfig) -> Any:
     from fedsink.conf.rule import value  # with torch, which completing a command need not load
 
-    return value(name, _root_)
+    found = value(name, _root_)
+    # A plain list could be read, and not be put in the place of its interpolation (--resolve).
+    return OmegaConf.create(found) if isinstance(found, list) else found
 
 
 OmegaConf.register_new_resolver("rule", _rule, replace=True)

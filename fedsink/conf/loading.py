@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,6 +19,8 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
+
+from fedsink.conf.acting import refuse_idle
 
 _VERSION = "1.3"
 _OF_ONE_PROCESS = (GlobalHydra, JobRuntime, Plugins, VersionBase)
@@ -92,23 +94,48 @@ def composed_run(
     with opened():
         config: Any = hydra.compose("config", overrides=overrides, return_hydra_config=True)
         folder = Path(config.hydra[of].dir).expanduser().absolute()
-        return resolved(OmegaConf.masked_copy(config, [k for k in config if k != "hydra"])), folder
+        run = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+        return resolved(run, overrides), folder
 
 
-def resolved(config: DictConfig) -> dict[str, Any]:
+def resolved(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """The values of a simulation: every interpolation resolved, every path absolute.
 
     Its run can be resumed from anywhere.
 
+    Args:
+        config: as it was composed.
+        overrides: under which.
+
     Raises:
+        ConfigError: a key was set that changes nothing.
         OmegaConfBaseException: a value is missing, or refers to one that is not there.
     """
-    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    values = acting(config, overrides)
     data = values["data"]
     for group, key in ((data, "root"), (data, "clients_file"), (values, "policy")):
         if group.get(key):
             group[key] = str(Path(str(group[key])).expanduser().resolve())
+    return values
+
+
+def acting(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """The values under overrides, every interpolation resolved.
+
+    Raises:
+        ConfigError: a key was set that changes nothing.
+        OmegaConfBaseException: a value is missing, or refers to one that is not there.
+    """
+    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    refuse_idle(config, values, overrides)
     return dict(values)
+
+
+def file_of(group: str, choice: str) -> DictConfig:
+    """The content of a choice's file by itself, without what it builds on."""
+    with opened():
+        found = GlobalHydra.instance().config_loader().repository.load_config(f"{group}/{choice}")
+    return DictConfig({}) if found is None else found.config
 
 
 def choices(group: str) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from fedsink.conf.acting import lacking
 from fedsink.conf.loading import choices, composed
 from fedsink.conf.overrides import quoted_text
 from fedsink.values import Config, leaves
@@ -160,6 +161,8 @@ def _grouped(
     usual, stated = _usual(config, [*words, *also])
     for group, key in _GROUPS.items():
         wanted = config[group].get(key)
+        if lacking(group, config):
+            continue
         if usual[group].get(key) != wanted and wanted in choices(group):
             words = [*words, f"{group}={wanted}"]
             usual, stated = _usual(config, [*words, *also])
@@ -167,6 +170,8 @@ def _grouped(
         usual, stated = _usual(config, [*words, *also], (*_SIZES, "clip"))
     place = {key: number for number, (key, _) in enumerate(leaves(config))}
     differing = [*stated, *_differences(usual, config)]
+    # A key that an experiment set and that changes nothing would be refused where it is typed.
+    differing = [each for each in differing if not lacking(each[0], config)]
     return words, sorted(differing, key=lambda difference: place.get(difference[0], len(place)))
 
 

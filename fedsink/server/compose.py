@@ -25,15 +25,15 @@ def compose_config(
             before anything refers to it.
 
     Raises:
+        ConfigError: an override sets a key that changes nothing.
         HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
     """
-    from fedsink.conf.loading import composed
+    from fedsink.conf.loading import acting, composed
 
     config = composed(list(overrides))
     with open_dict(config):
         config.update(values or {})
-    resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    return dict(resolved)
+    return acting(config, overrides)
 
 
 def store_config(folder: RunFolder, config: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from fedsink.protocol.tree_sum import BLOCK
 from fedsink.simulation.settings import EngineSettings
 from fedsink.strategies.settings import StrategySettings
 
-_OF_RAY = ("address", "actors", "num_cpus", "num_gpus", "data", "revive_seconds")
+_OF_RAY = ("address", "actors", "num_cpus", "num_gpus", "data", "revive_seconds", "timeout")
 _START = 8.0  # seconds until Ray's processes answer, less those until this one does
 _WAY = 13e-3  # seconds that a message takes longer to Ray's processes and back
 _OF_EACH = 1e-3  # more of them for every process

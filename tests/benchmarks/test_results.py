@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.reporting.records import append_jsonl
@@ -160,15 +161,21 @@ def test_the_hash_of_a_configuration_is_of_what_determines_the_result(script: Sc
     def hashed(*overrides: str, of: str = "mnist_eps10") -> str:
         return str(protocol.configuration_of((f"experiment={of}", *overrides)))
 
+    def changed(*values: str, of: str = "mnist_eps10") -> str:  # where nobody would type them
+        config = OmegaConf.create(protocol.compose_config([f"experiment={of}"]))
+        config.merge_with_dotlist(list(values))
+        return str(protocol.configuration_hash(OmegaConf.to_container(config)))
+
     same = ("seed=7", "data.root=/elsewhere", "log=csv", "report.html=false", "engine=local",
-            "data.download=false", "strategy.p=0.4", "map.block=3", "engine=ray")  # fmt: skip
+            "data.download=false", "engine=ray")  # fmt: skip
     assert {hashed(override) for override in same} == {hashed()}
+    assert {changed(value) for value in ("strategy.p=0.4", "map.block=3")} == {hashed()}
     others = ("eps=9", "strategy.lam=6", "clients=11", "generator=conv", "view.dc=true",
               "observation.noise.std=0.1", "partition=dirichlet")  # fmt: skip
     assert len({hashed(), *(hashed(override) for override in others)}) == len(others) + 1
     published = "dp_sinkhorn_mnist_m1"
     assert hashed("strategy.p=0.4", of=published) != hashed(of=published)
-    assert hashed("strategy.history=9", of=published) == hashed(of=published)
+    assert changed("strategy.history=9", of=published) == hashed(of=published)
     local = [protocol.compose_config(["experiment=mnist_ldp_laplace35"]) for _ in range(2)]
     local[1]["recipe"]["by_eps"]["label_eps"][0] += 1
     assert len({protocol.configuration_hash(config) for config in local}) == 2

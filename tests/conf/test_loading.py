@@ -48,7 +48,7 @@ def test_a_failure_leaves_nothing_either() -> None:
 
 def test_the_folder_and_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    values, folder = composed_run(["data.root=a/b", "hydra.run.dir=there"])
+    values, folder = composed_run(["data=mnist", "data.root=a/b", "hydra.run.dir=there"])
     assert folder == tmp_path / "there"
     assert values["data"]["root"] == str(tmp_path / "a" / "b")
     assert "hydra" not in values

@@ -13,7 +13,7 @@ RUNS = {
     "a0": ("seed=0", "eps=10"),
     "a1": ("seed=1", "eps=10"),
     "a2": ("seed=2",),  # the recipe's ε is the same 10
-    "low": ("seed=0", "eps=1", "engine.timeout=200"),
+    "low": ("seed=0", "eps=1", "engine.threads=2"),
     "clients": ("seed=0", "adjacency=client", "clip=batch"),
     "local": ("seed=0", "mode=ldp"),
     "secret": ("eps=10",),

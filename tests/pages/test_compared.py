@@ -30,11 +30,11 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(runs: Path) -> None:
 def test_groups_are_titled_by_their_method_and_what_tells_them_apart(runs: Path) -> None:
     titles = [group.title for group in of(runs, "a0", "low", "local").groups]
     assert titles == [
-        "dp_sinkhorn, eps=10, engine.timeout=null",
-        "dp_sinkhorn, eps=1, engine.timeout=200",
+        "dp_sinkhorn, eps=10, engine.threads=1",
+        "dp_sinkhorn, eps=1, engine.threads=2",
         "privatize_once",
     ]
-    assert of(runs, "a0", "low").differing == ["eps", "engine.timeout"]
+    assert of(runs, "a0", "low").differing == ["eps", "engine.threads"]
 
 
 def test_epsilons_are_together_only_where_they_promise_the_same(runs: Path) -> None:

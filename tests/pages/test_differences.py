@@ -22,7 +22,7 @@ def of(*overrides: str) -> dict[str, Any]:
         (("sigma=2",), ("sigma=2", "rounds=3000")),
         (("mode=ldp",), ("mode=ldp", "eps=35", "rounds=800")),
         (("mode=ldp", "sigma=2"), ("mode=ldp", "sigma=2", "rounds=800")),
-        (("data.root=/a",), ("data.root=/b",)),
+        (("data=mnist", "data.root=/a"), ("data=mnist", "data.root=/b")),
         (("policy=/a/policy.toml",), ()),
     ],
     ids=str,

@@ -62,7 +62,7 @@ def test_one_client_a_round_is_no_work_to_share(configured: Configure) -> None:
 @pytest.mark.parametrize(
     "option",
     ["address=auto", "address=HEAD:6379", "actors=2", "num_cpus=2", "data=object_store",
-     "revive_seconds=5"],
+     "revive_seconds=5", "timeout=200"],
 )  # fmt: skip
 def test_an_option_that_ray_alone_has_takes_ray(configured: Configure, option: str) -> None:
     found = configured("seed=0", "engine=auto", f"engine.{option}").engine
@@ -103,19 +103,19 @@ def test_a_run_says_stores_and_keeps_what_was_taken(
     composed: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    run = start(composed("engine=auto", "engine.timeout=200", *_QUICK, small=False), tmp_path / "a")
+    run = start(composed("engine=auto", "engine.threads=2", *_QUICK, small=False), tmp_path / "a")
     cores = usable_cores()
     chosen = f"2 clients on {cores} core{'s' if cores > 1 else ''}, where Ray is not faster"
     assert f"engine=local: {chosen}\n" in capsys.readouterr().err
     stored: Any = yaml.safe_load((run / "config.yaml").read_text())
     assert stored["engine"] == {
-        "name": "local", "timeout": 200, "threads": 1, "device": "cpu", "chosen": chosen,
+        "name": "local", "timeout": None, "threads": 2, "device": "cpu", "chosen": chosen,
     }  # fmt: skip
     assert settings(stored)["engine.chosen"] == f'"{chosen}"'
     origin = Origin.of(RecordedRun(RunFolder(run)).config)
     assert "engine=" not in origin.command
-    assert "engine.timeout=200" in origin.command
-    assert [d.key for d in origin.differences if d.key.startswith("engine")] == ["engine.timeout"]
+    assert "engine.threads=2" in origin.command
+    assert [d.key for d in origin.differences if d.key.startswith("engine")] == ["engine.threads"]
     # On a machine where auto would take another one, it goes on as it began.
     (run / "metrics.json").unlink()
     monkeypatch.setattr("fedsink.simulation.auto.seconds_saved", lambda *of: 1e3)

@@ -324,7 +324,7 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("engine.name=x", "engine.name is auto, ray, local or flower, not 'x'"),
         ("engine.threads=0", "engine.threads must be a whole number of at least 1, not 0"),
         ("engine.device=x", "engine.device is cpu or cuda, not 'x'"),
-        ("engine.timeout=0", "engine.timeout must be null or a positive number, not 0"),
+        ("engine=ray engine.timeout=0", "engine.timeout must be null or a positive number, not 0"),
         (
             "engine=ray engine.num_cpus=0.5",
             "must be null or a number of at least 1, not 0.5",

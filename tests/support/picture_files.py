@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image
 
 
-def write(root: Path) -> None:
+def write(root: Path, seed: int = 0) -> None:
     """Writes 200 pictures to learn from and 60 to test with of each data set."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     for name in ("MNIST", "FashionMNIST"):
         raw = root / name / "raw"
         raw.mkdir(parents=True)
@@ -35,9 +35,11 @@ def write(root: Path) -> None:
     (folder / "list_eval_partition.txt").write_text("\n".join(members) + "\n")
 
 
-def write_classes(root: Path, classes: Sequence[str], size: tuple[int, int] = (10, 9)) -> None:
+def write_classes(
+    root: Path, classes: Sequence[str], size: tuple[int, int] = (10, 9), seed: int = 0
+) -> None:
     """Writes a user's own pictures: 60 to learn from and 30 to test with, coloured by class."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     for split, n in (("train", 60), ("test", 30)):
         for i in range(n):
             label = i % len(classes)

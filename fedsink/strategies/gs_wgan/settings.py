@@ -99,10 +99,14 @@ class GSWGANSettings(CentralSettings):
             FedsinkError: a value is unknown, out of range, or belongs to another method or mode.
         """
         chosen = config.strategy
-        if config.clip != chosen["default_clip"]:
-            raise ConfigError(
-                f"strategy={cls.name} clips the gradients of critics: leave out clip={config.clip}."
-            )
+        for key, clip in (
+            ("strategy.default_clip", chosen["default_clip"]),
+            ("clip", config.clip),
+        ):
+            if clip != "critic":
+                raise ConfigError(
+                    f"strategy={cls.name} clips the gradients of critics: leave out {key}={clip}."
+                )
         published = flag(chosen, "published", where="strategy.")
         clip, schedule, sigma = (_published if published else _all_critics)(config)
         options = dict(chosen["critic"])

@@ -1,0 +1,81 @@
+"""The table of docs/python.md: what is typed and what Python is given are the same runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsink.clients.node import close_nodes
+from fedsink.commands.overrides import overrides
+from fedsink.commands.sweep import sweep_of
+from fedsink.conf.loading import composed_run, groups
+from fedsink.conf.overrides import as_overrides
+from fedsink.data import sources
+from fedsink.errors import DataError
+from fedsink.simulation.simulate import start
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
+SHORT = ("clients=2", "engine=local", "report.pictures=0", "report.html=false")
+
+
+def rows() -> list[tuple[str, str]]:
+    """What is typed and what it is in Python, but for what continues a run."""
+    table = PAGE.read_text().partition("| on the command line | in Python |\n|---|---|\n")[2]
+    lines = table.partition("\n\n")[0].splitlines()
+    cells = [tuple(re.findall(r"`([^`]+)`", cell) for cell in line.split(" | ")) for line in lines]
+    found = []
+    for shell, python in cells:
+        found += zip(shell, python, strict=True) if len(shell) == len(python) else []
+        if len(shell) < len(python):  # another way to say the same
+            found += [(shell[0], each) for each in python]
+    return [row for row in found if "resume" not in row[0]]
+
+
+def simulate(
+    values: dict[str, Any] | None = None, /, *, folder: Any = None, **keys: Any
+) -> list[str]:
+    """The overrides that `fedsink.simulate` makes of its arguments."""
+    given = {**(values or {}), **keys} | ({} if folder is None else {"hydra.run.dir": folder})
+    return as_overrides(given, groups())
+
+
+def runs(python: str) -> list[list[str]]:
+    """The overrides of every run that a cell of the table starts."""
+    if "simulate(" not in python:
+        python = f"simulate({python})"
+    made = eval(python, {"simulate": simulate, "Path": Path, "DIR": "DIR"})
+    return made if "for" in python.split() else [made]
+
+
+def test_every_row_is_here() -> None:
+    assert len(rows()) == len({shell for shell, _ in rows()}) + 1  # one has two forms
+    assert len(rows()) >= 11
+
+
+@pytest.mark.quick("strategy.rows=20-*")
+@pytest.mark.parametrize(("shell", "python"), rows())
+def test_a_row_is_the_same_run_twice_and_trains(
+    shell: str, python: str, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    sweep = "--multirun" in shell
+    typed = overrides([w for w in shlex.split(shell) if not w.startswith("--")], sweep=sweep)
+    lines = list(sweep_of(typed).values()) if sweep else [typed]
+    for number, (line, given) in enumerate(zip(lines, runs(python), strict=True)):
+        (config, _), (other, _) = composed_run(line), composed_run(given)
+        assert config == other
+        keys = {word.partition("=")[0] for word in line}
+        place = [f"data.root={tiny_data}"] if "experiment" in keys else []
+        short = [word for word in (*SHORT, "rounds=2") if word.partition("=")[0] not in keys]
+        config, _ = composed_run([*line, *short, *place])
+        if "data.root" in keys:  # a folder that nobody has: it is read, and so the key acts
+            with pytest.raises(DataError, match="/données/a b"):
+                start(config, tmp_path / str(number))
+        else:
+            assert start(config, tmp_path / str(number)).is_dir()
+        close_nodes()
+        sources.load.cache_clear()
