@@ -64,10 +64,8 @@ def _typed(value: object) -> str:
 
 
 _CENTRAL, _LDP, _BATCH = _is("mode", "central"), _is("mode", "ldp"), _is("clip", "batch")
-_LABELS = (
-    _is("conditional", True),
-    Need("data.classes", lambda names: len(names) > 1, "data of more than one class"),
-)
+_CLASSES = Need("data.classes", lambda names: len(names) > 1, "data of more than one class")
+_LABELS = (_is("conditional", True), _CLASSES)
 _EMBEDDED = ("digits", "half_circle", "shapes")
 _NOT_DOWNLOADED = (*_EMBEDDED, "celeba", "femnist", "image_folder")
 _FILES = Need("data.name", lambda name: name not in _EMBEDDED, "data that is read from files")
@@ -86,6 +84,17 @@ RULES = (
     Rule(("data.root",), (_FILES,), (_SIMULATED,)),
     Rule(("data.download",), (_SIMULATED, _FETCHED, _is("data.root", None))),
     Rule(("engine.timeout",), (_WAITING,)),
+    Rule(("conditional",), (_CLASSES,)),
+    Rule(
+        ("observation.deformation.length",),
+        (Need("observation.deformation.std", bool, "observation.deformation.std above 0"),),
+    ),
+    Rule(
+        ("observation.noise.cutoff",),
+        (Need("observation.noise.std", bool, "observation.noise.std above 0"),),
+    ),
+    Rule(("generator.one_hot_scale",), (_is("generator.per_class_first_layer", False),)),
+    Rule(("strategy.unmatched",), (_is("strategy.loss", "matched"),)),
     Rule(("strategy.p",), (_is("strategy.self_term", "semi_debiased"),)),
     Rule(("strategy.history",), (_is("strategy.self_term", "history"),)),
     Rule(("strategy.label_weight",), (_BATCH, _is("strategy.schedule", "joint"), *_LABELS)),

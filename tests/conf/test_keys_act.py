@@ -8,6 +8,7 @@ the matrix by itself; what its other value is follows from its type, or stands i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from copy import deepcopy
@@ -66,8 +67,8 @@ METHODS = {
     "gs_wgan_unprotected": f"mode=central {CRITICS} eps=inf",
     "gs_wgan_convolution": f"mode=central {CRITICS} view=pixel strategy.critic.kind=convolution "
     "strategy.critic.hidden=2",
-    "gs_wgan_published": f"mode=central {CRITICS} strategy.critics=1 strategy.published=true "
-    "strategy.row_sigma=1.07 strategy.critic.mismatch=0.0",
+    "gs_wgan_published": f"mode=central {CRITICS} clients=1 strategy.critics=1 "
+    "strategy.published=true strategy.row_sigma=1.07 strategy.critic.mismatch=0.0",
     "parameter_gradient": "mode=central strategy=parameter_gradient",
     "parameter_gradient_published": f"mode=central strategy=parameter_gradient {PUBLISHED}",
     "ldp": "mode=ldp",
@@ -168,6 +169,9 @@ OTHERS: Mapping[str, Sequence[object]] = {
 }  # fmt: skip
 """Other values of keys whose type does not tell one; the first of them that differs is taken."""
 
+REPEATED = rb'"finite_batch_factor": [^,\n]*'
+"""What privacy.json says of a key as it was set, whether the loss reads it or not."""
+
 CHOSEN = ("generator", "map", "noise", "partition", "view")
 """Groups of which another choice is a key like any other."""
 NAMES_OF = tuple(f"{group}.name" for group in CHOSEN)
@@ -260,7 +264,8 @@ class Cells:
         except (FedsinkError, OmegaConfBaseException, HydraException) as error:
             text = str(error) if isinstance(error, FedsinkError) else one_sentence(error)
             group, _, last = key.rpartition(".")
-            named = last in text or f"{group}=" in text
+            words = (last, f"{group}=", *([str(value)] if key in CHOSEN else []))
+            named = any(word in text for word in words)
             return f"refused: {text}" if named else f"refused without its name: {text}"
 
     def _would_act(self, values: Any) -> bool:
@@ -278,7 +283,7 @@ class Cells:
         close_nodes()
         names = ("generator.safetensors", "privacy.json", "partition.json")
         drawn = open_run(str(folder)).draw(8, 0)[0].tolist()
-        return drawn, *((folder / name).read_bytes() for name in names)
+        return drawn, *(re.sub(REPEATED, b"", (folder / name).read_bytes()) for name in names)
 
 
 PAIRS = [
