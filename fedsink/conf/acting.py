@@ -197,7 +197,9 @@ def _of_experiment(name: str) -> Iterator[tuple[str, Any]]:
     from fedsink.conf.loading import file_of  # which calls this
 
     own = {
-        k: v for k, v in file_of("experiment", name).items() if k not in (*_REFERRED_TO, "paper")
+        str(k): v
+        for k, v in file_of("experiment", name).items()
+        if k not in (*_REFERRED_TO, "paper")
     }
     yield from ((key, value) for key, value in leaves(own) if value is not None)
 

@@ -134,7 +134,8 @@ def acting(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
 def file_of(group: str, choice: str) -> DictConfig:
     """The content of a choice's file by itself, without what it builds on."""
     with opened():
-        found = GlobalHydra.instance().config_loader().repository.load_config(f"{group}/{choice}")
+        loader: Any = GlobalHydra.instance().config_loader()
+        found = loader.repository.load_config(f"{group}/{choice}")
     return DictConfig({}) if found is None else found.config
 
 
