@@ -71,7 +71,7 @@ _NOT_DOWNLOADED = (*_EMBEDDED, "celeba", "femnist", "image_folder")
 _FILES = Need("data.name", lambda name: name not in _EMBEDDED, "data that is read from files")
 _FETCHED = Need("data.name", lambda name: name not in _NOT_DOWNLOADED, "data that is downloaded")
 _SIMULATED = Need("engine.name", lambda name: name != "deploy", "a simulation")
-_WAITING = Need("engine.name", lambda name: name not in ("local", "fused"), "engine=ray")
+_WAITING = Need("engine.name", lambda name: name != "local", "engine=ray")
 _PROTECTED = Need("eps", lambda eps: eps != math.inf, "a finite eps")
 _ENTROPIC = _is("strategy.loss", "matched", "debiased")
 
