@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import doctest
 import re
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import fedsink.registry
 from fedsink.errors import ConfigError, ModelError
 from fedsink.registry import Registry, did_you_mean
 
@@ -55,11 +53,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def shapes() -> Registry[type]:
     return Registry("shape.name", {"square": Square}, group="fedsink.shapes", error=ModelError)
-
-
-def test_the_example_of_the_module() -> None:
-    assert doctest.testmod(fedsink.registry).attempted > 0
-    assert doctest.testmod(fedsink.registry).failed == 0
 
 
 def test_it_builds_from_a_name_and_options() -> None:

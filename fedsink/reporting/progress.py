@@ -71,7 +71,7 @@ class Progress:
     after it alone, because whatever is built, compiled or loaded once comes before it.
 
     Example:
-        >>> with Progress(2000, "central") as progress:  # doctest: +SKIP
+        >>> with Progress(2000, "central") as progress:
         ...     progress.update(1, loss=0.25, ε=1.3)
     """
 

@@ -49,6 +49,18 @@ def test_the_command_it_prints_can_be_typed(
         assert value == "DIR" or re.search(rf"^{re.escape(key)} +{re.escape(value)} ", out, re.M)
 
 
+def test_the_label_gets_its_share_where_there_are_labels(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def shares(*more: str) -> list[str]:
+        overrides, _ = said(capsys, "data=digits", "mode=ldp", *more)
+        return [word for word in overrides if word.startswith("mechanism.label_eps=")]
+
+    assert [float(word.partition("=")[2]) > 0.0 for word in shares()] == [True]
+    assert shares("conditional=false") == []
+    assert shares("mechanism.label_eps=2") == ["mechanism.label_eps=2"]
+
+
 def test_it_reads_no_data_and_no_file_has_to_be_there(capsys: pytest.CaptureFixture[str]) -> None:
     overrides, out = said(capsys, *COUNTED)
     assert "data.root=DIR" in overrides

@@ -38,10 +38,11 @@ def test_a_square_that_rises_to_the_right_has_one_detail() -> None:
     assert level.flatten().tolist() == [-1.0, 0.0, 0.0]
 
 
-def test_the_threshold_is_universal() -> None:
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_threshold_is_universal(channels: int) -> None:
     """A detail just below std·√(2 ln n) vanishes, one above shrinks by it, either sign."""
-    std, threshold = 0.3, 0.3 * math.sqrt(2 * math.log(64))
-    average, details = haar(torch.zeros(1, 1, 8, 8, dtype=torch.float64))
+    std, threshold = 0.3, 0.3 * math.sqrt(2 * math.log(channels * 64))
+    average, details = haar(torch.zeros(1, channels, 8, 8, dtype=torch.float64))
     details[0][0, 0, 1, 2, 2] = 0.999 * threshold
     details[1][0, 0, 0, 1, 1] = -threshold - 0.25
     _, kept = haar(denoised(inverse_haar(average, details), std))

@@ -136,6 +136,22 @@ def test_batch_statistics_are_declared_truthfully(case: Any) -> None:
     torch.testing.assert_close(generator(z, labels)[:4], whole)
 
 
+def test_the_scale_multiplies_the_one_hot_label() -> None:
+    scaled, plain = (build("dct_mlp", (1, 8, 8), 4, one_hot_scale=s) for s in (3.0, 1.0))
+    z, labels = scaled.latent(8, stream()), torch.arange(8) % 4
+    assert not torch.allclose(scaled(z, labels), plain(z, labels), atol=1e-3)
+    with torch.no_grad():
+        plain.layers[0].weight[:, plain.latent_dim :] *= 3.0  # type: ignore[index, union-attr]
+    torch.testing.assert_close(scaled(z, labels), plain(z, labels))
+
+
+def test_dcgan_leaks_a_fifth_of_what_is_negative() -> None:
+    layers = Dcgan((1, 28, 28), 4, width=4).modules()
+    rectifiers = [layer for layer in layers if isinstance(layer, torch.nn.LeakyReLU)]
+    below = torch.tensor([-1.0, 2.0])
+    assert [rectify(below).tolist() for rectify in rectifiers] == 3 * [[pytest.approx(-0.2), 2.0]]
+
+
 @pytest.mark.parametrize("name", ["dct_mlp", "conv"])
 def test_the_gain_multiplies_what_tanh_sees(name: str) -> None:
     stream = Stream(b"gain", 0)

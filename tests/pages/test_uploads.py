@@ -91,6 +91,19 @@ def test_a_local_upload_is_stated_per_record(tmp_path: Path) -> None:
     assert 4 * values < four < 4 * values + 60  # and the number of chunks
 
 
+def test_what_a_client_missed_has_not_left_it(begin: Begin) -> None:
+    folder = begin("mode=central")
+    before = Uploads.of(RecordedRun.of(folder.path)).table.rows
+    stated = RecordedRun.of(folder.path).privacy or {}
+    stated["participation"] = {"messages": 20, "missed": [{"client": 2, "messages": 5}]}
+    write_json(folder.privacy, stated)
+    rows = Uploads.of(RecordedRun.of(folder.path)).table.rows
+    assert [rows[client] for client in (0, 1, 3, 4)] == [before[client] for client in (0, 1, 3, 4)]
+    assert (before[2][2], rows[2][2]) == ("20", "15")
+    whole, left = (float(row[2][4].partition(" ")[0]) for row in (before, rows))
+    assert left == pytest.approx(0.75 * whole, rel=0.02)
+
+
 def test_many_clients_share_rows(begin: Begin) -> None:
     folder = begin("mode=central", "clients=100")
     ((name, *_),) = Uploads.of(RecordedRun.of(folder.path)).table.rows

@@ -16,6 +16,7 @@ from PIL import Image
 from fedsink.errors import CheckpointError, ClientError
 from fedsink.models import load
 from fedsink.server import checkpoint
+from fedsink.server import snapshot as snapshots
 from fedsink.server.folder import RunFolder
 from fedsink.server.interrupt import InterruptedRunError
 from fedsink.server.loop import LoopSettings, train
@@ -102,14 +103,18 @@ def test_a_run_leaves_its_files(
 ) -> None:
     folder = folder_at(tmp_path / "run")
     settings = make_settings(mode, folder.path)
-    result = run(settings, make_grid("reproducible"))
+
+    def skewed(strategy: RoundStrategy, number: int) -> None:
+        strategy.label_prior = lambda: torch.tensor([0.75, 0.25])  # type: ignore[method-assign]
+
+    result = run(settings, make_grid("reproducible"), at=skewed)
     assert folder.finished
     assert json.loads(folder.metrics.read_text()) == result
     assert result["rounds"] == 8
     assert result["epsilon"] == pytest.approx(
         settings.strategy.plan.epsilon() if mode == "central" else 303.0
     )
-    assert sum(result["label_prior"]) == pytest.approx(1.0)
+    assert result["label_prior"] == [0.75, 0.25]
     assert rounds_of(folder) == list(range(1, 9))
     lines = [json.loads(line) for line in folder.metrics_lines.read_text().splitlines()]
     assert all({"round", "loss", "epsilon", "seconds"} <= set(line) for line in lines)
@@ -181,6 +186,29 @@ def test_a_killed_run_goes_on_bit_identically_and_logs_no_round_twice(
     assert weights_of(folder) == weights_of(expected)
     if mode == "ldp":  # Pitfall 9: the records had arrived and were kept
         assert grid.asked == []
+
+
+def test_a_resumed_run_counts_what_was_before(
+    tmp_path: Path, make_grid: Grids, make_settings: Settings
+) -> None:
+    """Who had missed messages, and how long it had taken."""
+    folder = folder_at(tmp_path / "run")
+    folder.write(folder.privacy, {})
+    settings = make_settings("central", folder.path)
+
+    def misses(strategy: RoundStrategy, number: int) -> None:
+        strategy.missed = {1: number}
+        interrupt(strategy, number)
+
+    with pytest.raises(InterruptedRunError):
+        run(settings, make_grid("reproducible"), at=misses)
+    tensors, values = checkpoint.load(folder.checkpoint)
+    checkpoint.save(folder.checkpoint, tensors, {**values, "seconds": 1000.0})
+    result = run(settings, make_grid("reproducible"))
+    lines = [json.loads(line) for line in folder.metrics_lines.read_text().splitlines()]
+    assert result["seconds"] >= lines[-1]["seconds"] >= lines[3]["seconds"] >= 1000.0
+    stated = json.loads(folder.privacy.read_text())["participation"]
+    assert stated["missed"] == [{"client": 1, "messages": 3}]
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -313,6 +341,22 @@ def test_a_snapshot_is_a_png_that_changes_with_the_generator_and_not_by_chance(
         assert first.read_bytes() != last.read_bytes()
         contents.append((first.read_bytes(), last.read_bytes()))
     assert contents[0] == contents[1]
+
+
+def test_a_snapshot_has_the_classes_mixed_as_in_training(
+    tmp_path: Path, make_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixes = []
+
+    def drawn(generator: Any, n: int, *_: Any, mix: torch.Tensor) -> torch.Tensor:
+        mixes.append(mix.tolist())
+        return torch.zeros(n, *generator.shape)
+
+    monkeypatch.setattr(snapshots, "sample", drawn)
+    strategy = build_strategy(make_settings("central", tmp_path))
+    monkeypatch.setattr(strategy, "label_prior", lambda: torch.tensor([0.75, 0.25]))
+    snapshots.snapshot(strategy, folder_at(tmp_path / "run"), ("a", "b"))
+    assert mixes == [[0.75, 0.25]]
 
 
 def test_the_server_app_runs_it_also_outside_the_main_thread(

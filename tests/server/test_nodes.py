@@ -184,6 +184,15 @@ def test_a_node_that_comes_back_under_a_new_id_is_asked_there_and_counts_as_befo
     assert link.asked.count((101, "train.x")) == 2
 
 
+def test_a_node_that_was_asked_lately_is_not_asked_again() -> None:
+    """However often the server looks for replies."""
+    link = Link(2)
+    of = grid(link, again=60.0)
+    link.answer[102] = silent
+    of.send_and_receive(exchange(of), timeout=0.2)
+    assert link.asked.count((102, "train.x")) == 1
+
+
 def test_a_node_that_was_restarted_is_asked_again() -> None:
     """It has lost the message, and Flower has not noticed that it was away."""
     link = Link(2)

@@ -9,11 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedsink.errors import BackendError
 from fedsink.simulation.simulate import start
-from fedsink.transport import check_backend
 from fedsink.transport.solvers import backends
 
+from ..support.compiler import needs_compiler
 from .conftest import Compose
 
 # Without noise, so that what a library computes is all there is, and with steps in proportion to
@@ -85,16 +84,14 @@ def test_geomloss_trains_the_native_generator(
     assert len(calls) >= (4 if "local" in name else 8)
 
 
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_keops_trains_the_native_generator(composed: Compose, tmp_path: Path, name: str) -> None:
-    try:
-        check_backend("keops")
-    except BackendError as error:
-        pytest.skip(str(error))
     agree(composed, tmp_path, "keops", *RUNS[name])
 
 
+@needs_compiler
 @pytest.mark.slow
 def test_keops_iterates_to_the_tolerance_of_local_mode(composed: Compose, tmp_path: Path) -> None:
     """From another start than the native loop, so that both must be at the optimum."""

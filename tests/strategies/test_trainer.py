@@ -72,10 +72,12 @@ def test_a_state_may_be_loaded_before_the_first_step(make_generator: Make) -> No
 def test_steps_are_the_optimisers_on_the_backpropagated_gradient(
     make_generator: Make, name: str, kind: Any, options: dict[str, Any]
 ) -> None:
-    settings = OptimizerSettings(0.01, warmup=0, ema=0.0, schedule="constant", name=name)
+    settings = OptimizerSettings(
+        0.01, weight_decay=0.5, warmup=0, ema=0.0, schedule="constant", name=name
+    )
     trainer = Trainer(make_generator(), settings, 10)
     model = make_generator()
-    optimizer = kind(model.parameters(), lr=0.01, **options)
+    optimizer = kind(model.parameters(), lr=0.01, weight_decay=0.5, **options)
     for round in (1, 2):  # the second step tells momentum and decay
         optimizer.zero_grad()
         output = model(model.latent(6, Stream(b"k", round)), LABELS)

@@ -22,7 +22,8 @@ def real(n: int = 90) -> TrainingSet:
     return TrainingSet.of(blobs(n, 1), classes=3, origin="real training")
 
 
-def test_every_run_draws_fits_everything_and_only_then_scores(monkeypatch):
+@pytest.mark.parametrize(("there", "ceiling"), [(30, 30), (90, 60)])
+def test_every_run_draws_fits_everything_and_only_then_scores(monkeypatch, there, ceiling):
     events = []
 
     def spied(name):
@@ -38,10 +39,10 @@ def test_every_run_draws_fits_everything_and_only_then_scores(monkeypatch):
     )
     trainers = {"a": spied("a"), "b": spied("b")}
     accuracy_figures(
-        synthetic, real(30), HeldOut(blobs(30, 2), classes=3), trainers, seeds=(5, 6), size=60
+        synthetic, real(there), HeldOut(blobs(30, 2), classes=3), trainers, seeds=(5, 6), size=60
     )
     run = lambda size, seed: [("fit a", size, seed), ("fit b", size, seed), ("score",), ("score",)]  # noqa: E731
-    expected = [run(size, seed) for size in (60, 30, 60) for seed in (5, 6)]
+    expected = [run(size, seed) for size in (60, ceiling, 60) for seed in (5, 6)]
     assert events == [event for each in expected for event in each]
 
 

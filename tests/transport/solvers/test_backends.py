@@ -32,18 +32,10 @@ from fedsink.transport import (
 from fedsink.transport.solvers.keops import KeopsSolver, Symbolic
 
 from ...support.clouds import cloud
+from ...support.compiler import needs_compiler
 
 COSTS = [L1(), SquaredEuclidean(), Mixed(0.3)]
 LAM = 0.3
-
-
-@pytest.fixture(scope="module")
-def compiles() -> None:
-    """Skip where KeOps cannot build its code."""
-    try:
-        check_backend("keops")
-    except BackendError as error:
-        pytest.skip(str(error))
 
 
 def close(value: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -80,16 +72,18 @@ def test_geomloss_gives_the_native_answer(cost: Cost, scaling: float) -> None:
     agree("geomloss", cost, AnnealedSolver(scaling, diameter=20.0), 1e-12)
 
 
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("cost", COSTS, ids=str)
-def test_keops_gives_the_native_answer(compiles: None, cost: Cost) -> None:
+def test_keops_gives_the_native_answer(cost: Cost) -> None:
     agree("keops", cost, AnnealedSolver(), 1e-12)
     agree("keops", cost, AnnealedSolver(0.8, diameter=20.0), 1e-12)
     agree("keops", cost, ConvergedSolver(20_000, 1e-10, "log"), 1e-7)
 
 
+@needs_compiler
 @pytest.mark.slow
-def test_keops_stops_at_the_tolerance(compiles: None) -> None:
+def test_keops_stops_at_the_tolerance() -> None:
     x, y = cloud(30, 2, seed=4), cloud(40, 2, seed=5)
     cost, solver = by_backend("keops", L1(), ConvergedSolver(500, 1e-3))
     solution = transport_gradient(x, y, cost, LAM, solver=solver).solution
@@ -99,12 +93,10 @@ def test_keops_stops_at_the_tolerance(compiles: None) -> None:
     close(solution.f, ours.f, 1e-10)
 
 
-@pytest.mark.parametrize("backend", ["geomloss", pytest.param("keops", marks=pytest.mark.slow)])
-def test_clients_batches_with_empty_places_get_the_native_gradients(
-    request: pytest.FixtureRequest, backend: str
-) -> None:
-    if backend == "keops":
-        request.getfixturevalue("compiles")
+@pytest.mark.parametrize(
+    "backend", ["geomloss", pytest.param("keops", marks=[pytest.mark.slow, needs_compiler])]
+)
+def test_clients_batches_with_empty_places_get_the_native_gradients(backend: str) -> None:
     x, y, own = cloud(6, 3, seed=6), cloud(4, 5, 3, seed=7), cloud(6, 3, seed=8)
     present = torch.arange(5) < torch.tensor([5, 2, 0, 1]).unsqueeze(-1)
     ours, theirs = (

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsink.data.maps import L2Ball, Map
+from fedsink.data.spec import DataSpec
+from fedsink.models import Observation, build
+from fedsink.server import finished
+from fedsink.server.finished import FinishedRun
+from fedsink.server.folder import RunFolder
+
+SHAPE = (1, 4, 4)
+
+
+def of_run(folder: Path, prior: list[float], map: Map | None = None, wide: float = 1.0) -> Any:
+    generator = build("mlp", SHAPE, len(prior), latent_dim=2, hidden=[8])
+    data = DataSpec("tiny", SHAPE, tuple("abc"[: len(prior)]), 40)
+    observation = Observation(latent_range=wide)
+    return FinishedRun(
+        RunFolder(folder), {}, generator, data, torch.tensor(prior), map, observation
+    )
+
+
+def test_pictures_are_those_of_the_band_that_was_released(tmp_path: Path) -> None:
+    """In local mode; elsewhere the generator had no gradient."""
+    prior, ball = [0.5, 0.5], L2Ball(SHAPE, 0.5)
+    whole, labels = of_run(tmp_path, prior).draw(20, 3)
+    cut, same = of_run(tmp_path, prior, ball).draw(20, 3)
+    assert torch.equal(labels, same)
+    assert torch.equal(cut, ball.render(ball(whole)))
+    assert not torch.allclose(cut, whole, atol=0.01)
+
+
+def test_pictures_are_drawn_beside_others_as_in_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a BatchNorm sees: the classes' mix, and not that of the labels asked for."""
+    seen: dict[str, Any] = {}
+
+    def sample(generator: Any, n: int, labels: Tensor, stream: Any, **options: Any) -> Tensor:
+        seen.update(options)
+        return torch.zeros(n, *SHAPE)
+
+    monkeypatch.setattr(finished, "sample", sample)
+    run = of_run(tmp_path, [0.75, 0.25], wide=1.5)
+    run.draw(10, 0, classes=["b"])
+    assert seen["mix"].tolist() == [0.75, 0.25]
+    assert seen["latent_range"] == 1.5
+
+
+def test_labels_follow_the_prior_or_the_order_of_the_classes(tmp_path: Path) -> None:
+    run = of_run(tmp_path, [0.7, 0.2, 0.1])
+    counts = torch.bincount(run.draw(2000, 0)[1], minlength=3) / 2000
+    assert torch.allclose(counts, run.prior, atol=0.05)
+    some = torch.bincount(run.draw(900, 0, classes=["c", "b"])[1], minlength=3) / 900
+    assert torch.allclose(some, torch.tensor([0.0, 2 / 3, 1 / 3]), atol=0.06)
+    balanced = run.draw(20, 0, balanced=True)[1]
+    assert torch.bincount(balanced).tolist() == [7, 7, 6]
