@@ -85,6 +85,11 @@ def test_by_label_limits_the_classes_of_a_client(clients: int, each: int) -> Non
     assert max(len(LABELS[p].unique()) for p in parts) == each
 
 
+def test_by_label_gives_what_is_left_over_to_who_has_least() -> None:
+    parts = partition(torch.arange(5).repeat(3), 2, ByLabel(5), 0)
+    assert sorted(map(len, parts)) == [7, 8]
+
+
 def test_by_label_may_hold_more_classes_than_there_are() -> None:
     check(partition(LABELS, 3, ByLabel(99), 0), 1000, 3)
 

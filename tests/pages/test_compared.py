@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 
 from fedsink.errors import CheckpointError, ConfigError
-from fedsink.pages.compared import Compared, mean_and_sd, status
+from fedsink.pages.compared import Compared, Group, mean_and_sd, status
 from fedsink.server.compose import store_config
 from fedsink.server.folder import RunFolder
+from fedsink.server.recorded import RecordedRun
 
 from .small_runs import evaluated
 
@@ -37,6 +37,24 @@ def test_groups_are_titled_by_their_method_and_what_tells_them_apart(runs: Path)
     assert of(runs, "a0", "low").differing == ["eps", "engine.threads"]
 
 
+def recorded(path: Path, delta: float, losses: list[float]) -> RecordedRun:
+    folder = RunFolder(path)
+    folder.create()
+    stated = {"model": "central", "unit": "record", "adjacency": "add-remove", "delta": delta}
+    folder.write(folder.privacy, stated)
+    for round, loss in enumerate(losses, start=1):
+        folder.log({"round": round, "loss": loss})
+    return RecordedRun(folder)
+
+
+def test_a_promise_has_its_delta(tmp_path: Path) -> None:
+    deltas = 1e-5, 1e-5, 1e-6
+    runs = [recorded(tmp_path / str(n), delta, []) for n, delta in enumerate(deltas)]
+    first, same, other = (Group("", {"a": run}, {}).promise for run in runs)
+    assert first == same != other
+    assert (str(first)[-8:], str(other)[-8:]) == ("δ = 1e-5", "δ = 1e-6")
+
+
 def test_epsilons_are_together_only_where_they_promise_the_same(runs: Path) -> None:
     found = of(runs, "a0", "low", "clients", "local").by_promise()
     grouped = [[next(iter(group.runs)) for group in groups] for groups in found.values()]
@@ -62,20 +80,11 @@ def test_losses_are_together_only_where_they_are_the_same_quantity(
     ]  # fmt: skip
 
 
-def test_a_curve_is_the_mean_of_the_runs_that_have_the_round(runs: Path, tmp_path: Path) -> None:
-    for name in ("a0", "a1"):
-        shutil.copytree(runs / name, tmp_path / name)
-    short = tmp_path / "a1" / "metrics.jsonl"
-    short.write_text("".join(short.read_text().splitlines(keepends=True)[:2]))
-    (group,) = of(tmp_path, "a0", "a1").groups
-    rounds, losses = group.mean("loss")
-    recorded = [[r["loss"] for r in run.rounds] for run in group.runs.values()]
-    assert rounds == [1, 2, 3]
-    assert losses == [
-        fmean([recorded[0][0], recorded[1][0]]), fmean([recorded[0][1], recorded[1][1]]),
-        recorded[0][2],
-    ]  # fmt: skip
-    assert group.mean("unheard of") == ([], [])
+def test_a_curve_is_the_mean_of_the_runs_that_have_the_round(tmp_path: Path) -> None:
+    losses = {"a": [1.0, 4.0, 8.0], "b": [2.0, 5.0]}
+    runs = {name: recorded(tmp_path / name, 1e-5, values) for name, values in losses.items()}
+    assert Group("", runs, {}).mean("loss") == ([1.0, 2.0, 3.0], [1.5, 4.5, 8.0])
+    assert Group("", runs, {}).mean("unheard of") == ([], [])
 
 
 def test_figures_of_an_evaluation_are_those_of_the_runs_that_have_it(

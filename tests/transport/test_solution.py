@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -64,3 +66,15 @@ def test_the_costs_differ_before_convergence_as_documented() -> None:
     assert abs(float(gap)) > 1e-4
     # One marginal holds after each iteration, so the plan's mass is one already.
     assert float(solution.potential_cost) == pytest.approx(float(solution.dual_cost))
+
+
+def test_the_regularised_cost_counts_a_mass_other_than_one() -> None:
+    """As potentials that solve nothing have it."""
+    cost, log_a, log_b = problem(4)
+    optimum = solve(cost, 0.5, log_a=log_a, log_b=log_b)
+    off = replace(optimum, f=optimum.f + 0.1)
+    plan, product = off.plan, log_a.exp()[:, None] * log_b.exp()
+    assert float(plan.sum()) > 1.1
+    entropy = (plan * (plan / product).log()).sum() - plan.sum() + product.sum()
+    expected = (cost * plan).sum() + 0.5 * entropy
+    assert float(off.regularised_cost) == pytest.approx(float(expected))
