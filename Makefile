@@ -65,7 +65,7 @@ test-guards: install-dev ## the slow tests of what guards private data
 test-gpu: ## what needs a GPU, with the Python that has PyTorch for it (GPU_PYTHON=python3)
 	PYTHONPATH=. $(GPU_PYTHON) -m pytest -q -s -rs -m gpu --confcutdir=tests/gpu tests/gpu $(ARGS)
 
-mutants: install-dev ## plant privacy defects and see that the tests fail
+mutants: install-dev ## plant defects and see that the tests fail
 	$(PYTEST) -m 'slow or not slow' $(ARGS) tests/mutants
 
 coverage: ## the quick tests of what guards private data: they run 95 % of its lines and branches

@@ -60,6 +60,12 @@ def test_the_paper_scale_has_the_papers_values(name: str) -> None:
         assert last in found
 
 
+def test_what_a_paper_does_not_state_is_no_difference() -> None:
+    paper = Paper("table 1", {"eps": 10.0, "strategy": {"rows": None, "lam": 0.05}})
+    stated = paper.statement({"eps": 10.0, "strategy": {"rows": 9, "lam": 0.1}})
+    assert stated["differs"] == {"strategy.lam": {"here": 0.1, "published": 0.05}}
+
+
 def test_every_experiment_that_repeats_a_paper_is_in_the_table() -> None:
     assert {name for name in NAMES if composed(name)["paper"] is not None} == set(PAPERS)
     names = ("dp_sinkhorn_", "reshetova_", "parameter_", "gs_wgan_published_")

@@ -1,6 +1,7 @@
-"""Planted privacy defects, each of which the tests must find.
+"""Planted defects, each of which the tests must find.
 
-`mutants.toml` lists them: a replacement in one file, and the tests that must fail under it.
+`mutants.toml` lists those of privacy and `others.toml` the others: a replacement in one file, and
+the tests that must fail under it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,15 @@ ROOT = HERE.parent.parent
 SOURCES = ("fedsink", "tests", "pyproject.toml")
 
 Mutant = dict[str, Any]
-MUTANTS: list[Mutant] = tomllib.loads((HERE / "mutants.toml").read_text())["mutant"]
-NAMED = sorted({test for mutant in MUTANTS for test in mutant["tests"]})
+LISTS: dict[str, list[Mutant]] = {
+    name: tomllib.loads((HERE / f"{name}.toml").read_text())["mutant"]
+    for name in ("mutants", "others")
+}
+MUTANTS = [mutant for mutants in LISTS.values() for mutant in mutants]
+NAMED = {
+    name: sorted({test for mutant in mutants for test in mutant["tests"]})
+    for name, mutants in LISTS.items()
+}
 
 each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant["name"])
 
@@ -115,7 +123,8 @@ def test_a_mutant_is_one_replacement_that_changes_what_runs(mutant: Mutant) -> N
 
 
 def test_the_named_tests_exist() -> None:
-    files = {test.partition("::")[0] for test in NAMED}
+    named = [test for tests in NAMED.values() for test in tests]
+    files = {test.partition("::")[0] for test in named}
     trees = {file: ast.parse((ROOT / file).read_text()) for file in files}
     existing = files | {
         f"{file}::{node.name}"
@@ -123,14 +132,15 @@ def test_the_named_tests_exist() -> None:
         for node in tree.body
         if isinstance(node, ast.FunctionDef)
     }
-    assert [test for test in NAMED if test.partition("[")[0] not in existing] == []
+    assert [test for test in named if test.partition("[")[0] not in existing] == []
 
 
 @pytest.mark.slow
-def test_the_named_tests_pass_on_the_sources_as_they_are(workshop: Workshop) -> None:
-    found = workshop.run(NAMED)
+@pytest.mark.parametrize("name", LISTS)
+def test_the_named_tests_pass_on_the_sources_as_they_are(workshop: Workshop, name: str) -> None:
+    found = workshop.run(NAMED[name])
     assert found["code"] == 0, workshop.output()
-    wholly_slow = [test for test in NAMED if not of_test(test, found["passed"])]
+    wholly_slow = [test for test in NAMED[name] if not of_test(test, found["passed"])]
     if wholly_slow:
         found = workshop.run(wholly_slow, slow=True)
         assert found["code"] == 0, workshop.output()

@@ -89,6 +89,14 @@ def test_missing_images_leave_empty_cells_and_extra_ones_are_left_out(tmp_path):
     assert (filled | empty).all()
 
 
+def test_a_row_shows_the_first_images_of_its_class(tmp_path):
+    levels = torch.tensor([10, 20, 30, 40, 50])
+    images = (levels / 255).reshape(5, 1, 1, 1).expand(5, 1, 8, 8)
+    pixels = grid(tmp_path, images, torch.tensor([0, 1, 0, 0, 1]), "ab", columns=2, scale=2)
+    drawn, _ = cells(pixels, 2, 2, 16)
+    assert drawn[:, :, 0, 0].tolist() == [[10, 30], [20, 50]]
+
+
 def test_no_images_at_all(tmp_path):
     pixels = grid(tmp_path, torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64), columns=2)
     drawn, _ = cells(pixels, 3, 2, 48)

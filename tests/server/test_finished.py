@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from fedsink.data.maps import L2Ball, Map
 from fedsink.data.spec import DataSpec
 from fedsink.models import Observation, build
+from fedsink.models.low_pass import LowPassNoise
 from fedsink.server import finished
 from fedsink.server.finished import FinishedRun
 from fedsink.server.folder import RunFolder
@@ -53,7 +55,7 @@ def test_pictures_are_drawn_beside_others_as_in_training(
     assert seen["latent_range"] == 1.5
 
 
-def test_labels_follow_the_prior_or_the_order_of_the_classes(tmp_path: Path) -> None:
+def test_labels_follow_the_prior_or_are_balanced(tmp_path: Path) -> None:
     run = of_run(tmp_path, [0.7, 0.2, 0.1])
     counts = torch.bincount(run.draw(2000, 0)[1], minlength=3) / 2000
     assert torch.allclose(counts, run.prior, atol=0.05)
@@ -61,3 +63,20 @@ def test_labels_follow_the_prior_or_the_order_of_the_classes(tmp_path: Path) -> 
     assert torch.allclose(some, torch.tensor([0.0, 2 / 3, 1 / 3]), atol=0.06)
     balanced = run.draw(20, 0, balanced=True)[1]
     assert torch.bincount(balanced).tolist() == [7, 7, 6]
+    assert not torch.equal(balanced, torch.arange(20) % 3)  # in no order that a split could follow
+
+
+def test_the_seed_decides_the_pictures(tmp_path: Path) -> None:
+    run = of_run(tmp_path, [0.5, 0.5])
+    drawn = [run.draw(20, seed, balanced=True) for seed in (0, 0, 1)]
+    for part in range(2):
+        assert torch.equal(drawn[0][part], drawn[1][part])
+        assert not torch.equal(drawn[0][part], drawn[2][part])
+
+
+def test_pictures_are_observed(tmp_path: Path) -> None:
+    bare = of_run(tmp_path, [0.5, 0.5])
+    noisy = replace(bare, observation=Observation(noise=LowPassNoise(std=0.1)))
+    (images, labels), (observed, same) = (run.draw(200, 0) for run in (bare, noisy))
+    assert torch.equal(labels, same)
+    assert float((observed - images).std()) == pytest.approx(0.1, rel=0.2)

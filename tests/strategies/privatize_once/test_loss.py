@@ -180,6 +180,11 @@ def test_a_critic_learns_the_distance_of_two_shifted_laws() -> None:
     assert torch.allclose(pull, shift[0] / 2, atol=0.2)
 
 
+def test_a_critic_sees_records_of_unit_root_mean_square() -> None:
+    records = 3.0 * torch.tensor([[1.0, -1.0], [1.0, 1.0]])
+    assert NoisyCritic(NoisyCriticSettings(), records, STREAM).unit == pytest.approx(3.0)
+
+
 def test_a_critic_goes_on_from_its_state() -> None:
     records = STREAM.child("records").normal(64, 3).float()
     through, resumed = (
