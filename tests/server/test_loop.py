@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -217,8 +217,11 @@ def test_many_uses_per_message_are_counted_and_resumed_as_rounds(
 ) -> None:
     """T = 8, U = 3: messages end at the rounds 3, 6 and 8."""
     loop = LoopSettings(pictures=3)
-    whole = folder_at(tmp_path / "whole")
-    assert run(make_settings("central", whole.path, 3), make_grid(noise), loop)["rounds"] == 8
+    whole, seen = folder_at(tmp_path / "whole"), []
+    of_whole = make_settings("central", whole.path, 3)
+    result = run(of_whole, make_grid(noise), loop, at=lambda strategy, _: seen.append(strategy))
+    assert result["rounds"] == 8
+    assert (seen[0].round, seen[0].message, seen[0].messages) == (8, 3, 3)
     assert rounds_of(whole) == [3, 6, 8]
     drawn = sorted(path.name for path in whole.samples.iterdir())
     assert drawn == [f"round-{n:06d}.png" for n in (0, 3, 6, 8)]
@@ -312,18 +315,19 @@ def test_a_corrupt_checkpoint_is_refused(
         run(settings, make_grid("reproducible"))
 
 
-@pytest.mark.parametrize("pictures", [0, 1, 3, 4, 20])
+@pytest.mark.parametrize(
+    ("pictures", "between"),
+    [(0, []), (1, [4]), (3, [2, 4, 6]), (4, [1, 3, 4, 6]), (20, range(1, 8))],
+)
 def test_pictures_are_spread_over_the_run(
-    tmp_path: Path, make_grid: Grids, make_settings: Settings, pictures: int
+    tmp_path: Path, make_grid: Grids, make_settings: Settings, pictures: int, between: Sequence[int]
 ) -> None:
     """The first, the last, and as many between as were asked for (one a round at most)."""
     folder = folder_at(tmp_path / "run")
     loop = LoopSettings(pictures=pictures)
     run(make_settings("ldp", folder.path), make_grid("reproducible"), loop)
     drawn = sorted(path.name for path in folder.samples.iterdir())
-    assert len(drawn) == 2 + min(pictures, 7)
-    assert drawn[0] == "round-000000.png"
-    assert drawn[-1] == "round-000008.png"
+    assert drawn == [f"round-{round:06d}.png" for round in (0, *between, 8)]
 
 
 @pytest.mark.parametrize("mode", MODES)

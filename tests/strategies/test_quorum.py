@@ -101,6 +101,26 @@ def test_rows_that_nobody_answered_about_leave_the_step(
     assert metrics["mean_noise_std"] == pytest.approx(part.settings.plan.noise_std)
 
 
+def test_answers_are_in_the_clients_order_whoever_was_first(
+    make_central: Make, make_grid: Make
+) -> None:
+    grid, strategy = make_grid(), make_central()
+    messages = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    replies = list(grid.send_and_receive(messages))
+    found = strategy.answers(replies[::-1], "answering", range(3), lambda client, _: client)
+    assert list(found) == [0, 1, 2]
+
+
+def test_every_message_that_a_client_misses_is_counted(make_central: Make, make_grid: Make) -> None:
+    grid, strategy = make_grid(), make_central(schedule="joint", quorum=2)
+    for number, missing in enumerate((1, 1, 2), start=1):
+        grid.change = without(missing)
+        messages = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
+        strategy.aggregate_train(number, grid.send_and_receive(messages))
+    assert strategy.missed == {1: 2, 2: 1}
+    assert strategy.absent == [2]
+
+
 def test_signal_to_noise_counts_those_who_answered(make_central: Make) -> None:
     settings = make_central(clients=6).settings
     alone = settings.signal_to_noise(1e9)["signal_to_noise"]
