@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 
 import pytest
@@ -41,6 +42,13 @@ def test_what_was_sent_arrives_among_other_lines(
 def test_a_line_that_the_log_repeats_counts_once() -> None:
     lines = list(frames(CONTENT))
     assert received([*lines[:3], *lines[1:]]) == CONTENT
+
+
+def test_a_repeated_line_that_differs_is_damage() -> None:
+    lines = list(frames(CONTENT))
+    (digest,) = re.findall(r"[0-9a-f]{64}", lines[0])
+    with pytest.raises(TransferError, match="frame 0 follows 3 of 6"):
+        received([*lines[:3], lines[0].replace(digest, digest[::-1]), *lines[3:]])
 
 
 def test_a_log_without_frames_has_begun_nothing() -> None:

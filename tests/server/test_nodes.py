@@ -243,6 +243,21 @@ def test_missing_nodes_are_counted_and_late_ones_waited_for() -> None:
     assert dict(of.roster()) == {0: 101, 1: 102}
 
 
+def test_at_first_everybody_is_waited_for_and_not_the_quorum_alone() -> None:
+    link, looks = Link(2), []
+    del link.connected[102]
+    looked = link.get_node_ids
+
+    def comes() -> list[int]:
+        looks.append(looked())
+        if len(looks) == 2:
+            link.connected[102] = 1
+        return looked()
+
+    link.get_node_ids = comes  # type: ignore[method-assign]
+    assert dict(grid(link, needed=1, wait=60.0).roster()) == {0: 101, 1: 102}
+
+
 def test_two_nodes_of_one_number_are_named() -> None:
     link = Link(2)
     link.connected[102] = 0

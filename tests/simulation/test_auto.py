@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import yaml
 
 from fedsink.errors import ConfigError
 from fedsink.pages.origin import Origin, settings
+from fedsink.protocol.tree_sum import BLOCK
 from fedsink.server.folder import RunFolder
 from fedsink.server.recorded import RecordedRun
 from fedsink.simulation.auto import seconds_saved, taken, usable_cores
@@ -95,8 +98,27 @@ def test_clients_on_gpus_are_shared_among_gpus(
         assert f"on {gpus} GPU" in (found.chosen or "")
 
 
-def test_the_cores_of_this_process_are_counted() -> None:
+def test_the_cores_of_this_process_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert usable_cores() >= 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert usable_cores() == 2
+
+
+def test_a_last_block_of_clients_is_work_as_well() -> None:
+    """Of two whole blocks and a client, one process has both and the other the client."""
+    clients, exchanges = 2 * BLOCK + 1, 30
+    saved = [
+        seconds_saved(
+            SimpleNamespace(  # type: ignore[arg-type]
+                clients=clients, messages=exchanges, exchanges=exchanges, message_seconds=seconds
+            ),
+            2,
+        )
+        for seconds in (0.0, 1.0)
+    ]
+    assert saved[0] < -8.0
+    assert saved[1] - saved[0] == pytest.approx(0.7 * exchanges)
 
 
 def test_a_run_says_stores_and_keeps_what_was_taken(
