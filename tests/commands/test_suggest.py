@@ -58,7 +58,15 @@ def test_the_label_gets_its_share_where_there_are_labels(
 
     assert [float(word.partition("=")[2]) > 0.0 for word in shares()] == [True]
     assert shares("conditional=false") == []
-    assert shares("mechanism.label_eps=2") == ["mechanism.label_eps=2"]
+
+
+def test_a_mean_is_known_by_the_root_of_its_records(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out = said(capsys, "data=digits", "mode=ldp", "conditional=false")
+    scale, mean = (
+        float(re.search(rf"{words} (\S+)", out)[1])  # type: ignore[index]
+        for words in ("noise +scale", "known to about")
+    )
+    assert mean == pytest.approx(scale / 1437**0.5, rel=0.05)
 
 
 def test_it_reads_no_data_and_no_file_has_to_be_there(capsys: pytest.CaptureFixture[str]) -> None:
