@@ -80,6 +80,16 @@ def test_losses_are_together_only_where_they_are_the_same_quantity(
     ]  # fmt: skip
 
 
+def test_losses_of_another_objective_are_apart(tmp_path: Path) -> None:
+    runs = {}
+    for name, lam, lr in (("a", 1.0, 0.1), ("b", 1.0, 0.2), ("c", 2.0, 0.1)):
+        runs[name] = recorded(tmp_path / name, 1e-5, [1.0])
+        strategy = {"name": "x", "lam": lam, "optimizer": {"lr": lr}}
+        store_config(runs[name].folder, {"mode": "central", "seed": 0, "strategy": strategy})
+    grouped = [[list(group.runs) for group in groups] for groups in Compared(runs).by_loss()]
+    assert grouped == [[["a"], ["b"]], [["c"]]]
+
+
 def test_a_curve_is_the_mean_of_the_runs_that_have_the_round(tmp_path: Path) -> None:
     losses = {"a": [1.0, 4.0, 8.0], "b": [2.0, 5.0]}
     runs = {name: recorded(tmp_path / name, 1e-5, values) for name, values in losses.items()}

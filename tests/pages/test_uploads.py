@@ -96,9 +96,11 @@ def test_what_a_client_missed_has_not_left_it(begin: Begin) -> None:
     before = Uploads.of(RecordedRun.of(folder.path)).table.rows
     stated = RecordedRun.of(folder.path).privacy or {}
     stated["participation"] = {"messages": 20, "missed": [{"client": 2, "messages": 5}]}
+    stated["clients"][3]["epsilon"] = None
     write_json(folder.privacy, stated)
     rows = Uploads.of(RecordedRun.of(folder.path)).table.rows
-    assert [rows[client] for client in (0, 1, 3, 4)] == [before[client] for client in (0, 1, 3, 4)]
+    assert [rows[client] for client in (0, 1, 4)] == [before[client] for client in (0, 1, 4)]
+    assert rows[3] == (*before[3][:-1], "∞")  # null: nothing of it is protected
     assert (before[2][2], rows[2][2]) == ("20", "15")
     whole, left = (float(row[2][4].partition(" ")[0]) for row in (before, rows))
     assert left == pytest.approx(0.75 * whole, rel=0.02)

@@ -77,3 +77,13 @@ def test_hugging_face_reads_the_file(tmp_path: Path) -> None:
     assert read["label"][:] == labels.tolist()
     shown = np.asarray(read[7]["image"])
     assert np.array_equal(shown, (images[7, 0] * 255).round().byte().numpy())
+
+
+def test_every_row_group_of_parquet_has_its_own_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "ROWS", 2)
+    labels = torch.tensor([0, 1, 1, 0, 2])
+    write_parquet(tmp_path / "x.parquet", torch.rand(5, 1, 4, 4), labels, "abc")
+    table = parquet.read_table(tmp_path / "x.parquet")
+    assert table["label"].to_pylist() == labels.tolist()
