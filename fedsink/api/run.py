@@ -131,6 +131,7 @@ class Run:
         threads: int | None = None,
         reference: bool | None = None,
         observation: bool = True,
+        inception: str | Path | None = None,
         report: Report | None = None,
     ) -> Measured:
         """Train classifiers on drawn pictures, test them on real ones, as `fedsink evaluate` does.
@@ -147,6 +148,7 @@ class Run:
             threads: processor threads; None: all cores, and one for small pictures.
             reference: also measure real training pictures and class means; None: not in "fast".
             observation: with the run's observation model.
+            inception: weights of torchvision's Inception v3, for FID in suites "fast" and "full".
             report: receives lines of text while it is measured.
 
         Returns:
@@ -167,6 +169,7 @@ class Run:
             threads=threads,
             reference=reference,
             observation=observation,
+            inception=inception,
             report=report,
         )
 

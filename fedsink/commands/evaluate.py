@@ -12,7 +12,7 @@ from fedsink.simulation.evaluate import SUITES, evaluate_run
 
 HELP = """Usage: fedsink evaluate run=DIR [suite=fast|paper|full] [n=…] [runs=5] [seed=0]
                         [classifiers=ours|published] [threads=…] [reference=…]
-                        [observation=true]
+                        [observation=true] [inception=FILE]
 
 Draws n labelled images from the generator of a finished run, trains classifiers on them alone
 (10 % of the synthetic images for early stopping), and tests each once on the real test set.
@@ -22,7 +22,7 @@ suite=fast   n=10000, one run: logistic regression, an MLP and a CNN, sliced 2-W
 suite=paper  the papers' protocol: as many images as the dataset nominally has (60000 for MNIST),
              five runs, only early stopping ends training. Writes evaluation-paper.json and .txt.
 suite=full   adds GS-WGAN's other classifiers, calibrated accuracy, Inception Score and Fréchet
-             distance of a real-data classifier, FID (if Inception weights are in the cache),
+             distance of a real-data classifier, FID (if Inception weights are in PyTorch's cache),
              precision, recall, density, coverage, label consistency, variance within classes and
              memorisation. Writes evaluation-full.json and .txt.
 
@@ -33,6 +33,8 @@ reference= measures real training images (the ceiling) and class means (the floo
 generator: on for paper and full; off for fast, which knows the ceiling alone.
 observation=false measures the generator's own pictures, without what the run's observation.* adds;
 its files end in -bare.
+inception=FILE (suite=fast, suite=full) measures FID with the weights in FILE, torchvision's
+inception_v3_google-0cc3c7bd.pth; nothing is downloaded, and n= is more than 2048.
 A report.html in the run folder is brought up to date (fedsink report).
 These figures are computed on real data without privacy: they are for public benchmarks."""
 
@@ -54,6 +56,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
             "threads": whole(1),
             "reference": flag,
             "observation": flag,
+            "inception": str,
         },
     )
     if not keys.get("run"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fedsink.errors import ConfigError
@@ -17,6 +18,7 @@ from fedsink.evaluation.classifiers.protocols import (
 from fedsink.evaluation.figures.columns import Figure
 from fedsink.evaluation.figures.downstream import accuracy_figures, calibrated
 from fedsink.evaluation.figures.fidelity import label_histogram
+from fedsink.evaluation.figures.inception import load_inception
 from fedsink.evaluation.figures.quality import quality_figures
 from fedsink.evaluation.labelled import Labelled, Report
 from fedsink.evaluation.sets import HeldOut, TrainingSet
@@ -120,6 +122,7 @@ def evaluate(
     classifiers: str = "ours",
     reference: bool = True,
     conditional: bool = True,
+    inception: Path | None = None,
     threads: int | None = None,
     report: Report | None = None,
 ) -> Evaluation:
@@ -141,13 +144,15 @@ def evaluate(
             their public code, in suite "full". They are fitted to all n images.
         reference: also measure the ceiling and the floor, at about twice the time.
         conditional: whether labels mean something; without, no classifier is trained.
+        inception: weights of torchvision's Inception v3, for FID in suite "full"; None: those in
+            PyTorch's cache, if they are there.
         threads: processor threads; None for the libraries' own choice.
         report: receives lines of text.
 
     Raises:
         ConfigError: an unknown suite or set of classifiers, or nothing to measure.
         DataError: images that do not fit each other, too few, or test images among them.
-        ModelError: synthetic images that are not finite.
+        ModelError: synthetic images that are not finite, or a file of other weights.
         ValueError: runs or threads below 1.
     """
     if suite not in ("paper", "full"):
@@ -161,12 +166,17 @@ def evaluate(
         raise ConfigError(
             f"classifiers={classifiers} belongs to suite=full; received suite={suite}."
         )
+    if suite == "paper" and inception is not None:
+        raise ConfigError(
+            "suite=paper has accuracies only; inception= belongs to suite=fast and suite=full."
+        )
     if classifiers not in OPTIONS:
         raise ConfigError(
             f"classifiers={classifiers} is unknown; choose one of {', '.join(OPTIONS)}."
         )
     if runs < 1:
         raise ValueError(f"runs must be at least 1; received {runs}.")
+    network = None if inception is None else load_inception(inception)
     seeds = tuple(range(seed, seed + runs))
     held_out = HeldOut(test, classes=classes)
     real = TrainingSet.of(train, classes=classes, origin="real training")
@@ -207,6 +217,7 @@ def evaluate(
                 size=n,
                 reference=reference,
                 conditional=conditional,
+                inception=network,
                 report=report,
             )
             figures |= pictures

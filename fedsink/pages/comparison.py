@@ -31,6 +31,7 @@ _FIGURES = {
     "LogReg": (("accuracy", "logreg"), 100.0, 1),
     "MLP": (("accuracy", "mlp"), 100.0, 1),
     "CNN": (("accuracy", "cnn"), 100.0, 1),
+    "FID": (("fid",), 1.0, 1),
     "sliced W2": (("sliced_w2",), 1.0, 4),
     "W2": (("w2",), 1.0, 4),
     "images": (("n",), 1.0, 0),

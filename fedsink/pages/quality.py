@@ -26,6 +26,11 @@ NAMES = {
     "nearest_class_mean": "nearest class mean",
 }
 _NEAR = 0.01
+_DISTANCES = {
+    "fid": "Fréchet Inception distance",
+    "w2": "Wasserstein-2",
+    "sliced_w2": "sliced Wasserstein-2",
+}
 
 
 def accuracy_table(run: RecordedRun) -> Table | None:
@@ -61,7 +66,7 @@ def figure_table(run: RecordedRun) -> Table | None:
         ]
         rows += [
             [title, number(evaluation[key]), MISSING, MISSING]
-            for key, title in (("w2", "Wasserstein-2"), ("sliced_w2", "sliced Wasserstein-2"))
+            for key, title in _DISTANCES.items()
             if key in evaluation
         ]
         if rows:

@@ -21,8 +21,11 @@ from fedsink.evaluation import (
     label_histogram,
     sliced_w2,
 )
+from fedsink.evaluation.figures.inception import load_inception
+from fedsink.evaluation.figures.quality import fid
 from fedsink.evaluation.labelled import Labelled, Report
 from fedsink.evaluation.suites import RUNS
+from fedsink.evaluation.threads import limit_threads
 from fedsink.pages.report import renew_report
 from fedsink.reporting import write_json
 from fedsink.reporting.atomic import write_atomic
@@ -62,6 +65,7 @@ def evaluate_run(
     threads: int | None = None,
     reference: bool | None = None,
     observation: bool = True,
+    inception: str | Path | None = None,
     report: Report | None = None,
 ) -> Measured:
     """Draw from a finished run, train on the pictures, test on real ones, and write the figures.
@@ -79,11 +83,13 @@ def evaluate_run(
         threads: processor threads; None: all cores, and one for pictures of at most 16×16.
         reference: also measure real training images and class means; None: not in suite "fast".
         observation: with the run's observation model; without, the files' names end in -bare.
+        inception: a file with the weights of torchvision's Inception v3, for FID in suites "fast"
+            and "full"; None: "full" looks in PyTorch's cache.
         report: receives lines of text while it is measured.
 
     Raises:
-        FedsinkError: a value is unknown or belongs to another suite, or the folder holds no
-            finished run.
+        FedsinkError: a value is unknown or belongs to another suite, the folder holds no
+            finished run, or the file other weights.
     """
     choice({"suite": suite}, "suite", *SUITES)
     count("seed", seed, minimum=0)
@@ -98,9 +104,10 @@ def evaluate_run(
         )
     finished = open_run(run, observed=observation)
     threads = threads or _threads(finished.data.shape)
+    weights = None if inception is None else Path(inception)
     started = time.monotonic()
     if suite == "fast":
-        figures = _fast(finished, n or 10000, seed, threads, bool(reference), report)
+        figures = _fast(finished, n or 10000, seed, threads, bool(reference), weights, report)
         table = _table(figures)
     else:
         options = given({"runs": runs, "reference": reference})
@@ -111,6 +118,7 @@ def evaluate_run(
             seed=seed,
             classifiers=classifiers,
             threads=threads,
+            inception=weights,
             report=report,
             **options,
         )
@@ -163,13 +171,18 @@ def _fast(
     seed: int,
     threads: int,
     reference: bool,
+    inception: Path | None,
     report: Report | None,
 ) -> dict[str, Any]:
     figures: dict[str, Any] = {"n": n, "seed": seed}
     if len(finished.data.shape) == 1:
-        return figures | _points(finished, n, seed)
+        return figures | _points(finished, n, seed, inception)
     classes = len(finished.data.classes)
+    network = None if inception is None else load_inception(inception)
     synthetic, test = finished.draw(n, seed), _real(finished, "test")
+    if network is not None:
+        with limit_threads(threads):
+            figures["fid"] = fid(network, synthetic[0], test[0], seed)
     figures |= {
         "sliced_w2": sliced_w2(synthetic[0].flatten(1), test[0].flatten(1), seed=seed),
         "label_histogram": label_histogram(synthetic[1], classes),
@@ -195,7 +208,9 @@ def _fast(
     return figures
 
 
-def _points(finished: FinishedRun, n: int, seed: int) -> dict[str, Any]:
+def _points(finished: FinishedRun, n: int, seed: int, inception: Path | None) -> dict[str, Any]:
+    if inception is not None:
+        raise ConfigError("inception= is for FID of images, and the run's data are points.")
     test = load(finished.data, "test")
     real, _ = test.take(torch.arange(min(n, 2000, len(test.labels))))
     synthetic, _ = finished.draw(len(real), seed)
@@ -215,7 +230,7 @@ def _table(figures: dict[str, Any]) -> str:
         if name in real:
             row["real data"] = f"{100 * real[name]:.1f} %"
         rows.append(row)
-    for key, name in (("w2", "W2"), ("sliced_w2", "sliced W2")):
+    for key, name in (("fid", "FID"), ("w2", "W2"), ("sliced_w2", "sliced W2")):
         if key in figures:
             rows.append({"figure": name, "synthetic": f"{figures[key]:.4f}"})
     if "label_histogram" in figures:

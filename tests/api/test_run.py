@@ -15,6 +15,7 @@ import torch
 import fedsink
 from fedsink.clients.node import close_nodes
 from fedsink.errors import ConfigError
+from fedsink.pages.tables import number
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +140,26 @@ def test_a_count_of_an_evaluation_that_is_none_is_refused(run: fedsink.Run, key:
             ConfigError, match=rf"^{key} must be a whole number of at least \d+, not"
         ):
             run.evaluate(suite="paper", **{key: value})
+
+
+@pytest.mark.slow
+def test_fid_by_the_weights_of_a_file_stands_in_the_figures_and_in_the_report(
+    run: fedsink.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network of random weights on small pictures, in the format of torchvision's file."""
+    from torchvision.models import inception_v3
+
+    monkeypatch.setattr("fedsink.evaluation.figures.quality.INCEPTION_FEATURES", 30)
+    monkeypatch.setattr("fedsink.evaluation.figures.inception.SIDE", 75)
+    torch.manual_seed(0)
+    weights = inception_v3(weights=None, init_weights=False).state_dict()
+    # Untrained layers would make every feature of every picture zero.
+    weights |= {name: v / 6 for name, v in weights.items() if name.endswith("running_var")}
+    torch.save(weights, tmp_path / "w.pth")
+    found = run.evaluate(n=40, threads=1, inception=tmp_path / "w.pth")
+    assert found.path.name == "evaluation.json"
+    assert json.loads(found.path.read_text())["fid"] == found.figures["fid"] > 1e-3
+    assert "FID" in found.table
+    page = (run.folder / "report.html").read_text()
+    _, _, row = page.partition("Fréchet Inception distance")
+    assert number(found.figures["fid"]) in row.partition("</tr>")[0]

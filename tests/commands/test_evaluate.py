@@ -36,6 +36,10 @@ def evaluated(
             *("evaluate", "run=images", "suite=full", "classifiers=published", "n=40"),
             *("runs=1", "reference=false", "threads=1"),
         ],
+        ["evaluate", "run=images", "inception=weights.pth"],
+        ["evaluate", "run=images", "suite=full", "inception=weights.pth"],
+        ["evaluate", "run=images", "suite=paper", "inception=weights.pth"],
+        ["evaluate", "run=points", "inception=weights.pth"],
     ]
     return folder, run_many([(folder, line) for line in lines])
 
@@ -166,6 +170,10 @@ def test_the_published_classifiers_have_a_file_of_their_own(
         (8, "the generator is unconditional and draws no labels; choose suite=full"),
         (9, "suite=quick: choose one of fast, paper, full."),
         (10, "suite=fast has one run; runs= belongs to suite=paper and suite=full."),
+        (15, "weights.pth cannot be read (No such file or directory): name weights as"),
+        (16, "weights.pth cannot be read (No such file or directory): name weights as"),
+        (17, "suite=paper has accuracies only; inception= belongs to suite=fast and suite=full."),
+        (18, "inception= is for FID of images, and the run's data are points."),
     ],
 )
 def test_refusals_are_one_line(

@@ -1,9 +1,12 @@
-"""Inception features for FID, from weights that lie in the local cache."""
+"""Inception features for FID, from weights in a file: one that is named, or the local cache's."""
 
 from __future__ import annotations
 
 import hashlib
+import pickle
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +28,32 @@ def weights_path() -> Path:
     return Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS
 
 
-def load_inception() -> nn.Module:
+def load_inception(path: Path | None = None) -> nn.Module:
     """Return torchvision's Inception v3 (ImageNet) without its last layer; nothing is downloaded.
 
     Its numbers are close to, but not, those of the TensorFlow network of the published FIDs.
 
+    Args:
+        path: weights as torchvision stores them; None: those in PyTorch's cache.
+
     Raises:
-        ModelError: the weights are not in the cache, or the file is damaged.
+        ModelError: there is no such file, or it does not hold these weights.
     """
+    path = _cached() if path is None else path
+    weights, network = _weights(path), bare_inception()
+    try:
+        network.load_state_dict({k: v for k, v in weights.items() if not k.startswith("fc.")})
+    except RuntimeError as error:
+        first = str(error).splitlines()[1].strip()
+        raise ModelError(
+            f"The weights in {path.name} are not torchvision's Inception v3 ({first:.100}…): name "
+            f"a file such as {WEIGHTS}"
+        ) from error
+    return network
+
+
+def _cached() -> Path:
+    """The file in PyTorch's cache, if its content is what its name says."""
     path = weights_path()
     if not path.is_file():
         raise ModelError(
@@ -47,10 +68,21 @@ def load_inception() -> nn.Module:
             f"Inception weights are damaged: {WEIGHTS} has SHA-256 {digest[:8]}…; delete it and "
             "download it again"
         )
-    network = bare_inception()
-    weights = torch.load(path, map_location="cpu", weights_only=True)
-    network.load_state_dict({k: v for k, v in weights.items() if not k.startswith("fc.")})
-    return network
+    return path
+
+
+def _weights(path: Path) -> Mapping[str, Any]:
+    """What a checkpoint names; nothing in it is executed."""
+    remedy = f"name weights as torchvision stores them, such as {WEIGHTS}"
+    try:
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}): {remedy}") from error
+    except (RuntimeError, ValueError, EOFError, LookupError, pickle.UnpicklingError) as error:
+        raise ModelError(f"{path.name} is no checkpoint of PyTorch: {remedy}") from error
+    if not isinstance(weights, Mapping) or not all(isinstance(name, str) for name in weights):
+        raise ModelError(f"{path.name} is a checkpoint without named weights: {remedy}")
+    return weights
 
 
 def bare_inception() -> nn.Module:
@@ -69,7 +101,7 @@ def inception_features(network: nn.Module, images: Tensor) -> Tensor:
     channel is shown as three (Heusel et al. 2017).
 
     Raises:
-        ModelError: another number of channels.
+        ModelError: another number of channels, or features that are not finite.
     """
     if images.shape[1] not in (1, 3):
         raise ModelError(f"Inception takes 1 or 3 channels; the images have {images.shape[1]}")
@@ -81,4 +113,7 @@ def inception_features(network: nn.Module, images: Tensor) -> Tensor:
                 part.expand(-1, 3, -1, -1), (SIDE, SIDE), mode="bilinear", antialias=True
             )
             features.append(network((resized - mean) / std))
-    return torch.cat(features)
+    found = torch.cat(features)
+    if not bool(found.isfinite().all()):
+        raise ModelError("Inception's features are not finite: its weights or the images are not")
+    return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedsink.errors import DataError, ModelError
+from fedsink.errors import ConfigError, DataError, ModelError
 from fedsink.evaluation.classifiers.class_means import class_mean_set
 from fedsink.evaluation.classifiers.real_classifier import label_consistency, train_real_classifier
 from fedsink.evaluation.figures.columns import Columns, Draw, Figure, Spread
@@ -39,6 +39,7 @@ def quality_figures(
     size: int,
     reference: bool = True,
     conditional: bool = True,
+    inception: nn.Module | None = None,
     report: Report | None = None,
 ) -> tuple[dict[str, Figure], dict[str, str]]:
     """Measure the pictures against the real test images.
@@ -55,6 +56,7 @@ def quality_figures(
         size: the most images to use.
         reference: also measure real images and class means.
         conditional: whether the synthetic labels mean something.
+        inception: the network of FID; None: that of the weights in PyTorch's cache.
         report: receives lines of text.
 
     Returns:
@@ -103,7 +105,7 @@ def quality_figures(
             ("label_consistency", "within_class_variance"), "the generator draws no labels"
         )
     figures |= _memorisation(columns, real.images, held_out.images, seeds, size, report)
-    fid, reason = _fid(columns, target, seeds[:1], size, report)
+    fid, reason = _fid(columns, target, seeds[:1], size, inception, report)
     return {**figures, **fid}, {**left_out, **reason}
 
 
@@ -185,8 +187,30 @@ def _memorisation(
     }
 
 
+def fid(network: nn.Module, images: Tensor, real: Tensor, seed: int) -> float:
+    """Return the Fréchet Inception distance of m images on each side, m = min(sizes, 10,000).
+
+    Raises:
+        ConfigError: m images do not determine a covariance of that many features.
+        ModelError: images of another number of channels than 1 or 3.
+    """
+    size = min(len(images), len(real), AT_MOST)
+    if size <= INCEPTION_FEATURES:
+        raise ConfigError(
+            f"FID needs more than {INCEPTION_FEATURES} images on each side; received "
+            f"{len(images)} synthetic and {len(real)} real ones: leave inception= out or draw more."
+        )
+    sides = (subsample(side, size, seed=seed) for side in (images, real))
+    return frechet_distance(*(inception_features(network, side) for side in sides))
+
+
 def _fid(
-    columns: Columns, target: Tensor, seeds: Sequence[int], size: int, report: Report | None
+    columns: Columns,
+    target: Tensor,
+    seeds: Sequence[int],
+    size: int,
+    inception: nn.Module | None,
+    report: Report | None,
 ) -> tuple[dict[str, Figure], dict[str, str]]:
     """FID of one run, or the reason why there is none."""
     if size <= INCEPTION_FEATURES:
@@ -194,7 +218,7 @@ def _fid(
             "fid": f"{size} images do not determine a covariance of {INCEPTION_FEATURES} features"
         }
     try:
-        network = load_inception()
+        network = load_inception() if inception is None else inception
         features = inception_features(network, target)
     except ModelError as error:
         return {}, {"fid": str(error)}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -65,6 +67,45 @@ def test_pixels_are_resized_and_normalised_as_imagenets(network):
     expected = (0.5 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
     assert torch.allclose(seen[0].amin(dim=(0, 2, 3)), expected, atol=1e-5)
     assert torch.allclose(seen[0].amax(dim=(0, 2, 3)), expected, atol=1e-5)
+
+
+def test_a_named_file_is_read_wherever_it_lies_and_whatever_its_name(hub, network, tmp_path):
+    path = tmp_path / "weights.pt"
+    torch.save(network.state_dict() | {"fc.weight": torch.zeros(1000, 2048)}, path)
+    loaded = load_inception(path)
+    assert all(map(torch.equal, loaded.state_dict().values(), network.state_dict().values()))
+    assert not loaded.training
+
+
+def test_a_named_file_that_is_missing_or_holds_something_else_is_refused(tmp_path):
+    path = tmp_path / "weights.pt"
+    with pytest.raises(ModelError, match=r"weights.pt cannot be read \(No such file.*such as"):
+        load_inception(path)
+    path.write_bytes(b"half a download")
+    with pytest.raises(ModelError, match=f"weights.pt is no checkpoint of PyTorch: .*{WEIGHTS}"):
+        load_inception(path)
+    torch.save([torch.zeros(2)], path)
+    with pytest.raises(ModelError, match="a checkpoint without named weights"):
+        load_inception(path)
+    torch.save(torch.nn.Linear(2, 2).state_dict(), path)
+    with pytest.raises(ModelError, match=r"not torchvision's Inception v3 \(Missing key"):
+        load_inception(path)
+
+
+def test_a_checkpoint_executes_nothing(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (Path(tmp_path / "sprung").touch, ())
+
+    torch.save({"weights": Trap()}, tmp_path / "weights.pt")
+    with pytest.raises(ModelError, match="no checkpoint"):
+        load_inception(tmp_path / "weights.pt")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_weights_that_are_not_finite_are_refused(network):
+    with pytest.raises(ModelError, match="features are not finite"):
+        inception_features(network, torch.full((1, 1, 8, 8), torch.nan))
 
 
 def test_weights_under_the_right_name_and_digest_are_loaded(hub, monkeypatch):

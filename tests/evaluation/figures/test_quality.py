@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsink.errors import DataError, ModelError
+from fedsink.errors import ConfigError, DataError, ModelError
 from fedsink.evaluation.classifiers.class_means import class_mean_set
 from fedsink.evaluation.figures import quality
 from fedsink.evaluation.figures.quality import (
+    fid,
     quality_figures,
     variance_ratio,
     within_class_variance,
@@ -80,6 +81,29 @@ def test_fid_is_measured_when_there_are_weights_and_images_enough(monkeypatch):
     assert asked == [("network", 40)] * 4
     assert len(figures["fid"].synthetic.values) == 1
     assert 0 <= figures["fid"].synthetic.mean < figures["fid"].class_means.mean
+
+
+def test_a_network_that_is_given_takes_the_place_of_the_cached_one(monkeypatch):
+    monkeypatch.setattr(quality, "INCEPTION_FEATURES", 30)
+    asked = []
+
+    def features(network, images):
+        asked.append(network)
+        return images.flatten(1)[:, :3]
+
+    monkeypatch.setattr(quality, "inception_features", features)
+    figures, left_out = quality_figures(
+        synthetic, REAL, HeldOut(blobs(40, 2), classes=3), seeds=(0,), size=40, reference=False,
+        inception="given",
+    )  # fmt: skip
+    assert left_out == {}
+    assert asked == ["given"] * 2
+    assert figures["fid"].synthetic.mean >= 0
+
+
+def test_fid_of_too_few_images_is_refused():
+    with pytest.raises(ConfigError, match=r"more than 2048 images .* received 9 .* 3000"):
+        fid(None, torch.zeros(9, 1, 8, 8), torch.zeros(3000, 1, 8, 8), 0)
 
 
 def test_without_weights_the_reason_is_named(monkeypatch):
