@@ -84,13 +84,8 @@ class GradientAnswer(CentralAnswer, BatchedAnswer):
 
     def fits(self, other: Self) -> bool:
         """Whether plan, objective, view and share are the same, and so are the rows' shapes."""
-        one, two = self.requests[0], other.requests[0]
-        return (
-            len(self.requests) == len(other.requests)
-            and one.rows.shape == two.rows.shape
-            and (one.label is None) == (two.label is None)
-            and (one.plan, one.objective, one.view, one.share)
-            == (two.plan, two.objective, two.view, two.share)
+        return len(self.requests) == len(other.requests) and alike(
+            self.requests[0], other.requests[0]
         )
 
     @classmethod
@@ -108,6 +103,16 @@ class GradientAnswer(CentralAnswer, BatchedAnswer):
             totals = client_totals(requests, pool, clients, samples)
             released.append(requests[0].own_plan.release_each(totals, noise))
         return torch.stack(released, dim=1)
+
+
+def alike(one: GradientRequest, two: GradientRequest) -> bool:
+    """Whether plan, objective, view and share are the same, and so are the rows' shapes."""
+    return (
+        one.rows.shape == two.rows.shape
+        and (one.label is None) == (two.label is None)
+        and (one.plan, one.objective, one.view, one.share)
+        == (two.plan, two.objective, two.view, two.share)
+    )
 
 
 def client_gradient(

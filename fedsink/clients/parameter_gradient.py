@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedsink.clients.answer import Task, check_classes
+from fedsink.clients.answer import BatchedAnswer, Task, check_classes
 from fedsink.clients.central import CentralAnswer
-from fedsink.clients.gradient import client_batch_gradients, refuse_other_view
+from fedsink.clients.gradient import alike, client_batch_gradients, refuse_other_view
 from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 
-class ParameterGradientAnswer(CentralAnswer):
+class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
     """``train.parameters``: `parameter_gradient` of one use.
 
     Guarantees:
@@ -37,6 +37,7 @@ class ParameterGradientAnswer(CentralAnswer):
     def __init__(self, requests: Sequence[ParameterRequest]) -> None:
         super().__init__([r.gradient for r in requests], sum(len(r.latents) for r in requests))
         [self.request] = requests
+        self.values = self.request.weights.numel()
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
@@ -70,6 +71,23 @@ class ParameterGradientAnswer(CentralAnswer):
     def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
         """The gradient, and nothing else."""
         return ParameterReply(reply[self.parts[0]]).to_record()
+
+    def fits(self, other: Self) -> bool:
+        """Whether what is asked at the rows fits together, and there are as many weights."""
+        return self.values == other.values and alike(self.request.gradient, other.request.gradient)
+
+    @classmethod
+    def compute_each(
+        cls, answers: Sequence[Self], tasks: Sequence[Task], pool: Pool, clients: slice
+    ) -> Tensor:
+        """The gradients of all clients, (K, 1, P)."""
+        requests = [answer.request for answer in answers]
+        samples, noise = (
+            [t.stream(purpose, r.gradient.round) for t, r in zip(tasks, requests, strict=True)]
+            for purpose in ("sample", "noise")
+        )
+        totals = parameter_totals(requests, pool, clients, samples)
+        return requests[0].gradient.own_plan.release_each(totals, noise).unsqueeze(1)
 
 
 def parameter_gradient(
@@ -108,20 +126,53 @@ def parameter_gradient(
 
 
 def parameter_total(request: ParameterRequest, shard: Shard, sample: Stream) -> Tensor:
-    """What `parameter_gradient` adds its noise to, (P,).
+    """What `parameter_gradient` adds its noise to, (P,); raises like `parameter_totals`."""
+    return parameter_totals([request], Pool([shard]), slice(0, 1), [sample])[0]
+
+
+def parameter_totals(
+    requests: Sequence[ParameterRequest], pool: Pool, part: slice, samples: Sequence[Stream]
+) -> Tensor:
+    """What `parameter_gradient` adds its noise to, for K clients at once.
+
+    Those who share a request share the generator's pass forwards.
+
+    Args:
+        requests: what each client is asked, checked, as for `client_totals`; of one size.
+        pool: the clients' records.
+        part: the clients' places among the pool's.
+        samples: the stream of each client's sample.
+
+    Returns:
+        (K, P), float64 for `clip=record`, else float32.
 
     Raises:
         ValueError: the rows do not live in the request's view of this data.
     """
-    inner = request.gradient
-    pool, samples = Pool([shard]), [sample]
-    coordinates = pool.coordinates(inner.view)
-    refuse_other_view(inner, coordinates)
-    device, clip = coordinates.device, inner.plan.clip.of_records()
-    pull = request.pullback(device)
-    if not isinstance(clip, BatchClip):
-        return _record_total(request, pool, samples, pull)
-    inside = client_batch_gradients([inner], pool, slice(0, 1), samples)[0]
+    inner = [request.gradient for request in requests]
+    coordinates = pool.coordinates(inner[0].view)
+    refuse_other_view(inner[0], coordinates)
+    clip = inner[0].plan.clip.of_records()
+    pulls = {id(r): r.pullback(coordinates.device) for r in {id(r): r for r in requests}.values()}
+    if isinstance(clip, BatchClip):
+        inside = client_batch_gradients(inner, pool, part, samples)
+        totals = [
+            _batch_total(r, rows, clip, pulls[id(r)])
+            for r, rows in zip(requests, inside, strict=True)
+        ]
+    else:
+        clients = range(part.start, part.stop)
+        each = zip(requests, clients, samples, strict=True)
+        totals = [
+            _record_total(r, pool, slice(k, k + 1), [sample], pulls[id(r)]) for r, k, sample in each
+        ]
+    return torch.stack(totals)
+
+
+def _batch_total(
+    request: ParameterRequest, inside: Tensor, clip: BatchClip, pull: Pullback
+) -> Tensor:
+    """clip(JᵀG, Δ), (P,)."""
     whole = request.padded(inside)
     if request.extra_gradient.numel():
         whole[len(inside) :] = request.extra_gradient.to(whole)
@@ -129,16 +180,16 @@ def parameter_total(request: ParameterRequest, shard: Shard, sample: Stream) -> 
 
 
 def _record_total(
-    request: ParameterRequest, pool: Pool, samples: list[Stream], pull: Pullback
+    request: ParameterRequest, pool: Pool, part: slice, samples: list[Stream], pull: Pullback
 ) -> Tensor:
     """Σ_j clip(Jᵀg_j, Δ), (P,) float64."""
     inner = request.gradient
     device = pool.coordinates(inner.view).device
     total = torch.zeros(len(request.weights), dtype=torch.float64, device=device)
     if inner.plan.capacity is None:  # one by one, so that an empty place would cost as much
-        layouts = pool.draw([inner], slice(0, 1), samples).in_blocks()
+        layouts = pool.draw([inner], part, samples).in_blocks()
     else:
-        layouts = iter([pool.draw_at_most([inner], slice(0, 1), samples)])
+        layouts = iter([pool.draw_at_most([inner], part, samples)])
     for places in layouts:
         batch = pool.batch(inner, places)
         total += clipped_pullback(

@@ -12,7 +12,9 @@ from flwr.app import Context, Message, RecordDict
 from opacus import GradSampleModule
 from torch import Tensor
 
+from fedsink.clients import cohort
 from fedsink.clients.app import client_app
+from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.gradient import GradientAnswer, client_batch_gradients
 from fedsink.clients.node import Node, open_node
 from fedsink.clients.parameter_gradient import (
@@ -25,6 +27,7 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.clients.pool import Pool
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
+from fedsink.data.partition import Dirichlet
 from fedsink.errors import ReleaseRefusedError
 from fedsink.models import Generator, build
 from fedsink.models.pullback import flat_weights
@@ -32,7 +35,9 @@ from fedsink.privacy import ReproducibleKey, Stream
 from fedsink.privacy.ledger import Ledger
 from fedsink.protocol import GradientRequest
 from fedsink.protocol.errors import REFUSED
+from fedsink.protocol.exchange import Content
 from fedsink.protocol.parameters import ParameterRequest, architecture_of
+from fedsink.protocol.records import digest
 
 from ..support.asking import weights_gradient
 from ..support.tiny import CLASSES, RECORDS, SIZE, shard_of
@@ -255,6 +260,29 @@ def test_with_a_capacity_the_operations_do_not_depend_on_the_sample(
     assert all(trace == first for trace in others)
     first, *others = traces(free)
     assert any(trace != first for trace in others)  # so the test above can fail
+
+
+@pytest.mark.parametrize("clip", ["record", "batch"])
+def test_many_clients_at_once_are_answered_as_one_by_one(
+    ask: Make, settings: NodeSettings, clip: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("answered one by one")
+
+    monkeypatch.setattr(cohort, "_one_by_one", refuse)
+    many = replace(settings, partition=Dirichlet(0.2), clients=11)
+    requests = [ask(clip=clip, rate=0.5, extra=2)] * 2
+    requests[1] = replace(requests[1], weights=requests[1].weights + 1.0)
+    contents = [Content(lambda r=r: [r], r.to_record) for r in requests]
+    clients = [range(0, 11, 2), range(1, 11, 2)]
+    found = list(NodeCohort(many).answers("train.parameters", contents, clients))
+    assert sorted(k for _, answers in found for k in answers.clients) == list(range(11))
+    for number, answers in found:
+        request = requests[number]
+        message = digest("train.parameters", request.to_record())
+        for client, reply in zip(answers.clients, answers.replies, strict=True):
+            expected = weights_gradient(Node(many, client), request, message)
+            torch.testing.assert_close(reply[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_node_answers_charges_and_answers_the_same_again(ask: Make, secret: NodeSettings) -> None:

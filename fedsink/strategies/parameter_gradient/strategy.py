@@ -74,9 +74,8 @@ class ParameterGradient(DPSinkhorn):
         ((block,), (label,)) = self._blocks, labels
         request = self._request(block, label, self.settings.sharers(next(iter(nodes))))
         self._requests[labels] = request
-        return Broadcast(
-            Content(lambda: [request], request.to_record), nodes, (len(request.weights),)
-        )
+        content = Content(lambda: [request], request.to_record)
+        return Broadcast(content, nodes, (1, len(request.weights)))
 
     def _request(self, block: Block, label: Label, share: int) -> ParameterRequest:
         layout, generator = self.layout, self.trainer.generator
@@ -113,7 +112,7 @@ class ParameterGradient(DPSinkhorn):
         gradient = torch.zeros(len(next(iter(self._requests.values())).weights)).double()
         energy = noise = 0.0
         for labels, partial in sums.items():
-            mean = partial.total / partial.clients
+            mean = partial.total[0] / partial.clients
             energy += float(mean.square().sum())
             noise += len(mean) * self.settings.mean_noise_variance / partial.clients
             gradient += mean / scale
@@ -150,14 +149,14 @@ class ParameterGradient(DPSinkhorn):
     def _checked(
         self, client: int, record: RecordDict, asked: str, expected: tuple[int, ...]
     ) -> Tensor:
-        """The gradient of one client, if it is finite and of the weights that it was sent."""
+        """The gradient of one client, (1, P), if it is finite and of the weights it was sent."""
         try:
             gradient = ParameterReply.from_record(record).gradient
         except ValueError as error:
             raise ClientError(f"While {asked}, client {client} answered: {error}") from error
-        if tuple(gradient.shape) != expected or not bool(gradient.isfinite().all()):
+        if tuple(gradient.shape) != expected[1:] or not bool(gradient.isfinite().all()):
             raise ClientError(
                 f"While {asked}, client {client} answered with a gradient of shape "
-                f"{tuple(gradient.shape)}; expected finite values of shape {expected}."
+                f"{tuple(gradient.shape)}; expected finite values of shape {expected[1:]}."
             )
-        return gradient
+        return gradient.unsqueeze(0)
