@@ -153,6 +153,7 @@ def test_the_rows_differ_in_what_their_names_say() -> None:
         "dp_sinkhorn_celeba": {"m": 0.0, "lam": 5.0, "rows": 10, "history": 3},
         "parameter_gradient_mnist": {
             "name": "parameter_gradient",
+            "schedule": "joint",
             "m": 0.0,
             "p": 0.0,
             "bound": 1.0,
