@@ -1,22 +1,28 @@
-"""Who solves a transport problem: this package, GeomLoss or KeOps.
+"""Who solves a transport problem: this package, GeomLoss or KeOps; and who clips in the weights.
 
 `strategy.backend` chooses for the batches of `clip=batch` and in local mode (first table). It does
-not for the potentials of `clip=record` (second), nor where a capacity fixes the work (third).
+not for the potentials of `clip=record` (second), nor where a capacity fixes the work (third). The
+fourth has the clipped sum of `strategy=parameter_gradient clip=record`, Opacus' and ours.
 Run with `FEDSINK_COMPILE=0 OMP_NUM_THREADS=1 python benchmarks/backends.py [--repeats 15]`; KeOps
-compiles for a minute or two before it is measured. `--large native|geomloss|keops` solves one
-problem of 6000 points and prints the memory that it took.
+compiles for a minute or two before it is measured. `--large native|geomloss|keops [6000]` solves
+one problem of so many points on each side and prints the memory that it took.
 """
 
 from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Callable
+from copy import deepcopy
 
 import torch
 from interleaved import alike, arguments, medians, milliseconds, table
+from opacus import GradSampleModule
 from published import LAMBDA, images
 from torch import Tensor
 
+from fedsink.models import Generator, build
+from fedsink.models.pullback import flat_weights, pullback
 from fedsink.strategies.self_term import POTENTIAL_SOLVER
 from fedsink.transport import (
     BACKENDS,
@@ -31,6 +37,7 @@ from fedsink.transport import (
     by_backend,
     transport_gradient,
 )
+from fedsink.transport.record_clip import clipped_pullback, row_weights
 
 CENTRAL, LOCAL = ConvergedSolver(), ConvergedSolver(max_iterations=30, tolerance=2e-2)
 EXACT = ConvergedSolver(max_iterations=20_000, tolerance=1e-9)
@@ -120,15 +127,87 @@ def fixed_work(repeats: int) -> None:
     table(["records", *(f"{kind}, ms" for kind in clouds), "ratio"], rows)
 
 
-def large(backend: str) -> None:
-    x, y = (torch.rand(6000, 36, generator=torch.Generator().manual_seed(n)) for n in range(2))
+def in_the_weights(repeats: int) -> None:
+    """Σ_j clip(Jᵀg_j, Δ) at n rows of one class: ours record by record, Opacus' in one batch."""
+    pictures = (1, 28, 28)
+    problems: dict[str, tuple[Generator, int, int]] = {
+        "perceptron, 8 × 8, 10 rows, 30 records": (
+            build("mlp", (1, 8, 8), 10, hidden=[128], batch_norm=False),
+            10,
+            30,
+        ),
+        "perceptron, 28 × 28, 20 rows, 60 records": (
+            build("mlp", pictures, 10, batch_norm=False),
+            20,
+            60,
+        ),
+        "convolutions, 28 × 28, 20 rows, 15 records": (build("conv", pictures, 10), 20, 15),
+    }
+    rows = []
+    for name, (network, n, m) in problems.items():
+        random = torch.Generator().manual_seed(3)
+        z = 2.0 * torch.rand(n, network.latent_dim, generator=random) - 1.0
+        y = torch.rand(m, *network.shape, generator=random).flatten(1)
+        runs = {"ours": record_by_record(network, z, y), "opacus": in_one_batch(network, z, y)}
+        taken = medians({who: alike(run) for who, run in runs.items()}, repeats)
+        apart = distance(runs["opacus"](), runs["ours"]())
+        ratio = taken["opacus"] / taken["ours"]
+        rows.append([name, *(f"{taken[who]:.1f}" for who in runs), f"{ratio:.2f}", apart])
+    print()
+    table(["clipped in the weights", "ours, ms", "Opacus, ms", "ratio", "Opacus ≠ ours"], rows)
+
+
+SOFT, BOUND = 5.0, 1.0
+"""λ and Δ of the fourth table."""
+
+
+def record_by_record(network: Generator, z: Tensor, y: Tensor) -> Callable[[], Tensor]:
+    labels, weights = torch.zeros(len(z), dtype=torch.int64), flat_weights(network).detach()
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            x = network(z, labels).flatten(1)
+        pull = pullback(network, weights, z, labels, lambda v: v.flatten(1))
+        return clipped_pullback(x, y, torch.zeros(len(z)), SOFT, BOUND, pull)
+
+    return run
+
+
+def in_one_batch(network: Generator, z: Tensor, y: Tensor) -> Callable[[], Tensor]:
+    """Every record has rows of its own, z generated once more; linear layers take them as one."""
+    n, m, network = len(z), len(y), deepcopy(network)
+    whole = network.name == "mlp"
+    module = GradSampleModule(network.layers if whole else network, loss_reduction="sum")
+    labels = torch.zeros(n, dtype=torch.int64)
+    inputs = torch.cat([z, network.one_hot(labels, z)], dim=1).expand(m, -1, -1)
+
+    def run() -> Tensor:
+        if whole:
+            x = torch.sigmoid(module(inputs))
+        else:
+            x = module(z.repeat(m, 1), labels.repeat(m)).flatten(1).unflatten(0, (m, n))
+        difference = x.detach() - y.unsqueeze(1)
+        w = row_weights(torch.zeros(n), difference.square().sum(-1).T, SOFT)
+        (x * w.T.unsqueeze(-1) * difference).sum().backward()
+        found = [p.grad_sample for p in module.parameters()]
+        if not whole:
+            found = [values.unflatten(0, (m, n)).sum(1) for values in found]
+        samples = torch.cat([values.flatten(1) for values in found], dim=1)
+        module.zero_grad(set_to_none=True)
+        return (samples * (BOUND / samples.norm(dim=1, keepdim=True)).clamp(max=1.0)).sum(0)
+
+    return run
+
+
+def large(backend: str, n: int) -> None:
+    x, y = (torch.rand(n, 36, generator=torch.Generator().manual_seed(seed)) for seed in range(2))
     pair = by_backend(backend, SquaredEuclidean(), AnnealedSolver())
     gradient(pair, x[:50], y[:50], 0.15)  # loads libraries, and compiles
     with open("/proc/self/statm") as file:  # resident now
         before = int(file.read().split()[1]) * resource.getpagesize() / 1024
     time = milliseconds(lambda: gradient(pair, x, y, 0.15))
     extra = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print(f"n = 6000, {backend}: {time / 1e3:.1f} s, at most {extra:.0f} MiB above the points")
+    print(f"n = {n}, {backend}: {time / 1e3:.1f} s, at most {extra:.0f} MiB above the points")
 
 
 def distance(values: Tensor, expected: Tensor) -> str:
@@ -138,12 +217,13 @@ def distance(values: Tensor, expected: Tensor) -> str:
 def main() -> None:
     if sys.argv[1:2] == ["--large"]:
         torch.set_num_threads(1)
-        large(sys.argv[2])
+        large(sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 6000)
         return
     repeats = arguments(__doc__, 15).repeats
     compared(repeats)
     potentials(10 * repeats)
     fixed_work(10 * repeats)
+    in_the_weights(repeats)
 
 
 if __name__ == "__main__":
