@@ -7,13 +7,20 @@ server's rows (`critic_totals`). The noise is the plan's: see `PrivacyPlan.relea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fedsink.models.critics import Adam, Critic, CriticTraining, wgan_gp_losses
+from fedsink.models.critics import (
+    Adam,
+    Critic,
+    CriticTraining,
+    LocalGenerator,
+    wgan_gp_losses,
+)
 from fedsink.privacy import Stream
 from fedsink.privacy.clips import ClipOfCritics
 from fedsink.privacy.randomness.noise import uniforms
@@ -35,7 +42,7 @@ class Parts:
         labels: (N + 1,) int64.
         starts: where each critic's part begins, (K·M,).
         sizes: records of each part, (K·M,).
-        holds: whether a part has records of a class, (K·M, L) bool.
+        holds: which classes each critic is asked about, those of its part, (K·M, L) bool.
     """
 
     critics: int
@@ -81,6 +88,14 @@ class Parts:
             sizes.to(device),
             holds.to(device),
         )
+
+    def asked(self, which: Tensor) -> Parts:
+        """The same parts, of which some critics are asked about no class; they train like all.
+
+        Args:
+            which: whether each critic is asked, (K·M,) bool.
+        """
+        return replace(self, holds=self.holds & which.to(self.holds.device).unsqueeze(1))
 
     def draw(self, uniform: Tensor) -> Tensor:
         """Places of own records, drawn with replacement by uniforms (K·M, …); N for empty parts."""
@@ -197,6 +212,7 @@ def critic_totals(
     parts: Parts,
     states: Sequence[CriticState],
     coins: Sequence[Stream],
+    local: LocalGenerator | None = None,
 ) -> tuple[Tensor, list[CriticState]]:
     """Train the critics of K clients for one round, and add up their clipped gradients.
 
@@ -211,6 +227,8 @@ def critic_totals(
         - Which operations run, on what shapes, depends on the numbers of clients, critics and
           records and on public values alone.
         - The given states are not changed.
+        - A local generator trains one critic, in its first round, on that critic's part alone; its
+          coins are drawn from the given ones, and nothing of it is left but the critic.
 
     Args:
         critic: the architecture.
@@ -220,6 +238,7 @@ def critic_totals(
         parts: the clients' records.
         states: one a client; they have been trained in equally many rounds.
         coins: one stream a client, of this round alone.
+        local: what critics are trained against before their first round.
 
     Returns:
         (K, n, D) float64, without noise, and each client's next state.
@@ -245,7 +264,11 @@ def critic_totals(
         torch.cat([state.adam.steps for state in states]),
     )
     shown = [pools[key] for key in keys]
-    _train(critic, training, message.rate, parts, shown, rounds.pop(), weights, adam, coins)
+    lesson = _Lesson(critic, training, message.rate, parts, weights, adam)
+    before = rounds.pop()
+    if local is not None and not before:
+        _warm_up(lesson, local, coins)
+    _train(lesson, shown, before, coins)
     gradients = _gradients(critic, weights, message, parts)
     totals = clip.total(gradients.unflatten(0, (len(states), parts.critics)))
     size = parts.critics
@@ -257,51 +280,114 @@ def critic_totals(
     return totals, trained
 
 
-def _train(
-    critic: Critic,
-    training: CriticTraining,
-    rate: float,
-    parts: Parts,
-    shown: Sequence[Fakes],
-    trained: int,
-    weights: Tensor,
-    adam: Adam,
-    coins: Sequence[Stream],
-) -> None:
-    """The round's steps, in place.
+@dataclass(frozen=True)
+class _Lesson:
+    """K·M critics that are trained together in a round, in place.
 
-    One draw of uniforms a client: record, fake row, midpoint, and another label where one is used.
+    Attributes:
+        critic: their architecture.
+        training: how they are trained.
+        rate: learning rate of the round.
+        parts: what each learns from.
+        weights: (K·M, W).
+        adam: the optimiser's state.
     """
-    steps, batch = training.steps_after(trained), training.batch
-    if not steps:
-        return
-    mismatched = training.mismatch > 0.0 and critic.classes > 1
-    kinds = 4 if mismatched else 3
-    counts = [kinds * steps * parts.critics * batch] * len(coins)
-    drawn = uniforms(coins, counts).reshape(len(coins), kinds, parts.critics, steps, batch)
-    record, fake, share, *other = drawn.to(weights.device).transpose(0, 1).flatten(1, 2)
-    chosen = parts.draw(record)
-    labels = parts.labels[chosen]
-    others = [_other_labels(labels, uniform, critic.classes) for uniform in other]
-    partners, rows = _partners(critic.classes, parts.critics, shown, fake, labels)
-    active = parts.sizes > 0
-    weights.requires_grad_(True)
-    for step in range(steps):
-        losses = wgan_gp_losses(
-            critic,
-            weights,
-            rows[partners[:, step]],
-            parts.records[chosen[:, step]],
-            share[:, step],
-            labels[:, step],
+
+    critic: Critic
+    training: CriticTraining
+    rate: float
+    parts: Parts
+    weights: Tensor
+    adam: Adam
+
+    @property
+    def mismatched(self) -> bool:
+        """Whether the critics see records under another label too."""
+        return self.training.mismatch > 0.0 and self.critic.classes > 1
+
+    def step(self, chosen: Tensor, fakes: Tensor, shares: Tensor, other: Tensor | None) -> None:
+        """One step of each critic on its own B pairs.
+
+        Args:
+            chosen: places of its records, (K·M, B).
+            fakes: what each is paired with, (K·M, B, D).
+            shares: of the fakes in the midpoints, (K·M, B).
+            other: uniforms that choose other labels, (K·M, B); None: there are none.
+        """
+        training, labels = self.training, self.parts.labels[chosen]
+        losses = partial(
+            wgan_gp_losses,
+            self.critic,
+            fakes=fakes,
+            records=self.parts.records[chosen],
+            shares=shares,
+            labels=labels,
             penalty=training.penalty,
             drift=training.drift,
             mismatch=training.mismatch,
-            others=others[0][:, step] if others else None,
+            others=None if other is None else _other_labels(labels, other, self.critic.classes),
         )
-        (gradient,) = torch.autograd.grad(losses.sum(), weights)
-        adam.step(weights, gradient, rate, active)
-    weights.requires_grad_(False)
+        self.descend(losses, self.weights, self.adam)
+
+    def descend(self, losses: Callable[[Tensor], Tensor], weights: Tensor, adam: Adam) -> None:
+        """One step of each row on its own loss; those of critics without records stay."""
+        weights.requires_grad_(True)
+        (gradient,) = torch.autograd.grad(losses(weights).sum(), weights)
+        weights.requires_grad_(False)
+        active = self.parts.sizes > 0
+        adam.step(weights, gradient, self.rate, active)
+
+
+def _train(lesson: _Lesson, shown: Sequence[Fakes], trained: int, coins: Sequence[Stream]) -> None:
+    """The round's steps.
+
+    One draw of uniforms a client: record, fake row, midpoint, and another label where one is used.
+    """
+    training, parts, classes = lesson.training, lesson.parts, lesson.critic.classes
+    steps, batch = training.steps_after(trained), training.batch
+    if not steps:
+        return
+    kinds = 3 + lesson.mismatched
+    counts = [kinds * steps * parts.critics * batch] * len(coins)
+    drawn = uniforms(coins, counts).reshape(len(coins), kinds, parts.critics, steps, batch)
+    record, fake, share, *other = drawn.to(lesson.weights.device).transpose(0, 1).flatten(1, 2)
+    chosen = parts.draw(record)
+    partners, rows = _partners(classes, parts.critics, shown, fake, parts.labels[chosen])
+    for t in range(steps):
+        fakes = rows[partners[:, t]]
+        lesson.step(chosen[:, t], fakes, share[:, t], other[0][:, t] if other else None)
+
+
+def _warm_up(lesson: _Lesson, local: LocalGenerator, coins: Sequence[Stream]) -> None:
+    """Train each critic against a generator of its own, which is thrown away behind it.
+
+    The warm start of Chen, Orekondy, Fritz 2020: a step of the generators follows as many of the
+    critics as a round has. One draw of uniforms a client for each step of the generators: record,
+    midpoint, another label where one is used, and latents, of the critics' steps and of its own.
+    """
+    training, parts = lesson.training, lesson.parts
+    streams = [coin.child("warm start") for coin in coins]
+    started = torch.stack([local.initial(stream) for stream in streams])
+    generators = started.to(lesson.weights.device).repeat_interleave(parts.critics, 0)
+    adam = Adam.start(generators)
+    kinds, steps, batch = 2 + lesson.mismatched + local.latent, training.steps + 1, training.batch
+    counts = [kinds * steps * parts.critics * batch] * len(coins)
+    for _ in range(training.warm_generator):
+        drawn = uniforms(streams, counts).reshape(len(coins), kinds, parts.critics, steps, batch)
+        drawn = drawn.to(generators.device).transpose(0, 1).flatten(1, 2)
+        (record, share, *other), latents = drawn[: -local.latent], drawn[-local.latent :]
+        chosen, latents = parts.draw(record), latents.movedim(0, -1)
+        labels = parts.labels[chosen]
+        for t in range(training.steps):
+            fakes = local.points(generators, latents[:, t], labels[:, t])
+            lesson.step(chosen[:, t], fakes, share[:, t], other[0][:, t] if other else None)
+
+        z, of = latents[:, -1], labels[:, -1]
+
+        def losses(weights: Tensor, z: Tensor = z, of: Tensor = of) -> Tensor:
+            return -lesson.critic.scores(lesson.weights, local.points(weights, z, of), of).mean(1)
+
+        lesson.descend(losses, generators, adam)
 
 
 def _other_labels(labels: Tensor, uniform: Tensor, classes: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsink.clients.answer import BatchedAnswer, Task, check_classes
 from fedsink.clients.central import CentralAnswer
-from fedsink.clients.critic import CriticMessage, CriticState, Fakes, critic_totals
+from fedsink.clients.critic import CriticMessage, CriticState, Fakes, Parts, critic_totals
 from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Pool
 from fedsink.clients.states import State
@@ -70,7 +70,7 @@ class CriticAnswer(CentralAnswer, BatchedAnswer):
         critics, training = self.request.critics, self.request.critics.training
         policy.check_limit("maximum_critics", training.critics, "critics")
         policy.check_limit("maximum_critic_width", critics.hidden, "units in a critic's layer")
-        steps = training.steps_after(0)
+        steps = training.first_steps
         policy.check_limit("maximum_critic_steps", steps, "steps for its critics' first round")
 
     def check_data(self, data: DataSpec) -> None:
@@ -107,14 +107,17 @@ def critic_gradients(
     """Train the critics of K clients for one round; the noised sum of their gradients, (K, n, D).
 
     Each client releases Σ_m clip(∂D_m/∂X, C) + N(0, (2Cσ)² I) over its M critics, each of which
-    has been trained on its own part of the records; see `critic_totals`. A request that spreads
-    the noise over n clients gets the n-th part of its variance (`NoiseShare`).
+    has been trained on its own part of the records; see `critic_totals`. With a rate q < 1 the sum
+    is over the critics that are asked, each with probability q, and all are trained. A request that
+    spreads the noise over n clients gets the n-th part of its variance (`NoiseShare`).
 
     Guarantees:
         - A reply depends on private data only through the total that is noised, which one part of
           the records moves by at most the clip's sensitivity.
         - Its shape depends on the request alone; a client without records answers like any other.
         - Under the user adjacency all records of a user belong to one critic.
+        - Which critics are asked is drawn for each round and client by coins that nothing else is
+          drawn from, and moves neither the states nor the operations that run.
         - The state after the round is remembered, and is no part of what is returned.
 
     Args:
@@ -145,14 +148,23 @@ def critic_gradients(
         critics.training,
         clip,
         _shown(request, parts.records.device),
-        parts,
+        _asked(request, parts, tasks),
         _sharing_fakes(states),
         [task.stream("critic", request.round) for task in tasks],
+        critics.local_generator(critic),
     )
     for state, place in zip(trained, kept, strict=True):
         place.put(request.round, state.to_tensors())
     noise = [task.stream("noise", request.round) for task in tasks]
     return request.own_plan.release_each(totals, noise)
+
+
+def _asked(request: CriticRequest, parts: Parts, tasks: Sequence[Task]) -> Parts:
+    """The parts, of which the critics that this round's coins choose are asked."""
+    if request.plan.rate == 1.0:
+        return parts
+    coins = [task.stream("sample", request.round) for task in tasks]
+    return parts.asked(request.plan.sampler.draw_each([parts.critics] * len(tasks), coins))
 
 
 def architecture(request: CriticRequest) -> Critic:

@@ -35,7 +35,8 @@ fedsink uses for its own claims, rdp-classic the one of the DP-Sinkhorn paper.
     + ", ".join(ACCOUNTANTS)
     + """; all that apply unless given
 
-clip=critic is the account of strategy=gs_wgan: nothing is sampled, so rate is 1 and left out.
+clip=critic is the account of strategy=gs_wgan. rate is the probability with which a critic is
+asked in a round, in secret; left out it is 1, and nothing is assumed to be secret.
 
   turns=P         clients answer in turn, each in ⌈rounds/P⌉ rounds
   critics=M       of a client (default 1); matters under client

@@ -56,9 +56,10 @@ mode=central  σ is solved from eps, rate and rounds. clip=record, clip=batch or
   Gaussian    Φ⁻¹(TPR) − Φ⁻¹(FPR) against μ = √rounds/σ: exact at rate 1, finds small faults.
   1 run       each of `canaries` records is in by a toss; Steinke, Nasr, Jagielski (2023),
               Theorem 5.2. Weak with clip=batch, where all canaries share one bound.
-clip=critic   the critics of strategy=gs_wgan, at rate 1: adjacency=add-remove, replace-one, user or
-              client. A change of one critic's records turns its gradient round, all 2C. Runs are
-              told apart along the known difference, and along a direction that half of them show.
+clip=critic   the critics of strategy=gs_wgan, each asked with probability `rate` (default 1):
+              adjacency=add-remove, replace-one, user or client. A change of one critic's records
+              turns its gradient round, all 2C. Runs are told apart along the known difference,
+              and along a direction that half of them show.
 mode=ldp      uploads of two records a diameter apart; mechanism=laplace or mechanism=gaussian.
 
 Example: fedsink audit mode=central eps=1 rate=1 clip=batch

@@ -173,7 +173,10 @@ def _promise(stated: dict[str, Any]) -> list[tuple[str, str, str]]:
     if stated.get("model") == "central" and epsilon is not None:
         if stated.get("capacity") is None:
             without = stated.get("epsilon_unamplified")
-            remark = "against who learns which records were sampled"
+            sampled = (
+                "critics were asked" if stated.get("clip") == "critic" else "records were sampled"
+            )
+            remark = f"against who learns which {sampled}"
             entries.append(("ε without amplification", number(without), remark))
         else:
             remark = f"in δ; at most {number(stated['capacity'])} records a batch"

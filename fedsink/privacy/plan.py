@@ -14,7 +14,7 @@ from fedsink.privacy import checks, domain
 from fedsink.privacy.accounting.accountants import check_accountant
 from fedsink.privacy.accounting.calibration import sigma_for, uses_for
 from fedsink.privacy.accounting.cost import Cost
-from fedsink.privacy.adjacency import ADD_REMOVE, REPLACE_ONE, describe, unit_of
+from fedsink.privacy.adjacency import ADD_REMOVE, describe, unit_of
 from fedsink.privacy.clips import Clip, clip_from_dict
 from fedsink.privacy.mechanisms.clipped_gaussian import ClippedGaussian
 from fedsink.privacy.randomness.noise import Stream
@@ -40,11 +40,15 @@ class PrivacyPlan:
     rounds. Clients hold disjoint records and run identical plans, so the run's ε is one
     client's. Source: Cao et al. 2021, Algorithm 1 (its noise 2Δσ, not Theorem 4.1's Δσ).
 
+    With a `CriticClip` no records are sampled: every critic is trained in every round, and q is the
+    probability with which it is asked.
+
     The guarantee needs the sample to stay secret; `epsilon_unamplified` is what is left otherwise.
 
     Guarantees:
         - The noise's standard deviation is the multiplier times the sensitivity the clip states.
-        - The event has the sampler's rate, the noise's multiplier and the schedule's uses.
+        - The event has the sampler's rate, the noise's multiplier and the schedule's uses; that of
+          critics is unsampled, whatever their rate.
         - Under the client adjacency the event is unsampled and counts every round that the client
           answers.
         - ε is stated under the plan's adjacency, and no other adjacency costs the same by accident:
@@ -58,7 +62,7 @@ class PrivacyPlan:
         rate: q in (0, 1].
         noise_multiplier: σ = noise std / sensitivity, > 0.
         rounds: T ≥ 1.
-        clip: `BatchClip`, `RecordClip`, or with rate 1 `CriticClip` or `RowClip`.
+        clip: `BatchClip`, `RecordClip`, `CriticClip`, or with rate 1 `RowClip`.
         schedule: `JointSchedule`, `ClassSchedule`, `TurnSchedule` or `PickSchedule`.
         delta: δ in (0, 1).
         adjacency: ``"add-remove"`` (zero-out or add-remove of one labelled record at one client),
@@ -231,7 +235,7 @@ class PrivacyPlan:
         `epsilon_after` itself.
         """
         cost, left = self.cost, checks.count("rounds", rounds, minimum=0) < self.rounds
-        if left and rounds and self.adjacency != REPLACE_ONE:
+        if left and rounds and not cost.by_pairs(self.rate):
             uses = cost.uses(rounds)
             quick = cost.quick_bound(self.rate, self.noise_multiplier, uses, self.delta)
             return min(quick, self.epsilon(accountant))
@@ -310,7 +314,7 @@ class PrivacyPlan:
 
         Args:
             rate: q in (0, 1].
-            clip: `BatchClip`, `RecordClip`, or with rate 1 `CriticClip` or `RowClip`.
+            clip: `BatchClip`, `RecordClip`, `CriticClip`, or with rate 1 `RowClip`.
             schedule: `JointSchedule`, `ClassSchedule`, `TurnSchedule` or `PickSchedule`.
             delta: δ in (0, 1).
             eps: Target ε of the whole run under `adjacency`; the plan costs at most this much.

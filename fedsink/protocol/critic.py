@@ -14,7 +14,13 @@ from torch import Tensor
 
 from fedsink.data.views import View
 from fedsink.errors import ConfigError
-from fedsink.models.critics import ConvolutionCritic, Critic, CriticTraining, PerceptronCritic
+from fedsink.models.critics import (
+    ConvolutionCritic,
+    Critic,
+    CriticTraining,
+    LocalGenerator,
+    PerceptronCritic,
+)
 from fedsink.privacy import CentralPlan, Stream, checks, domain, plan_from_dict
 from fedsink.protocol.gradient import check_rows, check_use
 from fedsink.protocol.records import pack, table, unpack
@@ -34,6 +40,7 @@ _DOMAIN = {"lr": domain.CRITIC_RATE, "penalty": domain.CRITIC_PENALTY, "drift": 
 _COUNTS = {
     "steps": domain.CRITIC_STEPS,
     "warm": domain.CRITIC_WARM,
+    "warm_generator": domain.CRITIC_WARM_GENERATOR,
     "batch": domain.CRITIC_BATCH,
     "history": domain.CRITIC_HISTORY,
 }
@@ -48,7 +55,8 @@ class Critics:
         classes: L, number of public classes.
         kind: "perceptron" on the coordinates of the view, or "convolution" on pixels.
         hidden: width of a perceptron's layers, or features of the first convolution.
-        scale: what a perceptron divides coordinates by, about the norm of a record's.
+        scale: what a perceptron divides coordinates by, about the norm of a record's; a local
+            generator multiplies by it.
         seed: of the initial weights, which every critic of every client starts with.
 
     Raises:
@@ -75,7 +83,7 @@ class Critics:
             interval.check(getattr(self.training, name))
         for name, interval in _COUNTS.items():
             interval.check_count(getattr(self.training, name))
-        pairs = self.training.critics * self.training.batch * self.training.steps_after(0)
+        pairs = self.training.critics * self.training.batch * self.training.first_steps
         if pairs > MOST_PAIRS:
             raise ConfigError(
                 f"The critics of a client would see {pairs} pairs in the first round, where "
@@ -86,20 +94,28 @@ class Critics:
         """The architecture on records in a view.
 
         Raises:
-            ValueError: it does not fit the view, or all critics have more than `MOST_WEIGHTS`.
+            ValueError: it does not fit the view, or all critics, or all their local generators,
+                have more than `MOST_WEIGHTS`.
         """
         critic: Critic
         if self.kind == CONVOLUTION:
             critic = ConvolutionCritic(view, self.classes, self.hidden)
         else:
             critic = PerceptronCritic(view.dimension, self.classes, self.hidden, self.scale)
-        weights = self.training.critics * critic.size
+        local = self.local_generator(critic)
+        weights = self.training.critics * max(critic.size, 0 if local is None else local.size)
         if weights > MOST_WEIGHTS:
             raise ConfigError(
-                f"The critics of a client would have {weights} weights, where {MOST_WEIGHTS} is "
-                "the most: choose fewer or narrower ones."
+                f"The critics of a client, or their local generators, would have {weights} "
+                f"weights, where {MOST_WEIGHTS} is the most: choose fewer or narrower ones."
             )
         return critic
+
+    def local_generator(self, critic: Critic) -> LocalGenerator | None:
+        """What each critic is trained against before its first round; None: nothing."""
+        if not self.training.warm_generator:
+            return None
+        return LocalGenerator(critic.dimension, self.classes, self.scale)
 
     @property
     def initial(self) -> Stream:

@@ -139,13 +139,16 @@ class Charged:
         id: of its reservation.
         multiplier: σ of its Gaussian event, against all that one unit contributes to a use; 0 for
             another one.
-        rate: of the event; 1 where nothing is sampled.
+        rate: of the event, or at which critics are asked; 1 where nothing is sampled.
+        critics: whether critics answered: one that is asked in secret adds half of what σ is
+            stated against.
         epsilon, delta: charged by now; None under the filter and where there is no ceiling.
     """
 
     id: int
     multiplier: float
     rate: float
+    critics: bool
     epsilon: float | None
     delta: float
 
@@ -412,7 +415,8 @@ class History:
             if plan.epsilon is None or not plan.multiplier:
                 continue
             if plan.rate < 1.0:
-                least = sampled_epsilon(plan.rate, plan.multiplier, uses[id], plan.delta)
+                against = 2 * plan.multiplier if plan.critics else plan.multiplier
+                least = sampled_epsilon(plan.rate, against, uses[id], plan.delta)
                 assert least <= plan.epsilon, "a plan is charged less than its uses cost"
                 continue
             for square in (*(by_plan[id] for by_plan in shifts), uses[id] / plan.multiplier**2):
@@ -493,23 +497,28 @@ def _charges(database: Database) -> dict[Place, Charged]:
     """What every place was charged as."""
     rows = database.rows(
         "SELECT adjacency, name, claims.round, charged.id, charged.event, charged.epsilon,"
-        " charged.delta FROM claims JOIN runs ON claims.run = runs.id"
+        " charged.delta, charged.plan FROM claims JOIN runs ON claims.run = runs.id"
         " JOIN accounts ON account = accounts.id JOIN charged ON claims.reservation = charged.id"
     )
     return {
-        (adjacency, run, round): Charged(id, *_gaussian(event), epsilon, delta)
-        for adjacency, run, round, id, event, epsilon, delta in rows
+        (adjacency, run, round): Charged(id, *_gaussian(event, plan), epsilon, delta)
+        for adjacency, run, round, id, event, epsilon, delta, plan in rows
     }
 
 
 @lru_cache(maxsize=64)
-def _gaussian(event: str) -> tuple[float, float]:
-    """σ and sampling rate of uses of one Gaussian; σ = 0 where they are of something else."""
+def _gaussian(event: str, plan: str) -> tuple[float, float, bool]:
+    """σ and rate of uses of one Gaussian, and if of critics; σ = 0 where they are none."""
     fields, rate = json.loads(event), 1.0
     while fields.get("class") in ("SelfComposedDpEvent", "PoissonSampledDpEvent"):
         rate = fields.get("sampling_probability", rate)
         fields = fields["event"]
-    return (fields["noise_multiplier"] if fields["class"] == "GaussianDpEvent" else 0.0), rate
+    stated = json.loads(plan)
+    critics = stated.get("clip", {}).get("name") == "critic"
+    if critics and stated["adjacency"] != "client":
+        rate = stated["rate"]  # their event is not amplified, and their ε is
+    sigma = fields["noise_multiplier"] if fields["class"] == "GaussianDpEvent" else 0.0
+    return sigma, rate, critics
 
 
 def _uses(adjacency: str, counts: Counter[int | None]) -> int:

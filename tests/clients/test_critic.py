@@ -24,7 +24,13 @@ from fedsink.clients.critic import (
     critic_totals,
 )
 from fedsink.data.views import PixelView
-from fedsink.models.critics import Adam, ConvolutionCritic, CriticTraining, PerceptronCritic
+from fedsink.models.critics import (
+    Adam,
+    ConvolutionCritic,
+    CriticTraining,
+    LocalGenerator,
+    PerceptronCritic,
+)
 from fedsink.privacy import CriticClip, RowClip, Stream
 from fedsink.privacy.clips import ClipOfCritics
 
@@ -36,6 +42,8 @@ CRITIC = PerceptronCritic(D, CLASSES, hidden=6, scale=1.0)
 PICTURES = ConvolutionCritic(PixelView((1, 2, 2)), CLASSES, features=2)
 TRAINING = CriticTraining(CRITICS, steps=2, warm=3, batch=3, history=2)
 MATCHING = replace(TRAINING, mismatch=0.5)
+WARMED = replace(TRAINING, warm_generator=3)
+LOCAL = LocalGenerator(D, CLASSES, scale=3.0)
 CLIP = CriticClip(0.7, CRITICS)
 
 
@@ -69,7 +77,10 @@ def totals(
     parts = Parts.deal(shards, critics, CLASSES)
     for t in range(rounds):
         coins = [Stream(b"test", "coins", client, t) for client in range(len(shards))]
-        total, states = critic_totals(critic, training, clip, message(t), parts, states, coins)
+        local = LOCAL if training.warm_generator else None
+        total, states = critic_totals(
+            critic, training, clip, message(t), parts, states, coins, local
+        )
     return total, states
 
 
@@ -176,16 +187,21 @@ def hostile(draw: st.DrawFn) -> CriticState:
 
 
 @settings(max_examples=150)
-@given(parts(), parts(), hostile(), hostile(), st.sampled_from([1e-20, 0.7, 1e9]))
+@given(
+    parts(), parts(), hostile(), hostile(), st.sampled_from([1e-20, 0.7, 1e9]), st.booleans()
+)  # fmt: skip
 def test_two_totals_that_differ_in_one_part_and_state_are_within_the_sensitivity(
-    part, other_part, state, other_state, bound
+    part, other_part, state, other_state, bound, warmed
 ):
+    """In the first round, behind a warm start, or in a later one."""
     clip = CriticClip(bound, CRITICS)
     rest = tuple(values[shard()[2] % CRITICS != 0] for values in shard())
+    training = WARMED if warmed else TRAINING
 
     def total(own: Shard, own_state: CriticState) -> Tensor:
         joined = tuple(torch.cat(pair) for pair in zip(own, rest, strict=True))
-        return totals([joined], [own_state], clip=clip)[0]
+        own_state = replace(own_state, rounds=0) if warmed else own_state
+        return totals([joined], [own_state], clip=clip, training=training)[0]
 
     one, other = total(part, state), total(other_part, other_state)
     assert bool(one.isfinite().all())
@@ -251,9 +267,10 @@ def test_with_clipped_rows_no_part_and_state_exceed_the_sensitivity_of_all_of_th
     assert square(one, other) <= 4 * ROWS * Fraction(bound) ** 2
 
 
+@pytest.mark.parametrize("training", [TRAINING, WARMED], ids=["plain", "warmed"])
 @pytest.mark.parametrize("critic", [CRITIC, PICTURES], ids=["perceptron", "convolution"])
 @pytest.mark.parametrize("change", ["absent", "replaced", "relabelled", "not finite", "added"])
-def test_no_record_moves_another_critic(change, critic):
+def test_no_record_moves_another_critic(change, critic, training):
     """Bit by bit, over several rounds: not the states, and so not what is added up."""
     records, labels, slots = shard()
     place = 8
@@ -275,7 +292,9 @@ def test_no_record_moves_another_critic(change, critic):
         kinds[place] = (kinds[place] + (change == "relabelled")) % CLASSES
         other = (values, kinds, slots)
     moved = 103 % CRITICS if change == "added" else place % CRITICS
-    states = [totals([s], rounds=3, critic=critic)[1][0] for s in (shard(), other)]
+    states = [
+        totals([s], rounds=3, critic=critic, training=training)[1][0] for s in (shard(), other)
+    ]
     same = torch.arange(CRITICS) != moved
     assert not torch.equal(states[0].weights[moved], states[1].weights[moved])
     for name in ("weights", "adam.mean", "adam.square", "adam.steps"):
@@ -308,8 +327,9 @@ def test_a_class_that_one_part_alone_has_is_asked_of_no_other_critic():
     assert bool((others[0, message().row_labels == 2] == 0).all())
 
 
-def test_without_records_the_total_is_zero_and_nothing_is_learned():
-    total, [state] = totals([shard(0)], rounds=3)
+@pytest.mark.parametrize("training", [TRAINING, WARMED], ids=["plain", "warmed"])
+def test_without_records_the_total_is_zero_and_nothing_is_learned(training):
+    total, [state] = totals([shard(0)], rounds=3, training=training)
     assert torch.equal(total, torch.zeros(1, ROWS, D, dtype=torch.float64))
     assert torch.equal(state.weights, start().weights)
     assert not state.adam.steps.any()
@@ -329,7 +349,11 @@ def test_the_total_is_the_sum_of_the_critics_clipped_gradients():
     torch.testing.assert_close(total[0], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("training", [TRAINING, MATCHING], ids=["plain", "matching"])
+@pytest.mark.parametrize(
+    "training",
+    [TRAINING, MATCHING, replace(MATCHING, warm_generator=2)],
+    ids=["plain", "matching", "warmed"],
+)
 @pytest.mark.parametrize("size", [3, 200])  # of less than one batch, and of more than all
 def test_the_operations_do_not_depend_on_how_records_are_dealt(
     operations: Operations, training: CriticTraining, size: int
@@ -345,39 +369,131 @@ def test_the_operations_do_not_depend_on_how_records_are_dealt(
             coins = [Stream(b"test")]
 
             def ask(dealt: Parts = dealt, coins: list[Stream] = coins) -> object:
-                return critic_totals(CRITIC, training, CLIP, message(), dealt, [start()], coins)
+                local = LOCAL if training.warm_generator else None
+                return critic_totals(
+                    CRITIC, training, CLIP, message(), dealt, [start()], coins, local
+                )
 
             seen.append(operations(ask))
     assert all(each == seen[0] for each in seen)
     assert len(seen[0]) > 100
 
 
+def test_a_critic_that_is_not_asked_answers_zero_and_is_trained_all_the_same():
+    dealt, which = Parts.deal([shard(), shard(9, 1)], CRITICS, CLASSES), torch.arange(10) % 3 == 0
+    coins = [Stream(b"test", client) for client in range(2)]
+    (every, states), (some, of_some) = (
+        critic_totals(CRITIC, TRAINING, CLIP, message(), parts, [start(), start()], coins_again)
+        for parts, coins_again in (
+            (dealt, coins),
+            (dealt.asked(which), [Stream(b"test", client) for client in range(2)]),
+        )
+    )
+    for state, other in zip(states, of_some, strict=True):
+        for name, value in state.to_tensors().items():
+            assert torch.equal(value, other.to_tensors()[name])
+    for client in range(2):
+        own = slice(client * CRITICS, (client + 1) * CRITICS)
+        alone = [
+            critic_totals(
+                CRITIC, TRAINING, CLIP, message(), dealt.asked(torch.arange(10) == m),
+                [start(), start()], [Stream(b"test", client) for client in range(2)],
+            )[0][client]
+            for m in range(10)[own]
+        ]  # fmt: skip
+        for total, asked in ((every, torch.ones(10, dtype=torch.bool)), (some, which)):
+            wanted = sum(g for g, a in zip(alone, asked[own], strict=True) if a)
+            torch.testing.assert_close(total[client], wanted)
+
+
 # Cohorts and states
 
 
+@pytest.mark.parametrize("training", [TRAINING, WARMED], ids=["plain", "warmed"])
 @pytest.mark.parametrize("critic", [CRITIC, PICTURES], ids=["perceptron", "convolution"])
-def test_clients_in_one_batch_give_what_each_gives_alone(critic):
+def test_clients_in_one_batch_give_what_each_gives_alone(critic, training):
     shards = [shard(17), shard(0), shard(5, 1), shard(30, 2)]
-    together, states = totals(shards, rounds=3, critic=critic)
+    together, states = totals(shards, rounds=3, critic=critic, training=training)
     for client, own in enumerate(shards):
         dealt, state = Parts.deal([own], CRITICS, CLASSES), start(critic)
         for t in range(3):
             coins = [Stream(b"test", "coins", client, t)]
             alone, [state] = critic_totals(
-                critic, TRAINING, CLIP, message(t), dealt, [state], coins
-            )
+                critic, training, CLIP, message(t), dealt, [state], coins,
+                LOCAL if training.warm_generator else None,
+            )  # fmt: skip
         torch.testing.assert_close(together[client], alone[0], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(states[client].weights, state.weights, rtol=1e-4, atol=1e-5)
 
 
-def test_the_same_coins_give_the_same_bits_and_other_coins_do_not():
-    again = [totals([shard()], rounds=2)[0] for _ in range(2)]
+@pytest.mark.parametrize("training", [TRAINING, WARMED], ids=["plain", "warmed"])
+def test_the_same_coins_give_the_same_bits_and_other_coins_do_not(training):
+    again = [totals([shard()], rounds=2, training=training)[0] for _ in range(2)]
     assert torch.equal(*again)
     dealt = Parts.deal([shard()], CRITICS, CLASSES)
     other = critic_totals(
-        CRITIC, TRAINING, CLIP, message(), dealt, [start()], [Stream(b"test", "other")]
-    )[0]
-    assert not torch.equal(other, totals([shard()])[0])
+        CRITIC, training, CLIP, message(), dealt, [start()], [Stream(b"test", "other")],
+        LOCAL if training.warm_generator else None,
+    )[0]  # fmt: skip
+    assert not torch.equal(other, totals([shard()], training=training)[0])
+
+
+# The warm start
+
+
+def test_a_local_generator_trains_critics_in_their_first_round_alone():
+    """A second round is the same with it and without it, and nothing of it is kept."""
+    plain, warmed = (totals([shard()], training=training) for training in (TRAINING, WARMED))
+    assert not torch.equal(plain[0], warmed[0])
+    assert warmed[1][0].to_tensors().keys() == plain[1][0].to_tensors().keys()
+    [steps] = {int(s) for s in warmed[1][0].adam.steps}
+    assert steps == TRAINING.steps_after(0) + 3 * TRAINING.steps
+    found = [totals([shard()], warmed[1], training=training)[0] for training in (TRAINING, WARMED)]
+    assert torch.equal(*found)
+
+
+def test_the_coins_of_a_warm_start_are_the_clients_and_the_rounds():
+    """Critics of equal records, at one client or two, differ in nothing but their coins."""
+    alike = (torch.ones(4, D), torch.zeros(4, dtype=torch.int64), torch.arange(4))
+    parts = Parts.deal([alike, alike], 2, CLASSES)
+    # Against one row of the server's, without midpoints, a step is the same whatever the coins.
+    training = replace(WARMED, critics=2, warm=0, penalty=0.0)
+    shown = replace(message(), fakes=torch.zeros(1, D), fake_labels=torch.zeros(1).long())
+    coins = [Stream(b"test", client) for client in (0, 1)]
+    _, states = critic_totals(
+        CRITIC, training, CriticClip(0.7, 2), shown, parts,
+        [start(critics=2), start(critics=2)], coins, LOCAL,
+    )  # fmt: skip
+    rows = torch.cat([state.weights for state in states])
+    assert len({tuple(row.tolist()) for row in rows}) == 4
+
+
+def test_a_local_generator_learns_its_critics_records_by_class():
+    """Each class at a corner of its own, and each critic's further out than the last one's."""
+    labels, slots = torch.arange(90) % CLASSES, torch.arange(90) // CLASSES % 3
+    records = 2.0 * (1.0 + slots.unsqueeze(1)) * torch.eye(CLASSES, D)[labels]
+    made: list[tuple[Tensor, Tensor]] = []
+
+    class Listening(LocalGenerator):
+        def points(self, weights: Tensor, uniform: Tensor, labels: Tensor) -> Tensor:
+            made.append((super().points(weights, uniform, labels).detach(), labels))
+            return super().points(weights, uniform, labels)
+
+    training = CriticTraining(3, steps=3, warm=0, batch=12, warm_generator=300)
+    parts = Parts.deal([(records, labels, slots)], 3, CLASSES)
+    critic_totals(
+        PerceptronCritic(D, CLASSES, hidden=16, scale=1.0), training, CriticClip(1.0, 3),
+        message(), parts, [start(PerceptronCritic(D, CLASSES, 16, 1.0), 3)], [Stream(b"test")],
+        Listening(D, CLASSES, scale=1.0),
+    )  # fmt: skip
+
+    def error(steps: list[tuple[Tensor, Tensor]]) -> Tensor:
+        wanted = [2.0 * (1.0 + torch.arange(3)).reshape(3, 1, 1) * torch.eye(CLASSES, D)[of]
+                  for _, of in steps]  # fmt: skip
+        gaps = [points - at for (points, _), at in zip(steps, wanted, strict=True)]
+        return torch.cat(gaps, 1).square().sum(-1).mean(1).sqrt()
+
+    assert bool((error(made[-80:]) < 0.5 * error(made[:4])).all())
 
 
 def test_clients_of_one_batch_keep_one_copy_of_the_fakes():

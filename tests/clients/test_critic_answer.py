@@ -71,7 +71,8 @@ Ask = Callable[..., CriticRequest]
 def request(round: int = 1, plan: Any = PLAN, run: str = "run", **critics: Any) -> CriticRequest:
     """One use at the tiny data; keywords are of the critics or their training."""
     random = torch.Generator().manual_seed(round)
-    training = {"critics": CRITICS, "steps": 2, "warm": 3, "batch": 3, "history": 2, "lr": 2e-3}
+    training = {"critics": CRITICS, "steps": 2, "warm": 3, "batch": 3, "history": 2, "lr": 2e-3,
+                "warm_generator": 0}  # fmt: skip
     for name in training.keys() & critics.keys():
         training[name] = critics.pop(name)
     return CriticRequest(
@@ -156,9 +157,11 @@ def test_a_policy_that_allows_critics_states_every_limit(
         (request(hidden=6), "maximum_critic_width"),
         (request(steps=3), "maximum_critic_steps"),
         (request(warm=4), "maximum_critic_steps"),
+        (request(warm=0, warm_generator=2), "maximum_critic_steps"),
         (request(plan=replace(PLAN, clip=CriticClip(0.51, CRITICS))), "maximum_clip_bound"),
         (request(plan=replace(PLAN, noise_multiplier=0.49)), "minimum_noise_multiplier"),
         (request(plan=replace(PLAN, rounds=100_001)), "maximum_rounds"),
+        (request(plan=replace(PLAN, rate=0.2, noise_multiplier=0.49)), "minimum_noise_multiplier"),
         (request(plan=replace(PLAN, delta=1e-3)), "budget.add-remove.delta"),
         (request(plan=replace(PLAN, adjacency="client")), "budget.client"),
         (replace(request(), share=2), "secure_aggregation"),
@@ -284,9 +287,10 @@ def changed(shard: Shard, places: list[int]) -> Shard:
     return Shard(images, labels, shard.users)
 
 
+@pytest.mark.parametrize("warmed", [0, 5])
 @pytest.mark.parametrize("adjacency", ["add-remove", "user"])
 def test_what_one_part_holds_moves_a_reply_by_at_most_the_sensitivity(
-    settings: NodeSettings, adjacency: str
+    settings: NodeSettings, adjacency: str, warmed: int
 ) -> None:
     """Noise of one seed is the same for both; the last round's states differ as well."""
     plan = replace(PLAN, adjacency=adjacency)
@@ -294,7 +298,7 @@ def test_what_one_part_holds_moves_a_reply_by_at_most_the_sensitivity(
     one = node_with(settings, records())
     two = node_with(settings, changed(records(), secret))
     for round in (1, 2, 3):
-        asked = request(round, plan, steps=6, lr=0.1)
+        asked = request(round, plan, steps=6, lr=0.1, warm_generator=warmed)
         distance = float(torch.linalg.vector_norm(replied(one, asked) - replied(two, asked)))
         assert 0.1 * plan.sensitivity < distance <= plan.sensitivity * (1 + 1e-6)
     three = node_with(settings, changed(records(), [1, 2, 3, 4, 8, 9, 12, 13]))
@@ -386,7 +390,8 @@ def clipped_total(shard: Shard) -> Tensor:
     return critic_totals(critic, training, CLIP, shown, parts, [state], [coins])[0][0]
 
 
-def test_each_purpose_and_round_has_numbers_of_its_own(settings: NodeSettings) -> None:
+@pytest.mark.parametrize("rate", [1.0, 0.4])
+def test_each_purpose_and_round_has_numbers_of_its_own(settings: NodeSettings, rate: float) -> None:
     """Noise that the coins of the training tell of would be no noise."""
     drawn: list[tuple[str, int, int]] = []
 
@@ -395,15 +400,69 @@ def test_each_purpose_and_round_has_numbers_of_its_own(settings: NodeSettings) -
             drawn.append((purpose, round, self.client))
             return super().stream(purpose, round, use)
 
-    for asked in (request(1), request(2)):
+    for asked in (request(t, replace(PLAN, rate=rate), warm_generator=1) for t in (1, 2)):
         tasks = []
         for client in (0, 1):
             node, answer = open_node(settings, client), critic_answer.CriticAnswer([asked])
             tasks.append(Listening(*node.task(answer, Admitted.unrecorded([b""]))))
         critic_answer.critic_gradients(asked, tasks, Pool([t.shard for t in tasks]), slice(0, 2))
-    wanted = {(purpose, t, k) for purpose in ("critic", "noise") for t in (1, 2) for k in (0, 1)}
+    purposes = ("critic", "noise") if rate == 1.0 else ("critic", "noise", "sample")
+    wanted = {(purpose, t, k) for purpose in purposes for t in (1, 2) for k in (0, 1)}
     assert len(drawn) == len(wanted)
     assert set(drawn) == wanted
+
+
+SECRET = replace(PLAN, rate=0.4, noise_multiplier=2.0**-40)
+"""Critics that are asked in secret, and next to no noise, to see which were."""
+
+
+def test_a_critic_that_is_not_asked_is_trained_as_if_it_were(settings: NodeSettings) -> None:
+    """No state remembers who was asked: bit by bit as at rate 1, whatever the coins."""
+    nodes = [(Node(settings, 0), replace(PLAN, rate=rate)) for rate in (0.4, 1.0)]
+    alike = []
+    for round in (1, 2, 3):
+        replies = [replied(node, request(round, plan, warm_generator=2)) for node, plan in nodes]
+        alike.append(torch.equal(*replies))
+    assert not all(alike)
+    states = [trained(node, request(3, plan, warm_generator=2)) for node, plan in nodes]
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name])
+
+
+def test_each_critic_is_asked_with_the_plans_rate_by_coins_of_its_own(
+    settings: NodeSettings,
+) -> None:
+    """The total is the sum of the gradients of those that the round's coins choose."""
+    node, counts = node_with(settings, records()), torch.zeros(CRITICS)
+    asked = request(1, SECRET, run="r", steps=0, warm=0)
+    critic = critic_answer.architecture(asked)
+    [weights] = critic.initial(asked.critics.initial).unsqueeze(0)
+    gradient = critic.gradients(weights.expand(1, -1), asked.rows[None], asked.row_labels[None])
+    one = CLIP.total(gradient.unsqueeze(0))[0]
+    for seed in range(150):
+        node = node_with(replace(settings, seed=seed), records())
+        coins = Node(replace(settings, seed=seed), 0)._key.stream("sample", client=0, round=1)
+        wanted = coins.uniform(CRITICS) < 0.4
+        counts += wanted
+        total = replied(node, asked).double()
+        torch.testing.assert_close(total, int(wanted.sum()) * one, rtol=1e-4, atol=1e-5)
+    assert float((counts / 150 - 0.4).abs().max()) < 4 * math.sqrt(0.24 / 150)
+
+
+def test_with_critics_asked_in_secret_a_part_moves_a_reply_by_at_most_the_sensitivity(
+    settings: NodeSettings,
+) -> None:
+    """Where the critic is asked, and not at all where it is not."""
+    distances = []
+    for seed in range(12):
+        own = replace(settings, seed=seed)
+        one, two = (node_with(own, s) for s in (records(), changed(records(), [1, 5, 9, 21])))
+        asked = request(1, SECRET, steps=6, lr=0.1)
+        distances.append(float(torch.linalg.vector_norm(replied(one, asked) - replied(two, asked))))
+        coins = Node(own, 0)._key.stream("sample", client=0, round=1)
+        assert (distances[-1] > 0.0) == bool(coins.uniform(CRITICS)[1] < 0.4)
+    assert max(distances) <= SECRET.sensitivity * (1 + 1e-6)
+    assert max(distances) > 0.1 * SECRET.sensitivity
 
 
 def test_what_is_remembered_is_its_owners_alone(owned: Callable[..., NodeSettings]) -> None:
@@ -420,6 +479,20 @@ def test_nothing_but_the_gradient_leaves(settings: NodeSettings) -> None:
     record = Node(settings, 0).answer("train.critic", request().to_record())
     assert list(record.array_records["arrays"]) == ["gradient"]
     assert dict(record.config_records["fields"]) == {"json": '{"protocol": 3}'}
+
+
+def test_nothing_more_leaves_or_is_kept_behind_a_warm_start(settings: NodeSettings) -> None:
+    """Neither the local generators nor what they made."""
+    node, asked = Node(settings, 0), request(warm_generator=3)
+    record = node.answer("train.critic", asked.to_record())
+    assert list(record.array_records["arrays"]) == ["gradient"]
+    assert dict(record.config_records["fields"]) == {"json": '{"protocol": 3}'}
+    other = Node(settings, 1)
+    replied(other, request())
+    shapes = [{name: value.shape for name, value in trained(*pair).items()}
+              for pair in ((node, asked), (other, request()))]  # fmt: skip
+    assert shapes[0] == shapes[1]
+    assert not torch.equal(trained(node, asked)["weights"], trained(other, request())["weights"])
 
 
 def test_a_round_goes_on_from_what_was_learned_before(settings: NodeSettings) -> None:
@@ -511,6 +584,20 @@ def test_a_state_stays_until_the_message_after_the_next(
     assert names == [
         ["1.state"], ["1.state", "2.state"], ["2.state", "3.state"], ["3.state", "4.state"],
     ]  # fmt: skip
+
+
+def test_a_warm_start_that_was_cut_off_comes_again_with_the_same_coins(
+    owned: Callable[..., NodeSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, asked = owned(maximum_critic_steps=17), request(warm_generator=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplyStore, "put", full_disk)
+        with pytest.raises(LedgerError, match="the disk is full"):
+            replied(Node(settings, 0), asked)
+    [(first, content)] = [(path, path.read_bytes()) for path in files(settings)]
+    reply = replied(Node(settings, 0), asked)
+    assert {path: path.read_bytes() for path in files(settings)} == {first: content}
+    assert torch.equal(replied(Node(settings, 0), asked), reply)
 
 
 @pytest.mark.parametrize("backend", ["fast", "secure"])

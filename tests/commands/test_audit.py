@@ -146,7 +146,7 @@ def test_values_out_of_range_are_refused(argument: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("rate=0.5", "clip=critic has rate=1 alone"),
+        ("rate=0", "rate must lie in"),
         ("adjacency=person", "adjacency 'person' is unknown"),
     ],
 )

@@ -21,6 +21,7 @@ from fedsink.privacy import (
     JointSchedule,
     PrivacyPlan,
     RecordClip,
+    RowClip,
     Stream,
     TurnSchedule,
     epsilon,
@@ -345,13 +346,29 @@ def test_clients_that_answer_in_turn_pay_for_their_turns_as_units_too():
 
 
 @pytest.mark.parametrize("rate", [0.999, 0.1])
-def test_a_secret_sample_of_critics_is_refused(rate):
-    message = f"clip=critic has rate=1 alone, received rate={rate}: a critic remembers"
+def test_a_secret_pick_of_a_critic_that_trains_when_it_is_picked_is_refused(rate):
+    message = f"clip=row has rate=1 alone, received rate={rate}: as published a critic is trained"
     with pytest.raises(PrivacyError, match=message):
-        replace(CRITICS, rate=rate)
-    options = {"clip": CRITICS.clip, "schedule": JointSchedule(), "delta": 1e-5, "eps": 10.0}
+        replace(CRITICS, clip=RowClip(1.0, 4), rate=rate)
+    options = {"clip": RowClip(1.0, 4), "schedule": JointSchedule(), "delta": 1e-5, "eps": 10.0}
     with pytest.raises(PrivacyError, match=message):
         PrivacyPlan.solve(rate=rate, rounds=20, **options)
+
+
+def test_critics_that_are_asked_in_secret_cost_less_whatever_changes_at_a_record_or_user():
+    plans = [replace(CRITICS, rate=0.2, adjacency=a) for a in ("add-remove", "replace-one", "user")]
+    [epsilon] = {plan.epsilon() for plan in plans}
+    assert 0.0 < epsilon < 0.5 * CRITICS.epsilon()
+    for plan in plans:
+        assert plan.epsilon_unamplified() == CRITICS.epsilon()
+        assert plan.event == CRITICS.event
+        assert 0.0 < plan.epsilon_after(7) <= plan.epsilon_bound_after(7) <= epsilon
+        assert PrivacyPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    solved = PrivacyPlan.solve(
+        rate=0.2, clip=CRITICS.clip, schedule=JointSchedule(), delta=1e-5, eps=10, rounds=20
+    )
+    assert 9.9 < solved.epsilon() <= 10.0
+    assert solved.noise_multiplier < 0.6 * CRITICS.noise_multiplier
 
 
 @pytest.mark.parametrize("schedule", [JointSchedule(), TurnSchedule(7)])

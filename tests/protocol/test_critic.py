@@ -13,7 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsink.data.views import DctView, PixelView
-from fedsink.models.critics import ConvolutionCritic, CriticTraining, PerceptronCritic
+from fedsink.models.critics import (
+    ConvolutionCritic,
+    CriticTraining,
+    LocalGenerator,
+    PerceptronCritic,
+)
 from fedsink.privacy import (
     BatchClip,
     CriticClip,
@@ -126,10 +131,10 @@ def test_parts_that_do_not_fit_together_are_refused(changes: dict[str, Any], mes
 HOSTILE: list[Any] = [0, -1, 1.5, True, None, "2", [2], {}, math.inf, math.nan, 2**40, 10**400]
 
 
-@pytest.mark.parametrize("name", ["critics", "steps", "warm", "batch", "history"])
+@pytest.mark.parametrize("name", ["critics", "steps", "warm", "warm_generator", "batch", "history"])
 @pytest.mark.parametrize("value", HOSTILE, ids=lambda value: str(value)[:8])
 def test_hostile_counts_are_refused(name: str, value: Any) -> None:
-    if value == 0 and name in ("steps", "warm"):
+    if value == 0 and name in ("steps", "warm", "warm_generator"):
         return
     with pytest.raises(ValueError, match=r"."):
         CriticRequest.from_record(
@@ -180,13 +185,16 @@ def test_a_request_without_an_array_is_malformed(name: str) -> None:
         CriticRequest.from_record(pack(fields, arrays))
 
 
-@given(st.dictionaries(st.sampled_from(["critics", "batch", "steps", "warm"]),
-                       st.integers(0, 2**14)))  # fmt: skip
+@given(st.dictionaries(
+    st.sampled_from(["critics", "batch", "steps", "warm", "warm_generator"]), st.integers(0, 2**14)
+))  # fmt: skip
 def test_no_message_asks_for_more_work_than_is_allowed(counts: dict[str, int]) -> None:
     """Whatever is accepted stays below the limits, and whatever stays below them is accepted."""
-    training = {"critics": 1, "batch": 1, "steps": 1, "warm": 0} | counts
-    pairs = training["critics"] * training["batch"] * (training["steps"] + training["warm"])
-    valid = min(training["critics"], training["batch"]) >= 1 and pairs <= MOST_PAIRS
+    training = {"critics": 1, "batch": 1, "steps": 1, "warm": 0, "warm_generator": 0} | counts
+    steps, local = training["steps"], training["warm_generator"]
+    each = steps + training["warm"] + local * (steps + 1)
+    valid = min(training["critics"], training["batch"]) >= 1 and (steps > 0 or local == 0)
+    valid = valid and training["critics"] * training["batch"] * each <= MOST_PAIRS
     try:
         Critics(CriticTraining(**training), 3)
     except ValueError:
@@ -197,17 +205,19 @@ def test_no_message_asks_for_more_work_than_is_allowed(counts: dict[str, int]) -
 
 @given(
     st.sampled_from(["perceptron", "convolution"]),
-    st.integers(1, 2**14), st.integers(1, 2**14), st.integers(1, 10**12),
+    st.integers(1, 2**14), st.integers(1, 2**14), st.integers(1, 10**12), st.booleans(),
 )  # fmt: skip
 def test_weights_are_counted_before_anything_is_built(
-    kind: str, critics: int, hidden: int, classes: int
+    kind: str, critics: int, hidden: int, classes: int, warmed: bool
 ) -> None:
     """Else a message of some kilobytes would ask for gigabytes."""
     view = DctView((1, 8, 8), 3)
     critics_of = {"perceptron": PerceptronCritic(view.dimension, classes, hidden),
                   "convolution": ConvolutionCritic(view, classes, hidden)}  # fmt: skip
-    wanted = Critics(CriticTraining(critics, steps=0, warm=0), classes, kind, hidden)
-    if critics * critics_of[kind].size > MOST_WEIGHTS:
+    training = CriticTraining(critics, steps=1, warm=0, batch=1, warm_generator=int(warmed))
+    wanted = Critics(training, classes, kind, hidden)
+    local = LocalGenerator(view.dimension, classes).size if warmed else 0
+    if critics * max(critics_of[kind].size, local) > MOST_WEIGHTS:
         with pytest.raises(ValueError, match="weights, where"):
             wanted.architecture(view)
     else:

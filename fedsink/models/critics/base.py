@@ -15,33 +15,66 @@ if TYPE_CHECKING:
     from fedsink.privacy.randomness.noise import Stream
 
 SLOPE = 0.2  # of the leaky layers below zero
+GAIN = math.sqrt(2.0 / (1.0 + SLOPE**2))  # keeps the size of activations from layer to layer
 
 
-class Critic(ABC):
-    """An architecture of M critics D_m(x, l) = ⟨h_m(x, l), w_m + V_ml⟩ of points and labels.
+class Stacked(ABC):
+    """An architecture of M networks, whose weights are the rows of one matrix (M, W).
 
-    An object holds no weights. Those of M critics are the rows of one matrix (M, W), and every
-    method computes all critics in one batch, so that what it costs and which operations run depend
-    on public sizes alone. Critic m's results depend on row m alone.
+    An object holds no weights. Every method computes all networks in one batch, so that what it
+    costs and which operations run depend on public sizes alone. Network m's results depend on row
+    m alone.
 
     Attributes:
         dimension: D, coordinates of a point.
         classes: L, number of labels.
     """
 
-    name: ClassVar[str]
     dimension: int
     classes: int
 
     @property
     @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape of each of one critic's arrays, in the order of a row of weights."""
+        """The shape of each of one network's arrays, in the order of a row of weights."""
 
     @property
     @abstractmethod
     def deviations(self) -> Mapping[str, float]:
         """The standard deviation of each array's initial normal weights; 0: it starts at zero."""
+
+    @property
+    def size(self) -> int:
+        """W, how many weights one network has."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def initial(self, stream: Stream) -> Tensor:
+        """The weights that every network starts with, float32 (W,): public where the stream is."""
+        deviations = self.deviations
+        arrays = [
+            deviations[name] * stream.normal(math.prod(shape))
+            for name, shape in self.shapes.items()
+        ]
+        return torch.cat(arrays).to(torch.float32)
+
+    def arrays(self, weights: Tensor) -> dict[str, Tensor]:
+        """The arrays of M networks by name, (M, *shape) each: views of the weights (M, W)."""
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        parts = weights.split(sizes, dim=1)
+        return {
+            name: part.unflatten(1, shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+    def one_hot(self, labels: Tensor, like: Tensor) -> Tensor:
+        """The labels (M, B) as unit vectors (M, B, L), of the dtype of `like`."""
+        return one_hot(labels, self.classes).to(like)
+
+
+class Critic(Stacked):
+    """An architecture of M critics D_m(x, l) = ⟨h_m(x, l), w_m + V_ml⟩ of points and labels."""
+
+    name: ClassVar[str]
 
     @abstractmethod
     def scores(self, weights: Tensor, points: Tensor, labels: Tensor) -> Tensor:
@@ -63,33 +96,6 @@ class Critic(ABC):
             total = self.scores(weights, inputs, labels).sum()
             (gradients,) = torch.autograd.grad(total, inputs, create_graph=weights.requires_grad)
         return gradients
-
-    @property
-    def size(self) -> int:
-        """W, how many weights one critic has."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
-
-    def initial(self, stream: Stream) -> Tensor:
-        """The weights that every critic starts with, float32 (W,): public where the stream is."""
-        deviations = self.deviations
-        arrays = [
-            deviations[name] * stream.normal(math.prod(shape))
-            for name, shape in self.shapes.items()
-        ]
-        return torch.cat(arrays).to(torch.float32)
-
-    def arrays(self, weights: Tensor) -> dict[str, Tensor]:
-        """The arrays of M critics by name, (M, *shape) each: views of the weights (M, W)."""
-        sizes = [math.prod(shape) for shape in self.shapes.values()]
-        parts = weights.split(sizes, dim=1)
-        return {
-            name: part.unflatten(1, shape)
-            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
-        }
-
-    def one_hot(self, labels: Tensor, like: Tensor) -> Tensor:
-        """The labels (M, B) as unit vectors (M, B, L), of the dtype of `like`."""
-        return one_hot(labels, self.classes).to(like)
 
 
 def wgan_gp_losses(

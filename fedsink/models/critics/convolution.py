@@ -13,10 +13,9 @@ from torch.nn.functional import conv2d, leaky_relu
 
 from fedsink.data.views import View
 from fedsink.errors import ModelError
-from fedsink.models.critics.base import SLOPE, Critic
+from fedsink.models.critics.base import GAIN, SLOPE, Critic
 
 _KERNEL, _STRIDE, _PADDING = 5, 2, 2
-_GAIN = math.sqrt(2.0 / (1.0 + SLOPE**2))
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,11 @@ class ConvolutionCritic(Critic):
     def deviations(self) -> dict[str, float]:
         """As for layers whose inputs are of unit size."""
         shapes, area = self.shapes, _KERNEL * _KERNEL
-        first = _GAIN / math.sqrt(self.view.shape[0] * area)
+        first = GAIN / math.sqrt(self.view.shape[0] * area)
         return {
             "first": first,
             "label_biases": first,
-            "second": _GAIN / math.sqrt(self.features * area),
+            "second": GAIN / math.sqrt(self.features * area),
             "bias": 0.0,
             "head": 1.0 / math.sqrt(shapes["head"][1]),
             "label_heads": 0.0,

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from fedsink.models.critics.base import SLOPE, Critic
-
-_GAIN = math.sqrt(2.0 / (1.0 + SLOPE**2))  # keeps the size of activations from layer to layer
+from fedsink.models.critics.base import GAIN, SLOPE, Critic
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,8 @@ class PerceptronCritic(Critic):
         """As for layers whose inputs have D, h and h coordinates of unit size."""
         wide = 1.0 / math.sqrt(self.hidden)
         return {
-            "first": _GAIN / math.sqrt(self.dimension),
-            "second": _GAIN * wide,
+            "first": GAIN / math.sqrt(self.dimension),
+            "second": GAIN * wide,
             "bias": 0.0,
             "head": wide,
             "label_heads": 0.0,

@@ -81,7 +81,7 @@ def solve_account(
     applied, schedule = _mechanism(clip, classes, critics, turns, rows)
     cost = Cost(applied, schedule, adjacency, capacity, nominal_records)
     clients = checks.count("clients", clients)
-    if not applied.sampled and rate is None:
+    if not applied.sampled and rate is None:  # critics are asked in every round
         rate = 1.0
     per_row = 1.0 if rows is None else math.sqrt(rows)
     if sigma is not None:
@@ -114,7 +114,8 @@ def solve_account(
             return rate_for(eps, **how)
         return delta_for(eps, **how)
 
-    return {name: solve(name) for name in accountants or cost.accountants}
+    bounding = cost.accountants(0.5 if rate is None else rate)  # without one it is solved for
+    return {name: solve(name) for name in accountants or bounding}
 
 
 def _mechanism(

@@ -7,11 +7,12 @@
 | client | batch | Gaussians of multiplier σ: any two clipped gradients are within 2Δ |
 | client | record, capacity B | Gaussians of multiplier σ/B: at most B contributions of norm Δ |
 | add-remove, replace-one, user | critic | Gaussians of multiplier σ: one critic's part changes |
+| the same, critics asked at q < 1 | critic | the dominating pair of `replacement`; pld only |
 | client | critic, M critics | Gaussians of multiplier σ/M: all parts change |
 | all | row | Gaussians of multiplier σ: the one critic of a client changes, at every row |
 
 A client as a unit is not sampled, and a class schedule reaches it in every round. With the critic
-clip nothing is sampled, and every part of the records takes part in every use.
+clip no records are sampled, and every part of them is trained on in every use.
 """
 
 from __future__ import annotations
@@ -76,11 +77,14 @@ class Cost:
                 "that no client exceeds: the chance of an overflow is part of δ."
             )
 
-    @property
-    def accountants(self) -> tuple[str, ...]:
+    def accountants(self, rate: float) -> tuple[str, ...]:
         """The accountants that give a bound under this adjacency."""
-        by_pairs = self.adjacency == adjacencies.REPLACE_ONE and self.clip.sampled
-        return ("pld",) if by_pairs else ACCOUNTANTS
+        return ("pld",) if self.by_pairs(rate) else ACCOUNTANTS
+
+    def by_pairs(self, rate: float) -> bool:
+        """Tells whether ε is that of a pair of `replacement`, for which there is no Rényi bound."""
+        replaced = self.adjacency == adjacencies.REPLACE_ONE and self.clip.sampled
+        return replaced or self._asked_in_secret(rate)
 
     def uses(self, rounds: int) -> int:
         """How many of the first T rounds can touch one unit."""
@@ -92,9 +96,13 @@ class Cost:
         return schedule.rounds_within(uses)
 
     def event(self, rate: float, sigma: float, uses: int) -> Any:
-        """All uses of one unit as a `dp_accounting.DpEvent`, to be read under the adjacency."""
+        """All uses of one unit as a `dp_accounting.DpEvent`, to be read under the adjacency.
+
+        Of critics that are asked in secret it is unsampled: no event has their pair under
+        add-remove, so that what composes events counts them without amplification.
+        """
         self.clip.check_rate(rate)
-        if not self._unsampled:
+        if not (self._unsampled(rate) or self._asked_in_secret(rate)):
             return poisson_gaussian(rate, sigma, uses)
         events = checks.require("dp_accounting")
         return events.SelfComposedDpEvent(events.GaussianDpEvent(self._of_unit(sigma)), uses)
@@ -148,9 +156,11 @@ class Cost:
         delta -= self.overflow(rate, uses)
         if delta <= 0:
             return math.inf
-        if self._unsampled:
+        if self._unsampled(rate):
             exact = poisson_gaussian_epsilon(1.0, self._of_unit(sigma), uses, delta)
             return exact if exact > ceiling else None
+        if self._asked_in_secret(rate):
+            sigma *= 2.0  # against C: one critic that answers, or does not, costs no more
         rough = rdp_epsilon(rate, sigma, uses, delta)
         if rough > 5.0 * ceiling + 0.5 / sigma**2 + 0.5:
             return rough
@@ -159,12 +169,12 @@ class Cost:
 
     def quick_bound(self, rate: float, sigma: float, uses: int, delta: float) -> float:
         """A bound by Rényi DP for every round's progress; infinite where there is none."""
-        if self.adjacency == adjacencies.REPLACE_ONE and self.clip.sampled:
+        if self.by_pairs(rate):
             return math.inf
         delta -= self.overflow(rate, uses)
         if delta <= 0:
             return math.inf
-        if self._unsampled:
+        if self._unsampled(rate):
             rate, sigma = 1.0, self._of_unit(sigma)
         return rdp_epsilon(rate, sigma, uses, delta)
 
@@ -172,20 +182,20 @@ class Cost:
         self, seen: float, rate: float, sigma: float, uses: int, delta: float, accountant: str
     ) -> float:
         self.clip.check_rate(rate)
-        if check_accountant(accountant) not in self.accountants:
+        if check_accountant(accountant) not in self.accountants(rate):
+            what = "of critics at a rate below 1" if self._asked_in_secret(rate) else ""
             raise PrivacyError(
-                f"the {accountant} accountant has no bound under replace-one: Rényi accountants "
-                "know no dominating pair for it, and PRV accounts for the remove direction alone. "
-                "Use accountant='pld'."
+                f"the {accountant} accountant has no bound {what or 'under replace-one'}: Rényi "
+                "accountants know no dominating pair for it, and PRV accounts for the remove "
+                "direction alone. Use accountant='pld'."
             )
         delta = checks.failure_probability(delta) - self.overflow(rate, uses)
         if delta <= 0:
             return math.inf
-        if self._unsampled:
+        if self._unsampled(seen):
             seen, sigma = 1.0, self._of_unit(sigma)
-        elif self.adjacency == adjacencies.REPLACE_ONE:
-            clip = self.clip.of_records()
-            return replacement_epsilon(seen, sigma, uses, delta, clip, self.schedule)
+        elif self.by_pairs(seen):
+            return replacement_epsilon(seen, sigma, uses, delta, self.clip, self.schedule)
         return poisson_gaussian_epsilon(seen, sigma, uses, delta, accountant)
 
     @property
@@ -196,10 +206,13 @@ class Cost:
     def _overflows(self) -> bool:
         return self.clip.overflows(self.adjacency, self.capacity)
 
-    @property
-    def _unsampled(self) -> bool:
-        """Tells whether a unit takes part in every use, whatever the rate."""
-        return self._by_client or not self.clip.sampled
+    def _unsampled(self, rate: float) -> bool:
+        """Tells whether a unit takes part in every use, as far as is accounted for."""
+        return self._by_client or not (self.clip.sampled or self._asked_in_secret(rate))
+
+    def _asked_in_secret(self, rate: float) -> bool:
+        """Tells whether the critic that holds a unit is asked in a secret part of the rounds."""
+        return self.clip.asked_in_secret(rate) and not self._by_client
 
     def _of_unit(self, sigma: float) -> float:
         """The noise multiplier against all that a unit contributes to one round."""

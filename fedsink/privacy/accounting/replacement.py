@@ -12,6 +12,18 @@ One labelled record is replaced by any other. Two things can happen, and ε is t
   reverse: the pair of sampling *without* replacement (Zhu, Dong, Wang 2022, Theorem 11). No single
   order of that pair has this curve, so the distribution is built from the larger of the two.
 
+- critic clip, with each critic asked at rate q: the record clip's pair with C for Δ. g and g', what
+  one critic answers with the two records, are two vectors of norm ≤ C under one coin, zero where
+  it is not asked. It is the cost of adding and removing too: an answer changes, none vanishes.
+
+*The pair of opposites dominates* for any two g, g' within Δ of 0. Let P = (1 − q)·N(0) + q·N(g), Q
+the same with g', in units of the noise. For α ≥ 1 their hockey stick is E[F(U, V)] with
+F = [q·U − αq·V − (1 − q)(α − 1)]₊, U = exp(⟨x, g⟩ − ‖g‖²/2), V the same of g' and x ~ N(0, I). The
+logarithms of U and V are Gaussian, and E[U] = E[V] = 1: where their covariance changes by dΣ, E[F]
+changes by ½·Σ dΣ_ij·E[U_i·U_j·∂²F/∂u_i∂u_j]. F is convex in q·U − αq·V, so that ∂²F/∂u² and
+∂²F/∂v² are at least 0, and ∂²F/∂u∂v at most: E[F] grows with the angle of g and g' until they are
+opposite, and from there with the length of either. For α < 1 exchange P and Q.
+
 *Its label changes* under a class schedule: the old label's rounds lose a record and the new label's
 rounds gain one, `uses` of each. In a joint schedule the label is part of the content.
 
@@ -32,18 +44,18 @@ from fedsink.privacy.accounting import grids
 from fedsink.privacy.accounting.analytic import gaussian_epsilon
 
 if TYPE_CHECKING:
-    from fedsink.privacy.clips import ClipOfRecords
+    from fedsink.privacy.clips import Clip
     from fedsink.privacy.sampling import Schedule
 
 
 def replacement_epsilon(
-    rate: float, sigma: float, uses: int, delta: float, clip: ClipOfRecords, schedule: Schedule
+    rate: float, sigma: float, uses: int, delta: float, clip: Clip, schedule: Schedule
 ) -> float:
     """ε(δ) of `uses` rounds a record of one label, under replace-one.
 
     Args:
         rate: q in (0, 1].
-        sigma: Noise multiplier: noise std / the *clip's* sensitivity (Δ or 2Δ).
+        sigma: Noise multiplier: noise std / the *clip's* sensitivity (Δ, 2Δ or 2C).
         uses: In how many rounds one record may take part.
         delta: δ in (0, 1).
         clip: Which content pair applies.
@@ -54,6 +66,8 @@ def replacement_epsilon(
     """
     rate, sigma = checks.probability("rate", rate), checks.positive("sigma", sigma)
     uses, delta = checks.count("uses", uses), checks.failure_probability(delta)
+    if clip.replacement == "opposite":
+        sigma *= clip.sensitivity / clip.bound  # the means lie at ±Δ, or at ±C
     pairs = [clip.replacement, *(["two-labels"] if schedule.classes > 1 else [])]
     return max(_epsilon(pair, rate, sigma, uses, delta) for pair in pairs)
 

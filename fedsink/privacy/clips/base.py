@@ -39,6 +39,8 @@ class Clip(ABC):
         sampled: a batch of records is drawn; else every record takes part in every use.
         per_record: each record's contribution is clipped by itself, and their sum is released.
         published: there to compare with published work, in simulations.
+        replacement: the dominating pair where another record takes a record's place, or another
+            answer an answer's; see `fedsink.privacy.accounting.replacement`.
 
     Raises:
         PrivacyError: the bound is not a finite number > 0.
@@ -49,6 +51,7 @@ class Clip(ABC):
     sampled: ClassVar[bool]
     per_record: ClassVar[bool] = False
     published: ClassVar[bool] = False
+    replacement: ClassVar[str]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bound", checks.positive("bound", self.bound))
@@ -81,6 +84,10 @@ class Clip(ABC):
     @abstractmethod
     def of_critics(self) -> ClipOfCritics:
         """This clip, for gradients of critics; raises PrivacyError for another."""
+
+    def asked_in_secret(self, rate: float) -> bool:
+        """Tells whether a rate says in which rounds a part of the records is asked."""
+        return False
 
     def overflows(self, adjacency: str, capacity: int | None) -> bool:
         """Tells whether a full batch changes what a record does: its chance is part of δ then."""

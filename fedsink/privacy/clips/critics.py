@@ -63,15 +63,6 @@ class ClipOfCritics(Clip):
                 "schedule."
             )
 
-    def check_rate(self, rate: float) -> float:
-        """1.0; raises PrivacyError for any other rate, since a secret sample would not amplify."""
-        if checks.probability("rate", rate) < 1.0:
-            raise PrivacyError(
-                f"clip={self.name} has rate=1 alone, received rate={rate:g}: a critic remembers "
-                "when it was trained, so a secret sample would not amplify."
-            )
-        return 1.0
-
     def of_records(self) -> NoReturn:
         """Raise PrivacyError."""
         raise PrivacyError(
@@ -93,8 +84,11 @@ class CriticClip(ClipOfCritics):
     whether a record is added, removed, replaced or relabelled, or the whole part changes. A change
     of all parts moves the sum by 2CM.
 
-    A critic remembers in which rounds it was trained, so that a secret sample of the rounds or of
-    the records amplifies nothing here: the rate of a plan with this clip is 1.
+    With a rate q < 1 a client asks each critic with probability q in every round, and keeps secret
+    which: g_m is zero where critic m is not asked. The coins of the round are independent of what
+    g_m is a function of, because *every critic is trained in every round, asked or not*: no state
+    remembers them. A critic that were trained only when it is asked would, and nothing would be
+    amplified. For the pair of laws of a round see `fedsink.privacy.accounting.replacement`.
 
     Guarantees:
         - Each critic's clipped gradient has norm at most C, in exact arithmetic, for any gradient.
@@ -112,6 +106,7 @@ class CriticClip(ClipOfCritics):
 
     critics: int = MOST_CRITICS
     name: ClassVar[str] = "critic"
+    replacement: ClassVar[str] = "opposite"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,6 +121,14 @@ class CriticClip(ClipOfCritics):
     def sensitivity(self) -> float:
         """2C: what one critic's part of the records can change."""
         return 2.0 * self.bound
+
+    def check_rate(self, rate: float) -> float:
+        """The rate as a float in (0, 1]; raises PrivacyError for any other value."""
+        return checks.probability("rate", rate)
+
+    def asked_in_secret(self, rate: float) -> bool:
+        """Tells whether critics are asked in a secret part of the rounds: at a rate below 1."""
+        return rate < 1.0
 
     def check_size(self, critics: int, rows: int) -> None:
         """Refuse gradients of more critics at a client; raises PrivacyError."""
@@ -193,6 +196,16 @@ class RowClip(ClipOfCritics):
     def sensitivity(self) -> float:
         """2C√n: what a critic's part of the records can change at all n rows together."""
         return 2.0 * self.bound * math.sqrt(self.rows)
+
+    def check_rate(self, rate: float) -> float:
+        """1.0; raises PrivacyError for any other rate."""
+        if checks.probability("rate", rate) < 1.0:
+            raise PrivacyError(
+                f"clip={self.name} has rate=1 alone, received rate={rate:g}: as published a critic "
+                "is trained when it is picked, and remembers it, so that a secret pick would not "
+                "amplify. Use clip=critic, whose critics are trained in every round."
+            )
+        return 1.0
 
     def check_size(self, critics: int, rows: int) -> None:
         """Refuse gradients of several critics at a client or of more rows; raises PrivacyError."""

@@ -23,15 +23,9 @@ if TYPE_CHECKING:
 
 
 class ClipOfRecords(Clip):
-    """A clip of a gradient of sampled records.
-
-    Attributes:
-        replacement: the dominating pair where another record takes a record's place; see
-            `fedsink.privacy.accounting.replacement`.
-    """
+    """A clip of a gradient of sampled records."""
 
     sampled: ClassVar[bool] = True
-    replacement: ClassVar[str]
 
     def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
         """Refuse a user as the unit, and a client whose contribution is unbounded."""

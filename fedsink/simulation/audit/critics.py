@@ -131,9 +131,10 @@ def audit_critics(
 ) -> list[Finding]:
     """Tell runs of the plan with a canary from runs without: critics trained, asked, and noised.
 
-    All T rounds are one Gaussian mechanism of μ = √T/σ, so runs are told apart best by their inner
-    product with the difference that the canary makes: with the known one, and, for what lowers the
-    noise of some rounds or values alone, with the best direction that half of the runs show.
+    At rate 1 all T rounds are one Gaussian mechanism of μ = √T/σ, so runs are told apart best by
+    their inner product with the difference that the canary makes: with the known one, and, for what
+    lowers the noise of some rounds or values alone, with the best direction that half of the runs
+    show.
 
     Guarantees:
         - The claim is the ε of exactly the plan that was run, under its adjacency.
@@ -167,7 +168,7 @@ def audit_critics(
             claim=plan.epsilon(),
             delta=plan.delta,
             confidence=confidence,
-            gaussian=True,
+            gaussian=plan.rate == 1.0,
         )
     ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedsink.privacy import LIBRARIES, LOCAL_NOISE, NoiseShare, PrivacyPlan
+from fedsink.privacy import LIBRARIES, LOCAL_NOISE, CriticClip, NoiseShare, PrivacyPlan
 from fedsink.reporting.noise import noise_entries
 
 OF_IMAGES = "Poisson-subsampled Gaussian on clipped gradients of the generated images"
@@ -116,6 +116,17 @@ def central_statement(
 
 def _sample(plan: PrivacyPlan, accountant: str) -> dict[str, Any]:
     """How the sample is kept secret, and what is left where it is not."""
+    if not plan.clip.sampled and plan.rate < 1.0:
+        return {
+            "capacity": None,
+            "epsilon_unamplified": plan.epsilon_unamplified(accountant),
+            "sample_secrecy": (
+                "In every round each critic is asked with the probability `rate`, by coins of its "
+                "client. All are trained, asked or not, so that no critic remembers who was asked, "
+                "and neither running time nor memory tells. Against somebody who learns the coins, "
+                "epsilon_unamplified is what is left."
+            ),
+        }
     if not plan.clip.sampled:
         return {
             "capacity": None,
@@ -160,6 +171,9 @@ def _not_protected(plan: PrivacyPlan, shared: bool) -> str:
         " The subsampling needs batch and running time to stay secret: a simulation does not "
         "hide them from whoever runs it."
         if sampled and plan.adjacency != "client"
+        else " Which critics are asked has to stay secret: a simulation does not hide it from "
+        "whoever runs it."
+        if plan.rate < 1.0 and plan.adjacency != "client"
         else ""
     )
     return (
@@ -243,7 +257,9 @@ def _unamplified(stated: Mapping[str, Any]) -> str:
     bare = stated.get("epsilon_unamplified")
     if bare is None or bare <= stated["epsilon"]:
         return ""
-    return (
-        f"; ε = {bare:.4g} without amplification by sampling, against whoever learns which records "
-        "were sampled (capacity=auto hides how many)"
+    learns = (
+        "which critics were asked"
+        if stated["clip"] == CriticClip.name
+        else "which records were sampled (capacity=auto hides how many)"
     )
+    return f"; ε = {bare:.4g} without amplification by sampling, against whoever learns {learns}"

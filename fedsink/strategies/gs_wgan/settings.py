@@ -140,7 +140,9 @@ class GSWGANSettings(CentralSettings):
             for name in ADJACENCIES
             if replace(self.plan, adjacency=name).epsilon(self.accountant) == epsilon
         }
-        critics = {"critics": self.critics.training.critics, "adjacencies": also}
+        critics: dict[str, Any] = {"critics": self.critics.training.critics, "adjacencies": also}
+        if self.plan.rate < 1.0:
+            critics["mechanism"] = f"Poisson-subsampled {self.mechanism}"
         return {**stated, **critics, **self._claim(self.plan)}
 
     def notice(self, stated: Mapping[str, Any]) -> str | None:
@@ -178,7 +180,10 @@ _Mechanism = tuple[ClipOfCritics, Schedule, float | None]
 
 
 def _all_critics(config: Configuration) -> _Mechanism:
-    """Each critic's gradient clipped as a whole; all clients answer, or those whose turn it is."""
+    """Each critic's gradient clipped as a whole; all clients answer, or those whose turn it is.
+
+    Every critic of a client that answers is trained, whatever the rate at which critics are asked.
+    """
     chosen = config.strategy
     if chosen["row_sigma"] is not None:
         raise ConfigError(

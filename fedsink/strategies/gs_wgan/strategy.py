@@ -27,8 +27,8 @@ class GSWGAN(CentralRounds):
     """Generate X, collect the sums of the clients' critics' gradients at X, step the generator.
 
     In every round each client that is asked trains all of its M critics on fresh generated rows,
-    and answers with Σ_m clip(∂D_m/∂X, C) and noise. The generator ascends the mean over all
-    critics. No critic is drawn at random: see docs/gs_wgan.md for what that is worth.
+    and answers with Σ_m clip(∂D_m/∂X, C) and noise, over those of them that are asked: each with
+    the plan's rate, which is 1 unless it is stated. The generator ascends their mean.
 
     Args:
         settings: public parameters.
@@ -93,7 +93,7 @@ class GSWGAN(CentralRounds):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the replies over all critics, and take one optimiser step."""
+        """Average the replies over the critics that were asked, and take one optimiser step."""
         if self._points is None or server_round not in self._asked:
             raise ClientError(f"Replies for round {server_round} came before its request.")
         doing = f"asking critics in round {server_round}"
@@ -104,7 +104,8 @@ class GSWGAN(CentralRounds):
             float(answered.total.square().sum()),
             answered.clients * variance * answered.total.numel(),
         )
-        critics = answered.clients * self.critics.training.critics
+        asked = self.settings.plan.rate * self.critics.training.critics  # of a client, on average
+        critics = answered.clients * asked
         gradient = -answered.total[0] / critics  # critics score records high: up is their way
         self.trainer.step(self._points, gradient, server_round)
         self.round = server_round

@@ -20,12 +20,19 @@ def test_the_first_round_has_further_steps():
     assert [training.steps_after(rounds) for rounds in (0, 1, 2)] == [25, 5, 5]
 
 
+def test_the_first_round_counts_the_steps_of_local_generators_and_of_critics_against_them():
+    assert CriticTraining(critics=1, steps=5, warm=20).first_steps == 25
+    assert CriticTraining(critics=1, steps=5, warm=20, warm_generator=7).first_steps == 25 + 7 * 6
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"critics": 0}, "critics must be a whole number of at least 1, not 0"),
         ({"steps": 1.5}, "steps must be a whole number of at least 0, not 1.5"),
         ({"warm": True}, "warm must be a whole number of at least 0, not True"),
+        ({"warm_generator": -1}, "warm_generator must be a whole number of at least 0, not -1"),
+        ({"warm_generator": 2, "steps": 0}, "warm_generator=2 trains a generator against a critic"),
         ({"batch": 0}, "batch must be a whole number of at least 1, not 0"),
         ({"history": 0}, "history must be a whole number of at least 1, not 0"),
         ({"lr": "fast"}, "lr must be a number, not 'fast'"),

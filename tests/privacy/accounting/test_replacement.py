@@ -51,6 +51,30 @@ def test_a_change_of_label_is_part_of_the_content_in_a_joint_schedule():
     assert one_class == replacement_epsilon(*BATCH_RECIPE, BATCH, JOINT)
 
 
+def test_opposite_answers_are_told_apart_best_of_all_within_the_bound():
+    """The hockey stick of two answers of one coin, in the plane, by quadrature."""
+    axis = np.linspace(-9, 9, 601)
+    x, y = np.meshgrid(axis, axis)
+    weight = np.exp(-(x**2 + y**2) / 2) * (axis[1] - axis[0]) ** 2 / (2 * math.pi)
+
+    def shifted(length: float, angle: float) -> np.ndarray:
+        along = x * math.cos(angle) + y * math.sin(angle)
+        return np.exp(length * along - length**2 / 2)
+
+    def hockey_stick(rate: float, eps: float, *answers: tuple[float, float]) -> float:
+        p, q = (1 - rate + rate * shifted(*answer) for answer in answers)
+        return float((weight * np.maximum(0, p - math.exp(eps) * q)).sum())
+
+    random = np.random.default_rng(0)
+    for bound, rate, eps in ((0.3, 0.1, 0.01), (1.0, 0.5, 0.4), (2.5, 0.05, 0.5), (1.0, 0.3, -0.3)):
+        most = hockey_stick(rate, eps, (bound, 0.0), (bound, math.pi))
+        for _ in range(20):
+            lengths = bound * random.uniform(0, 1, 2) ** 0.3
+            angles = random.uniform(0, 2 * math.pi, 2)
+            pairs = list(zip(lengths, angles, strict=True))
+            assert hockey_stick(rate, eps, *pairs) <= most + 1e-9
+
+
 # Every loss distribution bounds the hockey stick of the mechanism it stands for, integrated here.
 
 _X = np.linspace(-40, 40, 400_001)

@@ -116,6 +116,20 @@ def test_the_canary_moves_every_release_by_exactly_the_sensitivity(
     assert float(difference[0] @ difference[1]) == float(difference[1] @ difference[2]) == 0.0
 
 
+@pytest.mark.slow
+def test_critics_that_are_asked_in_secret_are_not_flagged_and_a_pick_that_is_not_made_is() -> None:
+    audited = replace(plan(4, eps=10.0, rounds=4), rate=0.25)
+    assert audited.epsilon() < 6.0
+    found = audit(audited, 4, trials=4000)
+    assert [finding.method for finding in found] == ["threshold"] * 2
+    assert not any(finding.violated for finding in found)
+
+    def always(request: CriticRequest, *rest: Any) -> Tensor:
+        return critic_gradients(replace(request, plan=replace(request.plan, rate=1.0)), *rest)
+
+    assert any(finding.violated for finding in audit(audited, 4, trials=4000, release=always))
+
+
 def test_what_is_added_to_or_removed_from_a_client_is_one_record() -> None:
     canary = CriticCanary(plan(3), 3)
     assert len(canary.present) == len(canary.absent) + 1

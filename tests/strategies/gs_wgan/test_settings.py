@@ -86,6 +86,28 @@ def test_all_adjacencies_of_records_cost_the_same(adjacency: str) -> None:
     assert stated["rounds_per_record"] == 20
 
 
+def test_critics_may_be_asked_in_secret_and_privacy_json_says_what_that_assumes() -> None:
+    chosen = settings("rate=0.2", "rounds=20", "eps=10")
+    stated = chosen.statement("reproducible")
+    assert (stated["rate"], chosen.plan.rate) == (0.2, 0.2)
+    assert 9.9 < stated["epsilon"] <= 10.0
+    assert stated["epsilon_unamplified"] > 20.0
+    assert set(stated["adjacencies"]) == {"add-remove", "replace-one", "user"}
+    assert stated["mechanism"].startswith("Poisson-subsampled Gaussian on the sum of critics'")
+    assert "All are trained, asked or not" in stated["sample_secrecy"]
+    assert "Which critics are asked has to stay secret" in stated["not_protected"]
+    assert "against whoever learns which critics were asked" in str(chosen.notice(stated))
+
+
+def test_clients_as_units_are_asked_in_secret_for_nothing() -> None:
+    """No amplification is claimed, so that none is assumed either."""
+    chosen = settings("rate=0.2", "rounds=20", "eps=10", "adjacency=client", "strategy.critics=1")
+    stated = chosen.statement("reproducible")
+    assert stated["epsilon_unamplified"] == stated["epsilon"]
+    assert chosen.plan.noise_multiplier == pytest.approx(2.236, rel=1e-3)
+    assert "Which critics are asked" not in stated["not_protected"]
+
+
 def test_a_client_costs_a_multiplier_of_as_many_critics() -> None:
     one = plan("adjacency=client", "strategy.critics=1", "sigma=2", "rounds=20")
     three = plan("adjacency=client", "strategy.critics=3", "sigma=6", "rounds=20")
@@ -248,12 +270,12 @@ def test_critics_are_described_by_the_configuration() -> None:
     assert chosen.critics.training.late == 0.5
 
 
-@pytest.mark.quick("*capacity=5*", "*rate=0.5*", "*adjacency=*", "*critics=0*", "*turns=0*")
+@pytest.mark.quick("*capacity=5*", "*rate=1.5*", "*adjacency=*", "*critics=0*", "*turns=0*")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["capacity=5"], "clip=critic draws no batch of records"),
-        (["rate=0.5"], "clip=critic has rate=1 alone"),
+        (["rate=1.5"], "rate must lie in"),
         (["adjacency=nobody"], "adjacency"),
         (["mechanism.name=laplace"], "mode=central noises gradients"),
         (["shuffler=trusted"], "shuffler=trusted belongs to mode=ldp"),

@@ -108,6 +108,23 @@ def test_one_round_equals_a_computation_by_hand(
     assert not torch.allclose(weights(make_generator()), weights(model), atol=1e-3)
 
 
+def test_the_sum_is_divided_by_how_many_critics_are_asked_on_average(
+    make_gs_wgan: Make, make_grid: Grids
+) -> None:
+    """One message's replies at a rate of ½ count twice."""
+    losses, grid = [], make_grid()
+    replies: list[Message] = []
+    for rate in (1.0, 0.5):
+        strategy = make_gs_wgan(critics=4)
+        plan = replace(strategy.settings.plan, rate=rate)
+        strategy.settings = replace(strategy.settings, plan=plan)
+        messages = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+        replies = replies or list(grid.send_and_receive(messages))
+        _, record = strategy.aggregate_train(1, replies)
+        losses.append(dict(record or {})["loss"])
+    assert losses[1] == pytest.approx(2 * losses[0])
+
+
 @pytest.mark.parametrize("clients", [1, 2, 9])
 def test_any_number_of_clients_trains_the_generator(
     make_gs_wgan: Make, make_grid: Grids, clients: int
