@@ -194,6 +194,11 @@ class Cost:
             return math.inf
         if self._unsampled(seen):
             seen, sigma = 1.0, self._of_unit(sigma)
+        elif self._asked_in_secret(seen):
+            try:
+                return replacement_epsilon(seen, sigma, uses, delta, self.clip, self.schedule)
+            except PrivacyError:  # no grid is fine enough for so little noise
+                seen = 1.0
         elif self.by_pairs(seen):
             return replacement_epsilon(seen, sigma, uses, delta, self.clip, self.schedule)
         return poisson_gaussian_epsilon(seen, sigma, uses, delta, accountant)

@@ -211,6 +211,14 @@ def test_critics_that_are_asked_in_secret_cost_a_record_that_is_replaced(adjacen
         cost.epsilon(rate, 2.0, uses, 1e-5, "rdp")
 
 
+@pytest.mark.parametrize("rate", [0.5, 0.001])
+def test_critics_under_too_little_noise_for_a_grid_are_not_amplified(rate):
+    """One share of a noise that a thousand clients spread is as little."""
+    cost = Cost(CriticClip(1.0, 40), JOINT)
+    found = cost.epsilon(rate, 1e-3, 100, 1e-5)
+    assert found == cost.epsilon(1.0, 1e-3, 100, 1e-5) > 1e6
+
+
 def test_a_composed_event_of_critics_is_not_amplified():
     """Under add-remove no event has their pair; the ledger's filter and sums of plans read it."""
     cost = Cost(CriticClip(1.0, 40), JOINT)
