@@ -19,7 +19,7 @@ from fedsink.protocol.errors import FAILED, MALFORMED, RUN_TAKEN
 
 from .history import OWNERS, History
 from .honest import SHAPES, Honest
-from .messages import ORDERS, Order, ordered
+from .messages import CRITICS_ASKED, ORDERS, PLANS_ASKED, Order, ordered
 
 MESSAGES = 24  # of one history
 HONEST = Honest(SHAPES["images"])
@@ -97,6 +97,21 @@ def asked(
         if reply.has_error():
             return reply.error.code
     return 0
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "user", "client"])
+def test_warmed_critics_that_are_asked_in_secret_are_charged_for_what_they_move(
+    adjacency: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(tmp_path, monkeypatch)
+    history.begin()
+    secret, warmed = (
+        next(i for i, asked in enumerate(table) if key in str(asked))
+        for table, key in ((PLANS_ASKED, "rate"), (CRITICS_ASKED, "warm_generator"))
+    )
+    assert asked(history, "run", adjacency, [1, 2, 3, 4], warmed, secret) == 0
+    assert history.compared[adjacency] > 0
+    assert 0.1 < history.largest[adjacency] <= 1.0
 
 
 TWO_ACCOUNTS = pytest.mark.parametrize(
