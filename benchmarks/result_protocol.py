@@ -93,6 +93,8 @@ def _idle_in_strategy(config: Mapping[str, Any]) -> list[str]:
         idle.append("strategy.p")
         if config["clip"] == "record" and strategy.get("schedule") == "class":
             idle += ["strategy.label_weight", "strategy.solver"]
+    if not (strategy.get("critic") or {}).get("warm_generator"):  # as before there was the key
+        idle.append("strategy.critic.warm_generator")
     if config["mode"] == "ldp" and strategy.get("solver") == "annealed":
         idle += ["strategy.tolerance", "strategy.max_iterations"]
     return idle

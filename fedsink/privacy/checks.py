@@ -69,7 +69,7 @@ def require(module: str) -> Any:
 
 def one_of(name: str, value: object, kinds: Iterable[type]) -> None:
     """Refuse a value of another class than these; raises PrivacyError."""
-    if type(value) not in (kinds := tuple(kinds)):
+    if not isinstance(value, kinds := tuple(kinds)):
         names = ", ".join(kind.__name__ for kind in kinds)
         raise PrivacyError(f"{name} must be one of {names}, received {value!r}.")
 
