@@ -92,10 +92,10 @@ def shown_key(public: bytes) -> str:
 
 
 def read_key(text: str) -> bytes:
-    """The public key that `shown_key` wrote.
+    """Reads the public key that `shown_key` wrote.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is none, or a weak one, which verifies signatures that nobody made.
     """
     try:
         public = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
@@ -105,7 +105,25 @@ def read_key(text: str) -> bytes:
         raise ConfigError(
             f"{text[:60]!r} is no operator's key: fedsink operator prints one, {_PREFIX}…"
         )
+    if _of_small_order(public):
+        raise ConfigError(
+            f"{text!r} is a weak key: anybody can sign for it. Ask the operator for the line that "
+            "fedsink operator prints."
+        )
     return public
+
+
+def _of_small_order(public: bytes) -> bool:
+    """Returns True if the order of an encoded point of edwards25519 divides 8.
+
+    For such a key a signature of zeros verifies for one message in eight or more. Orders 1 and 2
+    have y = ±1. A point of order 4 has y = 0; one of order 8 doubles to it, so that x² = -y², and
+    the curve -x² + y² = 1 + dx²y² leaves dy⁴ + 2y² = 1.
+    """
+    p = 2**255 - 19
+    d = -121665 * pow(121666, -1, p)
+    y = int.from_bytes(public, "little") % 2**255  # the highest bit is the sign of x
+    return y * (y * y - 1) * (d * y**4 + 2 * y * y - 1) % p == 0
 
 
 def _covered(record: RecordDict, message_type: str, node: str) -> bytes:

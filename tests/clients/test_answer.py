@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedsink.clients.answers import find_answer
@@ -293,7 +294,7 @@ def test_no_record_without_its_parts_is_more_than_malformed(kind: str, owner: Po
 
 @pytest.mark.parametrize("part", ["key", "signature"])
 def test_no_signature_is_more_than_refused(part: str) -> None:
-    known = bytes(32)
+    known = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key().public_bytes_raw()
     for value in [*PLAIN, bytes(31), bytes(32), bytes(64), bytes(10_000)]:
         record = HONEST.critic().to_record()
         record["operator"] = ConfigRecord({"key": known, "signature": bytes(64), part: value})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -110,3 +111,36 @@ def test_keys_are_read_as_they_are_shown() -> None:
     for text in ("", "ed25519:", "ed25519:AAAA", shown_key(PUBLIC["lab"])[8:], "ed25519:?" * 9):
         with pytest.raises(ConfigError, match="is no operator's key"):
             read_key(text)
+
+
+OCTIC = bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05")
+P = 2**255 - 19
+HEIGHTS = [0, 1, P - 1, P, P + 1, int.from_bytes(OCTIC, "little")]
+WEAK = [
+    (height % 2**255 + sign * 2**255).to_bytes(32, "little")
+    for height in [*HEIGHTS, P - HEIGHTS[-1]]
+    for sign in (0, 1)
+]
+
+
+@pytest.mark.parametrize("key", WEAK, ids=bytes.hex)
+def test_keys_that_verify_what_nobody_signed_are_refused(key: bytes) -> None:
+    with pytest.raises(ConfigError, match="is a weak key: anybody can sign for it"):
+        read_key(shown_key(key))
+
+
+def test_a_signature_of_zeros_verifies_for_a_weak_key() -> None:
+    weak = {"lab": bytes(32)}
+    passed = 0
+    for round in range(60):  # one in four by chance
+        record = request(round=round)
+        record["operator"] = ConfigRecord({"key": bytes(32), "signature": bytes(64)})
+        with contextlib.suppress(BadSignatureError):
+            passed += signer(record, KIND, NODE, weak) == "lab"
+    assert passed
+
+
+def test_no_key_that_is_made_is_weak() -> None:
+    for seed in range(1, 200):
+        key = Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
+        assert read_key(shown_key(key.public_key().public_bytes_raw()))
