@@ -26,7 +26,7 @@ from fedsink.data.views import View, view_from_dict
 from fedsink.errors import ConfigError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
-from fedsink.protocol import Objective
+from fedsink.protocol.objective import Objective
 from fedsink.server.compose import compose_config
 from fedsink.server.finished import open_run
 from fedsink.server.running import build_generator

@@ -65,7 +65,8 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import ServerApp
 
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol import GradientRequest, Objective
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.objective import Objective
 
 app = ServerApp()
 
@@ -106,7 +107,7 @@ def main(grid, context):
                 {"name": "pixel", "shape": [1, 8, 8]}, rows, torch.arange(60) % 10,
                 torch.zeros(60), torch.zeros_like(rows), "node-message",
             )
-            reply, seconds = asked(grid, node, "train.gradient", request.to_record())
+            reply, seconds = asked(grid, node, "train.dp_sinkhorn", request.to_record())
             code = reply.error.code if reply.has_error() else 0
             with (folder / "seconds.jsonl").open("a") as file:
                 file.write(json.dumps([number, client, seconds, code]) + "\\n")

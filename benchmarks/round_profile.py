@@ -48,7 +48,7 @@ PHASES = {
         "fedsink.clients.pool:Sample.in_buckets",
         "fedsink.clients.pool:Pool.batch",
     ],
-    "clients: clipped sums": ["fedsink.clients.gradient:client_totals"],
+    "clients: clipped sums": ["fedsink.clients.dp_sinkhorn:client_totals"],
     "clients: noise": ["fedsink.privacy.plan:PrivacyPlan.release_each"],
     "clients: the rest of an answer, and adding up": ["fedsink.simulation.cohort:Cohort.add_up"],
 }

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsink.clients.gradient import client_gradient
+from fedsink.clients.dp_sinkhorn import client_gradient
 from fedsink.clients.shard import Shard
 from fedsink.data.views import DctView, PixelView, View
 from fedsink.privacy import BatchClip, ClassSchedule, Clip, PrivacyPlan, RecordClip, Stream
 from fedsink.privacy.accounting.capacity import capacity_for
 from fedsink.privacy.sampling import JointSchedule, Schedule
-from fedsink.protocol import GradientRequest, Objective
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.objective import Objective
 
 CLASSES = 10
 DISC = DctView((1, 28, 28), 14, dc=False)

@@ -26,7 +26,7 @@ from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec
 from fedsink.models import build
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol import Objective
+from fedsink.protocol.objective import Objective
 from fedsink.simulation.cohort import Hosted, fedsink_apps
 from fedsink.simulation.ray.grid import RayGrid
 from fedsink.strategies import DPSinkhorn, DPSinkhornSettings

@@ -159,7 +159,7 @@ def operations() -> Callable[[Callable[[], object]], list[tuple[Any, ...]]]:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], AbstractContextManager[StandIn]]]:
     """Opens a block in which `cuda` is a device (`support/stand_in.py`), then empties caches."""
     from fedsink.data import dct, views
-    from fedsink.protocol import parameters
+    from fedsink.protocol import parameter_gradient as parameters
 
     def forget() -> None:
         for cached in (views._weighted_basis, dct.basis, parameters._built):

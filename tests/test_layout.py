@@ -172,7 +172,7 @@ def test_flowers_wire_is_spoken_in_one_module_at_each_end() -> None:
         for path in package.rglob("*.py")
         if any(name.startswith(("flwr.proto", "flwr.supernode")) for name in _imports(path))
     }
-    assert speaking == {"commands/fleet.py", "server/arrivals.py"}
+    assert speaking == {"deployment/fleet.py", "deployment/arrivals.py"}
 
 
 @pytest.mark.slow

@@ -26,13 +26,15 @@ from omegaconf import OmegaConf
 from scipy import stats
 from torch import Tensor
 
-from fedsink.clients import gradient as gradient_module
-from fedsink.clients import privatizer as privatizer_module
+from fedsink.clients import dp_sinkhorn as gradient_module
+from fedsink.clients import privatize_once as privatizer_module
 from fedsink.clients.app import client_app
-from fedsink.clients.gradient import client_gradient
+from fedsink.clients.dp_sinkhorn import client_gradient
+from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.report import AccountReport, report
 from fedsink.clients.node import Node, close_nodes
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.privatizer import privatize
+from fedsink.clients.privatize_once import privatize
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.data import sources
@@ -53,17 +55,10 @@ from fedsink.privacy import (
     Stream,
 )
 from fedsink.privacy.accounting.analytic import gaussian_delta
-from fedsink.privacy.ledger.database import Database
-from fedsink.privacy.ledger.report import AccountReport, report
-from fedsink.protocol import (
-    GradientReply,
-    GradientRequest,
-    LocalPlan,
-    Objective,
-    PrivatizeReply,
-    PrivatizeRequest,
-)
+from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest
 from fedsink.protocol.errors import MALFORMED
+from fedsink.protocol.objective import Objective
+from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.records import digest
 from fedsink.simulation.identity import become
 from fedsink.simulation.identity_of_run import RunIdentity
@@ -157,12 +152,12 @@ def whole_shard() -> Shard:
 
 
 def answer(node: Node, request: GradientRequest) -> Tensor:
-    return gradient(node, request, digest("train.gradient", request.to_record()))
+    return gradient(node, request, digest("train.dp_sinkhorn", request.to_record()))
 
 
 def upload(settings: NodeSettings, plan: LocalPlan = LOCAL, chunk: int = 0) -> Message:
     request = PrivatizeRequest(plan, chunk, 100, "upload")
-    return message(settings, "train.privatize", request.to_record())
+    return message(settings, "train.privatize_once", request.to_record())
 
 
 def message(settings: NodeSettings, kind: str, content: RecordDict, client: int = 0) -> Message:
@@ -200,9 +195,9 @@ def test_pitfall_01_a_reply_depends_on_private_data_through_the_noised_sum_alone
     assert torch.allclose(first + rest, every, atol=1e-5)
     for clients in (1, 7):  # shards of 60 and of 8 or 9 records
         settings = NodeSettings(SPEC, Iid(), clients, seed=1)
-        reply = message(settings, "train.gradient", request.to_record())
+        reply = message(settings, "train.dp_sinkhorn", request.to_record())
         assert sorted(reply.content) == ["arrays", "fields"]
-        assert dict(reply.content.config_records["fields"]) == {"json": '{"protocol": 3}'}
+        assert dict(reply.content.config_records["fields"]) == {"json": '{"protocol": 4}'}
         [(name, array)] = reply.content.array_records["arrays"].items()
         assert (name, array.dtype, tuple(array.shape)) == ("gradient", "float32", (1, 6, SIZE))
         assert not reply.content.metric_records
@@ -403,7 +398,7 @@ def test_pitfall_11_no_exceptions_text_travels(use: Use, error: type[Exception])
 
     use(read)
     settings = NodeSettings(SPEC, None, 1, seed=1)
-    for reply in (message(settings, "train.gradient", ask_for().to_record()), upload(settings)):
+    for reply in (message(settings, "train.dp_sinkhorn", ask_for().to_record()), upload(settings)):
         assert reply.has_error()
         sent = message_to_proto(reply).SerializeToString()
         for word in (b"4711", b"alice", error.__name__.encode(), b"Traceback"):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
+from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.ledger.places import Place
 from fedsink.clients.policy import Policy
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import State
 from fedsink.data.spec import DataSpec
-from fedsink.privacy.ledger.charge import Charge
-from fedsink.privacy.ledger.places import Place
 from fedsink.privacy.randomness.keys import Key
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.protocol.records import Packed, digest

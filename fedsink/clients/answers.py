@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from fedsink.clients.answer import Answer
-from fedsink.clients.critic_answer import CriticAnswer
-from fedsink.clients.gradient import GradientAnswer
+from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
+from fedsink.clients.gs_wgan import GSWGANAnswer
 from fedsink.clients.parameter_gradient import ParameterGradientAnswer
 from fedsink.clients.policy import Policy
-from fedsink.clients.privatizer import PrivatizedAnswer
+from fedsink.clients.privatize_once import PrivatizeOnceAnswer
 from fedsink.errors import ConfigError
 from fedsink.registry import Registry
 
-_OWN = (GradientAnswer, ParameterGradientAnswer, CriticAnswer, PrivatizedAnswer)
+_OWN = (DPSinkhornAnswer, ParameterGradientAnswer, GSWGANAnswer, PrivatizeOnceAnswer)
 
 ANSWERS: Registry[type[Answer]] = Registry(
     "answer",

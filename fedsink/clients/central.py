@@ -9,11 +9,11 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from fedsink.clients.answer import Answer
+from fedsink.clients.ledger.charge import Charge
 from fedsink.clients.policy import Policy
 from fedsink.data.spec import DataSpec
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ReleaseRefusedError
-from fedsink.privacy.ledger.charge import Charge
 from fedsink.privacy.plan import PrivacyPlan
 
 

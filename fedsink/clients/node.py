@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fedsink.clients.answer import Answer, Task
 from fedsink.clients.answers import find_answer
+from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.passes import Passes
 from fedsink.clients.policy import Policy
 from fedsink.clients.policy_file import read_policy
@@ -40,7 +42,6 @@ from fedsink.errors import (
     ReleaseRefusedError,
     RolledBackError,
 )
-from fedsink.privacy.ledger import Charge, Ledger
 from fedsink.protocol.receipts import Given
 from fedsink.protocol.signatures import signer
 
@@ -150,8 +151,8 @@ class Node:
     def task(self, answer: Answer, admitted: Admitted) -> Task:
         """What an answer is computed from once it is admitted."""
 
-        def state(kind: str, *names: str) -> State:
-            return self.states.of(self._reserved(answer), kind, *names)
+        def state(*names: str) -> State:
+            return self.states.of(self._reserved(answer), answer.name, *names)
 
         return Task(admitted.digests, self.client, self.shard, self._key, state)
 
@@ -254,7 +255,7 @@ class Node:
         policy, settings = self._policy, self.settings
         owner = f"{self._lineage}/{self.client}"
         if policy is not None:
-            return States(policy.state, owner, simulated=False, at_once=True, rewinds=False)
+            return States(policy.states, owner, simulated=False, at_once=True, rewinds=False)
         stored = self._releases is not None and not self._key.repeatable
         return States(
             settings.states,
@@ -266,8 +267,8 @@ class Node:
 
     def _forget_old_states(self) -> None:
         policy = self._policy
-        if policy is not None and policy.critic_days is not None:
-            forget(policy.critics, policy.critic_days)
+        if policy is not None and policy.state_days is not None:
+            forget(policy.states, policy.state_days)
 
     @cached_property
     def _releases(self) -> Releases | Passes | None:
@@ -384,6 +385,6 @@ def _open_ledger(settings: NodeSettings) -> Ledger:
         refuse_rollback(ledger, ReplyStore(settings.replies))
     policy = policy_of(settings)
     if policy is not None:
-        refuse_forgotten(ledger, policy.critics)
+        refuse_forgotten(ledger, policy.states)
         Receipts(policy.state, policy.lineage).check(ledger)
     return ledger

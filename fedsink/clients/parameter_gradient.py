@@ -10,14 +10,14 @@ from torch import Tensor
 
 from fedsink.clients.answer import BatchedAnswer, Task, check_classes
 from fedsink.clients.central import CentralAnswer
-from fedsink.clients.gradient import alike, client_batch_gradients, refuse_other_view
+from fedsink.clients.dp_sinkhorn import alike, client_batch_gradients, refuse_other_view
 from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
 from fedsink.models.pullback import Pullback
 from fedsink.privacy import BatchClip, Stream
-from fedsink.protocol.parameters import ParameterReply, ParameterRequest
+from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest
 from fedsink.transport.record_clip import clipped_pullback
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
-    """``train.parameters``: `parameter_gradient` of one use.
+    """``train.parameter_gradient``: `parameter_gradient` of one use.
 
     Guarantees:
         Under a policy no generator is imported or built that the policy does not allow.
     """
 
-    name = "parameters"
+    name = "parameter_gradient"
     limits: ClassVar = {"maximum_images": None, "maximum_parameters": 10_000_000}
 
     def __init__(self, requests: Sequence[ParameterRequest]) -> None:

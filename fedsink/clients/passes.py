@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.ledger.places import Place
 from fedsink.clients.releases import Admitted, release_key, reservation_name, use_digests
 from fedsink.errors import ReleaseRefusedError
-from fedsink.privacy.ledger import Charge
-from fedsink.privacy.ledger.places import Place
 
 
 class Passes:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from fedsink.clients.ledger.budget import Budget
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ReleaseRefusedError
 from fedsink.models.registry import GENERATORS
-from fedsink.privacy.ledger.budget import Budget
 from fedsink.privacy.unprotected import UnprotectedPlan
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ class Policy:
         lineage: the owner's name of the data; budgets belong to it.
         data: which records, and their public description.
         on_change: ``"inherit"`` (default): changed data keep every charge; ``"refuse"``.
-        state: folder of ledger, stored replies, noise key and critics.
-        critic_days: for how many days what critics have learned is kept after they were asked last;
-            None: until the owner removes it.
+        state: folder of ledger, stored replies, noise key and states.
+        state_days: number of days for which a state is kept after its run asked last; None: until
+            the owner removes it.
         noise: ``"secure"`` or ``"fast"``.
         budgets: ceilings by adjacency.
         allowed: everything else.
@@ -93,7 +93,7 @@ class Policy:
     data: DataSpec
     on_change: str
     state: Path
-    critic_days: float | None
+    state_days: float | None
     noise: str
     budgets: Mapping[str, Budget]
     allowed: Allowed
@@ -110,9 +110,9 @@ class Policy:
         return self.state / "noise.key"
 
     @property
-    def critics(self) -> Path:
-        """What critics have learned from the data: as private as they are."""
-        return self.state / "critics"
+    def states(self) -> Path:
+        """Folder of what answers remember of the data between messages: as private as they are."""
+        return self.state / "states"
 
     @property
     def trusts_aggregation(self) -> bool:

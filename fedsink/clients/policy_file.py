@@ -8,13 +8,13 @@ from typing import Any
 
 from fedsink.clients.answer import Answer
 from fedsink.clients.answers import ANSWERS, answers_by_word, find_answer
+from fedsink.clients.ledger.budget import Budget
 from fedsink.clients.policy import Allowed, Policy
 from fedsink.clients.toml_table import REQUIRED, Table
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, PrivacyError
 from fedsink.models import GENERATORS
 from fedsink.privacy.adjacency import ADD_REMOVE, ADJACENCIES
-from fedsink.privacy.ledger import Budget
 from fedsink.protocol.signatures import read_key
 
 MAXIMUM_ROUNDS = 100_000  # where a policy does not say
@@ -22,7 +22,7 @@ AGGREGATION = ("refused", "untrusted", "trusted")
 WORDS = (
     *("data", "state", "noise", "budget", "allow", "operators", "keys"),
     *("lineage", "on_change", "root", "name", "shape", "classes", "nominal_records", "download"),
-    *("folder", "critic_days", "backend"),
+    *("folder", "state_days", "backend"),
     *("epsilon", "delta", "admission", "order", "rounds_per_reservation", *ADJACENCIES),
     *("mechanisms", "generators", "labels", "minimum_noise_multiplier", "minimum_clip_bound"),
     *("maximum_clip_bound", "maximum_rounds", "maximum_rate", "capacity", "runs_per_day"),
@@ -50,7 +50,7 @@ def read_policy(path: Path) -> Policy:
     on_change = data.choice("on_change", ("inherit", "refuse"), "inherit")
     spec = _data_spec(data, path.parent)
     folder = path.parent / state.text("folder")
-    days = state.number("critic_days", None)
+    days = state.number("state_days", None)
     backend = noise.choice("backend", ("secure", "fast"), REQUIRED)
     budgets = _budgets(whole.table("budget"))
     allowed = _allowed(whole.table("allow"), spec, budgets)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedsink.clients.critic import Parts
+from fedsink.clients.gs_wgan_critics import Parts
 from fedsink.clients.shard import Shard
 from fedsink.privacy import PoissonSampler, Stream
 from fedsink.protocol.tree_sum import BLOCK
 
 if TYPE_CHECKING:
-    from fedsink.protocol import CriticRequest, Critics, GradientRequest, Objective
+    from fedsink.protocol.dp_sinkhorn import GradientRequest
+    from fedsink.protocol.gs_wgan import CriticRequest, Critics
+    from fedsink.protocol.objective import Objective
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from fedsink.clients.ledger.ledger import Ledger
 from fedsink.errors import LedgerError, PrivacyError, RolledBackError
 from fedsink.privacy import SecretKey
 from fedsink.privacy.files import write_once
-from fedsink.privacy.ledger import Ledger
 
 log = logging.getLogger("fedsink.clients")
 

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.ledger.ledger import Ledger
+from fedsink.clients.ledger.places import Asked, Place, Reservation, Use
 from fedsink.clients.replies import ReplyStore
 from fedsink.errors import LedgerError, ReleaseRefusedError
-from fedsink.privacy.ledger import Asked, Budget, Charge, Ledger, Reservation, Use
-from fedsink.privacy.ledger.places import Place
 
 
 def use_digests(digest: bytes, uses: int) -> list[bytes]:
@@ -61,20 +63,20 @@ def refuse_rollback(ledger: Ledger, store: ReplyStore) -> None:
         )
 
 
-def refuse_forgotten(ledger: Ledger, critics: Path) -> None:
-    """Refuse an empty ledger beside what critics have learned, behind charges that it lacks.
+def refuse_forgotten(ledger: Ledger, states: Path) -> None:
+    """Refuse an empty ledger beside states that were learned from the data under lost charges.
 
     Args:
         ledger: the node's.
-        critics: folder of their states.
+        states: folder of what its answers remember; see `fedsink.clients.states`.
 
     Raises:
         LedgerError: there is such a state.
     """
-    if ledger.head()[0] == 0 and any(critics.glob("*/*.state")):
+    if ledger.head()[0] == 0 and any(states.glob("*/*.state")):
         raise LedgerError(
-            f"The ledger is empty, and critics have learned from the data ({critics}): restore the "
-            "ledger, or remove what they have learned (fedsink ledger forget-critics) if the data "
+            f"The ledger is empty beside states that were learned from the data ({states}): "
+            "restore the ledger, or remove the states (fedsink ledger forget-states) if the data "
             "are new."
         )
 

@@ -194,7 +194,7 @@ class States:
 
         Args:
             reservation: what the answer is charged under, from `reservation_name`.
-            kind: the name of its folder.
+            kind: name of the answer.
             names: any texts; a state of other names is another one.
         """
         key = (reservation.hex(), kind, *names)
@@ -202,7 +202,7 @@ class States:
             folder = None
             if self._folder is not None:
                 place = json.dumps([self._owner, *key])
-                folder = self._folder / kind / hashlib.sha256(place.encode()).hexdigest()
+                folder = self._folder / hashlib.sha256(place.encode()).hexdigest()
             self._states[key] = State(
                 folder, at_once=self._at_once, rewinds=self._rewinds, simulated=self._simulated
             )
@@ -215,10 +215,10 @@ class States:
 
 
 def forget(folder: Path, days: float = 0.0) -> int:
-    """Remove the states of one kind that were not written for so many days; how many there were.
+    """Remove the states that were not written for so many days; returns their number.
 
     Args:
-        folder: of the kind, with a folder for each client and run.
+        folder: of all states, with a folder for each answer, client and reservation.
         days: by the dates of the files.
 
     Raises:

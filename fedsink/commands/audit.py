@@ -8,6 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedsink.audit.finding import Finding
+from fedsink.audit.gs_wgan import audit_critics
+from fedsink.audit.ldp import audit_local, line_plan
+from fedsink.audit.one_run import audit_one_run
+from fedsink.audit.schema import audit_critic_schema, audit_schema
+from fedsink.audit.transcripts import audit_transcripts
 from fedsink.commands.keys import parse, real, whole
 from fedsink.errors import ConfigError
 from fedsink.evaluation import format_table
@@ -24,17 +30,7 @@ from fedsink.privacy import (
     local_mechanism,
 )
 from fedsink.privacy.adjacency import ADD_REMOVE
-from fedsink.privacy.audit import Finding
 from fedsink.reporting.atomic import write_atomic
-from fedsink.simulation.audit import (
-    audit_critic_schema,
-    audit_critics,
-    audit_local,
-    audit_one_run,
-    audit_schema,
-    audit_transcripts,
-    line_plan,
-)
 
 HELP = """Usage: fedsink audit mode=central [eps=1] [delta=1e-5] [rounds=4] [rate=0.2] [clip=record]
                                   [trials=4000] [canaries=1000]

@@ -9,11 +9,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsink.commands.flower import Submission, app_at, new_folder, submit
 from fedsink.commands.keys import not_a_pair
+from fedsink.deployment.home import deployed_name
+from fedsink.deployment.submission import Submission, app_at, new_folder, submit
 from fedsink.errors import ConfigError
 from fedsink.server.folder import RunFolder
-from fedsink.server.home import deployed_name
 
 _USAGE = """\
 fedsink deploy: learn an image generator on real nodes.
@@ -104,7 +104,7 @@ def _checked(overrides: Sequence[str], name: str) -> dict[str, object]:
 
     from fedsink.commands.hydra_errors import one_sentence
     from fedsink.commands.overrides import overrides as readable
-    from fedsink.server.deployment import deployable, deployed_settings, received
+    from fedsink.deployment.deployed_run import deployable, deployed_settings, received
     from fedsink.server.running import build_generator
 
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedsink.commands.flower import app_at, new_folder, submit
 from fedsink.commands.keys import parse
+from fedsink.deployment.home import deployed_name
+from fedsink.deployment.submission import app_at, new_folder, submit
 from fedsink.errors import ConfigError
-from fedsink.server.home import deployed_name
 
 HELP = """\
 fedsink fetch: get the results of a deployed run that has ended.

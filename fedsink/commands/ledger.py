@@ -7,19 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsink.clients.ledger.check import problems
+from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.export import FORMAT, export
+from fedsink.clients.ledger.report import AccountReport, refusals, report
 from fedsink.commands.keys import parse
 from fedsink.commands.names import ACTIONS
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.evaluation import format_table
-from fedsink.privacy.ledger import AccountReport, Database, export, problems, refusals, report
-from fedsink.privacy.ledger.export import FORMAT
 from fedsink.reporting.atomic import write_atomic
 
 if TYPE_CHECKING:
     from fedsink.clients.policy import Policy
 
 HELP = """Usage: fedsink ledger show|check|export policy=FILE | file=FILE [out=FILE]
-       fedsink ledger forget-critics POLICY
+       fedsink ledger forget-states POLICY
 
 show    one table of the accounts (lineage, adjacency, ceiling, what is left), one of their runs
         (who asked, by which method, what it cost), and what was refused today; before any run, what
@@ -27,8 +29,8 @@ show    one table of the accounts (lineage, adjacency, ceiling, what is left), o
 check   whether every invariant holds; exit code 1 and a sentence for each that does not
 export  accounts, plans and events as JSON to out=, or to the terminal; no fingerprint is in it
 
-forget-critics removes what the critics of all runs have learned from the node's data. No charge is
-forgotten with it; a run that goes on starts its critics anew.
+forget-states removes what answers remember of the node's data between messages, such as critics. No
+charge is forgotten with it; a run that continues starts its critics anew.
 
 The ledger is named by the node's policy=, or directly by file=, and is never changed. "ε so far" is
 information: the guarantee is the plan's ε, also for a run that stopped early.
@@ -39,15 +41,15 @@ _ACTIONS = ACTIONS["ledger"]
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Show, check or export a ledger, or forget what critics have learned."""
+    """Show, check or export a ledger, or remove a node's states."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0
     action, *rest = arguments
     if action not in _ACTIONS:
         raise ConfigError(f"fedsink ledger {', '.join(_ACTIONS)}; received {action!r}.")
-    if action == "forget-critics":
-        return _forget_critics(rest)
+    if action == "forget-states":
+        return _forget_states(rest)
     keys = parse(rest, {"policy": Path, "file": Path, "out": Path})
     if "out" in keys and action != "export":
         raise ConfigError(f"out= belongs to fedsink ledger export, not to {action}.")
@@ -70,17 +72,17 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         database.close()
 
 
-def _forget_critics(rest: Sequence[str]) -> int:
+def _forget_states(rest: Sequence[str]) -> int:
     if len(rest) != 1:
         raise ConfigError(
-            f"fedsink ledger forget-critics POLICY names one policy file, received {list(rest)}."
+            f"fedsink ledger forget-states POLICY names one policy file, received {list(rest)}."
         )
     from fedsink.clients.policy_file import read_policy
     from fedsink.clients.states import forget
 
     policy = read_policy(Path(rest[0].removeprefix("policy=")).expanduser())
-    forgotten = forget(policy.critics)
-    print(f"{forgotten} runs' critics of {policy.lineage} are removed.")
+    forgotten = forget(policy.states)
+    print(f"{forgotten} states of {policy.lineage} are removed.")
     return 0
 
 

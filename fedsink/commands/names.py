@@ -13,11 +13,11 @@ COMMANDS = {
     "evaluate": "train classifiers on synthetic images and test them on real ones",
     "report": "one page about a run: its promise, what left each client, its pictures",
     "compare": "runs side by side in a page: promises, pictures, accuracy, curves",
-    "ledger": "what a node has charged and keeps: ledger show, check, export or forget-critics",
+    "ledger": "what a node has charged and keeps: ledger show, check, export or forget-states",
     "operator": "the key that signs a deployment's requests, for the owners' policies",
     "account": "ε, σ, rate or rounds of either mode, by every accountant",
     "audit": "lower bounds on ε from canaries and repeated runs, beside the claim",
 }
 
-ACTIONS = {"ledger": ("show", "check", "export", "forget-critics")}
+ACTIONS = {"ledger": ("show", "check", "export", "forget-states")}
 """Second words of the commands that have them."""

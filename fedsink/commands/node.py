@@ -17,8 +17,8 @@ from fedsink.errors import ClientError, ConfigError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    from fedsink.commands.fleet import Fleet
-    from fedsink.commands.runner import RunnerProcess
+    from fedsink.deployment.fleet import Fleet
+    from fedsink.deployment.runner_process import RunnerProcess
 
 HELP = """Usage: fedsink node policy=FILE superlink=HOST:PORT client=N clients=K
                     [certificate=FILE] [key=FILE] [device=cpu] [insecure=true]
@@ -57,8 +57,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     tls = _tls(certificate, insecure)
     signal.signal(signal.SIGTERM, _stop)
 
-    from fedsink.commands.fleet import Fleet
-    from fedsink.commands.runner import RunnerProcess
+    from fedsink.deployment.fleet import Fleet
+    from fedsink.deployment.runner_process import RunnerProcess
 
     config = {
         "policy": str(keys["policy"].resolve()),
@@ -76,7 +76,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _serve(fleet: Fleet, runner: RunnerProcess) -> None:
-    from fedsink.commands.fleet import LostMessageError
+    from fedsink.deployment.fleet import LostMessageError
 
     last = time.monotonic()
     while True:

@@ -26,9 +26,9 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         return 0
     keys = parse(arguments, {"key": Path})
 
+    from fedsink.deployment.home import server_home
+    from fedsink.deployment.operator_key import FILE_NAME, make_operator_key, operator_key
     from fedsink.protocol.signatures import shown_key
-    from fedsink.server.home import server_home
-    from fedsink.server.operator_key import FILE_NAME, make_operator_key, operator_key
 
     path = keys.get("key", server_home() / FILE_NAME).expanduser()
     make_operator_key(path)

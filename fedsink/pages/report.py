@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsink.data.spec import DataSpec
+from fedsink.deployment.results import is_public
 from fedsink.errors import CheckpointError
 from fedsink.pages.charts import Chart, Line, line_chart
 from fedsink.pages.origin import Origin, settings
@@ -24,7 +25,6 @@ from fedsink.reporting.stream import ForgivingStream
 from fedsink.server.folder import command_for
 from fedsink.server.loop import LoopSettings
 from fedsink.server.recorded import RecordedRun
-from fedsink.server.results import is_public
 from fedsink.strategies.registry import STRATEGIES
 from fedsink.values import strictly
 

@@ -17,7 +17,7 @@ from fedsink.errors import ProtocolVersionError
 if TYPE_CHECKING:
     from flwr.app import Array, RecordDict
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """What requests and replies mean: it changes when either does, and every one of them states it."""
 
 _LONGEST_FIELDS = 1 << 18  # characters; a request's fields are some thousand
@@ -137,7 +137,7 @@ def digest(message_type: str, record: RecordDict | Packed) -> bytes:
     the same noise.
 
     Args:
-        message_type: what the content is sent as, ``"train.gradient"`` say.
+        message_type: what the content is sent as, ``"train.dp_sinkhorn"`` say.
         record: what `pack` wrote, or `packed`; both have the same digest.
     """
     fields, arrays = _parts(record)

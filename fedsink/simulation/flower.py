@@ -10,7 +10,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedsink.server.waiting import wait_for_nodes
+from fedsink.deployment.waiting import wait_for_nodes
 
 _START_SECONDS = 60.0
 

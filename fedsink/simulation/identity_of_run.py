@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsink.clients.ledger.ledger import Ledger
 from fedsink.errors import CheckpointError
 from fedsink.privacy import SecretKey
-from fedsink.privacy.ledger import Ledger
 from fedsink.protocol.run import new_run_name
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsink.errors import ConfigError
 from fedsink.privacy import BatchClip, Clip
-from fedsink.protocol import Objective
+from fedsink.protocol.objective import Objective
 from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.transport import (
     AnnealedSolver,

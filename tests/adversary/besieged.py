@@ -14,12 +14,14 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from fedsink.clients.app import client_app
+from fedsink.clients.ledger.check import problems
+from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.report import report
 from fedsink.clients.node import open_node
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
-from fedsink.privacy.ledger import Database, problems, report
 
 from ..support.policies import MECHANISMS, limits, policy
 from ..support.tiny import CLASSES, NOMINAL, RECORDS, points_of, with_secret_key

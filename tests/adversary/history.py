@@ -23,19 +23,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-from fedsink.clients import privatizer
+from fedsink.clients import privatize_once as privatizer
 from fedsink.clients.answer import Task
+from fedsink.clients.ledger.admission import ONE_PLAN
+from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.report import report
 from fedsink.clients.node import close_nodes
 from fedsink.clients.shard import Shard
 from fedsink.data import sources
 from fedsink.privacy import ADJACENCIES, Stream
-from fedsink.privacy.ledger import Database, report
-from fedsink.privacy.ledger.admission import ONE_PLAN
 from fedsink.privacy.mechanisms.clipped_gaussian import ClippedGaussian
-from fedsink.protocol import CriticRequest, LocalPlan, PrivatizeRequest
+from fedsink.protocol.dp_sinkhorn import unpack_requests
 from fedsink.protocol.errors import MEANING
-from fedsink.protocol.gradient import unpack_requests
-from fedsink.protocol.parameters import ParameterRequest
+from fedsink.protocol.gs_wgan import CriticRequest
+from fedsink.protocol.parameter_gradient import ParameterRequest
+from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
 from fedsink.protocol.receipts import given_by
 from fedsink.protocol.signatures import shown_key, sign
 

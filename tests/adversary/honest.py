@@ -15,23 +15,18 @@ from fedsink.models import build
 from fedsink.models.critics import CriticTraining
 from fedsink.models.pullback import flat_weights
 from fedsink.privacy import CriticClip, JointSchedule, PrivacyPlan
-from fedsink.protocol import (
-    CriticRequest,
-    Critics,
-    GradientRequest,
-    LocalPlan,
-    Objective,
-    PrivatizeRequest,
-)
-from fedsink.protocol.gradient import pack_requests
-from fedsink.protocol.parameters import ParameterRequest, architecture_of
+from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
+from fedsink.protocol.gs_wgan import CriticRequest, Critics
+from fedsink.protocol.objective import Objective
+from fedsink.protocol.parameter_gradient import ParameterRequest, architecture_of
+from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
 
 from ..support.requests import gradient_request, plan_of
 from ..support.tiny import CLASSES, NOMINAL
 
-IDENTITY, GRADIENT = "query.identity", "train.gradient"
-PARAMETERS, PRIVATIZE = "train.parameters", "train.privatize"
-CRITIC = "train.critic"
+IDENTITY, GRADIENT = "query.identity", "train.dp_sinkhorn"
+PARAMETERS, PRIVATIZE = "train.parameter_gradient", "train.privatize_once"
+CRITIC = "train.gs_wgan"
 KINDS = (IDENTITY, GRADIENT, PARAMETERS, PRIVATIZE, CRITIC)
 CRITICS = 4  # of a client, the most that a policy allows
 SHAPES: dict[str, tuple[int, ...]] = {"points": (4,), "images": (1, 4, 4)}

@@ -13,8 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import strategies as st
 
 from fedsink.privacy import TurnSchedule
-from fedsink.protocol import GradientRequest
-from fedsink.protocol.gradient import pack_requests
+from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
 from fedsink.protocol.records import PROTOCOL_VERSION
 
 from .honest import (

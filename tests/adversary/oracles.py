@@ -18,15 +18,16 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy import stats
 from torch import Tensor
 
-from fedsink.clients.critic import CriticMessage, CriticState, critic_totals
-from fedsink.clients.critic_answer import architecture
-from fedsink.clients.gradient import client_total
+from fedsink.clients.dp_sinkhorn import client_total
+from fedsink.clients.gs_wgan import architecture
+from fedsink.clients.gs_wgan_critics import CriticMessage, CriticState, critic_totals
 from fedsink.clients.parameter_gradient import parameter_total
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.privacy import CriticClip, PrivacyPlan, Stream
-from fedsink.protocol import CriticRequest, GradientRequest
-from fedsink.protocol.parameters import ParameterRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.gs_wgan import CriticRequest
+from fedsink.protocol.parameter_gradient import ParameterRequest
 
 Request = GradientRequest | ParameterRequest
 

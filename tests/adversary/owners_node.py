@@ -21,13 +21,16 @@ from flwr.app import Context, Message
 from flwr.common.serde import recorddict_to_proto
 
 from fedsink.clients.app import app
+from fedsink.clients.ledger.check import problems
+from fedsink.clients.ledger.database import Database
 from fedsink.clients.node import close_nodes
 from fedsink.clients.sealed import unseal
 from fedsink.models.critics import CriticTraining
 from fedsink.privacy import BatchClip, CriticClip, JointSchedule, PrivacyPlan
-from fedsink.privacy.ledger import Database, problems
-from fedsink.protocol import CriticRequest, Critics, GradientRequest, Objective
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.errors import MEANING, REFUSED
+from fedsink.protocol.gs_wgan import CriticRequest, Critics
+from fedsink.protocol.objective import Objective
 
 from ..support.policies import CENTRAL, limits, policy
 from ..support.requests import gradient_request
@@ -40,7 +43,7 @@ Place = tuple[str, int]
 PLAN = PrivacyPlan(1.0, 1.0, 51, BatchClip(0.5), JointSchedule(), 1e-6)
 CRITIC_PLAN = PrivacyPlan(1.0, 1.0, 51, CriticClip(0.5, 4), JointSchedule(), 1e-6)
 Asked = GradientRequest | CriticRequest
-_TYPES: dict[type, str] = {GradientRequest: "train.gradient", CriticRequest: "train.critic"}
+_TYPES: dict[type, str] = {GradientRequest: "train.dp_sinkhorn", CriticRequest: "train.gs_wgan"}
 _PATIENCE = 60.0
 _FORK = multiprocessing.get_context("fork")
 

@@ -22,17 +22,18 @@ from flwr.common.serde import recorddict_to_proto
 from scipy import stats
 from torch import Tensor
 
-from fedsink.clients import critic_answer, gradient, parameter_gradient, privatizer
+from fedsink.clients import dp_sinkhorn, gs_wgan, parameter_gradient, privatize_once
 from fedsink.clients.node import close_nodes
 from fedsink.clients.shard import Shard
 from fedsink.data import sources
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol import CriticRequest, GradientRequest, PrivatizeReply, PrivatizeRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest, unpack_requests
 from fedsink.protocol.errors import FAILED, MALFORMED, MEANING, OTHER_VERSION, REFUSED
-from fedsink.protocol.gradient import unpack_requests
-from fedsink.protocol.parameters import ParameterRequest
+from fedsink.protocol.gs_wgan import CriticRequest
+from fedsink.protocol.parameter_gradient import ParameterRequest
+from fedsink.protocol.privatize_once import PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.receipts import given_by
-from fedsink.protocol.records import unpack
+from fedsink.protocol.records import PROTOCOL_VERSION, unpack
 
 from .besieged import HOLDINGS, BesiegedNode, Place
 from .honest import CRITIC, GRADIENT, IDENTITY, NOMINAL, PARAMETERS, PRIVATIZE, SHAPES, Kind
@@ -100,15 +101,15 @@ class Siege:
         self._noise: dict[str, list[np.ndarray]] = {"normal": [], "laplace": []}
         _import_accountants()
         for module, name in (
-            (gradient, "client_gradient"),
+            (dp_sinkhorn, "client_gradient"),
             (parameter_gradient, "parameter_gradient"),
-            (privatizer, "privatize"),
-            (critic_answer, "critic_gradients"),
+            (privatize_once, "privatize"),
+            (gs_wgan, "critic_gradients"),
         ):
             patch.setattr(module, name, self._watched(getattr(module, name)))
 
         self._total = torch.zeros(0)
-        patch.setattr(critic_answer, "critic_totals", self._added_up(critic_answer.critic_totals))
+        patch.setattr(gs_wgan, "critic_totals", self._added_up(gs_wgan.critic_totals))
 
     def begin(self) -> None:
         """Nodes that have answered nothing yet."""
@@ -235,7 +236,7 @@ class Siege:
         assert sorted(reply) == ["identity"] + ["owner"] * (node.noise != "keyed")
         if (given := given_by(reply)) is not None:
             assert (len(given.name), len(given.receipt)) == (32, 80)
-        assert dict(reply.config_records["identity"]) == {"client": 0, "protocol": 3}
+        assert dict(reply.config_records["identity"]) == {"client": 0, "protocol": PROTOCOL_VERSION}
         return []
 
     def _check_gradient(
@@ -348,7 +349,7 @@ def _check_schema(
     reply: RecordDict, arrays: dict[str, tuple[str, tuple[int, ...]]], fields: str
 ) -> None:
     assert sorted(reply) == ["arrays", "fields"]
-    stated = json.dumps({**json.loads(fields), "protocol": 3}, sort_keys=True)
+    stated = json.dumps({**json.loads(fields), "protocol": PROTOCOL_VERSION}, sort_keys=True)
     assert dict(reply.config_records["fields"]) == {"json": stated}
     found = reply.array_records["arrays"]
     assert {n: (a.dtype, tuple(a.shape)) for n, a in found.items()} == arrays

@@ -22,9 +22,14 @@ from typing import Any
 import pytest
 
 from fedsink.clients.central import central_charge
+from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.ledger.check import problems
+from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.ledger import Ledger
+from fedsink.clients.ledger.places import Use
 from fedsink.clients.node import close_nodes
 from fedsink.errors import BudgetError, LedgerError, ReleaseRefusedError
-from fedsink.privacy.ledger import Budget, Charge, Database, Ledger, Use, problems
 from fedsink.protocol.errors import FAILED, REFUSED
 
 from . import owners_node

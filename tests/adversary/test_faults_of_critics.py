@@ -45,7 +45,7 @@ def warm_up(noise: str, folder: Path) -> None:
 
 def learned(node: OwnersNode) -> dict[str, bytes]:
     """What the critics have learned: every file of a state, by the round after which it holds."""
-    return {path.name: path.read_bytes() for path in node.state.glob("critics/*/[!.]*")}
+    return {path.name: path.read_bytes() for path in node.state.glob("states/*/[!.]*")}
 
 
 def arrows(node: OwnersNode) -> list[int]:
@@ -120,7 +120,7 @@ def test_a_folder_of_critics_that_cannot_be_written_releases_nothing_new(
 ) -> None:
     node = make_node()
     node.ask(critic_request(1))
-    folders = [node.state / "critics", *node.state.glob("critics/*")]
+    folders = [node.state / "states", *node.state.glob("states/*")]
     for folder in folders:
         folder.chmod(0o500)
     answer = node.ask(critic_request(2), lose_privileges)
@@ -136,7 +136,7 @@ def test_what_critics_learned_is_for_the_owner_alone(
 ) -> None:
     node = make_node()
     node.ask(critic_request(1))
-    folders = [node.state / "critics", *node.state.glob("critics/*")]
+    folders = [node.state / "states", *node.state.glob("states/*")]
     assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700, 0o700]
-    [file] = node.state.glob("critics/*/*")
+    [file] = node.state.glob("states/*/*")
     assert file.stat().st_mode & 0o777 == 0o600

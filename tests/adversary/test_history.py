@@ -13,8 +13,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from fedsink.clients import node
+from fedsink.clients.ledger import admission
+from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.charge import Charge
 from fedsink.clients.states import State
-from fedsink.privacy.ledger import Budget, Charge, admission
 from fedsink.protocol.errors import FAILED, MALFORMED, RUN_TAKEN
 
 from .history import OWNERS, History

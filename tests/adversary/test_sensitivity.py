@@ -15,9 +15,9 @@ import torch
 from fedsink.clients.shard import Shard
 from fedsink.privacy import BatchClip, PrivacyPlan, RecordClip, Stream, domain
 from fedsink.privacy.clips.base import shrunk
-from fedsink.protocol import GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.errors import MALFORMED
-from fedsink.protocol.parameters import ParameterRequest
+from fedsink.protocol.parameter_gradient import ParameterRequest
 from fedsink.protocol.records import unpack
 
 from .besieged import many

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedsink.clients.settings import NodeSettings
 from fedsink.privacy import Stream
-from fedsink.protocol import GradientRequest, Objective
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.objective import Objective
 from fedsink.simulation.identity import become
 
 from ..support import streams

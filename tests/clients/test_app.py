@@ -21,15 +21,10 @@ from fedsink.data.maps import PointBall
 from fedsink.data.sources import notes
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import PrivacyPlan
-from fedsink.protocol import (
-    GradientReply,
-    LocalPlan,
-    Objective,
-    PrivatizeReply,
-    PrivatizeRequest,
-)
+from fedsink.protocol.dp_sinkhorn import GradientReply, unpack_replies
 from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED, RUN_TAKEN
-from fedsink.protocol.gradient import unpack_replies
+from fedsink.protocol.objective import Objective
+from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.records import pack, unpack
 
 from ..support.requests import gradient_request, plan_of
@@ -57,17 +52,17 @@ def code(reply: Message) -> int:
 
 def test_a_client_says_which_one_it_is(settings: NodeSettings) -> None:
     reply = ask(settings, "query.identity", RecordDict())
-    assert dict(reply.content.config_records["identity"]) == {"client": 1, "protocol": 3}
+    assert dict(reply.content.config_records["identity"]) == {"client": 1, "protocol": 4}
     assert len(reply.content) == 1
 
 
 def test_a_gradient_is_answered(settings: NodeSettings, make_request: Make) -> None:
-    reply = ask(settings, "train.gradient", make_request().to_record())
+    reply = ask(settings, "train.dp_sinkhorn", make_request().to_record())
     assert GradientReply.from_record(reply.content).gradient.shape == (6, 4)
 
 
 def test_privatized_records_are_answered(settings: NodeSettings) -> None:
-    reply = ask(settings, "train.privatize", PrivatizeRequest(PLAN, 0, 8).to_record())
+    reply = ask(settings, "train.privatize_once", PrivatizeRequest(PLAN, 0, 8).to_record())
     read = PrivatizeReply.from_record(reply.content)
     assert read.values.shape == (8, 4)
     assert read.chunks == 3
@@ -77,9 +72,9 @@ def test_the_plan_alone_names_a_release_and_not_the_chunk(secret: NodeSettings) 
     """Pitfall 9: every chunk is of one release, whatever its size."""
     for chunk, size in ((0, 8), (1, 8), (0, 20)):
         request = PrivatizeRequest(PLAN, chunk, size)
-        assert not ask(secret, "train.privatize", request.to_record()).has_error()
+        assert not ask(secret, "train.privatize_once", request.to_record()).has_error()
     other = PrivatizeRequest(replace(PLAN, epsilon=4.0), 0, 8)
-    assert code(ask(secret, "train.privatize", other.to_record())) == RUN_TAKEN
+    assert code(ask(secret, "train.privatize_once", other.to_record())) == RUN_TAKEN
 
 
 @pytest.mark.parametrize(
@@ -87,7 +82,7 @@ def test_the_plan_alone_names_a_release_and_not_the_chunk(secret: NodeSettings) 
     [(RuntimeError, FAILED), (ValueError, MALFORMED), (TypeError, MALFORMED), (KeyError, FAILED),
      (MemoryError, FAILED), (OSError, FAILED)],
 )  # fmt: skip
-@pytest.mark.parametrize("kind", ["train.gradient", "train.privatize"])
+@pytest.mark.parametrize("kind", ["train.dp_sinkhorn", "train.privatize_once"])
 def test_an_errors_text_never_leaves_the_client(
     settings: NodeSettings, make_request: Make, monkeypatch: pytest.MonkeyPatch, kind: str,
     error: type[Exception], expected: int, caplog: pytest.LogCaptureFixture,
@@ -98,7 +93,7 @@ def test_an_errors_text_never_leaves_the_client(
         raise error(SECRET)
 
     monkeypatch.setattr(Node, "release", crash)
-    request = make_request() if kind == "train.gradient" else PrivatizeRequest(PLAN, 0, 8)
+    request = make_request() if kind == "train.dp_sinkhorn" else PrivatizeRequest(PLAN, 0, 8)
     with caplog.at_level(logging.WARNING, logger="fedsink.clients"):
         reply = ask(settings, kind, request.to_record())
     assert code(reply) == expected
@@ -110,13 +105,13 @@ def test_an_errors_text_never_leaves_the_client(
 
 def test_a_refusals_text_never_leaves_the_client(secret: NodeSettings, make_request: Make) -> None:
     """Pitfall 11."""
-    assert not ask(secret, "train.gradient", make_request(bound=0.5).to_record()).has_error()
-    reply = ask(secret, "train.gradient", make_request(rows=5).to_record())
+    assert not ask(secret, "train.dp_sinkhorn", make_request(bound=0.5).to_record()).has_error()
+    reply = ask(secret, "train.dp_sinkhorn", make_request(rows=5).to_record())
     assert code(reply) == REFUSED
     assert b"already" not in message_to_proto(reply).SerializeToString()
 
 
-@pytest.mark.parametrize("kind", ["train.gradient", "train.privatize"])
+@pytest.mark.parametrize("kind", ["train.dp_sinkhorn", "train.privatize_once"])
 def test_a_malformed_request_is_answered_with_a_code(settings: NodeSettings, kind: str) -> None:
     assert code(ask(settings, kind, RecordDict())) == MALFORMED
 
@@ -125,7 +120,7 @@ def test_a_malformed_request_is_answered_with_a_code(settings: NodeSettings, kin
 def test_a_map_that_is_no_table_is_malformed(settings: NodeSettings, described: Any) -> None:
     fields, _ = unpack(PrivatizeRequest(PLAN, 0, 9).to_record())
     fields["plan"]["map"] = described
-    assert code(ask(settings, "train.privatize", pack(fields, {}))) == MALFORMED
+    assert code(ask(settings, "train.privatize_once", pack(fields, {}))) == MALFORMED
 
 
 def test_data_that_cannot_be_read_is_answered_with_a_code(
@@ -133,7 +128,7 @@ def test_data_that_cannot_be_read_is_answered_with_a_code(
 ) -> None:
     """Pitfall 11: the path stays on the client."""
     data = replace(settings.data, name="image_folder", shape=(1, 8, 8), root="/secret/path")
-    reply = ask(replace(settings, data=data), "train.gradient", make_request().to_record())
+    reply = ask(replace(settings, data=data), "train.dp_sinkhorn", make_request().to_record())
     assert code(reply) == MALFORMED
     assert b"secret" not in message_to_proto(reply).SerializeToString()
 
@@ -141,7 +136,7 @@ def test_data_that_cannot_be_read_is_answered_with_a_code(
 @pytest.mark.parametrize(
     "config", [{}, {"partition-id": 3}, {"partition-id": -1}, {"partition-id": "one"}], ids=str
 )
-@pytest.mark.parametrize("kind", ["query.identity", "train.gradient"])
+@pytest.mark.parametrize("kind", ["query.identity", "train.dp_sinkhorn"])
 def test_an_unknown_partition_is_answered_with_a_code(
     settings: NodeSettings, make_request: Make, config: dict[str, Any], kind: str
 ) -> None:
@@ -158,10 +153,12 @@ def test_a_reply_holds_the_gradient_and_nothing_else(
     for client in range(3):  # 21, 20 and 20 records
         for rate in (1e-12, 0.5, 1.0):
             request = make_request(clip=clip, rate=rate)
-            reply = ask(settings, "train.gradient", request.to_record(), {"partition-id": client})
+            reply = ask(
+                settings, "train.dp_sinkhorn", request.to_record(), {"partition-id": client}
+            )
             content = reply.content
             assert sorted(content) == ["arrays", "fields"]
-            assert dict(content.config_records["fields"]) == {"json": '{"protocol": 3}'}
+            assert dict(content.config_records["fields"]) == {"json": '{"protocol": 4}'}
             assert list(content.array_records["arrays"]) == ["gradient"]
             array = content.array_records["arrays"]["gradient"]
             assert (array.dtype, tuple(array.shape)) == ("float32", (1, 6, 4))
@@ -185,7 +182,7 @@ def test_what_reading_changes_leaves_no_trace_at_a_node(
         plan = plan_of("record", "class")
         request = gradient_request(plan, Objective(0.5, CLASSES), label=1, shape=(1, 2, 2))
         with caplog.at_level(logging.DEBUG, logger="fedsink"):
-            reply = ask(node, "train.gradient", request.to_record(), {"partition-id": 0})
+            reply = ask(node, "train.dp_sinkhorn", request.to_record(), {"partition-id": 0})
         assert not reply.has_error()
         replies[name] = message_to_proto(reply).content
         assert bool(notes(data)) == (name == "other")
@@ -198,7 +195,7 @@ def test_a_shared_request_is_not_changed(settings: NodeSettings, make_request: M
     """In-process engines hand one content object to every client."""
     content = make_request(clip="record").to_record()
     before = message_to_proto(Message(content, dst_node_id=1, message_type="train"))
-    ask(settings, "train.gradient", content)
+    ask(settings, "train.dp_sinkhorn", content)
     after = message_to_proto(Message(content, dst_node_id=1, message_type="train"))
     assert before.content == after.content
 
@@ -213,7 +210,7 @@ def test_a_round_beyond_the_plan_is_refused(settings: NodeSettings, make_request
     """Pitfall 6: the plan covers 50 rounds, and the 51st would be charged to nobody."""
     request = make_request(round=51)
     assert isinstance(request.plan, PrivacyPlan)
-    assert code(ask(settings, "train.gradient", request.to_record())) == MALFORMED
+    assert code(ask(settings, "train.dp_sinkhorn", request.to_record())) == MALFORMED
 
 
 def test_policy_and_budget_refuse_with_one_code(
@@ -222,7 +219,7 @@ def test_policy_and_budget_refuse_with_one_code(
     """The server does not learn which of the owner's limits it met."""
     for request in (make_request(bound=0.6), make_request()):
         node = NodeSettings.from_policy(read_policy(policy_file(epsilon=1.0)), clients=3)
-        reply = ask(node, "train.gradient", request.to_record())
+        reply = ask(node, "train.dp_sinkhorn", request.to_record())
         assert code(reply) == REFUSED
         sent = message_to_proto(reply).SerializeToString()
         for word in (b"policy", b"budget", b"ward", b"clip"):
@@ -241,7 +238,7 @@ def test_a_seed_in_a_message_is_ignored(
     for number in range(2):
         path = policy_file()
         reply = ask(
-            NodeSettings.from_policy(read_policy(path), clients=3), "train.gradient", content
+            NodeSettings.from_policy(read_policy(path), clients=3), "train.dp_sinkhorn", content
         )
         noise.append(unpack_replies(reply.content)[0].gradient.flatten())
         path.parent.rename(path.parent.with_name(f"node-{number}"))

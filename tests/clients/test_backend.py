@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsink.clients.gradient import GradientAnswer
+from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
 from fedsink.clients.node import Node
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError, ReleaseRefusedError
-from fedsink.protocol import GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.transport.solvers.backends import GeomlossSolver
 
 from ..support.asking import gradient
@@ -31,7 +31,7 @@ def test_a_real_node_refuses_a_library_before_anything_is_charged_or_read(
 ) -> None:
     install_source(lambda spec, split: pytest.fail("the data were read"))
     node = Node(NodeSettings.from_policy(read_policy(policy_file()), clients=2), 0)
-    answer = GradientAnswer([make_request(solver="annealed", backend=backend)])
+    answer = DPSinkhornAnswer([make_request(solver="annealed", backend=backend)])
     message = f"wants backend={backend}, and a real node solves its problems by native alone"
     for ask in (node.release, node.admit):
         with pytest.raises(ReleaseRefusedError, match=message):

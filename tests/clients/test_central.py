@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from fedsink.clients.central import central_charge
+from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.ledger import Ledger
 from fedsink.errors import BudgetError
 from fedsink.privacy import BatchClip, ClassSchedule, PrivacyPlan, RecordClip
 from fedsink.privacy.accounting.accountants import poisson_gaussian
-from fedsink.privacy.ledger import Budget, Ledger
 
 PLAN = PrivacyPlan(0.2, 2.0, 30, RecordClip(0.5), ClassSchedule(3), 1e-5)
 FULL = replace(PLAN, capacity=30, nominal_records=60)

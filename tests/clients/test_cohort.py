@@ -18,10 +18,9 @@ from fedsink.clients.node import Node, close_nodes, open_node
 from fedsink.clients.settings import NodeSettings
 from fedsink.data.partition import Dirichlet
 from fedsink.privacy import PrivacyPlan
-from fedsink.protocol import GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
 from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED
 from fedsink.protocol.exchange import Content
-from fedsink.protocol.gradient import pack_requests
 from fedsink.protocol.records import digest
 
 from ..support.asking import gradients
@@ -36,7 +35,7 @@ def together(
     replies: dict[int, Tensor] = {}
     failures: dict[int, int] = {}
     content = Content(lambda: list(requests), lambda: pack_requests(requests))
-    for _, answers in NodeCohort(settings).answers("train.gradient", [content], [clients]):
+    for _, answers in NodeCohort(settings).answers("train.dp_sinkhorn", [content], [clients]):
         replies |= dict(zip(answers.clients, answers.replies, strict=True))
         failures |= answers.failures
     return replies, failures
@@ -45,7 +44,7 @@ def together(
 def one_by_one(
     settings: NodeSettings, requests: Sequence[GradientRequest], clients: Sequence[int]
 ) -> dict[int, Tensor]:
-    message = digest("train.gradient", pack_requests(requests))
+    message = digest("train.dp_sinkhorn", pack_requests(requests))
     return {k: torch.stack(gradients(Node(settings, k), requests, message)) for k in clients}
 
 
@@ -220,9 +219,9 @@ def test_a_client_that_fails_keeps_no_other_from_answering(
 def test_a_malformed_request_fails_at_every_client(many: NodeSettings, make_request: Make) -> None:
     request = make_request(clip="record")
     content = pack_requests([request])
-    content.config_records["fields"]["json"] = '{"protocol": 3}'
+    content.config_records["fields"]["json"] = '{"protocol": 4}'
     read = Content(None, lambda: content)
-    ((number, answers),) = NodeCohort(many).answers("train.gradient", [read], [[3, 5]])
+    ((number, answers),) = NodeCohort(many).answers("train.dp_sinkhorn", [read], [[3, 5]])
     assert number == 0
     assert answers.failures == {3: MALFORMED, 5: MALFORMED}
     wide = make_request(clip="record", rows=torch.zeros(6, 9))

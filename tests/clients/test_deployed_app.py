@@ -14,9 +14,8 @@ from flwr.app import Context, Message, RecordDict
 from fedsink.clients.app import app, client_app, owners_settings
 from fedsink.clients.node import close_nodes
 from fedsink.clients.settings import NodeSettings
-from fedsink.protocol import GradientReply
+from fedsink.protocol.dp_sinkhorn import GradientReply, pack_requests, unpack_replies
 from fedsink.protocol.errors import MALFORMED
-from fedsink.protocol.gradient import pack_requests, unpack_replies
 
 Make = Callable[..., Any]
 
@@ -39,13 +38,13 @@ def test_a_real_node_is_what_its_owners_policy_says(
     answers = []
     for run_config in ({}, hostile):
         close_nodes()  # every message runs in a process of its own
-        reply = deployed("train.gradient", content, config, run_config)
+        reply = deployed("train.dp_sinkhorn", content, config, run_config)
         assert not reply.has_error()
         answers.append(GradientReply.from_record(reply.content).gradient)
     assert torch.equal(*answers)
     assert (policy.parent / "state" / "ledger.sqlite").is_file()
     reply = deployed("query.identity", RecordDict(), config, hostile)
-    assert dict(reply.content.config_records["identity"]) == {"client": 1, "protocol": 3}
+    assert dict(reply.content.config_records["identity"]) == {"client": 1, "protocol": 4}
     settings = owners_settings(Context(1, 1, config, RecordDict(), hostile))
     assert (settings.seed, settings.partition, settings.policy) == (None, None, policy)
     assert settings.clients == 3
@@ -74,7 +73,7 @@ def test_a_node_without_what_it_needs_answers_nothing_and_tells_its_owner(
 ) -> None:  # fmt: skip
     config = {"policy": str(policy_file()), "partition-id": 1, "num-partitions": 3, **changes}
     config = {key: value for key, value in config.items() if value is not None}
-    messages = {"query.identity": RecordDict(), "train.gradient": make_request().to_record()}
+    messages = {"query.identity": RecordDict(), "train.dp_sinkhorn": make_request().to_record()}
     for kind, content in messages.items():
         with caplog.at_level(logging.WARNING, logger="fedsink.clients"):
             reply = deployed(kind, content, config, {})
@@ -88,7 +87,7 @@ def test_a_message_with_several_uses_is_answered_in_order(
     context = Context(1, 1001, {"partition-id": 1}, RecordDict(), {})
 
     def ask(content: RecordDict) -> list[GradientReply]:
-        message = Message(content, dst_node_id=1001, message_type="train.gradient")
+        message = Message(content, dst_node_id=1001, message_type="train.dp_sinkhorn")
         return unpack_replies(client_app(settings)(message, context).content)
 
     requests = [make_request(round=number) for number in (3, 4, 7)]

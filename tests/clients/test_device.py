@@ -26,10 +26,10 @@ from fedsink.data.maps import (
 from fedsink.errors import ConfigError
 from fedsink.models import build
 from fedsink.models.pullback import flat_weights
-from fedsink.protocol import GradientRequest, LocalPlan, PrivatizeRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
 from fedsink.protocol.exchange import Content
-from fedsink.protocol.gradient import pack_requests
-from fedsink.protocol.parameters import ParameterRequest, architecture_of
+from fedsink.protocol.parameter_gradient import ParameterRequest, architecture_of
+from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
 
 from ..support.asking import gradient, privatized, weights_gradient
 from ..support.tiny import CLASSES, RECORDS, SIZE
@@ -64,7 +64,7 @@ def request_of(make: Make, case: dict[str, Any]) -> GradientRequest:
 
 def ask_cohort(settings: NodeSettings, request: GradientRequest, clients: Sequence[int]) -> Tensor:
     content = Content(lambda: [request], lambda: pack_requests([request]))
-    ((_, answers),) = NodeCohort(settings).answers("train.gradient", [content], [clients])
+    ((_, answers),) = NodeCohort(settings).answers("train.dp_sinkhorn", [content], [clients])
     assert answers.failures == {}
     return answers.replies
 

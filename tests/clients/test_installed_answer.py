@@ -23,10 +23,10 @@ from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.models import GENERATORS, build
 from fedsink.models.pullback import flat_weights
-from fedsink.protocol import GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.errors import MALFORMED, REFUSED
 from fedsink.protocol.exchange import Content
-from fedsink.protocol.parameters import ParameterRequest, architecture_of
+from fedsink.protocol.parameter_gradient import ParameterRequest, architecture_of
 from fedsink.protocol.records import pack, unpack
 
 from ..support.tiny import CLASSES, RECORDS, SIZE
@@ -43,7 +43,7 @@ import torch
 from fedsink.clients.answer import BatchedAnswer
 from fedsink.models import Mlp
 from fedsink.privacy import LaplaceMechanism
-from fedsink.privacy.ledger import Charge
+from fedsink.clients.ledger.charge import Charge
 from fedsink.protocol.records import pack, unpack
 
 NOISE = LaplaceMechanism.from_epsilon(2.0, 2.0, 0.0)  # in each of nine rounds
@@ -214,7 +214,7 @@ def test_its_state_lies_between_the_ledgers_commit_and_the_stored_reply(
     folder, seen = settings.ledger.parent, []
 
     def states() -> list[str]:
-        return sorted(path.name for path in folder.glob("counts/*/*"))
+        return sorted(path.name for path in folder.glob("states/*/*"))
 
     def full(self: ReplyStore, *arguments: object) -> None:
         with sqlite3.connect(settings.ledger or "") as database:
@@ -227,7 +227,7 @@ def test_its_state_lies_between_the_ledgers_commit_and_the_stored_reply(
         assert ask(settings, question()).has_error()
     assert seen == [(1,)]
     assert states() == ["1.state"]
-    [path] = folder.glob("counts/*/*")
+    [path] = folder.glob("states/*/*")
     whole = path.read_bytes()
     path.write_text("half-trained")
     close_nodes()
@@ -258,8 +258,8 @@ def test_a_cohort_computes_installed_batched_answers_at_once(
 ) -> None:
     cohort = NodeCohort(settings)
     assert cohort.handles("train.counts")
-    assert cohort.handles("train.gradient")
-    assert not cohort.handles("train.privatize")
+    assert cohort.handles("train.dp_sinkhorn")
+    assert not cohort.handles("train.privatize_once")
     assert not cohort.handles("train.nothing")
     content = Content(None, question)
     ((_, answers),) = cohort.answers("train.counts", [content], [range(3)])
@@ -308,7 +308,7 @@ def test_an_installed_generator_that_the_policy_does_not_name_is_never_imported(
     plugin: None, policy_file: Callable[..., Path], names_it: RecordDict
 ) -> None:
     settings = owned(policy_file, "parameter-gradient")
-    assert ask(settings, names_it, "train.parameters").error.code == REFUSED
+    assert ask(settings, names_it, "train.parameter_gradient").error.code == REFUSED
     assert "plugin" not in sys.modules
     with pytest.raises(ConfigError, match=r"generators: 'tinny' is none of biggan, .*mlp, tiny"):
         owned(policy_file, "parameter-gradient", generators=["tinny"])
@@ -319,5 +319,5 @@ def test_an_installed_generator_that_the_policy_names_is_built(
     plugin: None, policy_file: Callable[..., Path], names_it: RecordDict
 ) -> None:
     settings = owned(policy_file, "parameter-gradient", generators=["tiny"])
-    assert not ask(settings, names_it, "train.parameters").has_error()
+    assert not ask(settings, names_it, "train.parameter_gradient").has_error()
     assert "plugin" in sys.modules

@@ -10,10 +10,10 @@ import pytest
 
 from fedsink.clients.policy import Policy, PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.privatizer import PrivatizedAnswer
+from fedsink.clients.privatize_once import PrivatizeOnceAnswer
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError
-from fedsink.protocol import LocalPlan, PrivatizeRequest
+from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
 from fedsink.protocol.records import pack
 
 from ..support.policies import limits, policy
@@ -59,7 +59,7 @@ def test_a_policy_that_does_not_name_it_refuses_it(
     with pytest.raises(
         PolicyRefusedError, match=r"allow\.mechanisms: the message asks for rounded"
     ):
-        PrivatizedAnswer([request_for_it]).check_policy(policy)
+        PrivatizeOnceAnswer([request_for_it]).check_policy(policy)
 
 
 def test_a_mechanism_that_the_policy_does_not_name_is_never_imported(
@@ -69,16 +69,18 @@ def test_a_mechanism_that_the_policy_does_not_name_is_never_imported(
     known = LocalPlan("laplace", PointBall("l1"), 3.0).to_dict()
     asked = {"run": "run", "plan": known | {"mechanism": "rounded"}, "chunk": 0, "chunk_size": 5}
     with pytest.raises(PolicyRefusedError, match="the message asks for rounded"):
-        PrivatizedAnswer.read(pack(asked, {}), _policy(tmp_path, "laplace"))
+        PrivatizeOnceAnswer.read(pack(asked, {}), _policy(tmp_path, "laplace"))
     assert "plugin" not in sys.modules
-    PrivatizedAnswer.read(pack(asked, {}), _policy(tmp_path, "rounded"))
+    PrivatizeOnceAnswer.read(pack(asked, {}), _policy(tmp_path, "rounded"))
     assert "plugin" in sys.modules
 
 
 def test_a_policy_that_names_it_allows_it(request_for_it: PrivatizeRequest, tmp_path: Path) -> None:
     policy = _policy(tmp_path, "rounded")
-    PrivatizedAnswer([request_for_it]).check_policy(policy)
-    other = PrivatizedAnswer([PrivatizeRequest(LocalPlan("laplace", PointBall("l1"), 3.0), 0, 5)])
+    PrivatizeOnceAnswer([request_for_it]).check_policy(policy)
+    other = PrivatizeOnceAnswer(
+        [PrivatizeRequest(LocalPlan("laplace", PointBall("l1"), 3.0), 0, 5)]
+    )
     with pytest.raises(PolicyRefusedError, match="the message asks for laplace"):
         other.check_policy(policy)
 

@@ -16,8 +16,11 @@ import torch
 from safetensors.torch import load as load_reply
 
 from fedsink.clients import central as central_module
-from fedsink.clients import gradient as gradient_module
+from fedsink.clients import dp_sinkhorn as gradient_module
 from fedsink.clients import node as node_module
+from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.ledger import Ledger
+from fedsink.clients.ledger.report import report
 from fedsink.clients.node import Node, close_nodes, open_node
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
@@ -34,8 +37,8 @@ from fedsink.errors import (
     ReleaseRefusedError,
 )
 from fedsink.privacy import SecretKey
-from fedsink.privacy.ledger import Database, Ledger, report
-from fedsink.protocol import GradientRequest, LocalPlan, PrivatizeRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
 from fedsink.protocol.records import digest
 
 from ..support.asking import gradient, gradients, privatized
@@ -45,7 +48,7 @@ PLAN = LocalPlan("laplace", PointBall("l1", 1.0, 4), 3.0, 0.0, 1.0, 3)
 
 
 def answer(node: Node, request: GradientRequest) -> torch.Tensor:
-    return gradient(node, request, digest("train.gradient", request.to_record()))
+    return gradient(node, request, digest("train.dp_sinkhorn", request.to_record()))
 
 
 def upload(node: Node, chunk_size: int = 100, plan: LocalPlan = PLAN) -> torch.Tensor:

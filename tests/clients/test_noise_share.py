@@ -15,15 +15,14 @@ from torch import Tensor
 
 from fedsink.clients.central import central_charge
 from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.ledger.events import event_from_json
 from fedsink.clients.node import Node, close_nodes
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import BudgetError, ReleaseRefusedError
-from fedsink.privacy.ledger.events import event_from_json
-from fedsink.protocol import GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
 from fedsink.protocol.exchange import Content
-from fedsink.protocol.gradient import pack_requests
 from fedsink.protocol.records import digest
 
 from ..support.asking import gradient
@@ -38,7 +37,7 @@ def p_value(noise: Tensor, std: float) -> float:
 
 
 def one_by_one(settings: NodeSettings, request: GradientRequest, cohort: list[int]) -> Tensor:
-    message = digest("train.gradient", pack_requests([request]))
+    message = digest("train.dp_sinkhorn", pack_requests([request]))
     return torch.stack([gradient(Node(settings, k), request, message) for k in cohort])
 
 
@@ -103,7 +102,7 @@ def test_many_clients_at_once_add_the_same_shares(
         request = replace(request, plan=plan)
     expected = one_by_one(many, request, list(range(CLIENTS)))
     content = Content(lambda: [request], lambda: pack_requests([request]))
-    found = list(NodeCohort(many).answers("train.gradient", [content], [range(CLIENTS)]))
+    found = list(NodeCohort(many).answers("train.dp_sinkhorn", [content], [range(CLIENTS)]))
     replies = torch.cat([answers.replies for _, answers in found]).squeeze(1)
     torch.testing.assert_close(replies, expected, rtol=0, atol=1e-4)
     whole = one_by_one(many, replace(request, share=1), list(range(CLIENTS)))

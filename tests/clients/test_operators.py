@@ -13,13 +13,14 @@ from flwr.common.serde import recorddict_to_proto
 
 from fedsink.clients import answers
 from fedsink.clients.app import client_app
+from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.report import refusals, report
 from fedsink.clients.node import close_nodes
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.data.partition import Iid
 from fedsink.errors import ConfigError
-from fedsink.privacy.ledger import Database, refusals, report
-from fedsink.protocol import GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.errors import BAD_SIGNATURE, TOO_MANY_RUNS, UNKNOWN_OPERATOR, UNSIGNED
 from fedsink.protocol.receipts import given_by
 from fedsink.protocol.signatures import shown_key, sign
@@ -27,7 +28,7 @@ from fedsink.protocol.signatures import shown_key, sign
 Make = Callable[..., GradientRequest]
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2))
 OPERATORS = {"lab": shown_key(KEY.public_key().public_bytes_raw())}
-KIND = "train.gradient"
+KIND = "train.dp_sinkhorn"
 
 
 def ask(policy: Path, content: RecordDict, kind: str = KIND) -> Message:
@@ -91,7 +92,7 @@ def test_anybody_else_is_refused_by_a_code_before_anything_is_read(
     ):
         reply = ask(path, content)
         assert (reply.error.code, reply.error.reason) == (code, None)
-    assert ask(path, signed(request, node), "train.parameters").error.code == BAD_SIGNATURE
+    assert ask(path, signed(request, node), "train.parameter_gradient").error.code == BAD_SIGNATURE
     assert claims(path) == 0
 
 
@@ -108,7 +109,7 @@ def test_the_ledger_says_who_asked_and_what_was_refused(
     database = Database(path.parent / "state" / "ledger.sqlite", writable=False)
     [account] = report(database)
     [run] = account.runs
-    assert (run.run, run.operator, run.method) == ("one", "lab", "gradient")
+    assert (run.run, run.operator, run.method) == ("one", "lab", "dp_sinkhorn")
     assert run.day is not None
     assert refusals(database) == {"DailyLimitError": 2, "UnsignedRequestError": 1}
 

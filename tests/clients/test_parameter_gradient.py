@@ -15,7 +15,8 @@ from torch import Tensor
 from fedsink.clients import cohort
 from fedsink.clients.app import client_app
 from fedsink.clients.cohort import NodeCohort
-from fedsink.clients.gradient import GradientAnswer, client_batch_gradients
+from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer, client_batch_gradients
+from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node import Node, open_node
 from fedsink.clients.parameter_gradient import (
     ParameterGradientAnswer,
@@ -32,11 +33,10 @@ from fedsink.errors import ReleaseRefusedError
 from fedsink.models import Generator, build
 from fedsink.models.pullback import flat_weights
 from fedsink.privacy import ReproducibleKey, Stream
-from fedsink.privacy.ledger import Ledger
-from fedsink.protocol import GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.errors import REFUSED
 from fedsink.protocol.exchange import Content
-from fedsink.protocol.parameters import ParameterRequest, architecture_of
+from fedsink.protocol.parameter_gradient import ParameterRequest, architecture_of
 from fedsink.protocol.records import digest
 
 from ..support.asking import weights_gradient
@@ -275,11 +275,11 @@ def test_many_clients_at_once_are_answered_as_one_by_one(
     requests[1] = replace(requests[1], weights=requests[1].weights + 1.0)
     contents = [Content(lambda r=r: [r], r.to_record) for r in requests]
     clients = [range(0, 11, 2), range(1, 11, 2)]
-    found = list(NodeCohort(many).answers("train.parameters", contents, clients))
+    found = list(NodeCohort(many).answers("train.parameter_gradient", contents, clients))
     assert sorted(k for _, answers in found for k in answers.clients) == list(range(11))
     for number, answers in found:
         request = requests[number]
-        message = digest("train.parameters", request.to_record())
+        message = digest("train.parameter_gradient", request.to_record())
         for client, reply in zip(answers.clients, answers.replies, strict=True):
             expected = weights_gradient(Node(many, client), request, message)
             torch.testing.assert_close(reply[0], expected, rtol=1e-5, atol=1e-5)
@@ -300,7 +300,7 @@ def test_one_content_sent_as_two_messages_is_answered_once(ask: Make, secret: No
     """Two functions of the data under one noise and one charge would show their difference."""
     content = ask(clip="record", rate=0.5).to_record()
     context = Context(1, 1001, {"partition-id": 0, "num-partitions": 3}, RecordDict(), {})
-    for kind, refused in (("train.parameters", False), ("train.gradient", True)):
+    for kind, refused in (("train.parameter_gradient", False), ("train.dp_sinkhorn", True)):
         message = Message(content, dst_node_id=1001, message_type=kind)
         reply = client_app(secret)(message, context)
         assert reply.has_error() == refused
@@ -322,7 +322,7 @@ def test_a_node_refuses_what_its_policy_does_not_name(
     policy = read_policy(path)
     ParameterGradientAnswer([request]).check_policy(policy)
     with pytest.raises(PolicyRefusedError, match=r"allow\.mechanisms: .* clipped-gaussian"):
-        GradientAnswer([request.gradient]).check_policy(policy)
+        DPSinkhornAnswer([request.gradient]).check_policy(policy)
     with pytest.raises(PolicyRefusedError, match=r"allow\.maximum_images: .* 13 images"):
         ParameterGradientAnswer([ask(clip="record", extra=7)]).check_policy(policy)
     with pytest.raises(PolicyRefusedError, match=r"minimum_noise_multiplier"):

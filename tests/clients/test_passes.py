@@ -15,9 +15,9 @@ from fedsink.clients.node import Node, close_nodes, grant
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import PrivacyError, ReleaseRefusedError
 from fedsink.privacy import SecretKey
-from fedsink.protocol import Objective
+from fedsink.protocol.dp_sinkhorn import pack_requests
 from fedsink.protocol.exchange import Content
-from fedsink.protocol.gradient import pack_requests
+from fedsink.protocol.objective import Objective
 
 from ..support.requests import gradient_request, plan_of
 from ..support.tiny import CLASSES, tiny_clients, with_secret_key
@@ -50,56 +50,58 @@ def there(here: NodeSettings) -> NodeSettings:
 def test_what_was_charged_is_answered_with_the_bytes_that_the_ledgers_node_would_answer(
     here: NodeSettings, there: NodeSettings
 ) -> None:
-    passes = NodeCohort(here).admit("train.gradient", content(message()), [0, 1, 2])
+    passes = NodeCohort(here).admit("train.dp_sinkhorn", content(message()), [0, 1, 2])
     assert len(passes) == 3
     grant(passes)
     for client in range(3):
-        answer = Node(there, client).answer("train.gradient", message())
-        assert answer == Node(here, client).answer("train.gradient", message())
+        answer = Node(there, client).answer("train.dp_sinkhorn", message())
+        assert answer == Node(here, client).answer("train.dp_sinkhorn", message())
 
 
 def test_nothing_is_answered_without_a_pass(here: NodeSettings, there: NodeSettings) -> None:
     node = Node(there, 1)
     refused: list[tuple[RecordDict, Any]] = [
         (message(), ()),
-        (message(), NodeCohort(here).admit("train.gradient", content(message()), [0, 2])),
-        (message(2), NodeCohort(here).admit("train.gradient", content(message()), [1])),
-        (message(1, "other"), NodeCohort(here).admit("train.gradient", content(message()), [1])),
+        (message(), NodeCohort(here).admit("train.dp_sinkhorn", content(message()), [0, 2])),
+        (message(2), NodeCohort(here).admit("train.dp_sinkhorn", content(message()), [1])),
+        (message(1, "other"), NodeCohort(here).admit("train.dp_sinkhorn", content(message()), [1])),
     ]
     for record, passes in refused:
         grant(passes)
         with pytest.raises(ReleaseRefusedError, match=r"No charge of the run .* was committed"):
-            node.answer("train.gradient", record)
+            node.answer("train.dp_sinkhorn", record)
 
 
 def test_every_use_of_a_message_needs_its_pass(here: NodeSettings, there: NodeSettings) -> None:
     both = pack_requests([gradient_request(plan_of(), OBJECTIVE, round=t) for t in (1, 2)])
-    passes = list(NodeCohort(here).admit("train.gradient", content(both), [0]))
+    passes = list(NodeCohort(here).admit("train.dp_sinkhorn", content(both), [0]))
     assert len(passes) == 2
     node = Node(there, 0)
     for some in ([], passes[:1], passes[1:]):
         grant(some)
         with pytest.raises(ReleaseRefusedError):
-            node.answer("train.gradient", both)
+            node.answer("train.dp_sinkhorn", both)
     grant(passes)
-    assert node.answer("train.gradient", both) == Node(here, 0).answer("train.gradient", both)
+    assert node.answer("train.dp_sinkhorn", both) == Node(here, 0).answer("train.dp_sinkhorn", both)
 
 
 def test_a_pass_is_good_until_the_next_ones(here: NodeSettings, there: NodeSettings) -> None:
-    grant(NodeCohort(here).admit("train.gradient", content(message()), [0]))
+    grant(NodeCohort(here).admit("train.dp_sinkhorn", content(message()), [0]))
     node = Node(there, 0)
-    assert node.answer("train.gradient", message()) == node.answer("train.gradient", message())
+    assert node.answer("train.dp_sinkhorn", message()) == node.answer(
+        "train.dp_sinkhorn", message()
+    )
     grant(())
     with pytest.raises(ReleaseRefusedError):
-        node.answer("train.gradient", message())
+        node.answer("train.dp_sinkhorn", message())
 
 
 def test_other_records_than_those_that_were_charged_are_not_answered_about(
     here: NodeSettings, there: NodeSettings
 ) -> None:
-    grant(NodeCohort(here).admit("train.gradient", content(message()), [0]))
+    grant(NodeCohort(here).admit("train.dp_sinkhorn", content(message()), [0]))
     with pytest.raises(ReleaseRefusedError):
-        Node(replace(there, partition_seed=1), 0).answer("train.gradient", message())
+        Node(replace(there, partition_seed=1), 0).answer("train.dp_sinkhorn", message())
 
 
 def test_admitting_charges_each_client_once_and_computes_nothing(
@@ -108,11 +110,11 @@ def test_admitting_charges_each_client_once_and_computes_nothing(
     def compute(*arguments: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("fedsink.clients.gradient.GradientAnswer.compute", compute)
-    monkeypatch.setattr("fedsink.clients.gradient.GradientAnswer.compute_each", compute)
+    monkeypatch.setattr("fedsink.clients.dp_sinkhorn.DPSinkhornAnswer.compute", compute)
+    monkeypatch.setattr("fedsink.clients.dp_sinkhorn.DPSinkhornAnswer.compute_each", compute)
     cohort = NodeCohort(here)
-    first = cohort.admit("train.gradient", content(message()), [0, 1])
-    assert cohort.admit("train.gradient", content(message()), [0, 1]) == first
+    first = cohort.admit("train.dp_sinkhorn", content(message()), [0, 1])
+    assert cohort.admit("train.dp_sinkhorn", content(message()), [0, 1]) == first
     assert here.ledger is not None
     close_nodes()
     with sqlite3.connect(here.ledger) as database:
@@ -123,8 +125,8 @@ def test_admitting_charges_each_client_once_and_computes_nothing(
 def test_what_a_client_refuses_gets_no_pass(here: NodeSettings) -> None:
     cohort = NodeCohort(here)
     other = pack_requests([gradient_request(plan_of(), OBJECTIVE, run="run", rows=5)])
-    assert cohort.admit("train.gradient", content(message()), [0])
-    assert cohort.admit("train.gradient", content(other), [0]) == []  # the round is taken
+    assert cohort.admit("train.dp_sinkhorn", content(message()), [0])
+    assert cohort.admit("train.dp_sinkhorn", content(other), [0]) == []  # the round is taken
     assert cohort.admit("train.nothing", content(message()), [0]) == []
 
 

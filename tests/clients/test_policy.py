@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from fedsink.clients.answers import ANSWERS
-from fedsink.clients.gradient import GradientAnswer
+from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
 from fedsink.clients.policy import Policy, PolicyRefusedError
 from fedsink.clients.policy_file import WORDS, read_policy
-from fedsink.clients.privatizer import PrivatizedAnswer
+from fedsink.clients.privatize_once import PrivatizeOnceAnswer
 from fedsink.clients.toml_table import Table
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError
 from fedsink.privacy.adjacency import ADJACENCIES
-from fedsink.protocol import GradientRequest, LocalPlan, PrivatizeRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
 
 Make = Callable[..., GradientRequest]
 LOCAL = LocalPlan("laplace", PointBall("l1", 1.0, 4), 3.0, 0.0, 1.0, 3)
@@ -215,7 +216,7 @@ def test_a_policy_needs_a_budget(write: Write) -> None:
 def test_limits_of_the_central_mode_are_needed_where_it_is_allowed_alone(write: Write) -> None:
     names = '"clipped-gaussian", '
     policy = write({names: "", "minimum_noise_multiplier = 0.5\n": "", "maximum_images = 10\n": ""})
-    PrivatizedAnswer([PrivatizeRequest(LOCAL, 0, 5)]).check_policy(policy)
+    PrivatizeOnceAnswer([PrivatizeRequest(LOCAL, 0, 5)]).check_policy(policy)
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
@@ -256,9 +257,9 @@ def test_every_key_of_the_central_mode_is_enforced(
     usual = {"rate": 0.5, "sigma": 0.5, "bound": 1.0}
     if set(changes) - {"= 10\n"}:
         # It is the change that refuses.
-        GradientAnswer([make_request(**usual)]).check_policy(write())
+        DPSinkhornAnswer([make_request(**usual)]).check_policy(write())
     with pytest.raises(PolicyRefusedError, match=rf"policy.toml refuses by .*{key}"):
-        GradientAnswer([make_request(**(usual | request_))]).check_policy(write(changes))
+        DPSinkhornAnswer([make_request(**(usual | request_))]).check_policy(write(changes))
 
 
 def test_a_share_of_the_noise_is_judged_as_the_owner_says(write: Write, make_request: Make) -> None:
@@ -269,16 +270,16 @@ def test_a_share_of_the_noise_is_judged_as_the_owner_says(write: Write, make_req
         return write({"maximum_rate": f'secure_aggregation = "{word}"\nmaximum_rate'})
 
     for policy in (write(), with_word("refused")):
-        GradientAnswer([replace(request, share=1)]).check_policy(policy)
+        DPSinkhornAnswer([replace(request, share=1)]).check_policy(policy)
         with pytest.raises(PolicyRefusedError, match=r"allow.secure_aggregation: .* 4 clients"):
-            GradientAnswer([replace(request, share=1), request]).check_policy(policy)
+            DPSinkhornAnswer([replace(request, share=1), request]).check_policy(policy)
     with pytest.raises(PolicyRefusedError, match=r"minimum_noise_multiplier: σ = 0.45"):
-        GradientAnswer([request]).check_policy(with_word("untrusted"))
-    GradientAnswer([replace(request, share=3)]).check_policy(with_word("untrusted"))  # 0.52
-    GradientAnswer([request]).check_policy(with_word("trusted"))
+        DPSinkhornAnswer([request]).check_policy(with_word("untrusted"))
+    DPSinkhornAnswer([replace(request, share=3)]).check_policy(with_word("untrusted"))  # 0.52
+    DPSinkhornAnswer([request]).check_policy(with_word("trusted"))
     weak = replace(request, plan=replace(request.plan, noise_multiplier=0.4))
     with pytest.raises(PolicyRefusedError, match=r"minimum_noise_multiplier: σ = 0.4"):
-        GradientAnswer([weak]).check_policy(with_word("trusted"))
+        DPSinkhornAnswer([weak]).check_policy(with_word("trusted"))
 
 
 def test_limits_hold_for_the_whole_message_and_for_every_use(
@@ -287,16 +288,16 @@ def test_limits_hold_for_the_whole_message_and_for_every_use(
     policy = write()
     good, bad = make_request(rate=0.5), make_request(rate=0.9, rows=torch.zeros(2, 4))
     with pytest.raises(PolicyRefusedError, match="maximum_images: the message holds 12 images"):
-        GradientAnswer([good, good]).check_policy(policy)
+        DPSinkhornAnswer([good, good]).check_policy(policy)
     with pytest.raises(PolicyRefusedError, match="maximum_rate"):
-        GradientAnswer([good, bad]).check_policy(policy)
+        DPSinkhornAnswer([good, bad]).check_policy(policy)
 
 
 def test_an_adjacency_without_a_budget_is_refused(write: Write, make_request: Make) -> None:
     request = make_request(rate=0.5)
     request = replace(request, plan=replace(request.plan, adjacency="client"))
     with pytest.raises(PolicyRefusedError, match=r"budget.client: there is no such budget"):
-        GradientAnswer([request]).check_policy(write())
+        DPSinkhornAnswer([request]).check_policy(write())
 
 
 def test_a_plan_for_fewer_records_than_the_owner_states_is_refused(
@@ -307,12 +308,12 @@ def test_a_plan_for_fewer_records_than_the_owner_states_is_refused(
     for nominal, fits in ((61, True), (60, False)):
         plan = replace(request.plan, capacity=60, nominal_records=nominal)
         if fits:
-            GradientAnswer([replace(request, plan=plan)]).check_policy(write())
+            DPSinkhornAnswer([replace(request, plan=plan)]).check_policy(write())
             continue
         with pytest.raises(
             PolicyRefusedError, match=r"data.nominal_records: the plan accounts for"
         ):
-            GradientAnswer([replace(request, plan=plan)]).check_policy(write())
+            DPSinkhornAnswer([replace(request, plan=plan)]).check_policy(write())
 
 
 def test_a_capacity_beyond_all_records_is_refused(write: Write, make_request: Make) -> None:
@@ -321,10 +322,10 @@ def test_a_capacity_beyond_all_records_is_refused(write: Write, make_request: Ma
     for capacity, fits in ((61, True), (62, False)):
         message = [replace(request, plan=replace(request.plan, capacity=capacity))]
         if fits:
-            GradientAnswer(message).check_policy(write())
+            DPSinkhornAnswer(message).check_policy(write())
             continue
         with pytest.raises(PolicyRefusedError, match=r"data.nominal_records: .* capacity of 62"):
-            GradientAnswer(message).check_policy(write())
+            DPSinkhornAnswer(message).check_policy(write())
 
 
 @pytest.mark.parametrize(
@@ -344,6 +345,6 @@ def test_every_key_of_the_local_mode_is_enforced(
     write: Write, changes: dict[str, str], plan: dict[str, Any], key: str
 ) -> None:
     request = PrivatizeRequest(replace(LOCAL, **plan), 0, 5)
-    PrivatizedAnswer([request]).check_policy(write())
+    PrivatizeOnceAnswer([request]).check_policy(write())
     with pytest.raises(PolicyRefusedError, match=rf"policy.toml refuses by {key}"):
-        PrivatizedAnswer([request]).check_policy(write(changes))
+        PrivatizeOnceAnswer([request]).check_policy(write(changes))

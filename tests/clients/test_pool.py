@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedsink.clients.gradient import client_total
+from fedsink.clients.dp_sinkhorn import client_total
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.models.critics import CriticTraining
 from fedsink.privacy import CriticClip, JointSchedule, PrivacyPlan, Stream
-from fedsink.protocol import CriticRequest, Critics, GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.gs_wgan import CriticRequest, Critics
 
 Make = Callable[..., GradientRequest]
 

@@ -12,13 +12,13 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedsink.clients.app import client_app
+from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node import Node, close_nodes, open_node
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.receipts import Receipts
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import LedgerError, PrivacyError, RolledBackError
-from fedsink.privacy.ledger import Ledger
-from fedsink.protocol import GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.errors import MALFORMED, ROLLED_BACK
 from fedsink.protocol.receipts import MOST_RECEIPTS, given_by, show_receipts
 from fedsink.protocol.records import digest
@@ -46,7 +46,7 @@ def node_of(policy: Path) -> Node:
 
 
 def answer(node: Node, request: GradientRequest) -> None:
-    gradient(node, request, digest("train.gradient", request.to_record()))
+    gradient(node, request, digest("train.dp_sinkhorn", request.to_record()))
 
 
 def ask_who(policy: Path, shown: list[str] | None = None, **wrong: object) -> Message:
@@ -182,10 +182,10 @@ def test_an_empty_ledger_beside_critics_that_have_learned_is_refused(
     policy_file: Callable[..., Path], make_request: Make
 ) -> None:
     path = policy_file()
-    learned = path.parent / "state" / "critics" / "some run"
+    learned = path.parent / "state" / "states" / "some run"
     learned.mkdir(parents=True, mode=0o700)
     (learned / "3.state").write_bytes(b"weights")
-    with pytest.raises(LedgerError, match="The ledger is empty, and critics have learned"):
+    with pytest.raises(LedgerError, match="The ledger is empty beside states"):
         answer(node_of(path), make_request())
     (learned / "3.state").unlink()
     answer(node_of(path), make_request())

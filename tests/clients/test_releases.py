@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from fedsink.clients.central import central_charge
+from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.releases import Releases, refuse_rollback, reservation_name
 from fedsink.clients.replies import ReplyStore
 from fedsink.errors import LedgerError
 from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan
-from fedsink.privacy.ledger import Budget, Ledger
 
 PLAN = PrivacyPlan(0.2, 2.0, 30, BatchClip(0.5), JointSchedule(), 1e-6)
 BUDGETS = {"add-remove": Budget(1e6, 1e-3)}

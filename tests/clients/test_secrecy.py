@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsink.clients.gradient import client_gradient, gradients_at_fixed_work, record_sums
+from fedsink.clients.dp_sinkhorn import client_gradient, gradients_at_fixed_work, record_sums
 from fedsink.clients.pool import Batch, Pool
 from fedsink.clients.shard import Shard
 from fedsink.privacy import Stream, domain
-from fedsink.protocol import GradientReply, GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest
 from fedsink.transport import AnnealedSolver, Mixed, append_labels, transport_gradient
 
 from ..support.numbers import LAM, PUBLIC_AND_PRIVATE, matrices

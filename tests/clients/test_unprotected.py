@@ -10,17 +10,16 @@ import pytest
 import torch
 
 from fedsink.clients.cohort import NodeCohort
-from fedsink.clients.gradient import GradientAnswer
+from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
 from fedsink.clients.node import Node
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import PrivacyError, ReleaseRefusedError
 from fedsink.privacy import JointSchedule, UnprotectedPlan
-from fedsink.protocol import GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests, unpack_requests
 from fedsink.protocol.errors import REFUSED
 from fedsink.protocol.exchange import Content
-from fedsink.protocol.gradient import pack_requests, unpack_requests
 from fedsink.transport import Mixed, transport_gradient
 
 from ..support.asking import gradient
@@ -43,7 +42,7 @@ def test_a_message_cannot_switch_clip_and_noise_off(
             gradient(node, request_without_noise, b"d")
         assert "shard" not in vars(node)  # refused before any record was read
     content = Content(lambda: [request_without_noise], request_without_noise.to_record)
-    ((_, answers),) = NodeCohort(settings).answers("train.gradient", [content], [[0, 1]])
+    ((_, answers),) = NodeCohort(settings).answers("train.dp_sinkhorn", [content], [[0, 1]])
     assert answers.failures == {0: REFUSED, 1: REFUSED}
 
 
@@ -53,7 +52,7 @@ def test_a_policy_always_refuses(
     path = policy_file()
     policy = read_policy(path)
     with pytest.raises(PolicyRefusedError, match="no noise and no clip"):
-        GradientAnswer([request_without_noise]).check_policy(policy)
+        DPSinkhornAnswer([request_without_noise]).check_policy(policy)
     under = NodeSettings.from_policy(read_policy(path))
     with pytest.raises(PolicyRefusedError):
         gradient(Node(under, 0), request_without_noise, b"d")

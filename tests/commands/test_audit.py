@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from fedsink.audit.finding import Finding
 from fedsink.commands import audit
 from fedsink.commands.audit import run
 from fedsink.errors import ConfigError, PrivacyError
-from fedsink.privacy.audit import Finding
 
 _QUICK = ["mode=central", "rate=1", "rounds=2", "trials=40", "canaries=50"]
 

@@ -23,8 +23,8 @@ KEYS = ("clients=2", "rounds=20", "eps=5")
 _FLWR = """#!{python}
 import json, os, sys, time, tomllib
 from pathlib import Path
-from fedsink.server.frames import frames
-from fedsink.server.results import Results
+from fedsink.deployment.frames import frames
+from fedsink.deployment.results import Results
 asked = sys.argv[1:]
 with open(os.environ["ASKED"], "a") as file:
     file.write(json.dumps(asked) + "\\n")
@@ -59,7 +59,7 @@ def flwr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     command.parent.mkdir()
     command.write_text(_FLWR.format(python=sys.executable))
     command.chmod(0o755)
-    monkeypatch.setattr("fedsink.commands.flower._flwr", lambda: str(command))
+    monkeypatch.setattr("fedsink.deployment.submission._flwr", lambda: str(command))
     monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
     monkeypatch.setenv("SUBMITTED", str(tmp_path / "submitted"))
     return tmp_path / "asked"
@@ -222,10 +222,10 @@ def test_a_stopped_run_is_submitted_again_without_its_configuration(
 
 _INTERRUPTED = """
 import sys
-import fedsink.commands.flower
+import fedsink.deployment.submission
 from fedsink.cli import main
 flwr = sys.argv[-1]
-fedsink.commands.flower._flwr = lambda: flwr
+fedsink.deployment.submission._flwr = lambda: flwr
 main(sys.argv[1:-1])
 """
 

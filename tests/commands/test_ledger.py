@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from fedsink.clients.central import central_charge
+from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.ledger import Ledger
+from fedsink.clients.ledger.places import Asked, Use
 from fedsink.commands.ledger import run
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
-from fedsink.privacy.ledger import Asked, Budget, Ledger, Use
 
 from ..support.policies import CENTRAL, limits, policy
 
@@ -104,7 +106,7 @@ def test_nothing_is_changed(file: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["list"], "fedsink ledger show, check, export, forget-critics; received 'list'"),
+        (["list"], "fedsink ledger show, check, export, forget-states; received 'list'"),
         (["show"], "by policy= or by file=, one of the two"),
         (["show", "file=a", "policy=b"], "by policy= or by file=, one of the two"),
         (["show", "fil=a"], r"Unknown key 'fil'. Did you mean file\?"),
@@ -168,14 +170,14 @@ def test_critics_are_forgotten_and_no_charge_is(
     owners = tmp_path / "policy.toml"
     owners.write_text(policy(budget={"add-remove": limits(10.0, 1e-5)}, mechanisms=CENTRAL))
     for run_of in ("one", "two"):
-        (folder := tmp_path / "state" / "critics" / run_of).mkdir(parents=True)
+        (folder := tmp_path / "state" / "states" / run_of).mkdir(parents=True)
         (folder / "3.state").write_bytes(b"weights")
     before = file.read_bytes()
-    assert run(["forget-critics", str(owners)]) == 0
-    assert capsys.readouterr().out == "2 runs' critics of ward are removed.\n"
-    assert not list((tmp_path / "state" / "critics").iterdir())
+    assert run(["forget-states", str(owners)]) == 0
+    assert capsys.readouterr().out == "2 states of ward are removed.\n"
+    assert not list((tmp_path / "state" / "states").iterdir())
     assert file.read_bytes() == before
-    assert run(["forget-critics", str(owners)]) == 0
-    assert capsys.readouterr().out == "0 runs' critics of ward are removed.\n"
+    assert run(["forget-states", str(owners)]) == 0
+    assert capsys.readouterr().out == "0 states of ward are removed.\n"
     with pytest.raises(ConfigError, match="names one policy file"):
-        run(["forget-critics"])
+        run(["forget-states"])

@@ -30,11 +30,11 @@ from fedsink.cli import main
 from fedsink.clients.app import app
 from fedsink.clients.node import close_nodes
 from fedsink.commands.node import LONGEST, SHORTEST, _knock, _tls, pause
-from fedsink.commands.runner import RunnerProcess
+from fedsink.deployment.runner_process import RunnerProcess
 from fedsink.errors import ClientError, ConfigError
-from fedsink.protocol import Objective
+from fedsink.protocol.dp_sinkhorn import unpack_replies
 from fedsink.protocol.errors import FAILED, MALFORMED
-from fedsink.protocol.gradient import unpack_replies
+from fedsink.protocol.objective import Objective
 from fedsink.simulation.identity import become
 
 from ..support.hospital import CLASSES, SHAPE, hospital
@@ -198,7 +198,7 @@ def gradient(round: int) -> Message:
     request = gradient_request(
         plan_of("record"), Objective(0.5, len(CLASSES)), round=round, shape=SHAPE, run="run"
     )
-    return asking("train.gradient", request.to_record())
+    return asking("train.dp_sinkhorn", request.to_record())
 
 
 @contextmanager
@@ -247,7 +247,7 @@ def test_a_fork_answers_what_the_app_answers(runner: RunnerProcess, home: Path) 
     assert torch.equal(remote.gradient, here.gradient)  # from the node's store, not computed again
     identity = runner.answer(asking("query.identity", RecordDict()))
     assert identity.content.config_records["identity"]["client"] == 0
-    for kind in ("train.gradient", "train.no_such_answer", "evaluate"):
+    for kind in ("train.dp_sinkhorn", "train.no_such_answer", "evaluate"):
         assert runner.answer(asking(kind, RecordDict())).error.code == MALFORMED
 
 
@@ -333,7 +333,7 @@ def test_nothing_is_imported_in_a_fork_and_nothing_stays_behind(home: Path) -> N
 
 _OWNER = """
 import json, sys, time
-from fedsink.commands.runner import RunnerProcess
+from fedsink.deployment.runner_process import RunnerProcess
 
 with RunnerProcess(json.loads(sys.argv[1])) as process:
     print(process.pid, flush=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedsink.commands.operator import run
+from fedsink.deployment.operator_key import operator_key
 from fedsink.errors import ConfigError
 from fedsink.protocol.signatures import read_key, shown_key
-from fedsink.server.operator_key import operator_key
 
 
 def test_a_key_is_made_once_and_its_public_half_is_printed(

@@ -15,8 +15,8 @@ import yaml
 
 from fedsink.commands.hydra_errors import known_keys
 from fedsink.configuration import Configuration, NoiseSettings
+from fedsink.deployment.deployed_run import DeployEngine
 from fedsink.server.compose import compose_config
-from fedsink.server.deployment import DeployEngine
 from fedsink.server.loop import LoopSettings
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.identity_of_run import RunIdentity

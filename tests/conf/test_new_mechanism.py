@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fedsink.audit.ldp import line_plan
 from fedsink.clients.node import close_nodes
 from fedsink.commands.account import run as account
 from fedsink.privacy import local_mechanism
 from fedsink.server.compose import compose_config
-from fedsink.simulation.audit import line_plan
 from fedsink.simulation.simulate import start
 
 MODULE = '''

@@ -93,7 +93,7 @@ import signal
 import sys
 
 from fedsink import cli
-from fedsink.commands import fleet
+from fedsink.deployment import fleet
 
 uploads = 0
 
@@ -162,7 +162,7 @@ def test_kills_of_runners_and_forks_cost_a_run_nothing_and_a_stop_leaves_no_proc
         logs = [tmp_path / f"hospital-{number}.log" for number in (1, 2)]
         for count in (1, 3):
             for node, log, fork in zip(nodes, logs, (False, True), strict=True):
-                while not over.is_set() and log.read_text().count("train.gradient") < count:
+                while not over.is_set() and log.read_text().count("train.dp_sinkhorn") < count:
                     time.sleep(0.1)
                 while not over.is_set() and (runners := children(node.pid)):
                     if forks := children(runners[0]):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
-from fedsink.protocol import Objective
+from fedsink.protocol.objective import Objective
 from fedsink.simulation.identity import become
 
 from ..support.hospital import CLASSES, SHAPE, hospital
@@ -115,7 +115,7 @@ def test_the_commands_of_a_node_work_without_what_a_node_does_not_install(tmp_pa
     policy = hospital(tmp_path)
     become(1, 1)
     request = gradient_request(plan_of("record"), Objective(0.5, len(CLASSES)), shape=SHAPE)
-    message = Message(request.to_record(), dst_node_id=1, message_type="train.gradient")
+    message = Message(request.to_record(), dst_node_id=1, message_type="train.dp_sinkhorn")
     (tmp_path / "message").write_bytes(pickle.dumps(message))
     config = f'{{"policy": "{policy}", "partition-id": 0, "num-partitions": 1}}'
     done = without(_ANSWER, config, str(tmp_path / "message"))

@@ -23,10 +23,12 @@ from typing import Any
 
 import pytest
 
+from fedsink.clients.ledger.check import problems
+from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.report import report
 from fedsink.clients.releases import use_digests
 from fedsink.clients.replies import ReplyStore
 from fedsink.models import load
-from fedsink.privacy.ledger import Database, problems, report
 
 from ..support.processes import children, gone
 from .test_absent_node import lines

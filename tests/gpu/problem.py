@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedsink.clients.gradient import client_totals
+from fedsink.clients.dp_sinkhorn import client_totals
 from fedsink.clients.parameter_gradient import parameter_total
 from fedsink.clients.pool import Pool
-from fedsink.clients.privatizer import privatize
+from fedsink.clients.privatize_once import privatize
 from fedsink.clients.shard import Shard
 from fedsink.data.maps import DctDirection
 from fedsink.data.views import view_from_dict
@@ -23,8 +23,10 @@ from fedsink.privacy import (
     ReproducibleKey,
     Stream,
 )
-from fedsink.protocol import GradientRequest, LocalPlan, Objective
-from fedsink.protocol.parameters import ParameterRequest, architecture_of
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.objective import Objective
+from fedsink.protocol.parameter_gradient import ParameterRequest, architecture_of
+from fedsink.protocol.privatize_once import LocalPlan
 
 SHAPE, CLASSES, ROWS, RECORDS, RATE = (1, 28, 28), 10, 50, 60, 0.1
 VIEW = {"name": "dct", "shape": list(SHAPE), "radius": 8.0}

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan
-from fedsink.protocol import GradientRequest, Objective
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.objective import Objective
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ def exchange() -> Exchange:
     become(1, 1)
     even, odd = RecordDict(), RecordDict()
     return Exchange(
-        "train.gradient",
+        "train.dp_sinkhorn",
         "7",
         [
             Broadcast(Content(list, lambda: even), {0: 1000, 2: 1002}, (1,)),
@@ -26,7 +26,7 @@ def exchange() -> Exchange:
 def test_it_is_the_messages_in_client_order(exchange: Exchange) -> None:
     messages = list(exchange)
     assert [m.metadata.dst_node_id for m in messages] == [1000, 1001, 1002]
-    assert {m.metadata.message_type for m in messages} == {"train.gradient"}
+    assert {m.metadata.message_type for m in messages} == {"train.dp_sinkhorn"}
     assert {m.metadata.group_id for m in messages} == {"7"}
     assert messages[0].content is messages[2].content is exchange.broadcasts[0].content.record
     assert messages[1].content is exchange.broadcasts[1].content.record
@@ -36,7 +36,7 @@ def test_it_is_a_sequence(exchange: Exchange) -> None:
     assert len(exchange) == 3
     assert exchange[1].metadata.dst_node_id == 1001
     assert [m.metadata.dst_node_id for m in exchange[1:]] == [1001, 1002]
-    assert not Exchange("train.gradient", "1", [])
+    assert not Exchange("train.dp_sinkhorn", "1", [])
 
 
 def test_sums_are_no_messages() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedsink.errors import ConfigError, PrivacyError
-from fedsink.protocol import Objective
+from fedsink.protocol.objective import Objective
 from fedsink.transport import append_labels
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))

@@ -19,7 +19,7 @@ from fedsink.errors import ProtocolVersionError
 from fedsink.protocol.errors import OTHER_VERSION, failure_code
 from fedsink.protocol.records import PROTOCOL_VERSION, digest, pack, packed, table, unpack
 
-TYPE = "train.gradient"
+TYPE = "train.dp_sinkhorn"
 STATED = json.dumps({"protocol": PROTOCOL_VERSION})
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool]
 
@@ -132,12 +132,12 @@ def test_an_array_that_is_not_what_it_says_is_malformed(array: Array) -> None:
         unpack(record_of(STATED, {"x": array}))
 
 
-@pytest.mark.parametrize("version", [None, 2, 4, "3", [3], {"3": 3}])
+@pytest.mark.parametrize("version", [None, 3, 5, "4", [4], {"4": 4}])
 def test_another_version_is_refused_by_name(version: Any) -> None:
     text = json.dumps({} if version is None else {"protocol": version})
-    with pytest.raises(ProtocolVersionError, match="this one 3: install one version of fedsink"):
+    with pytest.raises(ProtocolVersionError, match="this one 4: install one version of fedsink"):
         unpack(record_of(text, {}))
-    assert failure_code(ProtocolVersionError(version, 3), 0) == OTHER_VERSION
+    assert failure_code(ProtocolVersionError(version, 4), 0) == OTHER_VERSION
 
 
 def test_the_version_is_stated_and_is_no_field() -> None:
@@ -241,7 +241,7 @@ def test_any_changed_field_makes_another_digest(data: st.DataObject) -> None:
 def test_digest_tells_message_types_apart() -> None:
     """One content sent as two types of message asks for two functions of the data."""
     record = pack({"a": 1}, {"x": torch.zeros(4)})
-    types = ("train.gradient", "train.parameters", "train.privatize", "")
+    types = ("train.dp_sinkhorn", "train.parameter_gradient", "train.privatize_once", "")
     assert len({digest(message_type, record) for message_type in types}) == len(types)
 
 

@@ -20,7 +20,7 @@ from fedsink.protocol.signatures import read_key, shown_key, sign, signer
 
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2))
 PUBLIC = {"lab": KEY.public_key().public_bytes_raw()}
-KIND, NODE = "train.gradient", "a1"
+KIND, NODE = "train.dp_sinkhorn", "a1"
 
 
 def request(rows: float = 0.0, **fields: Any) -> RecordDict:
@@ -52,7 +52,7 @@ def test_who_has_not_signed_or_is_not_known_is_refused() -> None:
     "change",
     [
         lambda record: (record, KIND, "b2"),  # another node
-        lambda record: (record, "train.parameters", NODE),
+        lambda record: (record, "train.parameter_gradient", NODE),
         lambda record: (
             RecordDict({**request(round=2), "operator": record["operator"]}),
             KIND,

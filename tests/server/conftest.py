@@ -16,7 +16,8 @@ from fedsink.data.maps import PixelRange
 from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol import LocalPlan, Objective
+from fedsink.protocol.objective import Objective
+from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.local import LocalGrid
 from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings

@@ -25,7 +25,7 @@ class _Answering:
         self.failures = failures or {}
 
     def handles(self, message_type: str) -> bool:
-        return message_type == "train.gradient"
+        return message_type == "train.dp_sinkhorn"
 
     def answers(
         self, message_type: str, contents: Sequence[Content], clients: Sequence[Sequence[int]]
@@ -39,7 +39,7 @@ class _Answering:
 def _add_up(batched: _Answering, clients: int = 5, shape: tuple[int, ...] = (3,)) -> Partial:
     cohort = Cohort(Hosted(ClientApp(), batched), clients, 1)
     content = Content(list, RecordDict)
-    (partial,) = cohort.add_up("train.gradient", [content], [Part(0, range(clients), shape)])
+    (partial,) = cohort.add_up("train.dp_sinkhorn", [content], [Part(0, range(clients), shape)])
     return partial
 
 
@@ -83,7 +83,7 @@ def test_failures_are_passed_on() -> None:
 def test_a_cohort_without_a_batched_app_adds_nothing_up() -> None:
     cohort = Cohort(Hosted(ClientApp()), 5, 1)
     with pytest.raises(ValueError, match="answers client by client"):
-        cohort.add_up("train.gradient", [RecordDict()], [Part(0, range(5), (3,))])
+        cohort.add_up("train.dp_sinkhorn", [RecordDict()], [Part(0, range(5), (3,))])
 
 
 def test_clients_that_all_failed_are_its_failures() -> None:

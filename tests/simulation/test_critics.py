@@ -115,7 +115,7 @@ def test_a_client_stays_with_its_cohort_from_turn_to_turn(actors: int) -> None:
     for round in range(12):
         asked = {client: 1000 + client for client in range(round % 3, 400, 3)}
         content = Content(None, RecordDict)
-        exchange = Exchange("train.critic", "", [Broadcast(content, asked, (1,))])
+        exchange = Exchange("train.gs_wgan", "", [Broadcast(content, asked, (1,))])
         for owner, share in enumerate(parts(exchange, actors)):
             for part in share:
                 for client in part.clients:

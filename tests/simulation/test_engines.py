@@ -17,8 +17,9 @@ from fedsink.clients.settings import NodeSettings
 from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol import GradientRequest, Objective
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
+from fedsink.protocol.objective import Objective
 from fedsink.simulation.local import LocalGrid
 from fedsink.simulation.simulate import start
 
@@ -81,7 +82,7 @@ def test_ten_thousand_clients_take_part(install_source: Callable[..., None]) -> 
         torch.zeros(100, dtype=torch.int64), torch.zeros(100), torch.zeros(100, 4),
     )  # fmt: skip
     broadcast = Broadcast(Content(lambda: [request], request.to_record), grid.roster(), (1, 100, 4))
-    reduced: Any = grid.send_and_receive(Exchange("train.gradient", "1", [broadcast]))
+    reduced: Any = grid.send_and_receive(Exchange("train.dp_sinkhorn", "1", [broadcast]))
     assert reduced.failures == {}
     assert reduced.sums[0].clients == 10_000
     std = float(reduced.sums[0].total.std()) / 10_000

@@ -14,7 +14,7 @@ from fedsink.simulation.partial import Partial, parts, reduction
 def _exchange(clients: int, groups: int) -> Exchange:
     nodes = {k: 1000 + k for k in range(clients)}
     return Exchange(
-        "train.gradient",
+        "train.dp_sinkhorn",
         "1",
         [
             Broadcast(

@@ -13,7 +13,8 @@ from fedsink.clients.settings import NodeSettings
 from fedsink.data.maps import PointBall
 from fedsink.models import Generator, build
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol import LocalPlan, Objective
+from fedsink.protocol.objective import Objective
+from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.simulation.local import LocalGrid
 from fedsink.strategies import (
     DPSinkhorn,

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsink.clients.gradient import client_gradient
+from fedsink.clients.dp_sinkhorn import client_gradient
 from fedsink.clients.shard import Shard
 from fedsink.errors import ConfigError
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol import GradientRequest, Objective
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.objective import Objective
 from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.strategies.self_term import SelfParts, SelfTerm, SelfTermSettings, self_term
 from fedsink.transport import ConvergedSolver, Mixed, append_labels, self_gradient

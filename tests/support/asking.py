@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedsink.clients.gradient import GradientAnswer
+from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
 from fedsink.clients.node import Node
 from fedsink.clients.parameter_gradient import ParameterGradientAnswer
-from fedsink.clients.privatizer import PrivatizedAnswer
-from fedsink.protocol import GradientRequest, PrivatizeReply, PrivatizeRequest
-from fedsink.protocol.parameters import ParameterRequest
+from fedsink.clients.privatize_once import PrivatizeOnceAnswer
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.parameter_gradient import ParameterRequest
+from fedsink.protocol.privatize_once import PrivatizeReply, PrivatizeRequest
 
 
 def gradients(node: Node, requests: Sequence[GradientRequest], digest: bytes) -> list[Tensor]:
     """The gradients of several uses."""
-    reply = node.release(GradientAnswer(requests), digest)
+    reply = node.release(DPSinkhornAnswer(requests), digest)
     return [reply[str(request.round)] for request in requests]
 
 
@@ -32,5 +33,5 @@ def weights_gradient(node: Node, request: ParameterRequest, digest: bytes) -> Te
 
 def privatized(node: Node, request: PrivatizeRequest, digest: bytes) -> PrivatizeReply:
     """One chunk of the privatized records."""
-    answer = PrivatizedAnswer([request])
+    answer = PrivatizeOnceAnswer([request])
     return PrivatizeReply.from_record(answer.record(node.release(answer, digest)))

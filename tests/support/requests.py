@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol import GradientRequest, Objective
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.objective import Objective
 from fedsink.protocol.run import UNNAMED
 
 from .tiny import CLASSES, SIZE

@@ -12,8 +12,8 @@ from torch import Tensor
 from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
+from fedsink.protocol.dp_sinkhorn import unpack_replies
 from fedsink.protocol.exchange import Broadcast, Reduction, Sum
-from fedsink.protocol.gradient import unpack_replies
 from fedsink.protocol.tree_sum import BLOCK, TreeSum
 from fedsink.strategies.base import RoundStrategy, failure
 from fedsink.strategies.central.settings import CentralSettings

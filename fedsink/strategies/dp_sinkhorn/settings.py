@@ -20,8 +20,8 @@ from fedsink.privacy import (
     NoiseShare,
 )
 from fedsink.privacy.clips import CLIPS
-from fedsink.protocol import GradientReply, Objective
-from fedsink.protocol.gradient import pack_replies
+from fedsink.protocol.dp_sinkhorn import GradientReply, pack_replies
+from fedsink.protocol.objective import Objective
 from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.central.settings import (
     CentralSettings,

@@ -13,8 +13,8 @@ from torch import Tensor
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ClientError
 from fedsink.models import Generator
+from fedsink.protocol.dp_sinkhorn import GradientRequest, checked, packed_requests
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
-from fedsink.protocol.gradient import GradientRequest, checked, packed_requests
 from fedsink.strategies.central.rounds import CentralRounds
 from fedsink.strategies.dp_sinkhorn.layout import Label
 from fedsink.strategies.dp_sinkhorn.rows import Block, Labels, Rows
@@ -75,7 +75,7 @@ class DPSinkhorn(CentralRounds):
             sharing.setdefault(asked[client], {})[client] = node
         self._asked = {labels: self._broadcast(labels, who) for labels, who in sharing.items()}
         needed = self.quorum.of(self.clients)
-        return Exchange("train.gradient", str(server_round), list(self._asked.values()), needed)
+        return Exchange("train.dp_sinkhorn", str(server_round), list(self._asked.values()), needed)
 
     def _broadcast(self, labels: Labels, nodes: dict[int, int]) -> Broadcast:
         asked = list(zip(self._blocks, labels, strict=True))

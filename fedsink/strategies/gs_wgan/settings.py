@@ -29,7 +29,8 @@ from fedsink.privacy import (
 from fedsink.privacy.adjacency import ADJACENCIES, describe
 from fedsink.privacy.clips import ClipOfCritics
 from fedsink.privacy.sampling import Schedule
-from fedsink.protocol import Critics, GradientReply
+from fedsink.protocol.dp_sinkhorn import GradientReply
+from fedsink.protocol.gs_wgan import Critics
 from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.central.settings import CentralSettings, central_plan, common_settings
 from fedsink.strategies.trainer import OptimizerSettings

@@ -15,8 +15,8 @@ from fedsink.data.views import view_from_dict
 from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
-from fedsink.protocol import CriticRequest
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
+from fedsink.protocol.gs_wgan import CriticRequest
 from fedsink.strategies.central.rounds import CentralRounds
 from fedsink.strategies.central.settings import signal_to_noise
 from fedsink.strategies.gs_wgan.settings import GSWGANSettings
@@ -88,7 +88,7 @@ class GSWGAN(CentralRounds):
         content = Content(lambda: [request], request.to_record)
         broadcast = Broadcast(content, nodes, (1, *request.rows.shape))
         self._asked = {server_round: broadcast}
-        return Exchange("train.critic", str(server_round), [broadcast], needed)
+        return Exchange("train.gs_wgan", str(server_round), [broadcast], needed)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

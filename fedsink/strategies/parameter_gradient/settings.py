@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from fedsink.errors import ConfigError
-from fedsink.protocol.parameters import ParameterReply
+from fedsink.protocol.parameter_gradient import ParameterReply
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 
 if TYPE_CHECKING:

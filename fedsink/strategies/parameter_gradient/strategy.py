@@ -15,7 +15,7 @@ from fedsink.models.pullback import flat_weights
 from fedsink.privacy import BatchClip
 from fedsink.privacy.unprotected import UNREACHED
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
-from fedsink.protocol.parameters import ParameterReply, ParameterRequest, architecture_of
+from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest, architecture_of
 from fedsink.strategies.central.settings import signal_to_noise
 from fedsink.strategies.dp_sinkhorn.layout import Label
 from fedsink.strategies.dp_sinkhorn.rows import Block, Labels
@@ -68,7 +68,9 @@ class ParameterGradient(DPSinkhorn):
         self._requests = {}
         super().configure_train(server_round, arrays, config, grid)
         needed = self.quorum.of(self.clients)
-        return Exchange("train.parameters", str(server_round), list(self._asked.values()), needed)
+        return Exchange(
+            "train.parameter_gradient", str(server_round), list(self._asked.values()), needed
+        )
 
     def _broadcast(self, labels: Labels, nodes: dict[int, int]) -> Broadcast:
         ((block,), (label,)) = self._blocks, labels

@@ -11,7 +11,7 @@ import numpy as np
 from fedsink.data.maps import map_from_dict
 from fedsink.errors import ConfigError
 from fedsink.privacy import LOCAL_MECHANISMS, local_mechanism
-from fedsink.protocol import LocalPlan
+from fedsink.protocol.privatize_once import LocalPlan
 
 
 def local_plan(

@@ -7,7 +7,7 @@ from torch import Tensor
 from fedsink.data import dct, wavelets
 from fedsink.data.maps import L1Ball, L2Ball, Map, PixelRange
 from fedsink.errors import ConfigError
-from fedsink.protocol import LocalPlan
+from fedsink.protocol.privatize_once import LocalPlan
 
 
 def check_denoisable(f: Map) -> None:

@@ -13,7 +13,7 @@ from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
 from fedsink.privacy import LOCAL_NOISE
 from fedsink.privacy.accounting.amplification import shuffling_statement
-from fedsink.protocol import LocalPlan, PrivatizeReply
+from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply
 from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.privatize_once.budget import local_plan
 from fedsink.strategies.privatize_once.critic import NoisyCriticSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedsink.protocol import LocalPlan
+from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.reporting.noise import noise_entries
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
-from fedsink.protocol import PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
+from fedsink.protocol.privatize_once import PrivatizeReply, PrivatizeRequest
 from fedsink.strategies.base import RoundStrategy
 from fedsink.strategies.privatize_once.loss import LocalLoss
 from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
@@ -100,7 +100,7 @@ class PrivatizeOnce(RoundStrategy):
             broadcast = Broadcast(Content(None, request.to_record), asked, ())
             needed = self.quorum.of(self.clients) - (self.clients - len(waiting) - len(absent))
             replies = grid.send_and_receive(
-                Exchange("train.privatize", str(chunk), [broadcast], max(0, needed))
+                Exchange("train.privatize_once", str(chunk), [broadcast], max(0, needed))
             )
             read = partial(self._checked, chunk=chunk)
             replied = self.answers(replies, f"uploading chunk {chunk}", waiting, read, needed)

@@ -111,7 +111,7 @@ def test_an_error_at_a_client_comes_back_as_a_code(
     grids: dict[str, RayGrid], configured: Configure
 ) -> None:
     grid = _ray_grid(grids, configured(*_OVERRIDES).node)
-    message = grid.create_message(RecordDict(), "train.gradient", 1001, "1")
+    message = grid.create_message(RecordDict(), "train.dp_sinkhorn", 1001, "1")
     (reply,) = grid.send_and_receive([message])
     assert reply.has_error()
     assert reply.error.reason is None
@@ -330,7 +330,7 @@ def test_cohorts_share_a_gpu_and_are_told_so(
     node = replace(configured("seed=5", f"clients={cohorts}").node, device="cuda")
     grid = make_grid(node, actors=cohorts, num_gpus=1 / cohorts, host=host)
     messages = [
-        grid.create_message(RecordDict(), "train.gradient", 1000 + client, "1")
+        grid.create_message(RecordDict(), "train.dp_sinkhorn", 1000 + client, "1")
         for client in range(cohorts)
     ]
     seen = [reply.content.config_records["seen"] for reply in grid.send_and_receive(messages)]

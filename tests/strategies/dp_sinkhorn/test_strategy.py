@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedsink.clients.app import client_app
 from fedsink.clients.cohort import NodeCohort
-from fedsink.clients.gradient import client_gradient
+from fedsink.clients.dp_sinkhorn import client_gradient
 from fedsink.clients.shard import Shard
 from fedsink.data.partition import Unequal, partition
 from fedsink.data.sources import load
@@ -21,10 +21,9 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import ClientError, ConfigError
 from fedsink.models import Generator
 from fedsink.privacy import NoiseShare, ReproducibleKey, Stream
-from fedsink.protocol import GradientReply, GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest, unpack_requests
 from fedsink.protocol.errors import FAILED, REFUSED
 from fedsink.protocol.exchange import Reduction
-from fedsink.protocol.gradient import unpack_requests
 from fedsink.server import checkpoint
 from fedsink.simulation.local import LocalGrid
 from fedsink.strategies import DPSinkhorn
@@ -169,7 +168,7 @@ def test_every_client_is_asked_about_its_scheduled_class(
     """Pitfall 3: also where it holds no record of it."""
     grid = make_grid(4)
     play(make_central(clients=4, rounds=5), grid)
-    asked = [m for m in grid.asked if m.metadata.message_type == "train.gradient"]
+    asked = [m for m in grid.asked if m.metadata.message_type == "train.dp_sinkhorn"]
     assert len(asked) == 4 * 5
     for message in asked:
         request = GradientRequest.from_record(message.content)
@@ -336,7 +335,7 @@ def test_nodes_say_which_client_they_are_where_the_grid_does_not_know(
     asking: Any = _Asking(grid)
     play(theirs, asking)
     assert [m.metadata.message_type for m in grid.asked[:4]] == ["query.identity"] * 3 + [
-        "train.gradient"
+        "train.dp_sinkhorn"
     ]
     assert torch.equal(weights(ours.generator), weights(theirs.generator))
     with pytest.raises(ClientError, match="Expected the clients 0 to 3, found 3 of them"):
@@ -563,7 +562,7 @@ def test_a_message_holds_the_rounds_that_single_messages_would(
         metrics.append(dict(record or {}))
     assert (strategy.message, strategy.round) == (3, 5)
     assert all(record["loss"] > 0 for record in metrics)
-    asked = [m for m in grid.asked if m.metadata.message_type == "train.gradient"]
+    asked = [m for m in grid.asked if m.metadata.message_type == "train.dp_sinkhorn"]
     held = [[r.round for r in unpack_requests(m.content)] for m in asked]
     assert held == [[1, 2]] * 4 + [[3, 4]] * 4 + [[5]] * 4
     for message in asked:

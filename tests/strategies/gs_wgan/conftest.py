@@ -16,7 +16,7 @@ from fedsink.privacy import (
     RowClip,
     TurnSchedule,
 )
-from fedsink.protocol import Critics
+from fedsink.protocol.gs_wgan import Critics
 from fedsink.strategies import GSWGAN, GSWGANSettings
 from fedsink.strategies.trainer import OptimizerSettings
 

@@ -13,7 +13,7 @@ from torch.nn.utils import parameters_to_vector
 
 from fedsink.clients.app import client_app
 from fedsink.clients.cohort import NodeCohort
-from fedsink.clients.critic import CriticMessage, CriticState, Parts, critic_totals
+from fedsink.clients.gs_wgan_critics import CriticMessage, CriticState, Parts, critic_totals
 from fedsink.data.partition import partition
 from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
@@ -28,9 +28,10 @@ from fedsink.privacy import (
     Stream,
     UnprotectedPlan,
 )
-from fedsink.protocol import CriticRequest, GradientReply
+from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.errors import REFUSED
 from fedsink.protocol.exchange import Reduction
+from fedsink.protocol.gs_wgan import CriticRequest
 from fedsink.simulation.grid import client_of
 from fedsink.simulation.local import LocalGrid
 from fedsink.strategies import GSWGAN

@@ -19,7 +19,7 @@ from fedsink.errors import ClientError, ConfigError
 from fedsink.models import Generator, build
 from fedsink.models.pullback import flat_weights
 from fedsink.privacy import ReproducibleKey, Stream
-from fedsink.protocol.parameters import ParameterReply, ParameterRequest
+from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest
 from fedsink.server import checkpoint
 from fedsink.simulation.grid import client_of
 from fedsink.strategies import DPSinkhorn, ParameterGradient, ParameterGradientSettings
@@ -67,7 +67,7 @@ def play(strategy: ParameterGradient, grid: Any, until: int | None = None) -> li
 
 
 def asked_of(grid: Any) -> list[ParameterRequest]:
-    found = [m for m in grid.asked if m.metadata.message_type == "train.parameters"]
+    found = [m for m in grid.asked if m.metadata.message_type == "train.parameter_gradient"]
     return [ParameterRequest.from_record(message.content) for message in found]
 
 

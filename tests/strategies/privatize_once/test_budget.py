@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedsink.errors import ConfigError
 from fedsink.privacy import LaplaceMechanism
-from fedsink.protocol import LocalPlan
+from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.strategies.privatize_once.budget import local_plan
 
 _RECIPE: dict[str, Any] = {

@@ -16,7 +16,7 @@ from fedsink.data.maps.base import Norm
 from fedsink.data.wavelets import denoised
 from fedsink.errors import ConfigError
 from fedsink.privacy import Stream, local_mechanism
-from fedsink.protocol import LocalPlan
+from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.strategies import PrivatizeOnce
 from fedsink.strategies.privatize_once.critic import NoisyCritic, NoisyCriticSettings
 from fedsink.strategies.privatize_once.denoising import denoised_values

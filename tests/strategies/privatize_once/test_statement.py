@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedsink.data.maps import map_from_dict
-from fedsink.protocol import LocalPlan
+from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.strategies.privatize_once.statement import local_statement
 
 

@@ -13,7 +13,7 @@ from fedsink.data.partition import Unequal
 from fedsink.errors import ClientError, ConfigError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
-from fedsink.protocol import LocalPlan, PrivatizeReply, PrivatizeRequest
+from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.server import checkpoint
 from fedsink.strategies import PrivatizeOnce
 from fedsink.strategies.privatize_once.strata import LabelStrata
@@ -50,7 +50,7 @@ def test_records_are_collected_once_in_chunks(make_local: Local, make_grid: Grid
     """Pitfall 9: a second configure_train asks nothing."""
     strategy, grid = make_local(), make_grid()
     play(strategy, grid, 1)
-    asked = [m for m in grid.asked if m.metadata.message_type == "train.privatize"]
+    asked = [m for m in grid.asked if m.metadata.message_type == "train.privatize_once"]
     chunks = [PrivatizeRequest.from_record(m.content).chunk for m in asked]
     assert chunks == [0] * 3 + [1] * 3 + [2] * 3  # 21, 20 and 20 records by eights
     assert strategy.uploads()["values"].shape == (61, 4)
@@ -64,7 +64,7 @@ def test_clients_with_fewer_chunks_are_not_asked_further(
 ) -> None:
     strategy, grid = make_local(), make_grid(partition=Unequal(sizes=(43, 17, 1)))
     strategy.collect(grid)
-    asked = [m for m in grid.asked if m.metadata.message_type == "train.privatize"]
+    asked = [m for m in grid.asked if m.metadata.message_type == "train.privatize_once"]
     assert [m.metadata.dst_node_id - 1000 for m in asked].count(0) == 6
     assert [m.metadata.dst_node_id - 1000 for m in asked].count(2) == 1
     assert len(strategy.uploads()["values"]) == 61

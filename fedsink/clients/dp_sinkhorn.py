@@ -1,0 +1,373 @@
+"""Central mode, client side: the clipped and noised gradient of the generated images.
+
+What one client computes at a node and what a cohort computes in a simulation is one function of K
+clients; a node is K = 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from fedsink.clients.answer import BatchedAnswer, Task, check_classes
+from fedsink.clients.central import CentralAnswer
+from fedsink.clients.policy import Policy
+from fedsink.clients.pool import Batch, Places, Pool, Sample
+from fedsink.clients.shard import Shard
+from fedsink.data.spec import DataSpec
+from fedsink.privacy import BatchClip, Stream
+from fedsink.protocol.dp_sinkhorn import (
+    GradientReply,
+    GradientRequest,
+    pack_replies,
+    unpack_requests,
+)
+from fedsink.protocol.objective import Objective
+from fedsink.transport import (
+    Cost,
+    Solver,
+    append_labels,
+    batch_gradients,
+    clipped_sums,
+    fixed_solver,
+)
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+log = logging.getLogger("fedsink.clients")
+
+
+class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
+    """``train.dp_sinkhorn``: `client_gradient` of every use."""
+
+    name = "dp_sinkhorn"
+
+    def __init__(self, requests: Sequence[GradientRequest]) -> None:
+        super().__init__(requests, sum(len(request.rows) for request in requests))
+        self.requests = requests
+        self.values = sum(request.rows.numel() for request in requests)
+
+    @classmethod
+    def words(cls) -> tuple[str, ...]:
+        """The name of its mechanism."""
+        return ("clipped-gaussian",)
+
+    @classmethod
+    def read(cls, record: RecordDict, policy: Policy | None) -> Self:
+        """The message's uses."""
+        return cls(unpack_requests(record))
+
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse a library that would solve the node's problems as well."""
+        super().check_policy(policy)
+        for request in self.requests:
+            request.objective.refuse_library()
+
+    def check_data(self, data: DataSpec) -> None:
+        """Refuse a class list that is not the data's as well."""
+        super().check_data(data)
+        for request in self.requests:
+            if request.objective.classes != 1:
+                check_classes(request.objective.classes, data)
+
+    def compute(self, task: Task) -> list[Tensor]:
+        """A gradient for each use, (n, D)."""
+        return [
+            client_gradient(request, task.shard, task.streams(request.round, use))
+            for use, request in enumerate(self.requests)
+        ]
+
+    def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
+        """The gradients, and nothing else."""
+        return pack_replies([GradientReply(reply[name]) for name in self.parts])
+
+    def fits(self, other: Self) -> bool:
+        """Whether plan, objective, view and share are the same, and so are the rows' shapes."""
+        return len(self.requests) == len(other.requests) and alike(
+            self.requests[0], other.requests[0]
+        )
+
+    @classmethod
+    def compute_each(
+        cls, answers: Sequence[Self], tasks: Sequence[Task], pool: Pool, clients: slice
+    ) -> Tensor:
+        """The gradients of all clients, (K, uses, n, D)."""
+        released = []
+        for use in range(len(answers[0].requests)):
+            requests = [answer.requests[use] for answer in answers]
+            samples, noise = (
+                [t.stream(purpose, r.round, use) for t, r in zip(tasks, requests, strict=True)]
+                for purpose in ("sample", "noise")
+            )
+            totals = client_totals(requests, pool, clients, samples)
+            released.append(requests[0].own_plan.release_each(totals, noise))
+        return torch.stack(released, dim=1)
+
+
+def alike(one: GradientRequest, two: GradientRequest) -> bool:
+    """Whether plan, objective, view and share are the same, and so are the rows' shapes."""
+    return (
+        one.rows.shape == two.rows.shape
+        and (one.label is None) == (two.label is None)
+        and (one.plan, one.objective, one.view, one.share)
+        == (two.plan, two.objective, two.view, two.share)
+    )
+
+
+def client_gradient(
+    request: GradientRequest, shard: Shard, stream: Callable[[str], Stream]
+) -> Tensor:
+    """One use of the Poisson-subsampled Gaussian mechanism at one client.
+
+    Every record of the requested class enters the batch Y independently with probability q.
+    With `clip=batch` (Cao et al. 2021, Alg. 1) the release is clip(G, Δ) + N(0, (2Δσ)² I) with
+    G = ∂_X 2Ŵ_λ(X, Y) + the data-independent self gradient of the request. With `clip=record`
+    it is Σ_j clip(g_j, Δ) + N(0, (σΔ)² I), where record j contributes
+    g_j = (w_ij (x_i − y_j))_i with w_ij = softmax_i((f_i − c(x_i, y_j))/λ). A request that
+    spreads the noise over n clients gets the n-th part of its variance (`NoiseShare`).
+
+    Args:
+        request: checked request; X and f are public.
+        shard: the private records.
+        stream: maps a purpose ("sample", "noise") to this round's keyed randomness.
+
+    Returns:
+        (n, D) float32.
+
+    Guarantees:
+        The result depends on private data only through the clipped sum that is noised.
+        Its shape depends on the request alone.
+        An empty batch is answered like any other.
+        Whether it fails does not depend on the batch.
+        It charges what its own plan's event says: one subsampled use for records of the
+        requested class, none for any other.
+        With a capacity, the operations after the draw depend on the request alone.
+
+    Raises:
+        ValueError: the rows do not live in the request's view of this data.
+    """
+    total = client_total(request, shard, stream("sample"))
+    return request.own_plan.release(total, stream("noise"))
+
+
+def client_total(request: GradientRequest, shard: Shard, sample: Stream) -> Tensor:
+    """What `client_gradient` adds its noise to, (n, D); raises like it."""
+    return client_totals([request], Pool([shard]), slice(0, 1), [sample])[0]
+
+
+def client_totals(
+    requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
+) -> Tensor:
+    """What `client_gradient` adds its noise to, for K clients at once.
+
+    Args:
+        requests: what each client is asked, checked; the clients may share one request. All of
+            them have one plan, objective and view, and rows of one shape.
+        pool: the clients' records.
+        part: the clients' places among the pool's.
+        samples: the stream of each client's sample.
+
+    Returns:
+        (K, n, D), float64 for `clip=record`, else float32.
+
+    Raises:
+        ValueError: the rows do not live in the request's view of this data.
+    """
+    refuse_other_view(requests[0], pool.coordinates(requests[0].view))
+    clip = requests[0].plan.clip.of_records()
+    if isinstance(clip, BatchClip):
+        return clip.apply_each(client_batch_gradients(requests, pool, part, samples))
+    return _record_totals(requests, pool, part, samples)
+
+
+def refuse_other_view(request: GradientRequest, coordinates: Tensor) -> None:
+    """Raise ValueError unless the request's rows have as many coordinates as the records."""
+    if coordinates.shape[1] != request.rows.shape[1]:
+        raise ValueError(
+            f"The rows have {request.rows.shape[1]} coordinates, the records in the request's "
+            f"view {coordinates.shape[1]}."
+        )
+
+
+def _record_totals(
+    requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
+) -> Tensor:
+    """Σ_j clip(g_j, Δ) of each client: every record meets only the rows of its own class."""
+    first = requests[0]
+    device = pool.coordinates(first.view).device
+    rows, potentials = (_stacked(requests, name, device) for name in ("rows", "potentials"))
+    row_labels = _stacked(requests, "row_labels", torch.device("cpu"))
+    totals = torch.zeros(rows.shape, dtype=torch.float64, device=device)
+    for of_class, places in _problems(requests, pool, part, samples):
+        own, whose = of_class.to(device), places.clients.to(device).unsqueeze(-1)
+        totals[whose, own] = record_sums(
+            first, rows[whose, own], potentials[whose, own],
+            row_labels[places.clients][:, of_class], pool.batch(first, places),
+            pool.norm_bound(first.view),
+        )  # fmt: skip
+    return totals
+
+
+def record_sums(
+    request: GradientRequest,
+    rows: Tensor,
+    potentials: Tensor,
+    row_labels: Tensor,
+    batch: Batch,
+    radius: float,
+) -> Tensor:
+    """Σ_j clip(g_j, Δ) of each of K batches, (K, n, D) float64; see `transport.clipped_sums`."""
+    return clipped_sums(
+        rows,
+        batch.records,
+        potentials,
+        request.objective.lam,
+        request.plan.clip.bound,
+        mask=batch.meets(row_labels),
+        radius=radius,
+    )
+
+
+def _problems(
+    requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
+) -> Iterator[tuple[Tensor, Places]]:
+    """Rows, by their numbers, and the places of the records that may meet them.
+
+    With a capacity all rows meet all places, whatever the classes of the records. Without one
+    samples are laid out as they need it, those of each class apart where a request mixes classes.
+    """
+    first = requests[0]
+    everywhere = torch.arange(len(first.rows))
+    if first.plan.capacity is not None:
+        yield everywhere, pool.draw_at_most(requests, part, samples)
+        return
+    sample = pool.draw(requests, part, samples)
+    if first.label is not None or not _alike(requests):
+        for places in sample.in_buckets():
+            yield everywhere, places
+        return
+    labels = pool.classes_of(first.objective, sample)
+    for label in first.row_labels.unique():
+        of_class = torch.nonzero(first.row_labels == label).flatten()
+        for places in sample.of(labels == label).in_buckets():
+            yield of_class, places
+
+
+def client_batch_gradients(
+    requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
+) -> Tensor:
+    """∂_X 2Ŵ_λ(X_k, Y_k) plus the self gradient of each client, before the clip, (K, n, D)."""
+    first = requests[0]
+    device = pool.coordinates(first.view).device
+    gradients = _stacked(requests, "self_gradient", device).to(device, copy=True)
+    if first.plan.capacity is not None:
+        radius = pool.norm_bound(first.view)
+        places = pool.draw_at_most(requests, part, samples)
+        for request, clients in _by_request(requests):
+            own = Places(clients, places.chosen[clients], places.present[clients])
+            batch = pool.batch(request, own)
+            gradients[clients.to(device)] = gradients_at_fixed_work(request, batch, radius)
+        return gradients
+    sample = pool.draw(requests, part, samples)
+    for request, clients in _by_request(requests):
+        place_of = torch.full((len(requests),), -1).index_put(
+            (clients,), torch.arange(len(clients))
+        )
+        kept = place_of[sample.owners] >= 0
+        asked = Sample(sample.chosen[kept], place_of[sample.owners[kept]], len(clients))
+        for places in asked.in_blocks():
+            whose = clients[places.clients].to(device)
+            gradients[whose] = _gradients_as_they_come(request, pool.batch(request, places))
+    return gradients
+
+
+def gradients_at_fixed_work(request: GradientRequest, batch: Batch, radius: float) -> Tensor:
+    """The gradients of one request's clients, with the same work whatever their batches."""
+    try:
+        solver = fixed_solver(request.objective.solver, **_public_bounds(request, radius))
+        return _gradients(request, batch, request.objective.ground_cost, solver)
+    except (ValueError, RuntimeError, ArithmeticError):
+        # Bounds beyond the range of floats or of λ: they are public, so every batch meets this.
+        log.warning("a transport problem is out of range; its gradient counts as zero")
+        return _zeros(request, batch)
+
+
+def _gradients_as_they_come(request: GradientRequest, batch: Batch) -> Tensor:
+    """The gradients of one request's clients, none of whose batches is empty."""
+    try:
+        return _gradients(request, batch, *request.objective.transport)
+    except (ValueError, RuntimeError, ArithmeticError):
+        # Costs beyond the range of floats or of λ. An error would tell the server that the batch
+        # was not empty; the clip makes zero of a gradient that is not finite, and so does this.
+        if len(batch.records) == 1:
+            log.warning("a transport problem could not be solved; its gradient counts as zero")
+            return _zeros(request, batch)
+    # It was some client's; the others have their gradients.
+    parts = zip(batch.records, batch.labels, batch.present, strict=True)
+    alone = [Batch(y[has][None], labels[has][None], has[has][None]) for y, labels, has in parts]
+    return torch.cat([_gradients_as_they_come(request, single) for single in alone])
+
+
+def _gradients(request: GradientRequest, batch: Batch, cost: Cost, solver: Solver) -> Tensor:
+    objective, y = request.objective, batch.records
+    x, own = request.rows.to(y.device), request.self_gradient.to(y.device)
+    if weight := _label_weight(request):
+        x = append_labels(x, request.row_labels.to(y.device), objective.classes, weight)
+        y = append_labels(y, batch.labels, objective.classes, weight)
+    return batch_gradients(x, y, own, batch.present, cost, objective.lam, solver)
+
+
+def _zeros(request: GradientRequest, batch: Batch) -> Tensor:
+    return batch.records.new_zeros(len(batch.records), *request.self_gradient.shape)
+
+
+def _label_weight(request: GradientRequest) -> float:
+    """α_c where a batch mixes classes and labels enter the cost, else 0."""
+    return request.objective.label_weight if request.label is None else 0.0
+
+
+def _public_bounds(request: GradientRequest, radius: float) -> dict[str, float]:
+    """Bounds on the costs of rows with records in the ball of `radius`, and on any distance."""
+    rows, objective, weight = request.rows, request.objective, _label_weight(request)
+    row_norm = float(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).amax())
+    mixed = request.label is None
+    distance = objective.diameter((row_norm + radius) / 2.0, labels=mixed)
+    # ‖v‖₁ ≤ √D‖v‖₂ for the coordinates, and 2α_c for the labels.
+    absolute = math.sqrt(rows.shape[1]) * (row_norm + radius) + 2.0 * weight
+    return {
+        "largest_cost": _largest_cost(objective, distance, absolute),
+        "diameter": objective.diameter(max(row_norm, radius), labels=mixed),
+    }
+
+
+def _largest_cost(objective: Objective, distance: float, absolute: float) -> float:
+    return absolute if objective.cost == "l1" else distance * distance + objective.m * absolute
+
+
+def _stacked(requests: Sequence[GradientRequest], name: str, device: torch.device) -> Tensor:
+    """One array of each client's request, (K, ...); one that they share is sent once."""
+    if _alike(requests):
+        values: Tensor = getattr(requests[0], name).to(device)
+        return values.expand(len(requests), *values.shape)
+    return torch.stack([getattr(request, name) for request in requests]).to(device)
+
+
+def _alike(requests: Sequence[GradientRequest]) -> bool:
+    return all(request is requests[0] for request in requests)
+
+
+def _by_request(
+    requests: Sequence[GradientRequest],
+) -> Iterator[tuple[GradientRequest, Tensor]]:
+    """Each different request, and the clients that are asked it."""
+    clients: dict[int, list[int]] = {}
+    for client, request in enumerate(requests):
+        clients.setdefault(id(request), []).append(client)
+    for whose in clients.values():
+        yield requests[whose[0]], torch.tensor(whose)

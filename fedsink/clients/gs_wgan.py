@@ -1,0 +1,232 @@
+"""Central mode, client side: the noised sum of what a client's critics say of generated rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from fedsink.clients.answer import BatchedAnswer, Task, check_classes
+from fedsink.clients.central import CentralAnswer
+from fedsink.clients.gs_wgan_critics import CriticMessage, CriticState, Fakes, Parts, critic_totals
+from fedsink.clients.policy import Policy
+from fedsink.clients.pool import Pool
+from fedsink.clients.states import State
+from fedsink.data.spec import DataSpec
+from fedsink.data.views import view_from_dict
+from fedsink.models.critics import Critic
+from fedsink.protocol.dp_sinkhorn import GradientReply
+from fedsink.protocol.gs_wgan import CriticRequest, Critics
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+
+class GSWGANAnswer(CentralAnswer, BatchedAnswer):
+    """``train.gs_wgan``: `critic_gradients` of one use, and the critics' next state.
+
+    What the critics have learned is remembered under the reservation of the message; see
+    `fedsink.clients.states`. It is put before the reply is stored. A message whose reply is not
+    stored trains from the state before its round, whatever happened since: under a key whose
+    streams can be drawn again it arrives at the same state. Where that state is lost, a node
+    starts its critics anew, with the steps of a first round. Its ε is the plan's all the same: a
+    total is a sum over parts of the records whatever the critics' states are, and the server
+    learns nothing but a noised sum.
+
+    Guarantees:
+        - A client answers in its turn of the plan's schedule alone.
+        - No architecture is built that the policy or the public description of the data refuses.
+        - A stored reply is sent again without training.
+    """
+
+    name = "gs_wgan"
+    limits: ClassVar = {
+        **CentralAnswer.limits,
+        "maximum_critics": None,
+        "maximum_critic_width": None,
+        "maximum_critic_steps": None,
+    }
+
+    def __init__(self, requests: Sequence[CriticRequest]) -> None:
+        super().__init__(requests, sum(len(r.rows) + len(r.fakes) for r in requests))
+        [self.request] = requests
+        self.values = self.request.rows.numel()
+
+    @classmethod
+    def words(cls) -> tuple[str, ...]:
+        """The name of its mechanism."""
+        return ("critic",)
+
+    @classmethod
+    def read(cls, record: RecordDict, policy: Policy | None) -> Self:
+        """The message's one use; no architecture is built."""
+        return cls([CriticRequest.from_record(record)])
+
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse more or larger critics, or more steps, than the owner allows as well."""
+        super().check_policy(policy)
+        critics, training = self.request.critics, self.request.critics.training
+        policy.check_limit("maximum_critics", training.critics, "critics")
+        policy.check_limit("maximum_critic_width", critics.hidden, "units in a critic's layer")
+        steps = training.first_steps
+        policy.check_limit("maximum_critic_steps", steps, "steps for its critics' first round")
+
+    def check_data(self, data: DataSpec) -> None:
+        """Refuse a class list that is not the data's, and critics of other records, as well."""
+        super().check_data(data)
+        if self.request.critics.classes != 1:
+            check_classes(self.request.critics.classes, data)
+        architecture(self.request)
+
+    def compute(self, task: Task) -> list[Tensor]:
+        """The gradient, (n, D)."""
+        [reply] = critic_gradients(self.request, [task], Pool([task.shard]), slice(0, 1))
+        return [reply]
+
+    def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
+        """The gradient, and nothing else."""
+        return GradientReply(reply[self.parts[0]]).to_record()
+
+    def fits(self, other: Self) -> bool:
+        """Never: the critics of one batch are shown the same rows."""
+        return False
+
+    @classmethod
+    def compute_each(
+        cls, answers: Sequence[Self], tasks: Sequence[Task], pool: Pool, clients: slice
+    ) -> Tensor:
+        """The gradients of all clients, (K, 1, n, D)."""
+        return critic_gradients(answers[0].request, tasks, pool, clients).unsqueeze(1)
+
+
+def critic_gradients(
+    request: CriticRequest, tasks: Sequence[Task], pool: Pool, clients: slice
+) -> Tensor:
+    """Train the critics of K clients for one round; the noised sum of their gradients, (K, n, D).
+
+    Each client releases Σ_m clip(∂D_m/∂X, C) + N(0, (2Cσ)² I) over its M critics, each of which
+    has been trained on its own part of the records; see `critic_totals`. With a rate q < 1 the sum
+    is over the critics that are asked, each with probability q, and all are trained. A request that
+    spreads the noise over n clients gets the n-th part of its variance (`NoiseShare`).
+
+    Guarantees:
+        - A reply depends on private data only through the total that is noised, which one part of
+          the records moves by at most the clip's sensitivity.
+        - Its shape depends on the request alone; a client without records answers like any other.
+        - Under the user adjacency all records of a user belong to one critic.
+        - Which critics are asked is drawn for each round and client by coins that nothing else is
+          drawn from, and moves neither the states nor the operations that run.
+        - The state after the round is remembered, and is no part of what is returned.
+
+    Args:
+        request: checked request.
+        tasks: of each client.
+        pool: the records of these clients, and of others.
+        clients: the clients' places among the pool's.
+
+    Returns:
+        float32.
+
+    Raises:
+        DataError: users are to be protected, and the records do not tell them apart.
+        LedgerError: a state cannot be read or stored.
+        CheckpointError: a simulated client's state is lost.
+    """
+    critic, critics = architecture(request), request.critics
+    clip = request.plan.clip.of_critics()
+    parts = pool.parts(request, clients)
+    names = _names(request)
+    kept = [task.state(names) for task in tasks]
+    states = [
+        _state(request, critic, task.client, place, parts.records)
+        for task, place in zip(tasks, kept, strict=True)
+    ]
+    totals, trained = critic_totals(
+        critic,
+        critics.training,
+        clip,
+        _shown(request, parts.records.device),
+        _asked(request, parts, tasks),
+        _sharing_fakes(states),
+        [task.stream("critic", request.round) for task in tasks],
+        critics.local_generator(critic),
+    )
+    for state, place in zip(trained, kept, strict=True):
+        place.put(request.round, state.to_tensors())
+    noise = [task.stream("noise", request.round) for task in tasks]
+    return request.own_plan.release_each(totals, noise)
+
+
+def _asked(request: CriticRequest, parts: Parts, tasks: Sequence[Task]) -> Parts:
+    """The parts, of which the critics that this round's coins choose are asked."""
+    if request.plan.rate == 1.0:
+        return parts
+    coins = [task.stream("sample", request.round) for task in tasks]
+    return parts.asked(request.plan.sampler.draw_each([parts.critics] * len(tasks), coins))
+
+
+def architecture(request: CriticRequest) -> Critic:
+    """The critics' architecture in the request's view; raises ValueError where it does not fit."""
+    return _architecture(request.critics, json.dumps(request.view, sort_keys=True))
+
+
+@lru_cache(maxsize=4)
+def _architecture(critics: Critics, view: str) -> Critic:
+    return critics.architecture(view_from_dict(json.loads(view)))
+
+
+def _names(request: CriticRequest) -> str:
+    """Tells apart critics of one reservation, should a server name several: they share nothing."""
+    return json.dumps([request.critics.to_dict(), request.view], sort_keys=True)
+
+
+def _state(
+    request: CriticRequest,
+    critic: Critic,
+    client: int,
+    place: State,
+    like: Tensor,
+) -> CriticState:
+    """What the client's critics have learned before this round."""
+    critics, remembered = request.critics, place.before(request.round)
+    if remembered is None:
+        state = CriticState.start(critic, critics.training.critics, critics.initial, like)
+    else:
+        state = CriticState.from_tensors({k: v.to(like.device) for k, v in remembered.items()})
+    turns = request.plan.schedule.answered(client, request.round)
+    if state.rounds != turns and (place.simulated or remembered is None):
+        place.lost(
+            f"before round {request.round} the critics of client {client} have been trained "
+            f"in {state.rounds} rounds and not in {turns}"
+        )
+    return state
+
+
+def _shown(request: CriticRequest, device: torch.device) -> CriticMessage:
+    rows, row_labels, fakes, labels = (
+        getattr(request, name).to(device) for name in ("rows", "row_labels", "fakes", "fake_labels")
+    )
+    return CriticMessage(rows, row_labels, fakes, labels, request.rate)
+
+
+def _sharing_fakes(states: Sequence[CriticState]) -> list[CriticState]:
+    """The same states, where equal generated rows are one object: they are then kept once."""
+    pools: list[Fakes] = []
+    shared = []
+    for state in states:
+        pool = next((pool for pool in pools if _equal(pool, state.fakes)), None)
+        if pool is None:
+            pools.append(pool := state.fakes)
+        shared.append(replace(state, fakes=pool))
+    return shared
+
+
+def _equal(one: Fakes, two: Fakes) -> bool:
+    return one.rows is two.rows or (
+        torch.equal(one.labels, two.labels) and torch.equal(one.rows, two.rows)
+    )

@@ -1,0 +1,419 @@
+"""Whether a plan or a use fits into its account; every function runs inside one transaction."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from sqlite3 import Connection
+from typing import NamedTuple
+
+from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.charge import Charge, Instalment
+from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.events import event_to_json
+from fedsink.clients.ledger.places import EVERY_LABEL, Asked, Reservation
+from fedsink.clients.ledger.tables import ORIGIN, sealed
+from fedsink.errors import BudgetError, DailyLimitError, ReleaseRefusedError, RunTakenError
+
+ONE_PLAN = "one-plan"  # the rule of an account without a ceiling
+_MOST_PRICES = 4096
+_ROUNDING = 1 + 1e-9  # ten plans of δ = 1e-6 fill 1e-5, whatever the last bit of their sum
+
+
+class Cost(NamedTuple):
+    """(ε, δ) that an account is charged."""
+
+    epsilon: float
+    delta: float
+
+
+class Price(NamedTuple):
+    """What a plan costs under its account's rule: ε in full, or ρ(α) a use."""
+
+    epsilon: float | None
+    rho: float | None
+
+
+def within(spent: float, ceiling: float) -> bool:
+    """Whether a sum of decimal fractions stays within a decimal ceiling (never for NaN)."""
+    return spent <= ceiling * _ROUNDING
+
+
+def price(charge: Charge, budget: Budget | None) -> Price:
+    """The plan's cost, as far as the account's rule asks for it."""
+    if budget is None:
+        return Price(None, None)
+    if budget.admission == "reserve":
+        return Price(float(charge.epsilon()), None)
+    return Price(None, budget.cost(charge.use))
+
+
+def remembered(connection: Connection, charge: Charge) -> Price | None:
+    """The ε that was computed for this plan before, whether it was admitted or not."""
+    row = connection.execute(
+        "SELECT epsilon, seal FROM prices WHERE plan=?", (charge.price_key,)
+    ).fetchone()
+    if row is None or row[1] != price_seal(charge.price_key, row[0]):
+        return None
+    return Price(row[0], None)
+
+
+def price_seal(key: bytes, epsilon: float) -> bytes:
+    """The seal of a price; no other fact is sealed with it."""
+    return sealed(ORIGIN, "prices", key, epsilon)
+
+
+def remember(connection: Connection, charge: Charge, priced: Price) -> None:
+    """Keep a plan's ε; of more than some thousand the oldest is forgotten."""
+    if priced.epsilon is None or math.isnan(priced.epsilon):
+        return
+    connection.execute(
+        "INSERT OR REPLACE INTO prices (plan, epsilon, seal) VALUES (?, ?, ?)",
+        (charge.price_key, priced.epsilon, price_seal(charge.price_key, priced.epsilon)),
+    )
+    connection.execute(
+        "DELETE FROM prices WHERE id <= (SELECT MAX(id) FROM prices) - ?", (_MOST_PRICES,)
+    )
+
+
+def check_reach(
+    connection: Connection,
+    lineage: str,
+    part: Instalment,
+    budget: Budget | None,
+    besides: int | None = None,
+) -> None:
+    """Refuse a plan whose ε is far above what is left, before it is priced.
+
+    Args:
+        connection: the ledger's.
+        lineage: the owner's name of the data.
+        part: what is to be charged of the plan.
+        budget: the account's ceiling.
+        besides: the reservation that it is part of already, whose charge it replaces.
+
+    Raises:
+        BudgetError: the account has too little left.
+    """
+    if budget is None or budget.admission != "reserve":
+        return
+    earlier = _charged(connection, lineage, part.whole.adjacency, besides)
+    left = budget.epsilon - math.fsum(epsilon for epsilon, _ in earlier)
+    left_delta = budget.delta - math.fsum(delta for _, delta in earlier)
+    rough = part.rough_epsilon(left)
+    if rough is not None:
+        price = f"about ε = {rough:.3g}"
+        raise _too_little_left(price, lineage, part.whole, left, left_delta, part.delta)
+
+
+def find(
+    connection: Connection, lineage: str, run: str, charge: Charge, budget: Budget | None
+) -> Reservation | None:
+    """The reservation of exactly this plan for this run, if there is one.
+
+    Raises:
+        RunTakenError: the run has another plan, or is in another account of the lineage.
+        ReleaseRefusedError: the account has another rule.
+    """
+    _check_account_of(connection, lineage, run, charge.adjacency)
+    account = connection.execute(
+        "SELECT id, admission, alpha FROM accounts WHERE lineage=? AND adjacency=?",
+        (lineage, charge.adjacency),
+    ).fetchone()
+    if account is None:
+        return None
+    if account[1:] != _rule(budget):
+        raise ReleaseRefusedError(
+            f"{lineage} was charged by the rule {_words(*account[1:])} so far, and charges of "
+            f"{_words(*_rule(budget))} cannot be added to those: set the rule back."
+        )
+    plans = connection.execute(
+        "SELECT runs.id, charged.id, plan, reserved, uses, step FROM runs"
+        " JOIN charged ON run = runs.id WHERE account=? AND name=?",
+        (account[0], run),
+    ).fetchall()
+    wanted = charge.plan_json
+    for run_id, id, plan, reserved, uses, step in plans:
+        if plan == wanted:
+            if step is not None:
+                uses = charge.instalment(step, reserved).uses
+            return Reservation(id, run_id, account[0], lineage, run, reserved, uses, budget, step)
+    if plans and account[1] != "rdp-filter":
+        raise RunTakenError(
+            f"The run {run} is reserved for another plan at {lineage}: a plan is fixed before its "
+            "first release."
+        )
+    return None
+
+
+def _check_account_of(connection: Connection, lineage: str, run: str, adjacency: str) -> None:
+    """Refuse a run that another account of the lineage holds.
+
+    Its answers may rest on what earlier ones have learned, which that account has paid for, and
+    for another kind of neighbour.
+    """
+    other = connection.execute(
+        "SELECT adjacency FROM runs JOIN accounts ON account = accounts.id"
+        " WHERE lineage=? AND name=? AND adjacency!=?",
+        (lineage, run, adjacency),
+    ).fetchone()
+    if other is not None:
+        raise RunTakenError(
+            f"The run {run} is charged for the adjacency {other[0]} at {lineage}, and now asks "
+            f"for {adjacency}: a run has one, so take another name."
+        )
+
+
+def admit(
+    database: Database,
+    lineage: str,
+    run: str,
+    charge: Charge,
+    budget: Budget | None,
+    priced: Price,
+    asked: Asked,
+    part: Instalment,
+    step: int | None,
+) -> Reservation:
+    """Charge a plan that is new to the ledger.
+
+    Raises:
+        BudgetError: the account has too little left.
+        DailyLimitError: there were enough new runs today.
+    """
+    connection = database.connection
+    day = day_of_run(connection, run, asked)
+    account = _account(database, lineage, charge.adjacency, budget)
+    earlier = _charged(connection, lineage, charge.adjacency)
+    if budget is None and earlier:
+        raise BudgetError(f"{lineage} has answered a run, and its ledger admits one plan alone.")
+    if budget is not None and priced.epsilon is not None:
+        _check_sums(lineage, charge, budget, Cost(priced.epsilon, part.delta), earlier)
+    known = connection.execute(
+        "SELECT id FROM runs WHERE account=? AND name=?", (account, run)
+    ).fetchone()
+    run_id = (
+        database.append("runs", account, run, asked.operator, day) if known is None else known[0]
+    )
+    use = None if charge.use is None else event_to_json(charge.use)
+    id = database.append(
+        "reservations", run_id, charge.plan_json, event_to_json(charge.event), use,
+        charge.rounds, charge.uses, priced.epsilon, float(part.delta), priced.rho, asked.method,
+        step, part.rounds,
+    )  # fmt: skip
+    reservation = Reservation(
+        id, run_id, account, lineage, run, part.rounds, part.uses, budget, step
+    )
+    check_filter(database, reservation)  # the owner may have lowered the ceiling
+    return reservation
+
+
+def extend(
+    database: Database, reservation: Reservation, budget: Budget, priced: Price, part: Instalment
+) -> Reservation:
+    """Charge further rounds of a plan: what its rounds so far cost is paid already.
+
+    Raises:
+        BudgetError: the account has too little left.
+    """
+    charge, connection = part.whole, database.connection
+    earlier = _charged(connection, reservation.lineage, charge.adjacency, reservation.id)
+    if priced.epsilon is None:
+        raise BudgetError(f"The plan of the run {reservation.name} has no instalments.")
+    cost = Cost(priced.epsilon, part.delta)
+    _check_sums(reservation.lineage, charge, budget, cost, earlier)
+    database.append("instalments", reservation.id, part.rounds, priced.epsilon)
+    return replace(reservation, rounds=part.rounds, uses=part.uses)
+
+
+def day_of_run(connection: Connection, run: str, asked: Asked) -> int | None:
+    """The day, from 1970-01-01 UTC, on which a run may begin; None where nobody counts.
+
+    It is the latest day that the ledger has seen: a clock that is set back refills nothing.
+
+    Raises:
+        DailyLimitError: as many others have begun on it as the owner admits.
+    """
+    if asked.runs_per_day is None:
+        return None
+    [latest] = connection.execute("SELECT MAX(day) FROM runs").fetchone()
+    day = max(today(), -1 if latest is None else latest)
+    [others] = connection.execute(
+        "SELECT COUNT(DISTINCT name) FROM runs WHERE day=? AND name!=?", (day, run)
+    ).fetchone()
+    if others >= asked.runs_per_day:
+        raise DailyLimitError(
+            f"{others} runs have begun on {date_of(day)}, and the policy admits "
+            f"allow.runs_per_day={asked.runs_per_day}: wait, or raise it."
+        )
+    return day
+
+
+def today() -> int:
+    """Days since 1970-01-01, UTC."""
+    return int(time.time() // 86_400)
+
+
+def date_of(day: int) -> str:
+    """Such a day as a person writes it."""
+    return time.strftime("%Y-%m-%d", time.gmtime(day * 86_400))
+
+
+def same_content(database: Database, reservation: Reservation, fingerprint: bytes) -> None:
+    """Hold a run to the content of its first answer.
+
+    Parallel composition over labels needs records whose label stays: a record that changes its
+    class between two rounds of a class schedule would take part in both.
+
+    Raises:
+        RunTakenError: the data have changed since then.
+    """
+    held = database.connection.execute(
+        "SELECT fingerprint FROM sources WHERE run=?", (reservation.run,)
+    ).fetchone()
+    if held is None:
+        database.append("sources", reservation.run, fingerprint)
+    elif held[0] != fingerprint:
+        raise RunTakenError(
+            f"The data of {reservation.lineage} have changed since the first answer to the run "
+            f"{reservation.name}: restore them, or start another run."
+        )
+
+
+def check_labels(connection: Connection, reservation: Reservation) -> None:
+    """Hold every class to the uses its plan was charged for.
+
+    Raises:
+        BudgetError: a class would take part more often.
+    """
+    counts = connection.execute(
+        "SELECT label, uses FROM counts WHERE reservation=?", (reservation.id,)
+    ).fetchall()
+    if largest(counts) > reservation.uses:
+        raise BudgetError(
+            f"The plan of the run {reservation.name} was charged for {reservation.uses} uses of a "
+            f"record at {reservation.lineage}, and this request would be one more."
+        )
+
+
+def check_filter(database: Database, reservation: Reservation) -> None:
+    """Hold the sum of the Rényi divergences to the filter's budget.
+
+    Raises:
+        BudgetError: this use would exceed it.
+    """
+    budget = reservation.budget
+    if budget is None or budget.admission != "rdp-filter":
+        return
+    _note_ceiling(database, reservation.account, budget)
+    if not within(spent_rho(database.connection, reservation.account), budget.rho):
+        raise BudgetError(
+            f"The filter of {reservation.lineage} admits ε = {budget.epsilon:g} at δ = "
+            f"{budget.delta:g}, and this request would exceed it."
+        )
+
+
+def spent_rho(connection: Connection, account: int) -> float:
+    """Σ ρ of the most used class, summed over the states that the data have been in.
+
+    A record keeps its class within one state of the data; over a change it may have moved to
+    another, so there the largest sums are added.
+    """
+    sums = connection.execute(
+        "SELECT fingerprint, label, SUM(counts.uses * rho) FROM counts"
+        " JOIN reservations ON reservation = reservations.id"
+        " JOIN runs ON reservations.run = runs.id"
+        " LEFT JOIN sources ON sources.run = runs.id"
+        " WHERE account=? GROUP BY fingerprint, label",
+        (account,),
+    ).fetchall()
+    states: dict[bytes, list[tuple[int, float]]] = {}
+    for fingerprint, label, rho in sums:
+        states.setdefault(fingerprint, []).append((label, rho))
+    return math.fsum(largest(labels) for labels in states.values())
+
+
+def largest(by_label: Iterable[tuple[int, float]]) -> float:
+    """The sum for the class with the largest one; uses of all classes count for each."""
+    counts = dict(by_label)
+    of_all_labels = counts.pop(EVERY_LABEL, 0)
+    return of_all_labels + max(counts.values(), default=0)
+
+
+def _account(database: Database, lineage: str, adjacency: str, budget: Budget | None) -> int:
+    """The account's number; it is opened with its first plan."""
+    known = database.connection.execute(
+        "SELECT id FROM accounts WHERE lineage=? AND adjacency=?", (lineage, adjacency)
+    ).fetchone()
+    account = (
+        database.append("accounts", lineage, adjacency, *_rule(budget))
+        if known is None
+        else int(known[0])
+    )
+    _note_ceiling(database, account, budget)
+    return account
+
+
+def _note_ceiling(database: Database, account: int, budget: Budget | None) -> None:
+    """What the owner allows now, for reports: what is admitted is decided by the policy."""
+    wanted = (None, None) if budget is None else (budget.epsilon, budget.delta)
+    noted = database.connection.execute(
+        "SELECT epsilon, delta FROM ceilings WHERE account=? ORDER BY number DESC LIMIT 1",
+        (account,),
+    ).fetchone()
+    if noted != wanted:
+        database.append("ceilings", account, *wanted)
+
+
+def _check_sums(
+    lineage: str,
+    charge: Charge,
+    budget: Budget,
+    cost: Cost,
+    earlier: list[tuple[float, float]],
+) -> None:
+    left_epsilon = budget.epsilon - math.fsum(e for e, _ in earlier)
+    left_delta = budget.delta - math.fsum(d for _, d in earlier)
+    fits = within(math.fsum([cost.epsilon, *(e for e, _ in earlier)]), budget.epsilon) and within(
+        math.fsum([cost.delta, *(d for _, d in earlier)]), budget.delta
+    )
+    if not fits:
+        raise _too_little_left(
+            f"ε = {cost.epsilon:.4g}", lineage, charge, left_epsilon, left_delta, cost.delta
+        )
+
+
+def _charged(
+    connection: Connection, lineage: str, adjacency: str, besides: int | None = None
+) -> list[tuple[float, float]]:
+    """(ε, δ) of every plan that the account has admitted, except one."""
+    return connection.execute(
+        "SELECT charged.epsilon, charged.delta FROM charged"
+        " JOIN runs ON run = runs.id JOIN accounts ON account = accounts.id"
+        " WHERE lineage=? AND adjacency=? AND charged.id IS NOT ?",
+        (lineage, adjacency, besides),
+    ).fetchall()
+
+
+def _too_little_left(
+    price: str,
+    lineage: str,
+    charge: Charge,
+    left_epsilon: float,
+    left_delta: float,
+    delta: float,
+) -> BudgetError:
+    return BudgetError(
+        f"The plan costs {price}, δ = {delta:g} ({charge.adjacency}), and of {lineage}'s "
+        f"budget ε = {max(0.0, left_epsilon):.4g}, δ = {max(0.0, left_delta):.4g} are left."
+    )
+
+
+def _rule(budget: Budget | None) -> tuple[str, float | None]:
+    return (ONE_PLAN, None) if budget is None else (budget.admission, budget.order)
+
+
+def _words(admission: str, order: float | None) -> str:
+    return admission if order is None else f"{admission} at order {order:g}"

@@ -1,0 +1,275 @@
+"""Charge, commit, release: the three steps of every answer that noise leaves in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedsink.clients.ledger import admission
+from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.charge import Charge, Instalment
+from fedsink.clients.ledger.check import problems
+from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.places import EVERY_LABEL, Asked, Claim, Reservation, Use
+from fedsink.clients.ledger.tables import CHAINED, ORIGIN
+from fedsink.errors import LedgerError, PrivacyError, ReleaseRefusedError
+
+_UNASKED = Asked()
+_DAYS = 30  # for which refusals are kept
+
+
+class Ledger:
+    """The charges of one or more dataset lineages, each named by its owner.
+
+    An account belongs to a (lineage, adjacency) and has its own ceiling: events of different
+    adjacency are never summed. It holds runs, a run holds the one plan that was reserved for it
+    (any number of plans under the filter), and a plan holds the uses that were claimed. A run's
+    name belongs to one account of a lineage.
+
+    Guarantees:
+        - A use is charged and committed before its answer exists.
+        - A place (run, round) once claimed is answered only for the digest that claimed it.
+        - Charges survive the end of the process, however it ends.
+        - Two processes at once cannot spend more than the ceiling.
+        - No class of records is used more often than its plan was charged for.
+        - A changed content inherits every charge of its lineage, and one content has one lineage.
+        - A run answers from one state of the data, and in one account of a lineage.
+        - No more new runs begin in a day than the owner admits, whatever becomes of the clock.
+
+    Args:
+        path: the SQLite file.
+        durable: whether a charge survives a power cut, too.
+
+    Raises:
+        LedgerError: the file cannot be used; so do all methods.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        self._database = Database(path, durable=durable)
+        if damage := problems(self._database):
+            self._database.close()
+            raise LedgerError(
+                f"the ledger {path} is damaged ({damage[0]}), and nothing is released without it: "
+                "restore it from a backup."
+            )
+
+    def reserve(
+        self,
+        lineage: str,
+        run: str,
+        charge: Charge,
+        budget: Budget | None,
+        asked: Asked = _UNASKED,
+        round: int = 1,
+    ) -> Reservation:
+        """Admit a plan, or find that it was admitted before.
+
+        Args:
+            lineage: the owner's name of the data, whatever they contain today.
+            run: public name of the run.
+            charge: the plan and its cost.
+            budget: the account's ceiling; None admits one plan at whatever it costs (a
+                simulation's ledger, whose owner has stated no ceiling).
+            asked: who asks, for the owner to read, and how many new runs a day are admitted.
+            round: the largest that is asked for; where plans are charged in instalments, those
+                up to it are.
+
+        Raises:
+            BudgetError: the account has too little left for the plan.
+            RunTakenError: the run has another plan, or is in another account of the lineage.
+            ReleaseRefusedError: the account has another admission rule.
+            DailyLimitError: the run is new, and there were enough of them today.
+        """
+        key = (lineage, run, charge, budget)
+        with self._database.explained() as connection:
+            found = admission.find(connection, *key)
+            if found is None:
+                admission.day_of_run(connection, run, asked)
+            elif not self._lacks(found, charge, round):
+                return found
+            step = self._step(found, charge, budget)
+            part = charge.instalment(charge.rounds if step is None else step, round)
+            besides = None if found is None else found.id
+            admission.check_reach(connection, lineage, part, budget, besides)
+        priced = self._price_of(part, budget)
+        with self._database.transaction() as connection:
+            found = admission.find(connection, *key)
+            if found is None:
+                return admission.admit(self._database, *key, priced, asked, part, step)
+            if budget is None or not self._lacks(found, charge, round):
+                return found
+            return admission.extend(self._database, found, budget, priced, part)
+
+    def bind(self, lineage: str, fingerprint: bytes, on_change: str = "inherit") -> None:
+        """Record what the lineage's data are today.
+
+        Args:
+            lineage: the owner's name of the data.
+            fingerprint: hash of their content; it never leaves this file.
+            on_change: ``"inherit"`` lets changed data keep all charges, ``"refuse"`` does
+                not let them.
+
+        Raises:
+            ReleaseRefusedError: the content is known under another lineage, or has changed.
+        """
+        with self._database.transaction() as connection:
+            known = connection.execute(
+                "SELECT lineage FROM contents WHERE fingerprint=?", (fingerprint,)
+            ).fetchone()
+            if known is not None and known[0] != lineage:
+                raise ReleaseRefusedError(
+                    f"These data are {known[0]!r} in the ledger: a new name does not give them a "
+                    "new budget."
+                )
+            if known is not None:
+                return
+            if (
+                on_change == "refuse"
+                and connection.execute(
+                    "SELECT 1 FROM contents WHERE lineage=?", (lineage,)
+                ).fetchone()
+            ):
+                raise ReleaseRefusedError(
+                    f"The data of {lineage!r} have changed, and the policy refuses that: restore "
+                    'them, or allow on_change = "inherit".'
+                )
+            self._database.append("contents", fingerprint, lineage)
+
+    def claim(
+        self, reservation: Reservation, fingerprint: bytes, uses: Sequence[Use]
+    ) -> list[Claim]:
+        """Charge all uses of one message, or none of them.
+
+        A use that was claimed for the same digest costs nothing: it is answered with the same
+        bytes.
+
+        Args:
+            reservation: from `reserve`.
+            fingerprint: the content the answers are computed from; see `bind`.
+            uses: at least one.
+
+        Raises:
+            BudgetError: a class would be used more often than charged, or the filter is full.
+            RunTakenError: the data have changed since the run's first answer.
+            ReleaseRefusedError: a place is taken, or does not exist.
+        """
+        with self._database.transaction() as connection:
+            admission.same_content(self._database, reservation, fingerprint)
+            claims = [self._claim(reservation, use) for use in uses]
+            if any(claim.new for claim in claims):
+                admission.check_labels(connection, reservation)
+                admission.check_filter(self._database, reservation)
+        return claims
+
+    def released(self, reservation: Reservation, rounds: Iterable[int]) -> None:
+        """Note that the replies of these rounds are stored and may have left the node."""
+        with self._database.transaction():
+            for round in rounds:
+                if not self._released(reservation.run, round):
+                    self._database.append("releases", reservation.run, round)
+
+    def refused(self, reason: str) -> None:
+        """Count a refusal for the owner, who sees those of the last days."""
+        day = admission.today()
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO refusals VALUES (?, ?, 1)"
+                " ON CONFLICT (day, reason) DO UPDATE SET times = times + 1",
+                (day, reason),
+            )
+            connection.execute("DELETE FROM refusals WHERE day < ? - ?", (day, _DAYS))
+
+    def knows(self, digests: Iterable[bytes]) -> bool:
+        """Whether every one of these digests has been claimed."""
+        known = {row[0] for row in self._database.rows("SELECT digest FROM claims")}
+        return known.issuperset(digests)
+
+    def head(self) -> tuple[int, bytes]:
+        """How many facts there are, and the seal of the last one."""
+        with self._database.explained():
+            return self._database.head()
+
+    def seal(self, number: int) -> bytes | None:
+        """The seal of a fact; None where there are fewer."""
+        if number == 0:
+            return ORIGIN
+        if not 0 < number <= self.head()[0]:
+            return None
+        facts = (
+            self._database.rows(f"SELECT seal FROM {table} WHERE {columns[0]}=?", number)
+            for table, columns in CHAINED.items()
+        )
+        return next((rows[0][0] for rows in facts if rows), None)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    @staticmethod
+    def _lacks(found: Reservation, charge: Charge, round: int) -> bool:
+        """Whether a round of the plan is asked for that is not charged yet."""
+        return found.step is not None and found.rounds < min(round, charge.rounds)
+
+    @staticmethod
+    def _step(found: Reservation | None, charge: Charge, budget: Budget | None) -> int | None:
+        """Rounds of an instalment: as the run began, whatever the owner says now."""
+        if found is not None:
+            return found.step
+        if budget is None or charge.part is None or budget.rounds_per_reservation is None:
+            return None
+        return min(budget.rounds_per_reservation, charge.rounds)
+
+    def _price_of(self, part: Instalment, budget: Budget | None) -> admission.Price:
+        """The price of what is charged of a plan; of an early end at most the whole plan's."""
+        whole = self._price(part.whole, budget)
+        if part.early is None or whole.epsilon is None:
+            return whole
+        try:
+            early = self._price(part.early, budget)
+        except PrivacyError:  # the plan's overflow alone costs more than this end's δ
+            return whole
+        return min(early, whole, key=lambda price: price.epsilon or math.inf)
+
+    def _price(self, charge: Charge, budget: Budget | None) -> admission.Price:
+        """The plan's price; one that takes seconds is kept, so that it is computed once."""
+        if budget is None or budget.admission != "reserve":
+            return admission.price(charge, budget)
+        with self._database.explained() as connection:
+            if kept := admission.remembered(connection, charge):
+                return kept
+        priced = admission.price(charge, budget)  # before the file is locked
+        with self._database.transaction() as connection:
+            admission.remember(connection, charge, priced)
+        return priced
+
+    def _claim(self, reservation: Reservation, use: Use) -> Claim:
+        if not 1 <= use.round <= reservation.rounds:
+            raise ReleaseRefusedError(
+                f"Round {use.round} is not in the plan's 1, ..., {reservation.rounds}."
+            )
+        connection = self._database.connection
+        held = connection.execute(
+            "SELECT digest FROM claims WHERE run=? AND round=?", (reservation.run, use.round)
+        ).fetchone()
+        if held is not None:
+            if held[0] != use.digest:
+                raise ReleaseRefusedError(
+                    f"{reservation.lineage} has already answered another request in round "
+                    f"{use.round} of the run {reservation.name}."
+                )
+            return Claim(False, self._released(reservation.run, use.round))
+        label = EVERY_LABEL if use.label is None else use.label
+        self._database.append(
+            "claims", reservation.run, use.round, reservation.id, label, use.digest
+        )
+        connection.execute(
+            "INSERT INTO counts VALUES (?, ?, 1) "
+            "ON CONFLICT (reservation, label) DO UPDATE SET uses = uses + 1",
+            (reservation.id, label),
+        )
+        return Claim(True, False)
+
+    def _released(self, run: int, round: int) -> bool:
+        query = "SELECT 1 FROM releases WHERE run=? AND round=?"
+        return bool(self._database.rows(query, run, round))

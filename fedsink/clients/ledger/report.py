@@ -1,0 +1,130 @@
+"""What a ledger says to its owner: what is reserved, what is left, which runs there were."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedsink.clients.ledger.admission import date_of, largest, spent_rho, today
+from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.events import event_from_json
+from fedsink.clients.ledger.tables import CEILINGS
+from fedsink.errors import PrivacyError
+from fedsink.privacy import checks
+from fedsink.privacy.accounting.events import epsilon as epsilon_of
+from fedsink.privacy.adjacency import ADD_REMOVE
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """One plan of one run.
+
+    Attributes:
+        run: its public name.
+        epsilon, delta: what it has been charged, in full or for its instalments so far; None under
+            the filter and for an account without a ceiling.
+        operator, method, day: who asked, as the policy names them; the answer's name; the date
+            where the owner has runs counted. None where it was not noted.
+        rounds, claimed: rounds of the plan, and how many of them were charged as answered.
+        uses: the most uses of any class so far.
+        epsilon_so_far: an upper bound on ε after those uses. Information: the guarantee is the
+            plan's ε, also after an early stop. None where no bound is at hand.
+    """
+
+    run: str
+    epsilon: float | None
+    delta: float
+    rounds: int
+    claimed: int
+    uses: int
+    epsilon_so_far: float | None
+    operator: str | None
+    method: str | None
+    day: str | None
+
+
+@dataclass(frozen=True)
+class AccountReport:
+    """One (lineage, adjacency) with its ceiling.
+
+    Attributes:
+        lineage, adjacency: whose data, and between which neighbours.
+        admission: ``"reserve"``, ``"rdp-filter"`` or ``"one-plan"`` (no ceiling).
+        order: the filter's α.
+        epsilon, delta: the ceiling.
+        spent_epsilon, spent_delta: what of it is gone.
+        runs: its runs in the order of their reservation.
+    """
+
+    lineage: str
+    adjacency: str
+    admission: str
+    order: float | None
+    epsilon: float | None
+    delta: float | None
+    spent_epsilon: float | None
+    spent_delta: float | None
+    runs: tuple[RunReport, ...]
+
+
+def report(database: Database) -> list[AccountReport]:
+    """Every account, in the order in which they were opened."""
+    found = []
+    for id, lineage, adjacency, rule, alpha, epsilon, delta in database.rows(
+        "SELECT id, lineage, adjacency, admission, alpha, epsilon, delta FROM accounts"
+        f" JOIN {CEILINGS} ON account = id ORDER BY id"
+    ):
+        rows = database.rows(
+            "SELECT charged.id, name, use, rounds, uses, charged.epsilon,"
+            " charged.delta, operator, method, day FROM charged"
+            " JOIN runs ON run = runs.id WHERE account=?"
+            " ORDER BY charged.id",
+            id,
+        )
+        runs = tuple(_run(database, adjacency, *row) for row in rows)
+        spent: tuple[float | None, float | None] = (None, None)
+        if rule == "reserve":
+            spent = (math.fsum(r.epsilon or 0.0 for r in runs), math.fsum(r.delta for r in runs))
+        elif rule == "rdp-filter":
+            budget = Budget(epsilon, delta, rule, alpha)
+            rho = spent_rho(database.connection, id)
+            spent = (budget.epsilon_of(rho), delta if rho > 0 else 0.0)
+        found.append(AccountReport(lineage, adjacency, rule, alpha, epsilon, delta, *spent, runs))
+    return found
+
+
+def _run(
+    database: Database, adjacency: str, id: int, name: str, use: str | None, rounds: int,
+    most: int, epsilon: float | None, delta: float, operator: str | None, method: str | None,
+    day: int | None,
+) -> RunReport:  # fmt: skip
+    [(claimed,)] = database.rows("SELECT COUNT(*) FROM claims WHERE reservation=?", id)
+    uses = int(largest(database.rows("SELECT label, uses FROM counts WHERE reservation=?", id)))
+    if uses == 0:
+        so_far: float | None = 0.0
+    elif epsilon is not None and uses >= most:
+        so_far = epsilon
+    else:
+        bounds = [epsilon, _composed(adjacency, use, uses, delta)]
+        so_far = min((b for b in bounds if b is not None), default=None)
+    date = None if day is None else date_of(day)
+    return RunReport(name, epsilon, delta, rounds, claimed, uses, so_far, operator, method, date)
+
+
+def refusals(database: Database) -> dict[str, int]:
+    """How often what was refused today, UTC."""
+    return dict(
+        database.rows("SELECT reason, times FROM refusals WHERE day=? ORDER BY reason", today())
+    )
+
+
+def _composed(adjacency: str, use: str | None, uses: int, delta: float) -> float | None:
+    """ε of so many uses by Rényi DP, where it is known."""
+    if use is None or adjacency != ADD_REMOVE or not 0 < delta < 1:
+        return None
+    event = checks.require("dp_accounting").SelfComposedDpEvent(event_from_json(use), uses)
+    try:
+        return epsilon_of(event, delta, "rdp")
+    except PrivacyError:
+        return None

@@ -1,0 +1,136 @@
+"""Local mode, client side: records are privatized once, then only copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from fedsink.clients.answer import Answer, Task, check_classes
+from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.policy import Policy
+from fedsink.clients.shard import Shard
+from fedsink.data.spec import DataSpec
+from fedsink.privacy import LOCAL_MECHANISMS, Stream
+from fedsink.privacy.adjacency import REPLACE_ONE
+from fedsink.protocol.privatize_once import (
+    LocalPlan,
+    PrivatizeReply,
+    PrivatizeRequest,
+    asked_mechanism,
+)
+from fedsink.protocol.records import Packed, digest, pack
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+LABELS = "randomized-response"
+
+
+class PrivatizeOnceAnswer(Answer):
+    """``train.privatize_once``: one chunk of the records, all of which `privatize` releases once.
+
+    Guarantees:
+        Under a policy no mechanism is imported that the policy does not name.
+    """
+
+    name = "privatize_once"
+    adjacency = REPLACE_ONE
+    in_parts = True
+    places = ((1, None),)
+    parts = ("values", "labels")
+
+    def __init__(self, requests: Sequence[PrivatizeRequest]) -> None:
+        [self.request] = requests
+        self.run, self.plan = self.request.run, self.request.plan
+
+    @classmethod
+    def words(cls) -> tuple[str, ...]:
+        """The names of all mechanisms for images, and of that for labels."""
+        return (*LOCAL_MECHANISMS, LABELS)
+
+    @classmethod
+    def read(cls, record: RecordDict, policy: Policy | None) -> Self:
+        """The message's one request."""
+        if policy is not None:  # the plan looks its mechanism up
+            policy.check_mechanism(asked_mechanism(record))
+        return cls([PrivatizeRequest.from_record(record)])
+
+    def digest(self, record: RecordDict | Packed) -> bytes:
+        """Of the plan alone: which chunk is asked for changes nothing in the release."""
+        return digest(f"train.{self.name}", pack({"plan": self.plan.to_dict()}, {}))
+
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse mechanisms, classes and a δ that the owner does not allow."""
+        policy.check_mechanism(self.plan.mechanism)
+        if self.plan.label_mechanism is not None:
+            policy.check_mechanism(LABELS)
+        policy.check_budget(REPLACE_ONE, self.plan.delta)
+        policy.check_labels(None)
+
+    def check_data(self, data: DataSpec) -> None:
+        """Refuse a map for records of another shape, and a class list that is not the data's."""
+        shape = self.plan.map.record_shape
+        # A map's sensitivity grows with its shape: one for smaller records would be noised less
+        # than these need.
+        if shape != data.shape:
+            raise ValueError(
+                f"The plan's map is for records of shape {shape}, the data's {data.shape}."
+            )
+        if self.plan.label_mechanism is not None:
+            check_classes(self.plan.classes, data)
+
+    def charge(self, *, trusted: bool) -> Charge:
+        """Every record once; see `local_charge`."""
+        return local_charge(self.plan)
+
+    def compute(self, task: Task) -> tuple[Tensor, Tensor]:
+        """All records privatized."""
+        return privatize(task.shard, self.plan, task.streams(round=0))
+
+    def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
+        """The chunk that is asked for."""
+        size, start = self.request.chunk_size, self.request.chunk * self.request.chunk_size
+        values, labels = (reply[name][start : start + size] for name in self.parts)
+        return PrivatizeReply(values, labels, max(1, -(-len(reply["labels"]) // size))).to_record()
+
+
+def local_charge(plan: LocalPlan) -> Charge:
+    """Local mode: every record is released once, and its ε is the sum of both mechanisms'."""
+    mechanism = plan.image_mechanism if plan.label_mechanism is None else plan.product
+    return Charge(
+        adjacency=REPLACE_ONE,
+        plan={"mode": "ldp", **plan.to_dict()},
+        event=mechanism.event,
+        use=None,
+        rounds=1,
+        uses=1,
+        delta=plan.delta,
+        epsilon=lambda: plan.total_epsilon,
+    )
+
+
+def privatize(
+    shard: Shard, plan: LocalPlan, stream: Callable[[str], Stream]
+) -> tuple[Tensor, Tensor]:
+    """Y = f(x) + noise and ỹ = RR(label) for every record, in a random order.
+
+    Returns:
+        Values (N, D) float32 and labels (N,) int64 (zeros where no label leaves).
+
+    Guarantees:
+        Each record is released once, with (ε_x + ε_l, δ) local differential privacy.
+        The same stream gives the same bytes: asking again reveals nothing new.
+        The order of the upload is independent of the order of the records.
+    """
+    with torch.no_grad():
+        mapped = plan.map(shard.images)
+    values = plan.image_mechanism.privatize(mapped, stream("image")).to(torch.float32)
+    if plan.label_mechanism is None:
+        labels = torch.zeros(len(shard), dtype=torch.int64)
+    else:
+        labels = plan.label_mechanism.privatize(shard.labels, stream("label"))
+    order = stream("order").permutation(len(shard))
+    return values[order], labels[order]

@@ -1,0 +1,265 @@
+"""A run on real nodes: configured by whoever submits it, privatized by who owns the data."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from fedsink.configuration import Configuration
+from fedsink.deployment.frames import frames
+from fedsink.deployment.home import run_at_home, server_home
+from fedsink.deployment.nodes import NodeGrid, Patience
+from fedsink.deployment.operator_key import FILE_NAME, operator_key
+from fedsink.deployment.owners import OwnersGrid
+from fedsink.deployment.results import Results, failure_of
+from fedsink.errors import CheckpointError, ClientError, ConfigError
+from fedsink.protocol.run import new_run_name
+from fedsink.reporting.loggers import require_packages
+from fedsink.server.compose import compose_config, store_config, stored_config
+from fedsink.server.folder import RunFolder
+from fedsink.server.running import build_generator, run_server
+from fedsink.server.settings import ServerEngine, ServerSettings
+from fedsink.strategies.quorum import Quorum
+from fedsink.strategies.registry import settings_of
+from fedsink.values import Config, choice, number, positive, strictly
+
+COMMAND = "fedsink deploy"
+_FRAMES_AT_ONCE, _PAUSE_SECONDS = 16, 0.25
+
+# What a node's owner decides, and where: the key, its only value here, and why.
+_OWNERS = (
+    ("seed", None, "every node draws noise of its own"),
+    ("noise", "fast", "every node's policy says how its noise is drawn"),
+    ("noise.share", "local", "nodes answer the server one by one, and nothing adds them up before"),
+    ("strategy.backend", "native", "real nodes solve their problems with fedsink alone"),
+    (
+        "strategy.published",
+        False,
+        "real nodes never answer the published form, see docs/gs_wgan.md",
+    ),
+    ("policy", None, "every node is started with the policy of its owner"),
+    ("data.clients_file", None, "every node's policy says which records are its own"),
+    ("data.corrupt", None, "real nodes answer from their records as they are"),
+    ("study", None, "a study is several runs of a simulation"),
+    ("resume", None, f"say {COMMAND} resume=NAME app=… superlink=… with no other key"),
+)
+
+
+def deployable(overrides: Sequence[str]) -> dict[str, Any]:
+    """Compose a configuration for real nodes.
+
+    Raises:
+        ConfigError: a key that has no meaning here, because data and noise are the owners'.
+        HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
+    """
+    for override in overrides:
+        if override.partition("=")[0] == "engine":
+            raise ConfigError(f"{COMMAND} runs on real nodes: leave out {override}.")
+    config = compose_config(["engine=deploy", "data.root=null", *overrides])
+    _check_owners(config)
+    return config
+
+
+def _check_owners(config: Config) -> None:
+    """Refuse values that are the owners' to choose."""
+    noise, data = config["noise"], config["data"]
+    chosen = {**config, "noise": noise["backend"], "noise.share": noise["share"]}
+    chosen |= {f"data.{key}": data.get(key) for key in ("clients_file", "corrupt")}
+    # In local mode the problems are the server's own.
+    central = config["mode"] == "central"
+    chosen["strategy.backend"] = (
+        config["strategy"].get("backend", "native") if central else "native"
+    )
+    chosen["strategy.published"] = config["strategy"].get("published", False)
+    for key, only, why in _OWNERS:
+        if chosen[key] != only:
+            raise ConfigError(f"{COMMAND} takes no {key}={chosen[key]}: {why}.")
+    if data["root"] is not None:
+        raise ConfigError(
+            f"{COMMAND} takes no data.root={data['root']}: the server sees no data, "
+            "and every node's policy says where its own lie."
+        )
+
+
+def received(text: str) -> dict[str, Any]:
+    """A configuration as a submitter sends it: resolved, in JSON.
+
+    Raises:
+        ConfigError: it is not what `deployable` makes.
+    """
+    if "${" in text:  # resolved here, it would tell the submitter what this machine holds
+        raise ConfigError("A submitted configuration is resolved: it holds no ${….")
+    try:
+        config = json.loads(text)
+        _check_owners(config)
+        if config["engine"]["name"] != "deploy":
+            raise ConfigError(f"{COMMAND} runs on real nodes: leave out engine=.")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"What was submitted is no configuration: {error}.") from error
+    return dict(config)
+
+
+@dataclass(frozen=True)
+class DeployEngine(ServerEngine):
+    """What the server of a deployment takes from `engine.*`.
+
+    Attributes:
+        wait, round_timeout, ask_again: seconds, as in `Patience`.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    wait: float = 60.0
+    round_timeout: float | None = None
+    ask_again: float = 120.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        values, where = vars(self), "engine."
+        number(values, "wait", where=where)
+        positive(values, "ask_again", where=where)
+        if self.round_timeout is not None:
+            positive(values, "round_timeout", where=where, also="null or ")
+
+    @property
+    def patience(self) -> Patience:
+        """How long the server waits for what."""
+        return Patience(self.wait, self.round_timeout, self.ask_again)
+
+
+def deployed_settings(
+    values: Config, folder: RunFolder, run: Mapping[str, Any]
+) -> tuple[ServerSettings, Patience]:
+    """The settings of a run on real nodes, and how long to wait for these.
+
+    Args:
+        values: from `deployable`, or stored by an earlier process.
+        folder: the run folder on the server's disk.
+        run: name and server_seed.
+
+    Raises:
+        FedsinkError: a value is unknown, out of range, or contradicts another.
+    """
+    config = Configuration.read(values)
+    if config.eps == math.inf:
+        raise ConfigError(
+            "eps=inf protects nothing, and real nodes always refuse it: it is for fedsink simulate."
+        )
+    engine = strictly(DeployEngine, config.engine, "engine")
+    strategy = settings_of(config, str(run["name"]))
+    seed = int(run["server_seed"])
+    command = f"{COMMAND} app=… superlink=… resume={folder.path.name}"
+    settings = ServerSettings.from_config(config, strategy, engine, folder.path, seed, command)
+    return settings, engine.patience
+
+
+def run_deployed(grid: Grid, run_config: Mapping[str, Any], tell: Callable[[str], object]) -> None:
+    """Do what `run_config` says, and tell its results to whoever submitted it.
+
+    Its keys are `name` (of the run), `action` ("run", "resume" or "fetch") and `config` (for "run":
+    see `received`). Everything is written to `server_home`.
+
+    Args:
+        grid: the nodes.
+        run_config: from the submitter.
+        tell: writes a line where the submitter can read it.
+
+    Raises:
+        FedsinkError: the configuration is wrong, nodes are missing, or one of them refuses.
+    """
+    name = str(run_config["name"])
+    try:
+        with run_at_home(name) as folder:
+            _ACTIONS[choice(run_config, "action", *_ACTIONS)](grid, folder, run_config)
+            lines = frames(Results.of(name, folder).to_bytes())
+    except Exception as error:
+        _send(frames(Results(name, failure=failure_of(error)).to_bytes()), tell)
+        raise
+    _send(lines, tell)
+
+
+def _send(lines: Iterable[str], tell: Callable[[str], object]) -> None:
+    for sent, frame in enumerate(lines, 1):
+        tell(f"{frame}\n")
+        if sent % _FRAMES_AT_ONCE == 0:  # Flower sends a log in pieces, each in one request
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
+    if folder.path.exists():
+        raise ConfigError(
+            f"The server holds a run {folder.path.name} already: give another name=, or continue "
+            f"it by resume={folder.path.name}."
+        )
+    config = received(str(run_config["config"]))
+    run = {"name": new_run_name(), "server_seed": secrets.randbits(62), "key_file": None}
+    settings, patience = deployed_settings(config, folder, run)
+    require_packages(settings.log)
+    build_generator(settings)
+    stated = settings.strategy.statement("node") | Configuration.of_paper({**config, "run": run})
+    try:
+        folder.create()
+        folder.write(folder.privacy, stated)
+        # Last, because this file makes the folder one that can be resumed.
+        store_config(folder, {**config, "run": run})
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    _train(grid, folder, settings, patience)
+
+
+def _resume(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
+    config = _stored(folder)
+    if folder.finished:
+        return
+    try:
+        settings, patience = deployed_settings(config, folder, config["run"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder.config} is not a run's configuration: {error}.") from error
+    require_packages(settings.log)
+    _train(grid, folder, settings, patience)
+
+
+def _fetch(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
+    _stored(folder)
+    if folder.finished:
+        return
+    name, why = folder.path.name, "it was stopped"
+    if folder.failed.is_file():
+        why = str(json.loads(folder.failed.read_text())["message"]).removesuffix(".")
+    raise ClientError(f"The run {name} has not ended ({why}): {COMMAND} resume={name}.")
+
+
+_ACTIONS = {"run": _run, "resume": _resume, "fetch": _fetch}
+
+
+def _stored(folder: RunFolder) -> dict[str, Any]:
+    if not folder.config.is_file():
+        raise CheckpointError(f"The server holds no run {folder.path.name}.")
+    return stored_config(folder)
+
+
+def _train(grid: Grid, folder: RunFolder, settings: ServerSettings, patience: Patience) -> None:
+    folder.failed.unlink(missing_ok=True)
+    clients = settings.strategy.clients
+    needed = Quorum(settings.strategy.quorum).of(clients)
+    home = server_home()
+    owners = OwnersGrid(grid, home / "receipts.json", operator_key(home / FILE_NAME))
+    try:
+        run_server(NodeGrid(owners, clients, needed, patience), settings)
+    except Exception as error:
+        folder.write(folder.failed, failure_of(error))
+        raise
+    finally:
+        owners.collect()

@@ -1,0 +1,96 @@
+"""A grid of nodes that belong to others: receipts are kept and shown, requests are signed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.superlink.grid import HttpGrid
+
+from fedsink.deployment.around import GridAround
+from fedsink.deployment.arrivals import Arrivals
+from fedsink.deployment.pending import Pending
+from fedsink.protocol.identity import identity_query
+from fedsink.protocol.receipts import given_by, show_receipts
+from fedsink.protocol.signatures import sign
+from fedsink.reporting.atomic import write_atomic
+
+log = logging.getLogger("fedsink.server")
+
+_IDENTITY = "query.identity"
+_LAST_SECONDS = 20.0  # for the nodes' last receipts
+
+
+class OwnersGrid(GridAround):
+    """Flower's grid, with what a server owes to the owners of the nodes.
+
+    It shows every node the receipts that it keeps, of this run and of those before, and keeps the
+    one that the node answers with. Every other message is signed for its receiver.
+
+    Args:
+        grid: Flower's.
+        receipts: the file of all receipts by the names of the nodes.
+        key: the operator's; None: nothing is signed.
+    """
+
+    def __init__(self, grid: Grid, receipts: Path, key: Ed25519PrivateKey | None) -> None:
+        super().__init__(grid)
+        self._path, self._key = receipts, key
+        self._pull = Arrivals(grid).pull if isinstance(grid, HttpGrid) else grid.pull_messages
+        self._names: dict[int, str] = {}  # node → the name it gave
+
+    def collect(self) -> None:
+        """Ask the nodes of this run for a last receipt; those that are slow keep theirs."""
+        connected = set(self._grid.get_node_ids())
+        nodes = [node for node in self._names if node in connected]
+        if not nodes:
+            return
+        pending = Pending(self, [identity_query(node) for node in nodes])
+        deadline = time.monotonic() + _LAST_SECONDS
+        while pending.working and time.monotonic() < deadline:
+            time.sleep(0.2)
+            pending.pull()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages, with what their receivers need."""
+        messages = list(messages)
+        asks = any(message.metadata.message_type == _IDENTITY for message in messages)
+        kept = list(self._receipts().values()) if asks else []
+        for message in messages:
+            kind, node = message.metadata.message_type, message.metadata.dst_node_id
+            content = RecordDict(dict(message.content))  # what others are sent stays as it is
+            if kind == _IDENTITY:
+                show_receipts(content, kept)
+            elif self._key is not None and node in self._names:
+                sign(content, kind, self._names[node], self._key)
+            message.content = content
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies that have arrived; the receipts in them are kept."""
+        replies = list(self._pull(message_ids))
+        new = {}
+        for reply in replies:
+            if not reply.has_error() and (given := given_by(reply.content)) is not None:
+                self._names[reply.metadata.src_node_id] = given.name
+                new[given.name] = given.receipt
+        if new:
+            text = json.dumps(self._receipts() | new, indent=0, sort_keys=True)
+            write_atomic(self._path, text.encode())
+        return replies
+
+    def _receipts(self) -> dict[str, str]:
+        try:
+            kept = json.loads(self._path.read_text())
+            return {str(name): str(receipt) for name, receipt in kept.items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, AttributeError):
+            log.warning("%s is damaged, and its receipts are lost", self._path)
+            return {}

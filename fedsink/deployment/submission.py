@@ -1,0 +1,216 @@
+"""Flower's own command line, as a subprocess: submit a run, follow it, stop it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from fedsink.deployment.frames import Receiver
+from fedsink.deployment.results import Results
+from fedsink.errors import ClientError, ConfigError, TransferError
+
+_STARTED = re.compile(r"Successfully started run (\d+)")
+_PROGRESS = re.compile(r"round \d+/\d+")
+_PATIENCE = 60.0
+
+
+class Submission:
+    """One `flwr run`.
+
+    Args:
+        app: folder of the Flower app.
+        superlink: name of the connection in Flower's configuration.
+        run_config: TOML file that overrides the app's configuration.
+
+    Attributes:
+        results: what the server tells in the run's log.
+    """
+
+    def __init__(self, app: Path, superlink: str, run_config: Path) -> None:
+        self.app = app
+        self.superlink = superlink
+        self.run_id: str | None = None
+        self.results = Receiver()
+        self._said: list[str] = []
+        self._process = subprocess.Popen(
+            [_flwr(), "run", str(app), superlink, "-c", str(run_config), "--stream"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=_quiet(),
+            start_new_session=True,  # Ctrl-C is ours to pass on
+        )
+
+    def wait(self, *, everything: bool = False) -> None:
+        """Follow the run's log until it ends; its progress goes to standard error.
+
+        Args:
+            everything: relay the whole log, Flower's own lines and tracebacks included.
+
+        Raises:
+            ClientError: the run could not be submitted.
+        """
+        if self._process.stdout is None:
+            raise ConfigError("Flower's command line was started without an output.")
+        for line in self._process.stdout:
+            if self.results.take(line):
+                continue
+            self._said.append(line.rstrip())
+            if self.run_id is None and (match := _STARTED.search(line)):
+                self.run_id = match.group(1)
+            if everything or _PROGRESS.search(line):
+                sys.stderr.write(line)
+                sys.stderr.flush()
+        self._process.wait()
+        if self.run_id is None:
+            why = " ".join(filter(None, map(_plain, self._said))) or "it said nothing."
+            raise ClientError(
+                f"flwr run could not submit {self.app} to superlink={self.superlink}: "
+                f"{why} (Is the SuperLink running, and named in $FLWR_HOME/config.toml?)"
+            )
+
+    def stop(self) -> None:
+        """Stop the run on the SuperLink, and the process that follows it."""
+        if self.run_id is not None:
+            self._ask("stop")
+        if self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait(_PATIENCE)
+
+    def what_happened(self) -> str:
+        """The SuperLink's own word on a run that told no results."""
+        text = self._ask("list", "--run-id", "--format", "json")
+        match = re.search(r'"status"\s*:\s*"([^"]+)"', text)
+        status = match.group(1) if match else "unknown"
+        return (
+            f"the log of run {self.run_id} ended without results (its status is {status}): see "
+            f"flwr log {self.run_id} {self.superlink}."
+        )
+
+    def _ask(self, command: str, *options: str) -> str:
+        run_id = str(self.run_id)
+        words = [_flwr(), command]
+        if options:
+            words += [self.superlink, options[0], run_id, *options[1:]]
+        else:
+            words += [run_id, self.superlink]
+        done = subprocess.run(
+            words, capture_output=True, text=True, env=_quiet(), timeout=_PATIENCE, check=False
+        )
+        return done.stdout + done.stderr
+
+
+def submit(
+    app: Path,
+    superlink: str,
+    run_config: Mapping[str, str],
+    folder: Path,
+    *,
+    everything: bool,
+    stopped: Callable[[Submission], int] | None = None,
+) -> int:
+    """Submit a run, follow it, and make its run folder of what the server tells at its end.
+
+    Args:
+        app: folder of the Flower app.
+        superlink: name of the connection in Flower's configuration.
+        run_config: overrides the app's configuration.
+        folder: is missing or empty; it is printed when it has been made.
+        everything: relay the whole log.
+        stopped: what to do at Ctrl-C; None: it stops the run and passes on.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ClientError: the run could not be submitted.
+        TransferError: the results did not arrive whole.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedsink-deploy-") as scratch:
+        path = Path(scratch) / "run.toml"
+        # JSON's strings are TOML's.
+        path.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in run_config.items()))
+        submission = Submission(app, superlink, path)
+        try:
+            submission.wait(everything=everything)
+        except KeyboardInterrupt:
+            submission.stop()
+            if stopped is None:
+                raise
+            return stopped(submission)
+    again = f"fedsink fetch run={run_config['name']} app={app} superlink={superlink}"
+    if not submission.results.begun:
+        print(f"fedsink: {submission.what_happened()} Once it has ended: {again}", file=sys.stderr)
+        return 1
+    try:
+        results = Results.from_bytes(submission.results.content())
+    except TransferError as error:
+        raise TransferError(f"{error} {again}") from error
+    if results.failure is not None:
+        print(f"fedsink: {results.failure['message']}", file=sys.stderr)
+        return int(results.failure["exit_code"])
+    results.unpack(folder)
+    from fedsink.pages.report import report_at_end
+
+    report_at_end(folder)
+    print(folder)
+    return 0
+
+
+def app_at(text: str) -> Path:
+    """The folder of the Flower app.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    app = Path(text).expanduser().resolve()
+    if not (app / "pyproject.toml").is_file():
+        raise ConfigError(
+            f"app={app} holds no pyproject.toml: name the folder deploy/ of fedsink's "
+            "repository, or a copy of it."
+        )
+    return app
+
+
+def new_folder(text: str) -> Path:
+    """Where a run folder can be made.
+
+    Raises:
+        ConfigError: something is there.
+    """
+    folder = Path(text).expanduser().resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is not an empty folder: give another folder=.")
+    return folder
+
+
+def _flwr() -> str:
+    """Flower's command beside this Python, or the first on the PATH.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    beside = Path(sys.executable).with_name("flwr")
+    command = str(beside) if beside.is_file() else shutil.which("flwr")
+    if command is None:
+        raise ConfigError(
+            "Flower's command flwr was not found: install fedsink again in this environment."
+        )
+    return command
+
+
+def _quiet() -> dict[str, str]:
+    return {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+
+def _plain(text: str) -> str:
+    """One line without colours and frames."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text).strip(" │╭╰─╮╯").removeprefix("Error ─")

@@ -1,0 +1,234 @@
+"""Central mode with critics at the clients: generated images go out, critics' gradients come back.
+
+A message (``train.gs_wgan``) asks for one use of the mechanism. The reply is a `GradientReply`: the
+sum of the clipped gradients of a client's critics at the message's rows, with noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedsink.data.views import View
+from fedsink.errors import ConfigError
+from fedsink.models.critics import (
+    ConvolutionCritic,
+    Critic,
+    CriticTraining,
+    LocalGenerator,
+    PerceptronCritic,
+)
+from fedsink.privacy import CentralPlan, Stream, checks, domain, plan_from_dict
+from fedsink.protocol.dp_sinkhorn import check_rows, check_use
+from fedsink.protocol.records import pack, table, unpack
+from fedsink.protocol.run import UNNAMED, run_name
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+KINDS = PERCEPTRON, CONVOLUTION = PerceptronCritic.name, ConvolutionCritic.name
+
+MOST_WEIGHTS = 1 << 25  # of all critics of a client; a node keeps three numbers for each
+MOST_PAIRS = 1 << 24  # of a record and a generated row, that a message shows to a client's critics
+MOST_FAKES = 1 << 20  # rows that a client keeps to train against
+
+_ARRAYS = ("rows", "row_labels", "fakes", "fake_labels")
+_DOMAIN = {"lr": domain.CRITIC_RATE, "penalty": domain.CRITIC_PENALTY, "drift": domain.CRITIC_DRIFT}
+_COUNTS = {
+    "steps": domain.CRITIC_STEPS,
+    "warm": domain.CRITIC_WARM,
+    "warm_generator": domain.CRITIC_WARM_GENERATOR,
+    "batch": domain.CRITIC_BATCH,
+    "history": domain.CRITIC_HISTORY,
+}
+
+
+@dataclass(frozen=True)
+class Critics:
+    """What the critics of a client are and how they learn (public, fixed for a run).
+
+    Attributes:
+        training: how many critics, their steps and batches.
+        classes: L, number of public classes.
+        kind: "perceptron" on the coordinates of the view, or "convolution" on pixels.
+        hidden: width of a perceptron's layers, or features of the first convolution.
+        scale: what a perceptron divides coordinates by, about the norm of a record's; a local
+            generator multiplies by it.
+        seed: of the initial weights, which every critic of every client starts with.
+
+    Raises:
+        ConfigError, ModelError, PrivacyError: a value is out of range or outside the public domain
+            (`fedsink.privacy.domain`), or a message would show more pairs than `MOST_PAIRS`.
+            Whatever is wrong must show here, before a record is looked at.
+    """
+
+    training: CriticTraining
+    classes: int
+    kind: str = PERCEPTRON
+    hidden: int = 32
+    scale: float = 10.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"A critic is a {' or a '.join(KINDS)}, not {self.kind!r}.")
+        checks.count("classes", self.classes)
+        domain.CRITIC_SEED.check_count(self.seed)
+        domain.CRITIC_WIDTH.check_count(self.hidden)
+        domain.CRITIC_SCALE.check(self.scale)
+        for name, interval in _DOMAIN.items():
+            interval.check(getattr(self.training, name))
+        for name, interval in _COUNTS.items():
+            interval.check_count(getattr(self.training, name))
+        pairs = self.training.critics * self.training.batch * self.training.first_steps
+        if pairs > MOST_PAIRS:
+            raise ConfigError(
+                f"The critics of a client would see {pairs} pairs in the first round, where "
+                f"{MOST_PAIRS} is the most: choose fewer critics, steps or records a step."
+            )
+
+    def architecture(self, view: View) -> Critic:
+        """The architecture on records in a view.
+
+        Raises:
+            ValueError: it does not fit the view, or all critics, or all their local generators,
+                have more than `MOST_WEIGHTS`.
+        """
+        critic: Critic
+        if self.kind == CONVOLUTION:
+            critic = ConvolutionCritic(view, self.classes, self.hidden)
+        else:
+            critic = PerceptronCritic(view.dimension, self.classes, self.hidden, self.scale)
+        local = self.local_generator(critic)
+        weights = self.training.critics * max(critic.size, 0 if local is None else local.size)
+        if weights > MOST_WEIGHTS:
+            raise ConfigError(
+                f"The critics of a client, or their local generators, would have {weights} "
+                f"weights, where {MOST_WEIGHTS} is the most: choose fewer or narrower ones."
+            )
+        return critic
+
+    def local_generator(self, critic: Critic) -> LocalGenerator | None:
+        """What each critic is trained against before its first round; None: nothing."""
+        if not self.training.warm_generator:
+            return None
+        return LocalGenerator(critic.dimension, self.classes, self.scale)
+
+    @property
+    def initial(self) -> Stream:
+        """Public source of the weights that every critic starts with."""
+        return Stream(b"fedsink critics", self.seed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; `from_dict` inverts it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Critics:
+        """Read what `to_dict` wrote; raises KeyError, TypeError or ValueError for all else."""
+        return cls(**{**fields, "training": CriticTraining(**fields["training"])})
+
+
+@dataclass(frozen=True)
+class CriticRequest:
+    """One use of the mechanism at one client.
+
+    Attributes:
+        round: the use's number in the plan, from 1.
+        plan: clip of the critics, noise and their accounting; or that there are neither.
+        critics: what they are and how they learn.
+        view: public linear coordinates of rows and gradient, as `View.to_dict()`.
+        rows: X, where the critics' gradients are asked for, (n, D).
+        row_labels: (n,) int64.
+        fakes: rows of the same generator for the critics to train against, (f, D).
+        fake_labels: (f,) int64.
+        run: public name of the run that asks; a node keeps the critics of runs apart by it.
+        share: n ≥ 1, over how many clients one noise of the plan is spread, as in
+            `GradientRequest`.
+    """
+
+    round: int
+    plan: CentralPlan
+    critics: Critics
+    view: dict[str, Any]
+    rows: Tensor
+    row_labels: Tensor
+    fakes: Tensor
+    fake_labels: Tensor
+    run: str = UNNAMED
+    share: int = 1
+
+    @property
+    def label(self) -> None:
+        """The class that is asked about: None, that is, all of them."""
+
+    @property
+    def own_plan(self) -> CentralPlan:
+        """The plan with the noise of this reply alone: what holds without all other replies."""
+        return self.plan.with_noise(1 / self.share)
+
+    @property
+    def rate(self) -> float:
+        """The critics' learning rate in this round."""
+        return self.critics.training.rate(self.round, self.plan.rounds)
+
+    def to_record(self) -> RecordDict:
+        """The request as a message."""
+        fields = {
+            "run": self.run,
+            "share": self.share,
+            "round": self.round,
+            "plan": self.plan.to_dict(),
+            "critics": self.critics.to_dict(),
+            "view": self.view,
+        }
+        return pack(fields, {name: getattr(self, name) for name in _ARRAYS})
+
+    @classmethod
+    def from_record(cls, record: RecordDict) -> CriticRequest:
+        """Read and check a message. Nothing is built from it: see `Critics.architecture`.
+
+        Raises:
+            ValueError: it is malformed, or its parts do not fit together.
+        """
+        fields, arrays = unpack(record)
+        try:
+            request = cls(
+                round=checks.count("round", fields["round"]),
+                plan=plan_from_dict(fields["plan"]),
+                critics=Critics.from_dict(fields["critics"]),
+                view=table(fields, "view"),
+                run=run_name(fields["run"]),
+                share=fields["share"],
+                **{name: arrays[name] for name in _ARRAYS},
+            )
+        except (KeyError, TypeError, OverflowError) as error:
+            raise ValueError(f"Malformed critic request: {error}.") from error
+        request.check()
+        return request
+
+    def check(self) -> None:
+        """Refuse a request whose parts do not fit together.
+
+        Raises:
+            ValueError: with what does not fit.
+        """
+        check_use(self.round, self.plan, self.share)
+        training = self.critics.training
+        check_rows(self.rows, self.row_labels, self.critics.classes)
+        self.plan.clip.of_critics().check_size(training.critics, len(self.rows))
+        check_rows(self.fakes, self.fake_labels, self.critics.classes)
+        if self.fakes.shape[1] != self.rows.shape[1]:
+            raise ValueError(
+                f"The rows to train against have {self.fakes.shape[1]} coordinates, the others "
+                f"{self.rows.shape[1]}."
+            )
+        kept = training.history * len(self.fakes)
+        if kept > MOST_FAKES:
+            raise ValueError(
+                f"The critics would keep {kept} rows to train against, where {MOST_FAKES} is the "
+                "most: send fewer, or choose a shorter history."
+            )

@@ -1,0 +1,98 @@
+"""Planted faults: what goes wrong between a plan and what its clients do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsink.clients.dp_sinkhorn import client_gradient
+from fedsink.clients.shard import Shard
+from fedsink.privacy import JointSchedule, PrivacyPlan, ReproducibleKey, Stream
+from fedsink.privacy.clips import CLIPS
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+
+Streams = Callable[[str], Stream]
+
+
+class _Weakened(Stream):
+    """Adds `factor` times the noise it is asked for."""
+
+    factor: float
+
+    def add_gaussian(self, values: Tensor, std: float) -> Tensor:
+        return super().add_gaussian(values, self.factor * std)
+
+    def add_laplace(self, values: Tensor, scale: float) -> Tensor:
+        return super().add_laplace(values, self.factor * scale)
+
+
+@dataclass(frozen=True)
+class WeakKey:
+    """Noise times `factor`, in one round only or in all of them."""
+
+    factor: float
+    only_round: int | None = None
+    kind: str = "reproducible"
+    repeatable: bool = True
+
+    def stream(self, purpose: str, *, client: int, round: int, request: bytes = b"") -> Stream:
+        stream = _Weakened(b"weak", purpose, client, round)
+        stream.factor = self.factor if self.only_round in (None, round) else 1.0
+        return stream
+
+
+@dataclass(frozen=True)
+class RoundlessKey(ReproducibleKey):
+    """Forgets in which round it is: every round gets the same noise."""
+
+    def stream(self, purpose: str, *, client: int, round: int, request: bytes = b"") -> Stream:
+        return super().stream(purpose, client=client, round=1, request=request)
+
+
+def twice_counted(request: GradientRequest, shard: Shard, stream: Streams) -> Tensor:
+    """Every record is in the shard twice."""
+    images, labels = torch.cat([shard.images] * 2), torch.cat([shard.labels] * 2)
+    return client_gradient(request, Shard(images, labels), stream)
+
+
+@cache
+def _loose(plan: PrivacyPlan) -> PrivacyPlan:
+    loose = replace(
+        plan,
+        clip=type(plan.clip)(2.0 * plan.clip.bound),
+        noise_multiplier=plan.noise_multiplier / 2.0,
+    )
+    assert loose.noise_std == plan.noise_std
+    return loose
+
+
+def clipped_to_twice_the_bound(request: GradientRequest, shard: Shard, stream: Streams) -> Tensor:
+    """The clip lets 2Δ through, and the noise is still that of Δ."""
+    return client_gradient(replace(request, plan=_loose(request.plan)), shard, stream)
+
+
+@cache
+def _unsampled(plan: PrivacyPlan) -> PrivacyPlan:
+    return replace(plan, rate=1.0)
+
+
+def not_sampled(request: GradientRequest, shard: Shard, stream: Streams) -> Tensor:
+    """Every record takes part in every round, whatever the rate."""
+    return client_gradient(replace(request, plan=_unsampled(request.plan)), shard, stream)
+
+
+@pytest.fixture
+def plan() -> Callable[..., PrivacyPlan]:
+    """A plan of ε ≤ 1."""
+
+    def solve(clip: str = "record", **change: Any) -> PrivacyPlan:
+        options = {"rate": 1.0, "eps": 1.0, "rounds": 2, "delta": 1e-5, **change}
+        return PrivacyPlan.solve(clip=CLIPS[clip](1.0), schedule=JointSchedule(), **options)
+
+    return solve

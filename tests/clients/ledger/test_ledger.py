@@ -1,0 +1,396 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dp_accounting as dp
+import pytest
+
+from fedsink.clients.ledger import admission
+from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.ledger import Ledger
+from fedsink.clients.ledger.places import Asked, Reservation, Use
+from fedsink.clients.ledger.report import refusals
+from fedsink.errors import BudgetError, DailyLimitError, ReleaseRefusedError, RunTakenError
+
+Make = Callable[..., Charge]
+TEN = Budget(10.0, 1e-5)
+TODAY = b"today".ljust(32)
+
+
+def reserved(ledger: Ledger, charge: Charge, budget: Budget | None = TEN, run: str = "r1",
+             lineage: str = "ward", content: bytes = TODAY) -> Reservation:  # fmt: skip
+    ledger.bind(lineage, content)
+    return ledger.reserve(lineage, run, charge, budget)
+
+
+def use(round: int, label: int | None = None, digest: bytes | None = None) -> Use:
+    return Use(round, label, digest or f"digest {round}".encode())
+
+
+# Reservations
+
+
+def test_a_plan_is_reserved_once_and_found_again(ledger: Ledger, make_charge: Make) -> None:
+    first = ledger.reserve("ward", "r1", make_charge(6.0), TEN)
+    assert ledger.reserve("ward", "r1", make_charge(6.0), TEN) == first
+    ledger.reserve("ward", "r2", make_charge(4.0), TEN)  # so the first was charged once
+
+
+def test_plans_are_summed_until_the_ceiling(ledger: Ledger, make_charge: Make) -> None:
+    for number in range(10):
+        ledger.reserve("ward", f"r{number}", make_charge(1.0), TEN)
+    with pytest.raises(BudgetError, match=r"costs ε = 0.001, .* ward's budget ε = 0, "):
+        ledger.reserve("ward", "more", make_charge(0.001, delta=0.0), TEN)
+
+
+def test_delta_is_summed_too(ledger: Ledger, make_charge: Make) -> None:
+    ledger.reserve("ward", "r1", make_charge(1.0, delta=6e-6), TEN)
+    with pytest.raises(BudgetError, match=r"δ = 5e-06 .* δ = 4e-06 are left"):
+        ledger.reserve("ward", "r2", make_charge(1.0, delta=5e-6), TEN)
+    ledger.reserve("ward", "r2", make_charge(1.0, delta=4e-6), TEN)
+
+
+@pytest.mark.parametrize("epsilon", [10.001, float("inf"), float("nan")])
+def test_a_plan_beyond_the_ceiling_is_refused(
+    ledger: Ledger, make_charge: Make, epsilon: float
+) -> None:
+    with pytest.raises(BudgetError):
+        ledger.reserve("ward", "r1", make_charge(epsilon), TEN)
+    ledger.reserve("ward", "r1", make_charge(10.0), TEN)  # the refusal has charged nothing
+
+
+def test_a_run_has_one_plan(ledger: Ledger, make_charge: Make) -> None:
+    ledger.reserve("ward", "r1", make_charge(1.0), TEN)
+    with pytest.raises(RunTakenError, match="run r1 is reserved for another plan at ward"):
+        ledger.reserve("ward", "r1", make_charge(0.5), TEN)
+
+
+def test_a_run_is_in_one_account_of_a_lineage(ledger: Ledger, make_charge: Make) -> None:
+    """What it has learned under one unit must not show in answers that another account pays."""
+    records, users = make_charge(1.0), replace(make_charge(1.0), adjacency="user")
+    ledger.reserve("ward", "r1", records, TEN)
+    ledger.reserve("ward", "r2", users, TEN)
+    for run, charge, other in (("r1", users, "add-remove"), ("r2", records, "user")):
+        with pytest.raises(RunTakenError, match=f"{run} is charged for the adjacency {other} at"):
+            ledger.reserve("ward", run, charge, TEN)
+    ledger.reserve("other ward", "r1", users, TEN)
+    ledger.reserve("ward", "r1", records, TEN)
+
+
+def test_epsilon_is_computed_for_new_plans_alone(ledger: Ledger, make_charge: Make) -> None:
+    """Every message of a deployment is a new process, and an accountant takes seconds."""
+    calls = []
+
+    def priced() -> float:
+        calls.append(1)
+        return 1.0
+
+    charge = replace(make_charge(), epsilon=priced)
+    for _ in range(3):
+        ledger.reserve("ward", "r1", charge, TEN)
+    assert calls == [1]
+
+
+def test_a_price_is_remembered_for_its_own_plan_alone(ledger: Ledger, make_charge: Make) -> None:
+    """What was computed for a cheap plan admits no dear one, under no adjacency."""
+    ledger.reserve("ward", "r1", make_charge(1.0), TEN)
+    with pytest.raises(BudgetError, match=r"costs ε = 9\.5,"):
+        ledger.reserve("ward", "r2", make_charge(9.5), TEN)
+    dearer = replace(make_charge(1.0), adjacency="client", epsilon=lambda: 10.5)
+    with pytest.raises(BudgetError, match=r"costs ε = 10\.5, δ = 1e-06 \(client\)"):
+        ledger.reserve("ward", "r3", dearer, TEN)
+
+
+def test_events_of_different_adjacency_are_never_summed(ledger: Ledger, make_charge: Make) -> None:
+    ledger.reserve("ward", "r1", make_charge(10.0), TEN)
+    ledger.reserve("ward", "r2", make_charge(10.0, adjacency="client"), TEN)
+    for adjacency in ("add-remove", "client"):
+        with pytest.raises(BudgetError):
+            ledger.reserve("ward", "r3", make_charge(1.0, adjacency=adjacency), TEN)
+
+
+def test_lineages_have_budgets_of_their_own(ledger: Ledger, make_charge: Make) -> None:
+    ledger.reserve("ward", "r1", make_charge(10.0), TEN)
+    ledger.reserve("clinic", "r1", make_charge(10.0), TEN)
+
+
+def test_a_lowered_ceiling_counts_for_what_is_new(ledger: Ledger, make_charge: Make) -> None:
+    held = ledger.reserve("ward", "r1", make_charge(6.0), TEN)
+    lowered = Budget(5.0, 1e-5)
+    assert ledger.reserve("ward", "r1", make_charge(6.0), lowered).id == held.id
+    with pytest.raises(BudgetError, match="ε = 0, "):
+        ledger.reserve("ward", "r2", make_charge(0.1), lowered)
+
+
+def test_without_a_ceiling_one_plan_is_admitted(ledger: Ledger, make_charge: Make) -> None:
+    """A simulation's ledger: nothing is refused that the plan allows, and anything beyond is."""
+    ledger.reserve("ward", "r1", make_charge(1e6), None)
+    for run, cost in (("r1", 2.0), ("r2", 1e6)):
+        with pytest.raises(ReleaseRefusedError):
+            ledger.reserve("ward", run, make_charge(cost), None)
+
+
+def test_a_rule_cannot_change_under_its_charges(ledger: Ledger, make_charge: Make) -> None:
+    ledger.reserve("ward", "r1", make_charge(1.0), TEN)
+    for budget in (Budget(10.0, 1e-5, "rdp-filter", 8.0), None):
+        with pytest.raises(ReleaseRefusedError, match="by the rule reserve so far, and charges"):
+            ledger.reserve("ward", "r2", make_charge(1.0), budget)
+
+
+# Runs a day
+
+NOON = 20_000 * 86_400.0 + 43_200.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the ledger is told."""
+    now = [NOON]
+    monkeypatch.setattr(admission.time, "time", lambda: now[0])
+    return now
+
+
+def begin(ledger: Ledger, charge: Charge, run: str, most: int | None = 2) -> None:
+    ledger.reserve("ward", run, charge, TEN, Asked("lab", "gradient", most))
+
+
+def test_no_more_runs_begin_in_a_day_than_are_admitted(
+    ledger: Ledger, make_charge: Make, clock: list[float]
+) -> None:
+    begin(ledger, make_charge(1.0), "r1")
+    begin(ledger, make_charge(1.0, adjacency="client"), "r2")
+    with pytest.raises(DailyLimitError, match=r"2 runs have begun on 2024-10-04, .*_per_day=2"):
+        begin(ledger, make_charge(1.0), "r3")
+    begin(ledger, make_charge(1.0), "r1")  # it goes on
+    with pytest.raises(DailyLimitError):
+        ledger.reserve("clinic", "r3", make_charge(1.0), TEN, Asked(runs_per_day=2))
+    clock[0] += 86_400.0
+    begin(ledger, make_charge(1.0), "r3")
+    begin(ledger, make_charge(1.0), "r4", most=None)
+
+
+def test_a_refused_run_counts_for_nothing_and_is_not_priced_over_the_limit(
+    ledger: Ledger, make_charge: Make, clock: list[float]
+) -> None:
+    for number in range(5):
+        with pytest.raises(BudgetError):
+            begin(ledger, make_charge(11.0), f"dear {number}", most=1)
+    begin(ledger, make_charge(1.0), "r1", most=1)
+
+    def unpriced() -> float:
+        raise AssertionError("it was priced")
+
+    with pytest.raises(DailyLimitError):
+        begin(ledger, replace(make_charge(plan={"new": 1}), epsilon=unpriced), "r2", most=1)
+
+
+def test_a_clock_that_is_set_back_refills_nothing(
+    ledger: Ledger, make_charge: Make, clock: list[float]
+) -> None:
+    begin(ledger, make_charge(1.0), "r1", most=1)
+    for back in (3_600.0, 86_400.0, 10 * 86_400.0, NOON):
+        clock[0] = NOON - back
+        with pytest.raises(DailyLimitError):
+            begin(ledger, make_charge(1.0), "r2", most=1)
+    clock[0] = NOON + 86_400.0
+    begin(ledger, make_charge(1.0), "r2", most=1)
+
+
+def test_no_run_at_all_may_begin(ledger: Ledger, make_charge: Make) -> None:
+    with pytest.raises(DailyLimitError):
+        begin(ledger, make_charge(1.0), "r1", most=0)
+
+
+def test_refusals_are_counted_by_day_and_forgotten_after_a_month(
+    ledger: Ledger, path: Path, clock: list[float]
+) -> None:
+    for reason in ("BudgetError", "BadSignatureError", "BudgetError"):
+        ledger.refused(reason)
+    database = Database(path, writable=False)
+    assert refusals(database) == {"BadSignatureError": 1, "BudgetError": 2}
+    clock[0] += 31 * 86_400.0
+    assert refusals(database) == {}
+    ledger.refused("BudgetError")
+    assert database.rows("SELECT times FROM refusals") == [(1,)]
+
+
+# Contents
+
+
+def test_changed_data_inherit_every_charge(ledger: Ledger, make_charge: Make) -> None:
+    """Pitfall 16: one record appended, then a backup restored."""
+    reserved(ledger, make_charge(6.0), run="r1", content=b"before")
+    reserved(ledger, make_charge(4.0), run="r2", content=b"one more record")
+    ledger.bind("ward", b"before")
+    with pytest.raises(BudgetError):
+        ledger.reserve("ward", "r3", make_charge(1.0), TEN)
+
+
+def test_changed_data_are_refused_where_the_owner_says_so(ledger: Ledger) -> None:
+    """Pitfall 16."""
+    ledger.bind("ward", b"before", "refuse")
+    ledger.bind("ward", b"before", "refuse")
+    with pytest.raises(ReleaseRefusedError, match="data of 'ward' have changed"):
+        ledger.bind("ward", b"after", "refuse")
+    ledger.bind("clinic", b"after", "refuse")
+
+
+def test_a_new_name_gives_no_new_budget(ledger: Ledger) -> None:
+    ledger.bind("ward", b"scans")
+    with pytest.raises(ReleaseRefusedError, match="These data are 'ward' in the ledger"):
+        ledger.bind("ward-2", b"scans")
+
+
+def test_a_run_answers_from_one_state_of_the_data(ledger: Ledger, make_charge: Make) -> None:
+    """A record that changes its class in between would take part under both."""
+    held = reserved(ledger, make_charge(), content=b"before")
+    ledger.claim(held, b"before", [use(1)])
+    ledger.bind("ward", b"after")
+    with pytest.raises(ReleaseRefusedError, match="changed since the first answer to the run r1"):
+        ledger.claim(held, b"after", [use(2)])
+    ledger.claim(held, b"before", [use(2)])
+
+
+# Claims
+
+
+def test_a_place_is_answered_only_for_the_digest_that_claimed_it(
+    ledger: Ledger, make_charge: Make
+) -> None:
+    held = reserved(ledger, make_charge())
+    assert [c.new for c in ledger.claim(held, TODAY, [use(1), use(2)])] == [True, True]
+    assert [c.new for c in ledger.claim(held, TODAY, [use(2), use(3)])] == [False, True]
+    with pytest.raises(ReleaseRefusedError, match="answered another request in round 2 of the run"):
+        ledger.claim(held, TODAY, [use(2, digest=b"other")])
+
+
+def test_a_message_is_claimed_as_a_whole_or_not_at_all(ledger: Ledger, make_charge: Make) -> None:
+    held = reserved(ledger, make_charge())
+    ledger.claim(held, TODAY, [use(3)])
+    with pytest.raises(ReleaseRefusedError):
+        ledger.claim(held, TODAY, [use(1), use(2), use(3, digest=b"other")])
+    claims = ledger.claim(held, TODAY, [use(1, digest=b"free"), use(2, digest=b"free")])
+    assert all(claim.new for claim in claims)
+
+
+def test_the_same_round_of_another_run_is_another_place(ledger: Ledger, make_charge: Make) -> None:
+    for run in ("r1", "r2"):
+        held = reserved(ledger, make_charge(), run=run)
+        assert ledger.claim(held, TODAY, [use(1, digest=run.encode())])[0].new
+
+
+@pytest.mark.parametrize("round", [-1, 0, 11])
+def test_a_round_outside_the_plan_is_refused(ledger: Ledger, make_charge: Make, round: int) -> None:
+    """Pitfall 6."""
+    held = reserved(ledger, make_charge())
+    with pytest.raises(ReleaseRefusedError, match=f"Round {round} is not in the plan's 1, ..., 10"):
+        ledger.claim(held, TODAY, [use(round)])
+
+
+def test_uses_are_counted_per_label_and_the_maximum_is_enforced(
+    ledger: Ledger, make_charge: Make
+) -> None:
+    """Pitfall 3: the plan was charged for two uses of a record, in ten rounds."""
+    held = reserved(ledger, make_charge(uses=2))
+    ledger.claim(held, TODAY, [use(round, round % 3) for round in range(1, 7)])
+    with pytest.raises(BudgetError, match="charged for 2 uses of a record at ward"):
+        ledger.claim(held, TODAY, [use(7, 1)])
+    ledger.claim(held, TODAY, [use(7, 3)])
+    with pytest.raises(BudgetError):
+        ledger.claim(held, TODAY, [use(8, None)])  # all classes: also the three that are used up
+    ledger.claim(held, TODAY, [use(1, 1)])  # a repeat costs nothing
+
+
+def test_a_use_of_every_class_counts_for_each(ledger: Ledger, make_charge: Make) -> None:
+    held = reserved(ledger, make_charge(uses=2))
+    ledger.claim(held, TODAY, [use(1, None), use(2, 0), use(3, 1)])
+    for label in (0, 1):
+        with pytest.raises(BudgetError):
+            ledger.claim(held, TODAY, [use(4, label)])
+
+
+def test_released_is_remembered(path: Path, make_charge: Make) -> None:
+    ledger = Ledger(path)
+    held = reserved(ledger, make_charge())
+    ledger.claim(held, TODAY, [use(1), use(2)])
+    ledger.released(held, [2])
+    ledger.close()
+    again = Ledger(path)
+    held = again.reserve("ward", "r1", make_charge(), TEN)
+    claims = again.claim(held, TODAY, [use(1), use(2)])
+    assert [(c.new, c.released) for c in claims] == [(False, False), (False, True)]
+
+
+# The filter
+
+FILTER = Budget(3.0, 1e-5, "rdp-filter", 10.0)
+
+
+def gaussian(make: Make, sigma: float, **fields: Any) -> Charge:
+    event = dp.GaussianDpEvent(sigma)
+    plan = {"sigma": sigma, **fields}
+    return make(plan=plan, event=dp.SelfComposedDpEvent(event, 10), use=event, **fields)
+
+
+def test_the_filter_admits_parameters_chosen_as_it_goes_and_stops_in_time(
+    ledger: Ledger, make_charge: Make
+) -> None:
+    """Pitfall 15: after the first answer neither path of the example is open."""
+    first = reserved(ledger, gaussian(make_charge, 2.0), FILTER)
+    ledger.claim(first, TODAY, [use(1)])
+    rare = dp.PoissonSampledDpEvent(9.99e-6, dp.GaussianDpEvent(0.12))
+    steps = [gaussian(make_charge, 1.9351), make_charge(plan={"rare": 1}, event=rare, use=rare)]
+    for step in steps:
+        held = reserved(ledger, step, FILTER)
+        with pytest.raises(BudgetError, match="filter of ward admits ε = 3 at δ = 1e-05"):
+            ledger.claim(held, TODAY, [use(2)])
+    held = reserved(ledger, gaussian(make_charge, 3.0), FILTER)
+    assert ledger.claim(held, TODAY, [use(2)])[0].new
+
+
+def test_without_the_filter_a_run_cannot_choose_its_next_step(
+    ledger: Ledger, make_charge: Make
+) -> None:
+    """Pitfall 15: PLD is valid inside a plan because nothing in it is chosen while it runs."""
+    ledger.reserve("ward", "r1", gaussian(make_charge, 2.0), TEN)
+    with pytest.raises(ReleaseRefusedError, match="a plan is fixed before its first release"):
+        ledger.reserve("ward", "r1", gaussian(make_charge, 1.9351), TEN)
+
+
+def test_the_filter_charges_the_most_used_class(ledger: Ledger, make_charge: Make) -> None:
+    held = reserved(ledger, gaussian(make_charge, 4.0), FILTER)  # ρ = 10/32 a use, 2.08 in all
+    ledger.claim(held, TODAY, [use(round, round % 2) for round in range(1, 11)])
+    other = reserved(ledger, gaussian(make_charge, 4.0), FILTER, run="r2")
+    ledger.claim(other, TODAY, [use(1, 0)])
+    with pytest.raises(BudgetError):
+        ledger.claim(other, TODAY, [use(2, 0)])
+    with pytest.raises(BudgetError):
+        ledger.claim(other, TODAY, [use(2, None)])
+    ledger.claim(other, TODAY, [use(2, 1)])
+
+
+def test_the_filter_does_not_trust_labels_over_a_change_of_the_data(
+    ledger: Ledger, make_charge: Make
+) -> None:
+    """A record may have been of class 0 before and be of class 1 now."""
+    before = reserved(ledger, gaussian(make_charge, 4.0), FILTER, content=b"before")
+    ledger.claim(before, b"before", [use(round, 0) for round in range(1, 7)])
+    after = reserved(ledger, gaussian(make_charge, 4.0), FILTER, run="r2", content=b"after")
+    with pytest.raises(BudgetError):
+        ledger.claim(after, b"after", [use(1, 1)])
+
+
+def test_a_lowered_filter_counts_at_once(ledger: Ledger, make_charge: Make) -> None:
+    held = reserved(ledger, gaussian(make_charge, 2.0), FILTER)
+    ledger.claim(held, TODAY, [use(1)])
+    lowered = Budget(1.5, 1e-5, "rdp-filter", 10.0)
+    with pytest.raises(BudgetError):
+        ledger.reserve("ward", "r2", gaussian(make_charge, 50.0), lowered)
+    again = ledger.reserve("ward", "r1", gaussian(make_charge, 2.0), lowered)
+    with pytest.raises(BudgetError):
+        ledger.claim(again, TODAY, [use(2)])

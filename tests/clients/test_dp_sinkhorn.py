@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from fedsink.clients.dp_sinkhorn import client_gradient
+from fedsink.clients.shard import Shard
+from fedsink.privacy import Stream
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.transport import ConvergedSolver, Mixed, append_labels, transport_gradient
+
+from ..support.numbers import FINITE, HOSTILE, LAM, PUBLIC_AND_PRIVATE, matrices
+from ..support.streams import Silent, Streams, keyed
+from ..support.tiny import shard_of
+
+Make = Callable[..., GradientRequest]
+CLIPS = ["batch", "record"]
+FIXTURES_ARE_PURE = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
+)
+
+
+def matches(noise: Tensor, std: float) -> float:
+    """Kolmogorov-Smirnov p-value of N(0, std²)."""
+    return float(stats.kstest(noise.flatten().numpy(), "norm", args=(0.0, std)).pvalue)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_noise_std_is_the_multiplier_times_the_clips_sensitivity(
+    make_request: Make, silent: Streams, clip: str
+) -> None:
+    """Pitfall 2. Power: two thirds and three halves of the noise are both rejected."""
+    rows = torch.randn(500, 8, generator=torch.Generator().manual_seed(1))
+    request = make_request(clip=clip, rows=rows, sigma=1.7, bound=0.3, rate=0.5)
+    shard = shard_of(size=8)
+
+    def streams(purpose: str) -> Stream:  # the same batch, with and without noise
+        return silent(purpose) if purpose == "sample" else Stream(b"key", purpose)
+
+    noise = client_gradient(request, shard, streams) - client_gradient(request, shard, silent)
+    std = 1.7 * {"batch": 2 * 0.3, "record": 0.3}[clip]
+    assert matches(noise, std) > 1e-3
+    assert matches(noise, std * 2 / 3) < 1e-9
+    assert matches(noise, std * 3 / 2) < 1e-9
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_noise_of_clients_rounds_and_seeds_is_unrelated(make_request: Make, clip: str) -> None:
+    """Pitfall 5."""
+    rows = torch.zeros(200, 4)
+    request, empty = make_request(clip=clip, rows=rows), shard_of(0)
+    one, other = (client_gradient(request, empty, keyed(k)).flatten() for k in (b"1", b"2"))
+    assert abs(float(np.corrcoef(one, other)[0, 1])) < 0.15
+    assert torch.equal(client_gradient(request, empty, keyed(b"1")).flatten(), one)
+
+
+def naive_record_total(request: GradientRequest, records: Tensor, labels: Tensor) -> Tensor:
+    """Σ_j clip(g_j, Δ), one record and one row at a time."""
+    rows, f = request.rows.double(), request.potentials.double()
+    bound, lam = request.plan.clip.bound, request.objective.lam
+    total = torch.zeros_like(rows)
+    for y, label in zip(records.double(), labels, strict=True):
+        mine = (request.row_labels == label).nonzero().flatten()
+        if len(mine) == 0:
+            continue
+        scores = torch.stack([(f[i] - (rows[i] - y).square().sum()) / lam for i in mine])
+        weights = torch.exp(scores - scores.max())
+        weights = weights / weights.sum()
+        contribution = torch.stack([w * (rows[i] - y) for w, i in zip(weights, mine, strict=True)])
+        norm = float(contribution.norm())
+        total[mine] += contribution * min(1.0, bound / norm)
+    return total
+
+
+@pytest.mark.parametrize(("schedule", "label"), [("joint", None), ("class", 1)])
+@pytest.mark.parametrize("bound", [0.2, 100.0])
+def test_record_release_without_noise_is_the_naive_sum_over_the_batch(
+    make_request: Make, silent: Streams, schedule: str, label: int | None, bound: float
+) -> None:
+    request = make_request(clip="record", schedule=schedule, label=label, bound=bound, rate=0.4)
+    shard = shard_of()
+    candidates = torch.arange(40) if label is None else (shard.labels == label).nonzero().flatten()
+    batch = candidates[Stream(b"test", "sample").uniform(len(candidates)) < 0.4]
+    assert 3 < len(batch) < len(candidates)
+    expected = naive_record_total(request, shard.images[batch], shard.labels[batch])
+    released = client_gradient(request, shard, silent)
+    assert torch.allclose(released.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("schedule", "label"), [("joint", None), ("class", 1)])
+@pytest.mark.parametrize("bound", [0.2, 100.0])
+def test_batch_release_without_noise_is_the_clipped_sinkhorn_gradient(
+    make_request: Make, silent: Streams, schedule: str, label: int | None, bound: float
+) -> None:
+    request = make_request(
+        schedule=schedule, label=label, bound=bound, rate=0.4, m=0.3, label_weight=1.5, lam=1.0
+    )
+    shard = shard_of()
+    candidates = torch.arange(40) if label is None else (shard.labels == label).nonzero().flatten()
+    batch = candidates[Stream(b"test", "sample").uniform(len(candidates)) < 0.4]
+    rows, records = request.rows.double(), shard.images[batch].double()
+    if label is None:
+        rows = append_labels(rows, request.row_labels, 3, 1.5)
+        records = append_labels(records, shard.labels[batch], 3, 1.5)
+    exact = ConvergedSolver(max_iterations=20_000, tolerance=1e-9, domain="log")
+    half = transport_gradient(rows, records, Mixed(0.3), 1.0, solver=exact).gradient[:, :4]
+    full = 2.0 * half + request.self_gradient
+    expected = full * min(1.0, bound / float(full.norm()))
+    released = client_gradient(request, shard, silent).double()
+    assert float((released - expected).norm() / expected.norm()) < 0.02
+    assert float(full.norm()) > 0.2  # so the small bound does clip
+
+
+def test_labels_keep_classes_apart_in_a_joint_batch(make_request: Make, silent: Streams) -> None:
+    """With α_c = 15 a row's mass comes from records of its own class."""
+    request = make_request(
+        bound=1e6, label_weight=15.0, row_labels=torch.tensor([0, 0, 1, 1, 2, 2])
+    )
+    before = client_gradient(request, shard_of(39), silent)
+    far = shard_of(39)
+    far.images[far.labels == 2] += 3.0
+    moved = (client_gradient(request, far, silent) - before).norm(dim=1)
+    assert float(moved[4:].min()) > 10 * float(moved[:4].max())
+
+
+@FIXTURES_ARE_PURE
+@given(data=st.data())
+def test_batch_release_without_noise_has_norm_at_most_the_bound_for_any_batch(
+    make_request: Make, silent: Streams, data: st.DataObject
+) -> None:
+    request = make_request(bound=0.5, rows=data.draw(matrices(FINITE, 3)), lam=data.draw(LAM))
+    records = data.draw(matrices(HOSTILE, data.draw(st.integers(0, 4))))
+    labels = torch.zeros(len(records), dtype=torch.int64)
+    assert float(client_gradient(request, Shard(records, labels), silent).norm()) <= 0.5
+
+
+@pytest.mark.parametrize("n", [0, 1, 40])
+def test_the_bound_holds_whatever_the_self_gradient(
+    make_request: Make, silent: Streams, n: int
+) -> None:
+    """It is public, but whether it meets records is not."""
+    request = make_request(bound=0.5)
+    for scale in (1.0, 100.0, 1e6):
+        request = dataclasses.replace(request, self_gradient=scale * request.self_gradient)
+        assert float(client_gradient(request, shard_of(n), silent).norm()) <= 0.5
+
+
+@FIXTURES_ARE_PURE
+@given(data=st.data(), clip=st.sampled_from(CLIPS))
+def test_removing_a_record_moves_the_release_by_at_most_the_sensitivity(
+    make_request: Make, silent: Streams, data: st.DataObject, clip: str
+) -> None:
+    """Pitfall 2. λ, rows, potentials and records are hostile, or all but λ ordinary; q = 1."""
+    finite, entries = data.draw(PUBLIC_AND_PRIVATE)
+    request = make_request(
+        clip=clip,
+        bound=0.5,
+        rows=data.draw(matrices(finite, 3)),
+        lam=data.draw(LAM),
+        schedule=data.draw(st.sampled_from(["joint", "class"])),
+        label=0,
+    )
+    potentials = torch.tensor(data.draw(st.lists(entries, min_size=3, max_size=3)))
+    request = dataclasses.replace(request, potentials=potentials)
+    records = data.draw(matrices(entries, data.draw(st.integers(1, 4))))
+    labels = torch.zeros(len(records), dtype=torch.int64)
+    gone = data.draw(st.integers(0, len(records) - 1))
+    kept = torch.arange(len(records)) != gone
+    whole = client_gradient(request, Shard(records, labels), silent).double()
+    less = client_gradient(request, Shard(records[kept], labels[kept]), silent).double()
+    limit = request.plan.clip.sensitivity * (1 + 1e-5)  # float32 rounding after the noise
+    assert float((whole - less).norm()) <= limit
+
+
+def test_the_batch_bound_of_two_deltas_is_reached(make_request: Make, silent: Streams) -> None:
+    """So a sensitivity of Δ would be wrong for the batch clip."""
+    rows = torch.zeros(1, 1)
+    request = make_request(bound=0.5, rows=rows, row_labels=torch.zeros(1).long(), label=0)
+    request = dataclasses.replace(request, self_gradient=torch.tensor([[-30.0]]))
+    with_record = Shard(torch.tensor([[-40.0]]), torch.zeros(1).long())
+    without = Shard(torch.zeros(0, 1), torch.zeros(0).long())
+    difference = client_gradient(request, with_record, silent) - client_gradient(
+        request, without, silent
+    )
+    assert float(difference.norm()) == pytest.approx(1.0, rel=1e-5)
+
+
+@FIXTURES_ARE_PURE
+@given(data=st.data(), clip=st.sampled_from(CLIPS))
+def test_whether_it_fails_does_not_depend_on_the_batch(
+    make_request: Make, silent: Streams, data: st.DataObject, clip: str
+) -> None:
+    """Pitfall 1: an error code that only comes with a record tells that the record was drawn."""
+    request = make_request(
+        clip=clip,
+        rows=data.draw(matrices(FINITE, 3)),
+        lam=data.draw(LAM),
+        m=data.draw(st.sampled_from([0.0, 1.0, 2.0**20])),
+        label_weight=data.draw(st.sampled_from([0.0, 15.0, 2.0**20])),
+        solver=data.draw(st.sampled_from(["converged", "annealed"])),
+    )
+    for n in (0, 1, 3):
+        records = data.draw(matrices(FINITE, n))
+        released = client_gradient(request, Shard(records, torch.arange(n) % 3), silent)
+        assert released.shape == (3, 4)
+        assert bool(released.isfinite().all())
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("n", [0, 5])
+def test_rows_outside_the_view_of_the_data_are_refused_for_any_shard(
+    make_request: Make, silent: Streams, clip: str, n: int
+) -> None:
+    """Pitfall 1, as above."""
+    request = make_request(clip=clip, rows=torch.zeros(6, 7))
+    with pytest.raises(ValueError, match="view is for records of another shape than the data's"):
+        client_gradient(request, shard_of(n), silent)
+    request = dataclasses.replace(request, view={"name": "pixel", "shape": [4]})
+    with pytest.raises(ValueError, match="rows have 7 coordinates, the records in the request's"):
+        client_gradient(request, shard_of(n), silent)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_an_empty_batch_is_answered_like_any_other(
+    make_request: Make, silent: Streams, clip: str
+) -> None:
+    """Pitfall 4: q·n < 1 is normal."""
+    request = make_request(clip=clip, rate=1e-9, bound=0.1)
+    released = client_gradient(request, shard_of(), silent)
+    expected = torch.zeros(6, 4) if clip == "record" else request.self_gradient
+    expected = expected * min(1.0, 0.1 / max(1e-9, float(expected.norm())))
+    assert torch.allclose(released, expected, rtol=1e-5)
+    noised = client_gradient(request, shard_of(), keyed(b"k"))
+    assert noised.shape == (6, 4)
+    assert noised.dtype == torch.float32
+    assert float(noised.std()) > 0.05
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_a_client_that_lacks_the_class_answers_with_noise_of_the_same_shape(
+    make_request: Make, clip: str
+) -> None:
+    """Pitfall 4: the class schedule holds only if every client replies in every round."""
+    request = make_request(clip=clip, schedule="class", label=2)
+    shard = shard_of()
+    lacking = Shard(shard.images[shard.labels != 2], shard.labels[shard.labels != 2])
+    one = client_gradient(request, lacking, keyed(b"k"))
+    other = client_gradient(request, shard, keyed(b"k"))
+    assert (one.shape, one.dtype) == (other.shape, other.dtype) == ((6, 4), torch.float32)
+    assert bool(one.isfinite().all())
+    assert float(one.std()) > 0.2
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_the_shape_depends_on_the_request_alone(make_request: Make, clip: str) -> None:
+    """Pitfall 1: the published code generates as many rows as the batch has records."""
+    request = make_request(clip=clip, rate=0.5)
+    shapes = {client_gradient(request, shard_of(n), keyed(b"k")).shape for n in (0, 1, 7, 40, 300)}
+    assert shapes == {(6, 4)}
+
+
+def test_the_release_is_not_divided_by_the_batch(make_request: Make, silent: Streams) -> None:
+    """Pitfall 1: twice the records give twice the sum, whatever the batch's size."""
+    request = make_request(clip="record")
+    once, shard = client_gradient(request, shard_of(), silent), shard_of()
+    twice = Shard(shard.images.repeat(2, 1), shard.labels.repeat(2))
+    assert torch.allclose(client_gradient(request, twice, silent), 2 * once, rtol=1e-5)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_the_result_depends_on_private_data_only_through_the_batch(
+    make_request: Make, clip: str
+) -> None:
+    """Records of other classes, and records that were not drawn, leave no trace."""
+    request = make_request(clip=clip, schedule="class", label=1, rate=0.5)
+    shard = shard_of()
+    before = client_gradient(request, shard, keyed(b"k"))
+    candidates = (shard.labels == 1).nonzero().flatten()
+    drawn = candidates[Stream(b"k", "sample").uniform(len(candidates)) < 0.5]
+    assert 0 < len(drawn) < len(candidates)
+    other = torch.ones(40, dtype=torch.bool)
+    other[drawn] = False
+    changed = Shard(shard.images.clone(), shard.labels)
+    changed.images[other] = math.nan
+    assert torch.equal(client_gradient(request, changed, keyed(b"k")), before)
+    changed.images[drawn] += 1.0
+    assert not torch.equal(client_gradient(request, changed, keyed(b"k")), before)
+
+
+def test_unconditional_requests_use_every_record_as_one_class(
+    make_request: Make, silent: Streams
+) -> None:
+    zeros = torch.zeros(6, dtype=torch.int64)
+    for clip in CLIPS:
+        request = make_request(clip=clip, classes=1, row_labels=zeros, label_weight=0.0)
+        labelled, shard = client_gradient(request, shard_of(), silent), shard_of()
+        merged = Shard(shard.images, torch.zeros_like(shard.labels))
+        assert torch.equal(labelled, client_gradient(request, merged, silent))
+
+
+def counted(request: GradientRequest, shard: Shard, key: bytes) -> int:
+    """How many records entered: each adds exactly Δ = 1 along the first axis."""
+    return round(-float(client_gradient(request, shard, lambda p: Silent(key, p))[0, 0]))
+
+
+def test_it_charges_what_the_plans_event_says(make_request: Make) -> None:
+    """Pitfall 3: rate, multiplier and uses of the event are those of what runs."""
+    rate, far = 0.15, torch.zeros(300, 4)
+    far[:, 0] = 50.0
+    shard = Shard(far, torch.arange(300) % 3)
+    label = torch.full((1,), 1)
+    request = make_request(
+        clip="record", schedule="class", label=1, rate=rate, bound=1.0,
+        rows=torch.zeros(1, 4), row_labels=label,
+    )  # fmt: skip
+    rounds = 60
+    total = sum(counted(request, shard, b"%d" % i) for i in range(rounds))
+    draws = 100 * rounds  # 100 records are of the class; the other 200 never enter
+
+    def likely(q: float) -> bool:
+        return bool(stats.binomtest(total, draws, q).pvalue > 1e-3)
+
+    assert likely(rate)
+    assert not likely(rate * 2 / 3)
+    assert not likely(rate * 3 / 2)
+    event = request.plan.event
+    assert event.count == math.ceil(50 / 3) == request.plan.uses
+    assert event.event.sampling_probability == rate
+    assert event.event.event.noise_multiplier == 1.0
+    assert request.plan.noise_std == 1.0 * request.plan.clip.sensitivity
+
+
+def test_at_rate_one_every_record_of_the_class_enters(make_request: Make) -> None:
+    """Pitfall 4: q = 1."""
+    far = torch.zeros(30, 4)
+    far[:, 0] = 50.0
+    request = make_request(
+        clip="record", schedule="class", label=0, rate=1.0, bound=1.0,
+        rows=torch.zeros(1, 4), row_labels=torch.zeros(1).long(),
+    )  # fmt: skip
+    assert counted(request, Shard(far, torch.arange(30) % 3), b"k") == 10

@@ -1,0 +1,415 @@
+"""The server of a deployment, with real nodes under policies of their own, in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from fedsink.clients.app import app as client
+from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.report import report
+from fedsink.clients.node import close_nodes
+from fedsink.deployment.app import app as server
+from fedsink.deployment.deployed_run import deployable, run_deployed
+from fedsink.deployment.frames import Receiver
+from fedsink.deployment.results import Results
+from fedsink.errors import (
+    CheckpointError,
+    ClientError,
+    ConfigError,
+    ModelError,
+    PrivacyError,
+    TransferError,
+)
+from fedsink.server import checkpoint
+from fedsink.server.compose import compose_config, stored_config
+from fedsink.server.folder import RunFolder
+from fedsink.simulation.grid import client_of, node_of
+from fedsink.simulation.local import LocalGrid
+
+from ..support.policies import DIGITS, limits, policy
+
+CENTRAL = ("clients=2", "rounds=25", "eps=5", "strategy.uses_per_message=10", "report.pictures=0")
+LOCAL = ("mode=ldp", "clients=2", "rounds=5", "eps=20", "report.pictures=0")
+
+
+def policy_of(number: int) -> str:
+    """The policy of a node that holds a part of the digits."""
+    return policy(
+        budget={"add-remove": limits(10.0), "replace-one": limits(25.0)},
+        data=DIGITS | {"lineage": f"ward-{number}"},
+        allow={"maximum_clip_bound": 10.0 - 7.0 * number, "maximum_images": 1000},
+    )
+
+
+class Nodes(LocalGrid):
+    """Two nodes, each with its own policy file, as `--node-config` would name it."""
+
+    def __init__(self, folder: Path, connected: int = 2) -> None:
+        super().__init__(client, connected)
+        self.asked: list[str] = []
+        for number in range(connected):
+            path = folder / f"node-{number}" / "policy.toml"
+            if not path.exists():
+                path.parent.mkdir()
+                path.write_text(policy_of(number))
+            config: dict[str, Any] = {
+                "policy": str(path), "partition-id": number, "num-partitions": 2,
+            }  # fmt: skip
+            self._contexts[number] = Context(1, node_of(number), config, RecordDict(), {})
+
+    def execute(self, messages: Sequence[Message]) -> list[Message]:
+        self.asked += [message.metadata.message_type for message in messages]
+        return super().execute(messages)
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Callable[..., Nodes]:
+    """Makes the nodes; each call is new processes over the same disks."""
+
+    def make(connected: int = 2) -> Nodes:
+        close_nodes()
+        return Nodes(tmp_path, connected)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSINK_STATE", str(tmp_path))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """Where the server keeps the run "run"."""
+    return RunFolder(tmp_path / "runs" / "run")
+
+
+def submitted(*overrides: str, action: str = "run", name: str = "run") -> dict[str, Any]:
+    config = deployable(overrides) if action == "run" else {}
+    return {"name": name, "action": action, "config": json.dumps(config)}
+
+
+class Submitter:
+    """Reads the log of a run, and nothing of the server's disk."""
+
+    def __init__(self) -> None:
+        self._receiver = Receiver()
+
+    def __call__(self, line: str) -> None:
+        assert self._receiver.take(line)
+
+    @property
+    def results(self) -> Results:
+        return Results.from_bytes(self._receiver.content())
+
+    @property
+    def failure(self) -> dict[str, Any]:
+        assert self.results.failure is not None
+        assert self.results.files == {}
+        return dict(self.results.failure)
+
+
+@pytest.mark.parametrize("overrides", [CENTRAL, LOCAL], ids=["central", "ldp"])
+def test_a_run_leaves_its_folder_at_the_server_and_its_results_in_the_log(
+    tmp_path: Path, folder: RunFolder, grid: Callable[..., Nodes], overrides: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Through the module-level app that deploy/pyproject.toml names."""
+    context = Context(1, 1, {}, RecordDict(), submitted(*overrides))
+    server(grid(), context)
+    submitter = Submitter()
+    for line in capsys.readouterr().out.splitlines():
+        submitter(line)
+    submitter.results.unpack(tmp_path / "here")
+    for path in (tmp_path / "here").rglob("*"):
+        if path.is_file():
+            assert (
+                path.read_bytes()
+                == (folder.path / path.relative_to(tmp_path / "here")).read_bytes()
+            )
+    of_submitter = RunFolder(tmp_path / "here")
+    assert not of_submitter.checkpoint.exists()
+    assert not folder.failed.exists()
+    assert not folder.partition.exists()  # no server knows it
+    for each in (folder, of_submitter):
+        assert each.finished
+        assert (each.path / "generator.safetensors").is_file()
+        assert json.loads(each.privacy.read_text())["noise"] == "node"
+        config = stored_config(each)
+        assert config["run"]["key_file"] is None
+        assert config["data"]["root"] is None
+    lines = [json.loads(line) for line in folder.metrics_lines.read_text().splitlines()]
+    central = overrides is CENTRAL
+    assert [line["round"] for line in lines] == ([10, 20, 25] if central else [1, 2, 3, 4, 5])
+    for number in range(2):
+        assert (tmp_path / f"node-{number}" / "state" / "ledger.sqlite").is_file()
+
+
+def test_a_log_lies_at_the_server_and_its_csv_travels(
+    folder: RunFolder, grid: Callable[..., Nodes]
+) -> None:
+    submitter = Submitter()
+    run_deployed(grid(), submitted(*CENTRAL, "log=[csv,tensorboard]"), submitter)
+    assert list((folder.path / "tensorboard").iterdir())
+    assert not [name for name in submitter.results.files if "tensorboard" in name]
+    rows = submitter.results.files["metrics.csv"].decode().splitlines()[1:]
+    lines = submitter.results.files["metrics.jsonl"].decode().splitlines()
+    assert [row.split(",")[0] for row in rows] == [str(json.loads(line)["round"]) for line in lines]
+
+
+def test_a_logger_without_its_package_is_told_by_the_server_alone(
+    folder: RunFolder, grid: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsink.reporting.loggers.find_spec", lambda name: None)
+    keys, submitter, nodes = submitted(*CENTRAL, "log=mlflow"), Submitter(), grid()
+    with pytest.raises(ConfigError, match="log=mlflow needs the package mlflow"):
+        run_deployed(nodes, keys, submitter)
+    assert not folder.path.exists()
+    assert nodes.asked == []
+    assert "fedsink[mlflow]" in submitter.results.failure["message"]
+
+
+def test_a_refusal_is_told_with_the_client_and_without_its_reason(
+    folder: RunFolder, grid: Callable[..., Nodes]
+) -> None:
+    """Node 1 allows clip bounds up to 3."""
+    submitter = Submitter()
+    with pytest.raises(ClientError):
+        run_deployed(grid(), submitted(*CENTRAL, "strategy.bound=6"), submitter)
+    assert submitter.failure["exit_code"] == 1
+    assert "in rounds 1 to 10, client 1 refused the request" in submitter.failure["message"]
+    assert "bound" not in submitter.failure["message"]
+    assert json.loads(folder.failed.read_text()) == submitter.failure
+
+
+def test_a_stopped_run_goes_on_and_charges_nothing_twice(
+    folder: RunFolder, grid: Callable[..., Nodes]
+) -> None:
+    """Node 1 is gone after the first message; with both back, the run ends as it would have."""
+    nodes = grid()
+    answer = nodes.execute
+
+    def execute(messages: Sequence[Message]) -> list[Message]:
+        second = messages[0].metadata.group_id == "2"
+        return answer([m for m in messages if not second or client_of(m.metadata.dst_node_id) != 1])
+
+    nodes.execute = execute  # type: ignore[method-assign]
+    submitter = Submitter()
+    with pytest.raises(ClientError):
+        run_deployed(nodes, submitted(*CENTRAL, "engine.timeout=0.5"), submitter)
+    assert checkpoint.load(folder.checkpoint)[1]["round"] == 10  # made when the round failed
+    assert "1 of 2 clients did not answer" in submitter.failure["message"]
+    fetching = Submitter()
+    with pytest.raises(ClientError):
+        run_deployed(grid(), submitted(action="fetch"), fetching)
+    assert "The run run has not ended (While computing gradients" in fetching.failure["message"]
+    assert fetching.failure["message"].endswith("fedsink deploy resume=run.")
+    for action in ("resume", "fetch", "resume"):  # a finished run has its results to give again
+        nodes, submitter = grid(), Submitter()
+        run_deployed(nodes, submitted(action=action), submitter)
+        assert "generator.safetensors" in submitter.results.files
+    assert nodes.asked == []
+    assert folder.finished
+    assert not folder.failed.exists()
+    rounds = [json.loads(line)["round"] for line in folder.metrics_lines.read_text().splitlines()]
+    assert rounds == [10, 20, 25]
+
+
+@pytest.mark.quick("central")
+@pytest.mark.parametrize("overrides", [CENTRAL, LOCAL], ids=["central", "ldp"])
+def test_a_run_with_a_quorum_ends_without_an_absent_node(
+    tmp_path: Path, folder: RunFolder, grid: Callable[..., Nodes], overrides: tuple[str, ...]
+) -> None:
+    """Its ε is what privacy.json says and its ledger holds, whether or not it answered in time."""
+    nodes = grid()
+    answer = nodes.execute
+
+    def execute(messages: Sequence[Message]) -> list[Message]:
+        late = messages[0].metadata.group_id in ("0", "2")
+        return [
+            reply
+            for reply in answer(messages)  # it is charged, and its reply is lost
+            if not (late and client_of(reply.metadata.src_node_id) == 1)
+        ]
+
+    nodes.execute = execute  # type: ignore[method-assign]
+    submitter = Submitter()
+    more = ("strategy.quorum=0.5", "engine.round_timeout=0.3")
+    run_deployed(nodes, submitted(*overrides, *more), submitter)
+    files = submitter.results.files
+    stated = json.loads(files["privacy.json"])
+    central = overrides is CENTRAL
+    assert stated["participation"]["missed"] == [{"client": 1, "messages": 1}]
+    lines = [json.loads(line) for line in files["metrics.jsonl"].decode().splitlines()]
+    absent = [line["round"] for line in lines if line.get("absent") == [1]]
+    assert absent == ([20] if central else [1])
+    assert [line["round"] for line in lines if "mean_noise_std" in line] == absent * central
+    for number in range(2):
+        database = Database(tmp_path / f"node-{number}" / "state" / "ledger.sqlite", writable=False)
+        account = report(database)[0]
+        assert account.adjacency == ("add-remove" if central else "replace-one")
+        (charged,) = account.runs
+        epsilon = stated["clients"][number]["epsilon"] if central else stated["epsilon"]
+        assert charged.epsilon is not None
+        assert account.epsilon is not None
+        assert epsilon == pytest.approx(charged.epsilon, rel=1e-6)
+        assert charged.epsilon <= account.epsilon
+        assert charged.claimed == charged.rounds  # all of them were answered, in time or not
+        database.close()
+
+
+def test_results_that_are_too_large_for_a_log_are_named(
+    folder: RunFolder, grid: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsink.deployment.frames.MOST_BYTES", 10_000)
+    submitter = Submitter()
+    with pytest.raises(TransferError):
+        run_deployed(grid(), submitted(*LOCAL), submitter)
+    assert "are more than the 10000 that one transfer may hold" in submitter.failure["message"]
+    assert folder.finished
+
+
+def test_missing_nodes_are_named(grid: Callable[..., Nodes]) -> None:
+    submitter = Submitter()
+    with pytest.raises(ClientError):
+        run_deployed(grid(1), submitted(*CENTRAL, "engine.wait=0"), submitter)
+    assert "1 of 2 clients are connected after 0 s" in submitter.failure["message"]
+
+
+@pytest.mark.quick("overrides[0-4]-*")
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("eps=0",), "eps must be a finite number > 0, received 0"),
+        (("seed=1",), "fedsink deploy takes no seed=1: every node draws noise of its own"),
+        (("noise=secure",), "fedsink deploy takes no noise=secure: every node's policy says"),
+        (
+            ("noise.share=secure_aggregation",),
+            "fedsink deploy takes no noise.share=secure_aggregation: nodes answer the server one",
+        ),
+        (("policy=x.toml",), "fedsink deploy takes no policy=x.toml"),
+        (
+            ("mode=central", "strategy.backend=keops"),
+            "fedsink deploy takes no strategy.backend=keops: real nodes solve their problems with",
+        ),
+        (("resume=x",), "fedsink deploy takes no resume=x: say fedsink deploy resume=NAME"),
+        (("data.root=x",), "takes no data.root=x: the server sees no data"),
+        (
+            ("data=femnist", "data.clients_file=x.csv"),
+            "takes no data.clients_file=x.csv: every node's policy says which records are its own",
+        ),
+        (
+            ("data.corrupt={kind: invert, share: 0.5}",),
+            "takes no data.corrupt={'kind': 'invert', 'share': 0.5}: real nodes answer from their",
+        ),
+        (("study={name: debugging}",), "takes no study={'name': 'debugging'}: a study is several"),
+        (("engine=local",), "fedsink deploy runs on real nodes: leave out engine="),
+        (("engine.ask_again=0",), "engine.ask_again must be a positive number, not 0"),
+        (("engine.round_timeout=0",), "engine.round_timeout must be null or a positive number"),
+        (("strategy.quorum=1.5",), "strategy.quorum is null (all), a whole number of at least 1"),
+        (("strategy.quorum=3",), "strategy.quorum=3 is more than clients=2"),
+        (("engine.wait=-1",), "engine.wait must be a number of at least 0, not -1"),
+        (("engine.timeout=0",), "engine.timeout must be null or a positive number"),
+        (("generator.hidden=x",), "generator=dct_mlp cannot be built with the options"),
+    ],
+)
+def test_a_bad_configuration_is_told_and_costs_no_message(
+    folder: RunFolder, grid: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch,
+    overrides: tuple[str, ...], message: str,
+) -> None:  # fmt: skip
+    """By a server that trusts no submitter to have checked it."""
+    nodes, submitter = grid(), Submitter()
+    composed = compose_config(["engine=deploy", "data.root=null", *CENTRAL, *overrides])
+    config = {"name": "run", "action": "run", "config": json.dumps(composed)}
+    with pytest.raises((ConfigError, PrivacyError, ModelError)):
+        run_deployed(nodes, config, submitter)
+    assert submitter.failure["exit_code"] == 2
+    assert message in submitter.failure["message"]
+    assert nodes.asked == []
+    assert not folder.path.exists()
+
+
+def test_real_nodes_are_never_asked_for_the_published_form(
+    folder: RunFolder, grid: Callable[..., Nodes]
+) -> None:
+    nodes, submitter = grid(), Submitter()
+    form = ("strategy=gs_wgan", "strategy.published=true", "strategy.critics=1", "clients=2")
+    composed = compose_config(["engine=deploy", "data.root=null", *form])
+    config = {"name": "run", "action": "run", "config": json.dumps(composed)}
+    with pytest.raises(ConfigError, match=r"takes no strategy\.published=True: real"):
+        run_deployed(nodes, config, submitter)
+    assert "never answer the published form" in submitter.failure["message"]
+    assert nodes.asked == []
+
+
+@pytest.mark.quick("changed[027]-*")
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"name": "../../tmp/run"}, "A run's name is 1 to 100 of"),
+        ({"name": "/tmp/run"}, "A run's name is 1 to 100 of"),
+        ({"action": "delete"}, "action is run, resume or fetch, not 'delete'"),
+        ({"config": "{"}, "What was submitted is no configuration"),
+        ({"config": "[]"}, "What was submitted is no configuration"),
+        ({"config": '{"noise": 3}'}, "What was submitted is no configuration"),
+        ({"config": '{"mode": "${oc.env:HOME}"}'}, "it holds no ${"),
+        ({"action": "fetch"}, "The server holds no run run"),
+        ({"action": "resume"}, "The server holds no run run"),
+    ],
+)
+def test_what_no_submitter_of_fedsink_sends_is_refused_and_leaves_nothing(
+    tmp_path: Path, grid: Callable[..., Nodes], changed: dict[str, str], message: str
+) -> None:
+    nodes, submitter = grid(), Submitter()
+    before = {path for path in tmp_path.rglob("*") if "node-" not in str(path)}
+    with pytest.raises((ConfigError, CheckpointError)):
+        run_deployed(nodes, submitted(*CENTRAL) | changed, submitter)
+    assert message in submitter.failure["message"]
+    assert nodes.asked == []
+    after = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")} - {
+        path.relative_to(tmp_path).as_posix() for path in before
+    }
+    assert {name for name in after if "node-" not in name} <= {"runs", "locks", "locks/run"}
+
+
+def test_a_defect_is_told_too(folder: RunFolder, grid: Callable[..., Nodes]) -> None:
+    nodes, submitter = grid(), Submitter()
+
+    def broken(messages: Sequence[Message]) -> list[Message]:
+        raise RuntimeError("the link is down")
+
+    nodes.execute = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        run_deployed(nodes, submitted(*CENTRAL), submitter)
+    assert submitter.failure == {"message": "RuntimeError: the link is down.", "exit_code": 1}
+
+
+def test_a_name_that_is_taken_is_not_overwritten(
+    folder: RunFolder, grid: Callable[..., Nodes]
+) -> None:
+    folder.path.mkdir(parents=True)
+    folder.path.parent.chmod(0o700)
+    folder.config.write_text("a: 1\n")
+    submitter = Submitter()
+    with pytest.raises(ConfigError, match="The server holds a run run already"):
+        run_deployed(grid(), submitted(*CENTRAL), submitter)
+    with pytest.raises(CheckpointError, match=r"is not a run's configuration: 'run'"):
+        run_deployed(grid(), submitted(action="resume"), Submitter())
+    assert [path.name for path in folder.path.iterdir()] == ["config.yaml"]
+
+
+def test_the_public_data_of_the_server_name_no_folder() -> None:
+    config = deployable(["data=image_folder", "data.classes=[a,b]", "data.nominal_records=100"])
+    assert config["data"]["root"] is None
+    assert config["engine"]["name"] == "deploy"
+
+
+def test_a_simulations_engine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="runs on real nodes: leave out engine=local"):
+        deployable(["engine=local"])

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, RecordDict
+
+from fedsink.errors import ConfigError
+from fedsink.privacy import (
+    BatchClip,
+    ClassSchedule,
+    CriticClip,
+    JointSchedule,
+    PrivacyPlan,
+    RecordClip,
+)
+from fedsink.protocol.dp_sinkhorn import (
+    MOST_USES,
+    GradientReply,
+    GradientRequest,
+    pack_replies,
+    pack_requests,
+    unpack_replies,
+    unpack_requests,
+)
+from fedsink.protocol.objective import Objective
+from fedsink.protocol.records import pack, unpack
+
+Make = Callable[..., GradientRequest]
+RECORD = PrivacyPlan(0.25, 1.5, 7, RecordClip(0.5), JointSchedule(), 1e-5)
+
+
+def with_field(request: GradientRequest, **changes: Any) -> RecordDict:
+    record = request.to_record()
+    fields = json.loads(str(record.config_records["fields"]["json"])) | changes
+    record["fields"] = ConfigRecord({"json": json.dumps(fields)})
+    return record
+
+
+def without_array(request: GradientRequest, name: str) -> RecordDict:
+    fields, arrays = unpack(request.to_record())
+    return pack(fields, {key: value for key, value in arrays.items() if key != name})
+
+
+@pytest.mark.parametrize("clip", [BatchClip(0.5), RecordClip(2.0)])
+@pytest.mark.parametrize("label", [None, 1])
+def test_a_request_round_trips(make_request: Make, clip: Any, label: int | None) -> None:
+    schedule = JointSchedule() if label is None else ClassSchedule(3)
+    plan = PrivacyPlan(0.1, 1.5, 7, clip, schedule, 1e-5)
+    request = make_request(
+        plan=plan, label=label, potentials=torch.arange(4.0), run="ward 7, first try", share=5
+    )
+    read = GradientRequest.from_record(request.to_record())
+    assert (read.round, read.label, read.plan) == (request.round, label, plan)
+    assert (read.objective, read.view) == (request.objective, request.view)
+    assert (read.run, read.share) == ("ward 7, first try", 5)
+    assert read.own_plan.noise_std == pytest.approx(plan.noise_std / 5**0.5)
+    for name in ("rows", "row_labels", "potentials", "self_gradient"):
+        assert torch.equal(getattr(read, name), getattr(request, name))
+
+
+def test_rows_that_require_gradients_are_sent_as_values(make_request: Make) -> None:
+    rows = torch.ones(4, 2, requires_grad=True)
+    read = GradientRequest.from_record(make_request(rows=rows).to_record())
+    assert torch.equal(read.rows, rows.detach())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"round": 0}, r"Round 0 is not in the plan's 1\.\.7"),
+        ({"round": 8}, r"Round 8 is not in the plan's 1\.\.7"),
+        ({"rows": torch.zeros(4)}, "Rows must be a finite n×D float32 matrix"),
+        ({"rows": torch.zeros(0, 2), "row_labels": torch.zeros(0).long()}, "Rows must be"),
+        ({"rows": torch.zeros(4, 2, dtype=torch.int64)}, "not \\(4, 2\\) of torch.int64"),
+        ({"rows": torch.zeros(4, 2, dtype=torch.float64)}, "Rows must be"),
+        ({"rows": torch.full((4, 2), math.nan)}, "Rows must be a finite"),
+        ({"rows": torch.full((4, 2), math.inf)}, "Rows must be a finite"),
+        ({"rows": torch.full((4, 2), 2.0**21)}, "Rows must be a finite"),
+        ({"row_labels": torch.zeros(3).long()}, "Row labels must be 4 integers"),
+        ({"row_labels": torch.zeros(4)}, "Row labels must be 4 integers"),
+        ({"row_labels": torch.tensor([0, 1, 2, 3])}, "Row labels must be below the 3 classes"),
+        ({"row_labels": torch.tensor([0, 1, 2, -1])}, "Row labels must be below the 3 classes"),
+        ({"plan": RECORD}, "Per-record clipping needs 4 potentials"),
+        ({"plan": RECORD, "potentials": torch.zeros(3)}, "Per-record clipping needs 4 potentials"),
+        ({"plan": RECORD, "potentials": torch.full((4,), math.nan)}, "needs 4 potentials"),
+        ({"plan": RECORD, "potentials": torch.full((4,), 2.0**41)}, "needs 4 potentials"),
+        ({"self_gradient": torch.zeros(3, 2)}, "finite float32 self gradient of the rows' shape"),
+        ({"self_gradient": torch.zeros(4, 2).long()}, "finite float32 self gradient"),
+        ({"self_gradient": torch.full((4, 2), math.nan)}, "finite float32 self gradient"),
+        ({"self_gradient": torch.full((4, 2), 2.0**41)}, "finite float32 self gradient"),
+    ],
+)
+def test_a_request_that_does_not_fit_together_is_refused(
+    make_request: Make, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        GradientRequest.from_record(make_request(**changes).to_record())
+
+
+@pytest.mark.parametrize("name", ["rows", "row_labels", "potentials", "self_gradient"])
+def test_a_request_without_an_array_is_malformed(make_request: Make, name: str) -> None:
+    with pytest.raises(ValueError, match=f"Malformed gradient request: '{name}'"):
+        GradientRequest.from_record(without_array(make_request(), name))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rounds": None}, {"rounds": [math.inf]}, {"rounds": ["two"]}, {"labels": [[]]},
+        {"rounds": []}, {"labels": []}, {"labels": [None, None]}, {"rounds": [1, 2]},
+        {"run": None}, {"run": ""}, {"run": "a" * 201}, {"run": "two\nlines"}, {"plan": None},
+        {"plan": {}}, {"plan": {"rate": 0.1, "clip": 3}}, {"objective": None}, {"objective": {}},
+        {"objective": {"lam": 1.0, "classes": 3, "surprise": 1}}, {"view": 3},
+        {"objective": {"lam": "1", "classes": 3}},
+        {"objective": {"lam": 1.0, "classes": 3, "m": []}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_request_with_malformed_fields_is_refused(
+    make_request: Make, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        GradientRequest.from_record(with_field(make_request(), **changes))
+
+
+@pytest.mark.parametrize("share", [0, -1, 2.0, 1.5, True, None, "2", [2], math.inf, 10**400])
+def test_a_share_of_the_noise_is_a_number_of_clients(make_request: Make, share: Any) -> None:
+    with pytest.raises(ValueError, match=r"share|sigma|Malformed|number"):
+        GradientRequest.from_record(with_field(make_request(), share=share))
+
+
+def test_a_request_says_how_much_of_the_noise_it_asks_for(make_request: Make) -> None:
+    """One that does not is malformed: silence must not be read as any share."""
+    record = make_request().to_record()
+    fields = json.loads(str(record.config_records["fields"]["json"]))
+    assert fields.pop("share") == 1
+    record["fields"] = ConfigRecord({"json": json.dumps(fields)})
+    with pytest.raises(ValueError, match="Malformed gradient request: 'share'"):
+        GradientRequest.from_record(record)
+
+
+def test_a_share_that_float32_cannot_hold_is_refused(make_request: Make) -> None:
+    GradientRequest.from_record(make_request(share=10**20).to_record())
+    with pytest.raises(ValueError, match="the noise multiplier σ must be a number from"):
+        GradientRequest.from_record(make_request(share=10**26).to_record())
+
+
+def test_a_hostile_plan_is_refused_when_the_request_is_read(make_request: Make) -> None:
+    plan = make_request().plan.to_dict()
+    for changes in ({"noise_multiplier": 0.0}, {"rate": 0.0}, {"rate": 1.5}, {"delta": 1.0}):
+        with pytest.raises(ValueError, match=r"."):
+            GradientRequest.from_record(with_field(make_request(), plan=plan | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lam": 0.0}, "strategy.lam must be a positive number, not 0.0"),
+        ({"lam": -1.0}, "strategy.lam must be a positive number"),
+        ({"lam": math.nan}, "strategy.lam must be a positive number"),
+        ({"lam": math.inf}, "strategy.lam must be a positive number"),
+        ({"lam": "1"}, "strategy.lam must be a number, not '1'"),
+        ({"m": -0.1}, "The weight m of the L1 part"),
+        ({"label_weight": -1.0}, "strategy.label_weight must be a finite number ≥ 0, not -1.0"),
+        ({"label_weight": math.inf}, "strategy.label_weight must be"),
+        ({"label_weight": True}, "strategy.label_weight must be a number"),
+        ({"classes": 0}, "The number of classes must be at least 1, not 0"),
+        ({"classes": 2.5}, "The number of classes must be at least 1, not 2.5"),
+        ({"solver": "fast"}, 'Unknown solver "fast"'),
+    ],
+)
+def test_an_impossible_objective_cannot_exist(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Objective(**{"lam": 1.0, "classes": 2, **changes})
+
+
+def test_a_reply_round_trips() -> None:
+    gradient = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
+    read = GradientReply.from_record(GradientReply(gradient).to_record())
+    assert torch.equal(read.gradient, gradient)
+
+
+def uses(make: Make, *rounds: int, label: int | None = None) -> list[GradientRequest]:
+    rows = [torch.full((4, 2), float(number)) for number in rounds]
+    return [make(round=t, label=label, rows=x) for t, x in zip(rounds, rows, strict=True)]
+
+
+def test_several_uses_travel_in_one_message(make_request: Make) -> None:
+    plan = PrivacyPlan(0.25, 1.5, 7, BatchClip(0.5), ClassSchedule(3), 1e-5)
+    asked = [
+        make_request(plan=plan, round=t, label=t % 3, rows=torch.full((4, 2), float(t)))
+        for t in (2, 3, 5)
+    ]
+    read = unpack_requests(pack_requests(asked))
+    assert [(r.round, r.label) for r in read] == [(2, 2), (3, 0), (5, 2)]
+    for ours, theirs in zip(asked, read, strict=True):
+        assert (ours.plan, ours.objective, ours.view) == (
+            theirs.plan,
+            theirs.objective,
+            theirs.view,
+        )
+        for name in ("rows", "row_labels", "potentials", "self_gradient"):
+            assert torch.equal(getattr(ours, name), getattr(theirs, name))
+
+
+@pytest.mark.parametrize("rounds", [(2, 2), (3, 2)])
+def test_a_use_cannot_be_asked_for_twice_in_one_message(
+    make_request: Make, rounds: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match="rounds that increase"):
+        unpack_requests(pack_requests(uses(make_request, *rounds)))
+
+
+def test_every_use_of_a_message_is_checked(make_request: Make) -> None:
+    with pytest.raises(ValueError, match=r"Round 8 is not in the plan's 1\.\.7"):
+        unpack_requests(pack_requests(uses(make_request, 6, 7, 8)))
+
+
+@pytest.mark.parametrize("name", ["rows", "row_labels", "potentials", "self_gradient"])
+def test_every_use_of_a_message_has_every_array(make_request: Make, name: str) -> None:
+    fields, arrays = unpack(pack_requests(uses(make_request, 1, 2, 3)))
+    for fewer in (arrays[name][:2], torch.tensor(1.0)):
+        with pytest.raises(ValueError, match=f"asks for 3 uses, but its {name} do not"):
+            unpack_requests(pack(fields, arrays | {name: fewer}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"plan": RECORD, "potentials": torch.zeros(4)},
+        {"objective": Objective(lam=0.2, classes=3)},
+        {"view": {"name": "pixel", "shape": [2], "other": 1}},
+        {"run": "another"},
+        {"share": 2},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_the_uses_of_a_message_share_what_is_public(
+    make_request: Make, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="share plan, objective, view and run"):
+        pack_requests([make_request(round=1), make_request(round=2, **changes)])
+
+
+def test_a_message_asks_for_something(make_request: Make) -> None:
+    with pytest.raises(ValueError, match="at least one use"):
+        pack_requests([])
+    with pytest.raises(ValueError, match="one use, received one with 2"):
+        GradientRequest.from_record(pack_requests(uses(make_request, 1, 2)))
+
+
+def test_replies_of_several_uses_round_trip_in_order() -> None:
+    gradients = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0))
+    read = unpack_replies(pack_replies([GradientReply(g) for g in gradients]))
+    assert torch.equal(torch.stack([reply.gradient for reply in read]), gradients)
+    with pytest.raises(ValueError, match="it holds no gradient"):
+        unpack_replies(pack({}, {"gradient": torch.tensor(1.0)}))
+    for many in (MOST_USES + 1, 2**40):  # which would each become an object
+        with pytest.raises(ValueError, match="it holds no gradient"):
+            unpack_replies(pack({}, {"gradient": torch.zeros(many, 0)}))
+
+
+def test_a_reply_holds_one_array_and_no_field() -> None:
+    """Pitfall 1."""
+    record = GradientReply(torch.zeros(3, 2)).to_record()
+    assert dict(record.config_records["fields"]) == {"json": '{"protocol": 4}'}
+    assert list(record.array_records["arrays"]) == ["gradient"]
+    assert len(record) == 2
+    assert not record.metric_records
+
+
+def test_a_reply_without_a_gradient_is_malformed() -> None:
+    with pytest.raises(ValueError, match="it holds no gradient"):
+        GradientReply.from_record(pack({}, {"loss": torch.zeros(1)}))
+
+
+@pytest.mark.parametrize("more", [0, 1, 10**5])
+def test_a_message_asks_for_so_many_uses_and_no_more(make_request: Make, more: int) -> None:
+    """Each costs some time before any of them can be refused."""
+    count = MOST_USES + more
+    record = make_request(plan=replace(make_request().plan, rounds=count)).to_record()
+    fields, arrays = unpack(record)
+    fields |= {"rounds": [*range(1, count + 1)], "labels": [None] * count}
+    many = {name: array.expand(MOST_USES, *array.shape[1:]) for name, array in arrays.items()}
+    if more == 0:
+        assert len(unpack_requests(pack(fields, many))) == MOST_USES
+        return
+    with pytest.raises(ValueError, match=r"at most 2000 uses|Malformed message"):
+        unpack_requests(pack(fields, many))
+
+
+def test_more_classes_than_an_integer_can_hold_are_compared_all_the_same(
+    make_request: Make,
+) -> None:
+    objective = replace(make_request().objective, classes=10**30)
+    request = GradientRequest.from_record(make_request(objective=objective).to_record())
+    assert request.objective.classes == 10**30
+
+
+def test_a_plan_of_critics_is_no_plan_of_a_transport_gradient(make_request: Make) -> None:
+    plan = PrivacyPlan(1.0, 1.5, 7, CriticClip(1.0), JointSchedule(), 1e-5)
+    with pytest.raises(ValueError, match="clip=critic is for gradients of critics: choose clip=r"):
+        make_request(plan=plan).check()
