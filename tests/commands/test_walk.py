@@ -59,7 +59,6 @@ FULL = [
     for data in choices("data")
     for mode, more in METHODS
     if (walk := Walk(data, mode, more)) not in QUICK
-    and not (data == "half_circle" and "strategy=gs_wgan" in more)
 ]
 
 

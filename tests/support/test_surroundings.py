@@ -11,7 +11,7 @@ from .surroundings import clean
 
 HOSTILE = {
     "FEDSINK_COMPILE": "yes", "FEDSINK_STATE": "/nowhere", "RAY_ADDRESS": "10.255.255.1:1",
-    "HYDRA_FULL_ERROR": "1", "MPLBACKEND": "nowhere", "PYTHONOPTIMIZE": "2",
+    "HYDRA_FULL_ERROR": "yes", "MPLBACKEND": "nowhere", "PYTHONOPTIMIZE": "2",
     "PYTHONWARNINGS": "error", "LC_ALL": "C", "LANG": "xx", "GIT_DIR": "/nowhere",
     "XDG_CACHE_HOME": "/nowhere", "XDG_STATE_HOME": "/nowhere", "COLUMNS": "3", "TZ": "x",
     "OMP_NUM_THREADS": "64", "COMP_LINE": "fedsink s", "FLWR_HOME": "/nowhere",
