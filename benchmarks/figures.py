@@ -24,6 +24,7 @@ import matplotlib
 matplotlib.use("Agg")
 from gradient_bias import GradientOf, bias_and_deviation, reference_gradient
 from matplotlib import pyplot
+from result_protocol import ROOT, frozen_commit
 from result_rows import CLASSIFIERS, FIGURES
 from result_runs import Runs
 
@@ -144,7 +145,7 @@ def _grid(
     experiment: str | None = None,
 ) -> dict[Any, Any]:
     """The records of every point of a grid, one for each seed."""
-    runs = Runs(options.folder.resolve(), options.data, options.n)
+    runs = Runs(options.folder.resolve(), options.data, options.n, frozen_commit(ROOT))
     points: dict[Any, Any] = {}
     experiment = experiment or options.experiment
     for key, overrides in grid.items():

@@ -22,7 +22,7 @@ def images(n: int, generator: torch.Generator, *, background: bool = False) -> T
 
 
 def two_terms(x: Tensor, y: Tensor) -> Tensor:
-    """c_1 term by term, as equation 7 reads: each term broadcasts its own difference."""
+    """c_1 term by term, as its definition reads: each term broadcasts its own difference."""
     squared = (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
     return squared + (x.unsqueeze(-2) - y.unsqueeze(-3)).abs().sum(-1)
 

@@ -85,6 +85,7 @@ RULES = (
     Rule(("data.download",), (_SIMULATED, _FETCHED, _is("data.root", None))),
     Rule(("engine.timeout",), (_WAITING,)),
     Rule(("conditional",), (_CLASSES,)),
+    Rule(("partition",), (_CLASSES,), (_is("partition.name", "by_label"),)),
     Rule(
         ("observation.deformation.length",),
         (Need("observation.deformation.std", bool, "observation.deformation.std above 0"),),
@@ -160,7 +161,7 @@ def refuse_idle(config: DictConfig, values: Config, overrides: Sequence[str]) ->
     for key, value in typed.items():
         if needs := lacking(key, values):
             raise ConfigError(_refusal(f"{key}={_typed(value)}", needs))
-        if _of(key, _REFERRED_TO) and not (_of(key, _READ) or _is_referred_to(key, config)):
+        if _of(key, _REFERRED_TO) and not (_of(key, _READ) or _is_referred_to(key, config, values)):
             raise ConfigError(
                 f"{key}={_typed(value)} changes nothing here: no value that acts refers to it. "
                 "Leave it out, or set the key that you mean by its own name."
@@ -204,21 +205,17 @@ def _of_experiment(name: str) -> Iterator[tuple[str, Any]]:
     yield from ((key, value) for key, value in leaves(own) if value is not None)
 
 
-def _is_referred_to(key: str, config: DictConfig) -> bool:
-    """Whether any value that acts would be another without this one."""
+def _is_referred_to(key: str, config: DictConfig, values: Config) -> bool:
+    """Returns True if any value that acts would be another without this one."""
     without = deepcopy(config)
     with open_dict(without):
         OmegaConf.update(without, key, "???")
-    try:
-        before, after = (dict(_acting(each)) for each in (config, without))
-    except OmegaConfBaseException:
-        return True
-    return before != after
-
-
-def _acting(config: DictConfig) -> Iterator[tuple[str, Any]]:
-    """The values that act, by their keys, without the tables that they refer to."""
-    values: Any = OmegaConf.to_container(config, resolve=True)
-    for key, value in leaves({k: v for k, v in values.items() if k not in _REFERRED_TO}):
-        if not lacking(key, values):
-            yield key, value
+    for other, value in leaves({k: v for k, v in values.items() if k not in _REFERRED_TO}):
+        if lacking(other, values):
+            continue
+        try:
+            if OmegaConf.select(without, other, throw_on_missing=True) != value:
+                return True
+        except OmegaConfBaseException:
+            return True
+    return False

@@ -58,7 +58,7 @@ OF_RUNS = [
 
 @pytest.mark.parametrize(("figure", "grid", "runs"), OF_RUNS)
 def test_recorded_runs_are_drawn(
-    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkout: Path,
     figure: str, grid: list[str], runs: int,
 ) -> None:  # fmt: skip
     figures, asked = script("figures"), []
@@ -68,6 +68,7 @@ def test_recorded_runs_are_drawn(
         return {"accuracy": {"logreg": 0.8, "mlp": 0.82, "cnn": 0.85}}
 
     monkeypatch.setattr(figures.Runs, "known", known)
+    monkeypatch.setattr(figures, "ROOT", checkout)
     assert figures.main([figure, "--folder", str(tmp_path), "--seeds", "0", "1", *grid]) == 0
     assert len(asked) == 2 * runs
     assert (tmp_path / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
@@ -76,8 +77,10 @@ def test_recorded_runs_are_drawn(
 @pytest.mark.slow
 @pytest.mark.parametrize(("figure", "grid", "runs"), OF_RUNS)
 def test_the_figures_of_runs_are_drawn(
-    script: Script, tmp_path: Path, tiny_data: Path, figure: str, grid: list[str], runs: int
-) -> None:
+    script: Script, tmp_path: Path, tiny_data: Path, checkout: Path,
+    monkeypatch: pytest.MonkeyPatch, figure: str, grid: list[str], runs: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(script("figures"), "ROOT", checkout)
     options = ["--folder", str(tmp_path), "--data", str(tiny_data), "--also", "scale=smoke"]
     assert script("figures").main([figure, *options, "--n", "100", "--seeds", "0", *grid]) == 0
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == runs

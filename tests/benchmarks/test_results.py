@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +13,8 @@ from omegaconf import OmegaConf
 
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.reporting.records import append_jsonl
+
+from .conftest import commit_all, git
 
 Script = Callable[[str], Any]
 COMMAND = "fedsink simulate experiment=dp_sinkhorn_mnist_m1 scale=cpu"
@@ -182,35 +183,12 @@ def test_the_hash_of_a_configuration_is_of_what_determines_the_result(script: Sc
     assert len({protocol.configuration_hash(config) for config in local}) == 2
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A repository with a recipe, a row and another file, all committed."""
-    root = tmp_path / "checkout"
-    for name in ("fedsink/conf/a.yaml", "benchmarks/rows.yaml", "README.md"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("a: 1\n")
-    _git(root, "init", "--quiet")
-    _commit(root)
-    return root
-
-
-def _git(root: Path, *words: str) -> str:
-    who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
-    done = subprocess.run(["git", *who, *words], cwd=root, check=True, capture_output=True)
-    return done.stdout.decode().strip()
-
-
-def _commit(root: Path) -> None:
-    _git(root, "add", "--all")
-    _git(root, "commit", "--quiet", "--message=a")
-
-
 def test_recipes_are_frozen_in_a_commit_before_anything_runs(
     script: Script, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     frozen, results = script("result_protocol").frozen_commit, script("results")
-    commit = _git(checkout, "rev-parse", "HEAD")
+    commit = git(checkout, "rev-parse", "HEAD")
     assert frozen(checkout) == commit
     (checkout / "README.md").write_text("b\n")
     assert frozen(checkout) == f"{commit}-dirty"
@@ -221,7 +199,7 @@ def test_recipes_are_frozen_in_a_commit_before_anything_runs(
         monkeypatch.setattr(results, "ROOT", checkout)
         assert results.main(["run", "--folder", str(tmp_path / "none")]) == 2
         assert "is not committed" in capsys.readouterr().err
-        _commit(checkout)
+        commit_all(checkout)
     (tmp_path / "bare").mkdir()
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     with pytest.raises(ConfigError, match="is no checkout with a commit"):
@@ -283,7 +261,7 @@ def test_a_row_is_run_evaluated_and_recorded_once(
     assert found["cpu_seconds"] > 0.5
     assert not found["resumed"]
     assert "| 79.5 / 80.2 / 83.2 (Cao 1, DP-Sinkhorn, m = 1) |" in capsys.readouterr().out
-    assert found["commit"] == _git(checkout, "rev-parse", "HEAD")
+    assert found["commit"] == git(checkout, "rev-parse", "HEAD")
     protocol = script("result_protocol")
     words = ("experiment=dp_sinkhorn_mnist_m1", "scale=smoke")
     assert found["configuration"] == protocol.configuration_of(words)
