@@ -1,7 +1,11 @@
-"""Public linear coordinates in which central mode compares images, clips and adds noise.
+"""Views: public linear coordinates in which central mode compares images, clips and adds noise.
 
 A view is fixed before any record is seen, so it costs no privacy. Fewer coordinates mean less
 noise in all: the noise has the same strength in each of them.
+
+>>> view = view_from_dict({"name": "dct", "shape": [1, 8, 8], "radius": 6})
+>>> view(torch.zeros(5, 1, 8, 8)).shape  # 33 of 64 frequencies are below the radius
+torch.Size([5, 33])
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ class View(ABC):
 
 @dataclass(frozen=True)
 class PixelView(View):
-    """The pixels themselves, 2x − 1 in [−1, 1], flattened; points are passed on as they are."""
+    """Pixels 2x − 1 in [−1, 1], flattened; points are passed on as they are."""
 
     name: ClassVar[str] = "pixel"
     shape: tuple[int, ...]
@@ -76,13 +80,13 @@ class PixelView(View):
 
     @property
     def norm_bound(self) -> float:
-        """√D times the largest absolute value of a coordinate."""
+        """Bound √D times the largest absolute value of a coordinate."""
         largest = POINT_LIMIT if len(self.shape) == 1 else 1.0
         return _ROOM * largest * math.sqrt(self.dimension)
 
     @property
     def diagonal_bound(self) -> float:
-        """Twice the norm bound: the images fill the box."""
+        """Bound of twice the norm bound: the images fill the box."""
         return 2.0 * self.norm_bound
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -135,7 +139,7 @@ class DctView(View):
 
     @property
     def band(self) -> dct.Band:
-        """The frequencies kept in every channel."""
+        """Frequencies that every channel keeps."""
         return dct.disc(self.shape[1], self.shape[2], self.radius, self.dc)
 
     @property
@@ -145,7 +149,7 @@ class DctView(View):
 
     @property
     def norm_bound(self) -> float:
-        """√(C·H·W), as an orthonormal basis keeps norms, times the largest frequency weight."""
+        """Bound √(C·H·W), as an orthonormal basis keeps norms, times the largest weight."""
         weights = _frequency_weights(self)
         largest = 1.0 if weights is None else float(weights.amax())
         return _ROOM * largest * math.sqrt(math.prod(self.shape))

@@ -1,18 +1,24 @@
-"""Users: the people whose records a dataset holds, by number, and the list of those that take part.
+"""Identifiers of users and names of records as numbers, and the list of users that take part.
 
-A user's number is that of its identifier, see `fedsink.data.names.number_of`.
+A number depends only on its name, so whatever is dealt by number stays when other users or records
+come or go.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 from pathlib import Path
 
-from fedsink.data.names import number_of
 from fedsink.errors import DataError
 
 
-def users_that_take_part(path: str | Path) -> frozenset[int]:
+def number_of(name: str) -> int:
+    """Return a number in [0, 2⁶³) for a name: the leading bits of its SHA-256."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
+
+
+def participants(path: str | Path) -> frozenset[int]:
     """Return the numbers of the users that a CSV file marks True.
 
     Rows are `client id, True` or `client id, False` without a header, as Augenstein et al. (2020)

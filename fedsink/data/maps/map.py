@@ -1,10 +1,10 @@
-"""What every map f of local mode promises."""
+"""The interface of the maps f of local mode, and what they share."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -26,7 +26,7 @@ _DARK = 1e-12
 
 
 class Map(ABC):
-    """A public function f from records to R^D with a known diameter; it is f that is noised.
+    """A public function f from records to R^D with a known diameter; noise is added to f.
 
     The server applies the same f to the generator's images inside the loss, so f is
     differentiable almost everywhere.
@@ -35,9 +35,9 @@ class Map(ABC):
         - For any two inputs x, x', also hostile ones (NaN, infinite, huge, denormal, out of
           range), ‖f(x) − f(x')‖ in the norm `norm` is at most `sensitivity`
           (test_guarantee_sensitivity_bounds_any_two_records).
-        - `sensitivity` depends on the options alone, never on data
+        - `sensitivity` depends only on the options, never on data
           (test_guarantee_sensitivity_is_public).
-        - f treats each record alone: f of a batch is f of its rows
+        - f treats each record by itself: f of several records is f of each of them
           (test_guarantee_records_do_not_mix).
         - f is always finite (test_guarantee_output_is_finite).
     """
@@ -47,7 +47,7 @@ class Map(ABC):
     @property
     @abstractmethod
     def record_shape(self) -> tuple[int, ...]:
-        """Shape of the records it is for; the sensitivity holds for no other."""
+        """Shape of the records that f takes; the sensitivity holds for no other."""
 
     @property
     @abstractmethod
@@ -57,12 +57,12 @@ class Map(ABC):
     @property
     @abstractmethod
     def norm(self) -> Norm:
-        """The norm of the guarantee, and of the mechanism: "l1" Laplace, "l2" Gaussian."""
+        """Norm of the guarantee and of the mechanism: "l1" Laplace, "l2" Gaussian."""
 
     @property
     @abstractmethod
     def sensitivity(self) -> float:
-        """The diameter sup ‖f(x) − f(x')‖ in the norm `norm`, with a slack of ulps."""
+        """Diameter sup ‖f(x) − f(x')‖ in the norm `norm`, with a slack of ulps."""
 
     @abstractmethod
     def __call__(self, images: Tensor) -> Tensor:
@@ -75,6 +75,50 @@ class Map(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Return name and options; `map_from_dict` inverts it, also after a trip through JSON."""
         return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class ImageMap(Map):
+    """A map of images of one shape.
+
+    Attributes:
+        shape: (channels, height, width).
+
+    Raises:
+        ConfigError: for another kind of shape.
+    """
+
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Turn a list, as it comes from JSON, into a tuple and check it."""
+        shape = tuple(int(s) for s in self.shape)
+        if len(shape) != 3 or min(shape) < 1:
+            raise ConfigError(
+                f"the map {self.name} needs images of shape (channels, height, width), got {shape}."
+            )
+        object.__setattr__(self, "shape", shape)
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        """(channels, height, width)."""
+        return self.shape
+
+    @property
+    def dimension(self) -> int:
+        """Number of pixels times channels, d."""
+        return math.prod(self.shape)
+
+    def _check_block(self, block: int, smallest: int, largest: int, suffix: str = "") -> None:
+        if not is_whole(block) or not smallest <= block <= largest:
+            raise ConfigError(
+                f"the map {self.name} needs a block from {smallest} to {largest}{suffix}, got "
+                f"{block}."
+            )
+
+    def _from_band(self, coordinates: Tensor, basis: Tensor) -> Tensor:
+        """Return float64 pixels (N, C·H·W) of DCT coefficients (N, C·K) for the K basis rows."""
+        return (planes(coordinates.to(torch.float64), self.shape[0]) @ basis).flatten(1)
 
 
 def sanitised(images: Tensor) -> Tensor:
@@ -98,18 +142,8 @@ def brightest_at_one(pixels: Tensor) -> Tensor:
     return pixels / pixels.amax(dim=1, keepdim=True).clamp_min(_DARK)
 
 
-def image_shape(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """Return `shape` as a tuple of (channels, height, width), or refuse it."""
-    shape = tuple(int(s) for s in shape)
-    if len(shape) != 3 or min(shape) < 1:
-        raise ConfigError(
-            f"the map {name} needs images of shape (channels, height, width), got {shape}."
-        )
-    return shape
-
-
 def is_whole(value: object) -> bool:
-    """Whether an option is a whole number; in JSON it may be anything."""
+    """Return whether an option, which in JSON may be anything, is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -117,14 +151,6 @@ def check_norm(norm: str, name: str) -> None:
     """Refuse anything but "l1" and "l2"."""
     if norm not in ("l1", "l2"):
         raise ConfigError(f"the map {name} needs norm 'l1' or 'l2', got {norm!r}.")
-
-
-def check_block(block: int, smallest: int, shape: tuple[int, ...], name: str) -> None:
-    """Refuse a block that is smaller than `smallest` or larger than the shorter side."""
-    if not is_whole(block) or not smallest <= block <= min(shape[1:]):
-        raise ConfigError(
-            f"the map {name} needs a block from {smallest} to {min(shape[1:])}, got {block}."
-        )
 
 
 def check_radius(radius: float, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsink.data.names import number_of
+from fedsink.data.identifiers import number_of
 
 
 def test_the_number_of_a_name_is_fixed_for_ever() -> None:

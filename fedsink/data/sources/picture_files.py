@@ -1,4 +1,4 @@
-"""One picture file as a tensor of a given size."""
+"""Picture files as tensors of one size, and sentences on what that changes in them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _VAST = 20  # times a side of the target
 
 
 @dataclass
-class Seen:
-    """Counts what reading pictures at one shape leaves out of them.
+class ChangedPictures:
+    """Counts pictures that reading at one shape changes.
 
     Args:
-        shape: (1 or 3, height, width) at which they are read.
+        shape: (1 or 3, height, width) of the tensors.
     """
 
     shape: tuple[int, ...]
@@ -48,8 +48,8 @@ class Seen:
         self._counts["deep"] += picture.mode in _DEEP
         self._counts["clear"] += has_alpha
 
-    def notes(self) -> list[str]:
-        """One sentence for each kind of change, the most telling first."""
+    def notes(self) -> tuple[str, ...]:
+        """Return one sentence for each kind of change, the most telling first."""
         channels, height, width = self.shape
         number = self._sizes.total()
         other = {size: n for size, n in self._sizes.items() if size != (width, height)}
@@ -83,7 +83,7 @@ class Seen:
                 f"The largest picture is {self._largest[1]}, far over {width}×{height}: "
                 f"{self._largest[2]}."
             )
-        return notes
+        return tuple(notes)
 
 
 def _share(some: int, of: int) -> str:
@@ -97,20 +97,18 @@ def _cut(share: float) -> str:
 
 
 def _kept(size: tuple[int, int], target: tuple[int, int]) -> float:
-    """The share of a picture that remains when it covers a target: 1 at the same proportions."""
-    one, two = size[0] * target[1], size[1] * target[0]
-    return min(one, two) / max(one, two)
+    """Return the share of a picture that remains when it covers a target; 1 if proportional."""
+    wide, high = size[0] * target[1], size[1] * target[0]
+    return min(wide, high) / max(wide, high)
 
 
-def read_picture(path: str | Path, shape: tuple[int, ...], seen: Seen | None = None) -> Tensor:
-    """Return a picture as uint8 (channels, height, width), scaled to cover it and cropped.
+def read_picture(
+    path: str | Path, shape: tuple[int, ...], changed: ChangedPictures | None = None
+) -> Tensor:
+    """Return a picture of any format that Pillow reads as uint8 of `shape`.
 
-    The picture is scaled (antialiased) until it covers the target and cropped at the centre.
-
-    Args:
-        path: a file of any format that Pillow reads.
-        shape: (1 or 3, height, width); colours become grey, or grey becomes colours.
-        seen: counts the picture.
+    The picture is scaled (antialiased) until it covers (height, width) and cropped at the centre.
+    Colours become grey for one channel, grey becomes three equal channels. `changed` counts it.
 
     Raises:
         DataError: where the file cannot be read.
@@ -120,8 +118,8 @@ def read_picture(path: str | Path, shape: tuple[int, ...], seen: Seen | None = N
     channels, height, width = shape
     try:
         with Image.open(path) as opened:
-            if seen is not None:
-                seen.add(path, opened)
+            if changed is not None:
+                changed.add(path, opened)
             picture = opened.convert(MODES[channels])
     except Image.DecompressionBombError as error:
         raise DataError(f"{path} has too many pixels to be read; make it smaller.") from error
