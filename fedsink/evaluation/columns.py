@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from fedsink.evaluation.labelled import Report
-from fedsink.evaluation.sets import TrainingSet
+from fedsink.evaluation.sets import Report, TrainingSet
 
 Draw = Callable[[int, int], TrainingSet]
 """A size and a seed to that many images, or to as many as there are."""
@@ -19,7 +18,7 @@ Measure = Callable[[TrainingSet, int], dict[str, float]]
 
 @dataclass(frozen=True)
 class Spread:
-    """The values of one figure, one per run, and the number of images behind each value.
+    """Values of one figure, one per run, and the number of images behind each value.
 
     Attributes:
         values: at least one finite number; value r belongs to the evaluation's seed r.
@@ -33,7 +32,6 @@ class Spread:
     size: int
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not self.values or not all(math.isfinite(value) for value in self.values):
             raise ValueError(f"A figure needs finite values; received {self.values}.")
 
@@ -63,9 +61,9 @@ class Figure:
 
     Attributes:
         synthetic: of the generator's images.
-        real: the ceiling, of real images; None where it was not asked for.
+        real: the ceiling, of real images; None where it was not wanted.
         class_means: the floor, of a generator that emits the class means of the real images.
-        share: whether it is a fraction to be shown in percent.
+        share: True for a fraction, which is shown in percent.
     """
 
     synthetic: Spread
@@ -73,10 +71,15 @@ class Figure:
     class_means: Spread | None = None
     share: bool = False
 
+    @property
+    def columns(self) -> dict[str, Spread]:
+        """The columns that exist, by the names of their fields."""
+        columns = {"synthetic": self.synthetic, "real": self.real, "class_means": self.class_means}
+        return {name: spread for name, spread in columns.items() if spread is not None}
+
     def to_dict(self) -> dict[str, object]:
         """Return the columns that exist, for JSON."""
-        columns = {"synthetic": self.synthetic, "real": self.real, "class_means": self.class_means}
-        return {name: spread.to_dict() for name, spread in columns.items() if spread is not None}
+        return {name: spread.to_dict() for name, spread in self.columns.items()}
 
     def row(self, name: str) -> dict[str, object]:
         """Return a row of the readable table."""
@@ -91,17 +94,13 @@ class Figure:
             "synthetic": cell(self.synthetic),
             "real data": cell(self.real),
             "class means": cell(self.class_means),
-            "images": "/".join(
-                str(spread.size)
-                for spread in (self.synthetic, self.real, self.class_means)
-                if spread is not None
-            ),
+            "images": "/".join(str(spread.size) for spread in self.columns.values()),
         }
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where the images of the columns come from; None leaves a column out.
+    """Sources of the images of the columns; None leaves a column out.
 
     Attributes:
         synthetic: the generator.
@@ -130,9 +129,6 @@ class Columns:
             size: images per run.
             shares: names of the figures that are fractions.
             report: receives a line after each run.
-
-        Returns:
-            The figures by name.
         """
         draws = {"synthetic": self.synthetic, "real": self.real, "class_means": self.class_means}
         figures: dict[str, dict[str, Spread]] = {}
@@ -149,8 +145,4 @@ class Columns:
             for name in runs[0]:
                 spread = Spread(tuple(run[name] for run in runs), count)
                 figures.setdefault(name, {})[column] = spread
-        return {
-            # The columns' names are the fields of Figure.
-            name: Figure(**spreads, share=name in shares)
-            for name, spreads in figures.items()
-        }
+        return {name: Figure(**spreads, share=name in shares) for name, spreads in figures.items()}

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from fedsink.errors import ConfigError, DataError, ModelError
-from fedsink.evaluation.classifiers.class_means import class_mean_set
-from fedsink.evaluation.classifiers.real_classifier import label_consistency, train_real_classifier
-from fedsink.evaluation.figures.columns import Columns, Draw, Figure, Spread
-from fedsink.evaluation.figures.fidelity import sliced_w2, subsample
-from fedsink.evaluation.figures.frechet import frechet_distance
-from fedsink.evaluation.figures.inception import FEATURES as INCEPTION_FEATURES
-from fedsink.evaluation.figures.inception import inception_features, load_inception
-from fedsink.evaluation.figures.inception_score import SPLITS, inception_score, score_of_splits
-from fedsink.evaluation.figures.memorisation import memorisation
-from fedsink.evaluation.figures.prdc import NEIGHBOURS, prdc
-from fedsink.evaluation.labelled import Report
-from fedsink.evaluation.sets import HeldOut, TrainingSet
+from fedsink.evaluation.columns import Columns, Draw, Figure, Spread
+from fedsink.evaluation.distances import frechet_distance, sliced_w2, subsample
+from fedsink.evaluation.inception import (
+    INCEPTION_FEATURES,
+    SPLITS,
+    inception_features,
+    inception_score,
+    load_inception,
+    score_of_splits,
+)
+from fedsink.evaluation.neighbours import NEIGHBOURS, memorisation, prdc
+from fedsink.evaluation.real_classifier import label_consistency, train_real_classifier
+from fedsink.evaluation.sets import HeldOut, Report, TrainingSet, class_mean_set, shuffled
 
 AT_MOST = 10_000
 """Pictures per side, the size of MNIST's test set; distances grow with its square."""
@@ -55,17 +55,17 @@ def quality_figures(
         seeds: one per run.
         size: the most images to use.
         reference: also measure real images and class means.
-        conditional: whether the synthetic labels mean something.
+        conditional: False if the synthetic labels mean nothing.
         inception: the network of FID; None: that of the weights in PyTorch's cache.
         report: receives lines of text.
 
     Returns:
-        The figures by name, and for each that was left out the reason.
+        The figures by name, and the reason for each that was left out.
 
     Raises:
         DataError: too few images for a neighbourhood.
     """
-    fitted, fresh = _halves(real, seeds[0])
+    fitted, fresh = (real.at(half) for half in shuffled(len(real), seeds[0]).tensor_split(2))
     size = min(size, len(held_out), len(fresh), AT_MOST)
     if size < SMALLEST:
         raise DataError(
@@ -110,7 +110,7 @@ def quality_figures(
 
 
 def within_class_variance(data: TrainingSet) -> dict[int, float]:
-    """Total variance `V_c = 1/(N_c − 1) Σ_{i: y_i = c} ‖x_i − x̄_c‖²` of every class, by class.
+    """Return the variances `V_c = 1/(N_c − 1) Σ_{i: y_i = c} ‖x_i − x̄_c‖²` of classes, by class.
 
     Squared pixel units, summed over pixels: the trace of the class's covariance. Classes with
     fewer than two images are left out.
@@ -143,15 +143,6 @@ def variance_ratio(data: TrainingSet, real: TrainingSet) -> float:
     return sum(variances[c] for c in shared) / denominator
 
 
-def _halves(data: TrainingSet, seed: int) -> tuple[TrainingSet, TrainingSet]:
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
-    first, second = (
-        TrainingSet(data.images[part], data.labels[part], data.classes, data.origin)
-        for part in order.tensor_split(2)
-    )
-    return first, second
-
-
 def _memorisation(
     columns: Columns,
     train: Tensor,
@@ -160,7 +151,7 @@ def _memorisation(
     size: int,
     report: Report | None,
 ) -> dict[str, Figure]:
-    """Memorisation; its real column is one half of the held-out images against the other."""
+    """Measure memorisation; the real column is one half of the held-out images."""
 
     def named(figures: Mapping[str, float]) -> dict[str, float]:
         return {f"memorisation/{name}": value for name, value in figures.items()}
@@ -169,8 +160,7 @@ def _memorisation(
         return named(memorisation(data.images, train, held_out, seed=seed))
 
     def against_half(data: TrainingSet, seed: int) -> dict[str, float]:
-        order = torch.randperm(len(held_out), generator=torch.Generator().manual_seed(seed))
-        fresh, rest = order.tensor_split(2)
+        fresh, rest = shuffled(len(held_out), seed).tensor_split(2)
         return named(memorisation(held_out[fresh], train, held_out[rest], seed=seed))
 
     generated = Columns(columns.synthetic, class_means=columns.class_means)
@@ -212,7 +202,7 @@ def _fid(
     inception: nn.Module | None,
     report: Report | None,
 ) -> tuple[dict[str, Figure], dict[str, str]]:
-    """FID of one run, or the reason why there is none."""
+    """Return FID of one run, or the reason why there is none."""
     if size <= INCEPTION_FEATURES:
         return {}, {
             "fid": f"{size} images do not determine a covariance of {INCEPTION_FEATURES} features"

@@ -1,4 +1,4 @@
-"""The classifier of real images whose judgement and features other figures use."""
+"""A classifier of real images; other figures use its judgement and its features."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import skip_init
 
-from fedsink.evaluation.classifiers.cnn import DROPOUT, IMAGE_BUDGET, SeededDropout, convolutions
-from fedsink.evaluation.classifiers.network import PREDICTION_BATCH, epoch_cap, fit, initialise
-from fedsink.evaluation.labelled import Report
-from fedsink.evaluation.sets import TrainingSet
+from fedsink.evaluation.networks import (
+    CNN_BUDGET,
+    DROPOUT,
+    PREDICTION_BATCH,
+    SeededDropout,
+    convolutions,
+    epoch_cap,
+    fit,
+    initialise,
+)
+from fedsink.evaluation.sets import Report, TrainingSet
 
 FEATURES = 64
 
@@ -54,11 +61,6 @@ def train_real_classifier(
     64 and not the thousand values of the convolutions, so that a few hundred test images still
     determine a covariance. A tenth of `training` decides when to stop.
 
-    Args:
-        training: real training images; test images are of another type.
-        seed: of the hold-out, the weights, the batches and the dropout.
-        report: receives a line after each epoch.
-
     Raises:
         DataError: images smaller than 4×4.
         TypeError: `training` is not a `TrainingSet`.
@@ -79,9 +81,9 @@ def train_real_classifier(
         network.to(memory_format=torch.channels_last),
         training.images.to(memory_format=torch.channels_last),
         training.labels,
-        generator=generator,
-        split=torch.Generator().manual_seed(seed),
-        epochs=epoch_cap(len(training), IMAGE_BUDGET),
+        generator,
+        seed,
+        epochs=epoch_cap(len(training), CNN_BUDGET),
         name="real classifier",
         report=report,
     )
@@ -89,7 +91,7 @@ def train_real_classifier(
 
 
 def label_consistency(classifier: RealClassifier, data: TrainingSet) -> float:
-    """Share of images that the real-data classifier gives the label they were drawn for, in [0, 1].
+    """Return the share of images to which the classifier gives the label they were drawn for.
 
     `1/N Σ_i 1[argmax_y p(y|x_i) = y_i]`: the classification accuracy score turned round (Shmelkov
     et al. 2018 call it GAN-test). Class prototypes reach 1; read it beside the variation.

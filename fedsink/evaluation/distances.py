@@ -1,4 +1,4 @@
-"""Distances between two samples: sliced and exact Wasserstein-2, and counts per label."""
+"""Distances between two samples: sliced and exact Wasserstein-2, and Fréchet; label counts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsink.evaluation.sets import shuffled
+
 PROJECTION_BLOCK = 64
 
 
 def sliced_w2(x: Tensor, y: Tensor, *, projections: int = 512, seed: int = 0) -> float:
-    """Sliced Wasserstein-2 distance between two samples, in the samples' units.
+    """Return the sliced Wasserstein-2 distance between two samples, in the samples' units.
 
     `SW₂² = E_θ W₂²(θ·x, θ·y)`, θ uniform on the unit sphere of dimension d (Bonneel et al. 2015,
     eq. 4), by the mean over `projections` directions. In one dimension the sorted order is the
@@ -45,7 +47,7 @@ def sliced_w2(x: Tensor, y: Tensor, *, projections: int = 512, seed: int = 0) ->
 
 
 def exact_w2(x: Tensor, y: Tensor) -> float:
-    """Wasserstein-2 distance between two samples with equal weights, in the samples' units.
+    """Return the Wasserstein-2 distance of two samples with equal weights, in their units.
 
     `W₂² = min_π Σ_ij π_ij ‖x_i − y_j‖²` over couplings π with marginals 1/N and 1/M, solved as an
     assignment by SciPy where N = M, else as a linear program by POT. Takes N·M·8 bytes and
@@ -64,6 +66,36 @@ def exact_w2(x: Tensor, y: Tensor) -> float:
     return _assignment_w2(cost) if len(x) == len(y) else _program_w2(cost)
 
 
+def frechet_distance(x: Tensor, y: Tensor) -> float:
+    """Return the squared Wasserstein-2 distance of the Gaussians with the samples' moments.
+
+    `d² = ‖m_x − m_y‖² + tr(C_x + C_y − 2 (C_x^½ C_y C_x^½)^½)` with sample means m and unbiased
+    covariances C (Dowson and Landau 1982, eq. 16; Heusel et al. 2017, eq. 6, call it FID when the
+    features are Inception's). In the features' units squared. It is biased upwards, the more the
+    fewer rows there are per dimension (Bińkowski et al. 2018): compare equal sizes only.
+
+    Args:
+        x: features (N, d), N >= 2.
+        y: features (M, d), M >= 2.
+
+    Raises:
+        ValueError: fewer than two rows, different d, or values that are not finite.
+    """
+    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or min(len(x), len(y)) < 2:
+        raise ValueError(
+            "The Fréchet distance needs two samples (N, d) of at least two rows and the same d; "
+            f"received {tuple(x.shape)} and {tuple(y.shape)}."
+        )
+    x, y = x.double(), y.double()
+    if not bool(torch.isfinite(x).all() and torch.isfinite(y).all()):
+        raise ValueError("The Fréchet distance needs finite features.")
+    gap = (x.mean(dim=0) - y.mean(dim=0)).square().sum()
+    cov_x, cov_y = (torch.atleast_2d(torch.cov(sample.T)) for sample in (x, y))
+    root = _root(cov_x)
+    cross = torch.linalg.eigvalsh(root @ cov_y @ root).clamp(min=0).sqrt().sum()
+    return max(0.0, float(gap + cov_x.trace() + cov_y.trace() - 2 * cross))
+
+
 def subsample(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     """Draw `size` of the N rows of x without replacement; x itself when size >= N.
 
@@ -74,8 +106,7 @@ def subsample(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
         raise ValueError(f"A subsample needs a size of at least 1; received {size}.")
     if size >= len(x):
         return x
-    generator = torch.Generator().manual_seed(seed)
-    return x[torch.randperm(len(x), generator=generator)[:size].to(x.device)]
+    return x[shuffled(len(x), seed)[:size].to(x.device)]
 
 
 def label_histogram(labels: Tensor, classes: int) -> list[int]:
@@ -120,6 +151,11 @@ def _program_w2(cost: np.ndarray) -> float:
             f"{log['warning']} Draw fewer points with subsample."
         )
     return math.sqrt(max(0.0, float(squared)))
+
+
+def _root(covariance: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(covariance)
+    return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
 
 
 def _points(x: Tensor, name: str) -> Tensor:

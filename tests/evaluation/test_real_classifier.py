@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsink.evaluation.classifiers.real_classifier import (
+from fedsink.evaluation.real_classifier import (
     FEATURES,
     label_consistency,
     train_real_classifier,
 )
 from fedsink.evaluation.sets import HeldOut, TrainingSet
 
-from ...support.clouds import blobs
+from ..support.clouds import blobs
 
 pytestmark = pytest.mark.usefixtures("few_epochs")
 

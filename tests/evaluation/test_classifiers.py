@@ -2,16 +2,24 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import sys
+import types
 
 import pytest
 import torch
 
-from fedsink.evaluation.classifiers import lenet
-from fedsink.evaluation.classifiers.classic import Classic
-from fedsink.evaluation.classifiers.network import HOLD_OUT, MAX_EPOCHS, PATIENCE
-from fedsink.evaluation.classifiers.protocols import FAST, OPTIONS, PAPER, classifier_set
+from fedsink.evaluation import networks
+from fedsink.evaluation.classifiers import (
+    FAST,
+    OPTIONS,
+    PAPER,
+    Classic,
+    classifier_set,
+    train_nearest_class_mean,
+)
+from fedsink.evaluation.networks import HOLD_OUT, MAX_EPOCHS, PATIENCE
 
-from ...support.clouds import blobs
+from ..support.clouds import blobs
 
 CLASSICS = [
     "random_forest",
@@ -78,7 +86,7 @@ def test_the_options_of_the_public_code(monkeypatch):
         ),
         "xgboost": ("XGBClassifier", {"n_estimators": 50, "colsample_bytree": 0.1}),
     }
-    assert published["cnn"] is lenet.train_lenet
+    assert published["cnn"] is networks.train_lenet
 
 
 @pytest.mark.parametrize(("which", "name"), SETS)
@@ -144,3 +152,80 @@ def test_logreg_is_the_minimum_of_the_penalised_likelihood():
     assert float(weight.grad.abs().max()) < 0.05
     assert float(bias.grad.abs().max()) < 0.05
     assert float(weight.detach().abs().max()) > 0.1
+
+
+FOREST = "sklearn.ensemble.RandomForestClassifier"
+
+
+def test_the_seed_decides_a_forest():
+    images = torch.rand(80, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.randint(0, 5, (80,), generator=torch.Generator().manual_seed(1))
+    probe = torch.rand(300, 1, 4, 4, generator=torch.Generator().manual_seed(2))
+    first, again, other = (
+        Classic(FOREST)(images, labels, classes=5, seed=seed)(probe) for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_the_library_gets_the_options_and_the_seed():
+    model = Classic(FOREST, class_weight="balanced")._model(seed=5)
+    assert type(model).__name__ == "RandomForestClassifier"
+    assert (model.class_weight, model.random_state, model.n_estimators) == ("balanced", 5, 100)
+
+
+def test_xgboost_gets_consecutive_labels_and_its_answers_are_translated_back(monkeypatch):
+    """Not installed here: this is the interface of its scikit-learn class, met by another tree."""
+    from sklearn.tree import DecisionTreeClassifier
+
+    models = []
+
+    class XGBClassifier(DecisionTreeClassifier):
+        def __init__(self, random_state=None, n_jobs=None):
+            super().__init__(random_state=random_state)
+            self.n_jobs = n_jobs
+
+        def fit(self, x, y):
+            assert sorted(set(y.tolist())) == list(range(len(set(y.tolist()))))
+            models.append(self)
+            return super().fit(x, y)
+
+    module = types.ModuleType("xgboost")
+    module.XGBClassifier = XGBClassifier
+    monkeypatch.setitem(sys.modules, "xgboost", module)
+    images, labels = blobs(60, 0)
+    kept = labels != 0
+    classify = Classic("xgboost.XGBClassifier")(images[kept], labels[kept], classes=3, seed=7)
+    assert torch.equal(classify(images[kept]), labels[kept])
+    assert (models[0].random_state, models[0].n_jobs) == (7, torch.get_num_threads())
+
+
+def test_the_eigen_solver_on_pictures_without_variation_is_the_nearest_mean():
+    images, labels = blobs(40, 0)
+    means = torch.stack([images[labels == c].mean(dim=0) for c in range(3)])
+    index = torch.arange(60) % 3
+    lda = Classic(
+        "sklearn.discriminant_analysis.LinearDiscriminantAnalysis", solver="eigen", shrinkage=0.5
+    )
+    expected = train_nearest_class_mean(means[index], index, classes=3, seed=0)(images)
+    assert torch.equal(lda(means[index], index, classes=3, seed=0)(images), expected)
+
+
+def test_reports_what_it_fits():
+    lines: list[str] = []
+    trainer = Classic("sklearn.naive_bayes.GaussianNB")
+    trainer(*blobs(30, 0), classes=3, seed=0, report=lines.append)
+    assert lines == ["GaussianNB: 30 images"]
+
+
+def test_predicts_as_scikit_learns_nearest_centroid():
+    from sklearn.neighbors import NearestCentroid
+
+    images, labels = torch.rand(200, 1, 4, 4, generator=torch.Generator().manual_seed(0)), None
+    labels = torch.randint(0, 4, (200,), generator=torch.Generator().manual_seed(1))
+    labels[labels == 2] = 3  # a class that does not occur
+    oracle = NearestCentroid().fit(images.flatten(1).numpy(), labels.numpy())
+    probe = torch.rand(300, 1, 4, 4, generator=torch.Generator().manual_seed(2))
+    found = train_nearest_class_mean(images, labels, classes=4, seed=0)(probe)
+    assert found.tolist() == oracle.predict(probe.flatten(1).numpy()).tolist()
+    assert 2 not in found.tolist()

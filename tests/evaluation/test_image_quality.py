@@ -4,17 +4,16 @@ import pytest
 import torch
 
 from fedsink.errors import ConfigError, DataError, ModelError
-from fedsink.evaluation.classifiers.class_means import class_mean_set
-from fedsink.evaluation.figures import quality
-from fedsink.evaluation.figures.quality import (
+from fedsink.evaluation import image_quality
+from fedsink.evaluation.image_quality import (
     fid,
     quality_figures,
     variance_ratio,
     within_class_variance,
 )
-from fedsink.evaluation.sets import HeldOut, TrainingSet
+from fedsink.evaluation.sets import HeldOut, TrainingSet, class_mean_set, shuffled
 
-from ...support.clouds import blobs
+from ..support.clouds import blobs
 
 pytestmark = pytest.mark.usefixtures("few_epochs")
 
@@ -37,7 +36,7 @@ def test_both_sides_hold_equally_many_images():
 
 def test_the_real_column_is_of_images_the_classifier_never_saw(monkeypatch):
     seen = {}
-    true_train = quality.train_real_classifier
+    true_train = image_quality.train_real_classifier
 
     def spied(training, **more):
         seen["fitted"] = training
@@ -46,15 +45,15 @@ def test_the_real_column_is_of_images_the_classifier_never_saw(monkeypatch):
     def spied_prdc(real, fake):
         return dict.fromkeys(("precision", "recall", "density", "coverage"), 1.0)
 
-    true_sliced = quality.sliced_w2
+    true_sliced = image_quality.sliced_w2
 
     def spied_sliced(x, y, *, seed):
         seen.setdefault("measured", []).append(x)
         return true_sliced(x, y, seed=seed, projections=2)
 
-    monkeypatch.setattr(quality, "train_real_classifier", spied)
-    monkeypatch.setattr(quality, "prdc", spied_prdc)
-    monkeypatch.setattr(quality, "sliced_w2", spied_sliced)
+    monkeypatch.setattr(image_quality, "train_real_classifier", spied)
+    monkeypatch.setattr(image_quality, "prdc", spied_prdc)
+    monkeypatch.setattr(image_quality, "sliced_w2", spied_sliced)
     quality_figures(synthetic, REAL, HeldOut(blobs(60, 2), classes=3), seeds=(0,), size=60)
     fitted = {image.numpy().tobytes() for image in seen["fitted"].images}
     measured = {image.numpy().tobytes() for image in seen["measured"][1]}
@@ -65,15 +64,15 @@ def test_the_real_column_is_of_images_the_classifier_never_saw(monkeypatch):
 
 def test_fid_is_measured_when_there_are_weights_and_images_enough(monkeypatch):
     """The weights are not here: another network stands in, to see where its features go."""
-    monkeypatch.setattr(quality, "INCEPTION_FEATURES", 30)
-    monkeypatch.setattr(quality, "load_inception", lambda: "network")
+    monkeypatch.setattr(image_quality, "INCEPTION_FEATURES", 30)
+    monkeypatch.setattr(image_quality, "load_inception", lambda: "network")
     asked = []
 
     def features(network, images):
         asked.append((network, len(images)))
         return images.flatten(1)[:, :3]
 
-    monkeypatch.setattr(quality, "inception_features", features)
+    monkeypatch.setattr(image_quality, "inception_features", features)
     figures, left_out = quality_figures(
         synthetic, REAL, HeldOut(blobs(40, 2), classes=3), seeds=(0, 1), size=40
     )
@@ -84,14 +83,14 @@ def test_fid_is_measured_when_there_are_weights_and_images_enough(monkeypatch):
 
 
 def test_a_network_that_is_given_takes_the_place_of_the_cached_one(monkeypatch):
-    monkeypatch.setattr(quality, "INCEPTION_FEATURES", 30)
+    monkeypatch.setattr(image_quality, "INCEPTION_FEATURES", 30)
     asked = []
 
     def features(network, images):
         asked.append(network)
         return images.flatten(1)[:, :3]
 
-    monkeypatch.setattr(quality, "inception_features", features)
+    monkeypatch.setattr(image_quality, "inception_features", features)
     figures, left_out = quality_figures(
         synthetic, REAL, HeldOut(blobs(40, 2), classes=3), seeds=(0,), size=40, reference=False,
         inception="given",
@@ -107,12 +106,12 @@ def test_fid_of_too_few_images_is_refused():
 
 
 def test_without_weights_the_reason_is_named(monkeypatch):
-    monkeypatch.setattr(quality, "INCEPTION_FEATURES", 30)
+    monkeypatch.setattr(image_quality, "INCEPTION_FEATURES", 30)
 
     def missing():
         raise ModelError("no weights here")
 
-    monkeypatch.setattr(quality, "load_inception", missing)
+    monkeypatch.setattr(image_quality, "load_inception", missing)
     figures, left_out = quality_figures(
         synthetic, REAL, HeldOut(blobs(40, 2), classes=3), seeds=(0,), size=40, reference=False
     )
@@ -127,7 +126,7 @@ def test_too_few_images_for_a_split_of_the_score():
 
 
 def test_the_halves_share_nothing_and_keep_labels():
-    first, second = quality._halves(REAL, 3)
+    first, second = (REAL.at(half) for half in shuffled(len(REAL), 3).tensor_split(2))
     assert len(first) == len(second) == 60
     both = torch.cat([first.images, second.images]).flatten(1)
     assert len(both.unique(dim=0)) == 120
