@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsink.errors import ConfigError
-from fedsink.values import choice, integer, is_number, strictly
+from fedsink.values import choice, integer, strictly, within
 
 _KINDS = ("invert",)
 
@@ -57,10 +57,8 @@ class Corruption:
                 f"data.corrupt takes share or clients, one of them: it has share={self.share} and "
                 f"clients={self.clients}."
             )
-        if self.share is not None and not (is_number(self.share) and 0 <= self.share <= 1):
-            raise ConfigError(
-                f"data.corrupt.share must be a number from 0 to 1, not {self.share!r}."
-            )
+        if self.share is not None:
+            within(vars(self), "share", "[0, 1]", where="data.corrupt.")
         if self.clients is not None and not _are_numbers(self.clients):
             raise ConfigError(
                 "data.corrupt.clients must list numbers of clients, each once, not "

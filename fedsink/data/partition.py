@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedsink.errors import ConfigError, DataError
 from fedsink.registry import Registry
+from fedsink.values import integer, positive, within
 
 Indices = np.ndarray
 
@@ -44,9 +45,7 @@ class Dirichlet:
     alpha: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse a concentration that is no concentration."""
-        if not 0 < self.alpha < float("inf"):
-            raise ConfigError(f"partition.alpha must be positive and finite, got {self.alpha}.")
+        positive(vars(self), "alpha", where="partition.")
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
         """Return one index array per client."""
@@ -72,11 +71,7 @@ class ByLabel:
     labels_per_client: int = 2
 
     def __post_init__(self) -> None:
-        """Refuse fewer than one class per client."""
-        if self.labels_per_client < 1:
-            raise ConfigError(
-                f"partition.labels_per_client must be at least 1, got {self.labels_per_client}."
-            )
+        integer(vars(self), "labels_per_client", where="partition.")
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
         """Return one index array per client."""
@@ -117,8 +112,7 @@ class Unequal:
         """Accept a list for `sizes` and refuse weights that are not positive."""
         if self.sizes is not None:
             object.__setattr__(self, "sizes", tuple(self.sizes))
-        if not 0 < self.ratio <= 1:
-            raise ConfigError(f"partition.ratio must lie in (0, 1], got {self.ratio}.")
+        within(vars(self), "ratio", "(0, 1]", where="partition.")
         if self.sizes is not None and not all(0 < s < float("inf") for s in self.sizes):
             raise ConfigError(f"partition.sizes must all be positive, got {self.sizes}.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedsink.errors import ConfigError
-from fedsink.values import Config, strictly
+from fedsink.values import Config, integer, strictly
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,7 @@ class DataSpec:
         names = tuple(map(str, self.classes))
         if not all(names) or not names or len(set(names)) != len(names):
             raise ConfigError(f"data.classes must list at least one class, each once, got {names}.")
-        if type(self.nominal_records) is not int or self.nominal_records < 1:
-            raise ConfigError(
-                "data.nominal_records must be at least 1, a whole number, got "
-                f"{self.nominal_records!r}."
-            )
+        integer(vars(self), "nominal_records", where="data.")
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "classes", names)
 

@@ -29,11 +29,18 @@ POINT_LIMIT = 128.0
 _ROOM = 1.0 + 2.0**-10  # for the rounding of coordinates, which are float32
 
 
+@dataclass(frozen=True)
 class View(ABC):
-    """A fixed linear map from records to coordinates; hashable, and rebuilt from its dict."""
+    """A fixed linear map from records of one shape to coordinates.
+
+    It is hashable, and rebuilt from its dict.
+    """
 
     name: ClassVar[str]
     shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))  # it is a list in JSON
 
     @property
     @abstractmethod
@@ -59,7 +66,7 @@ class View(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Return name and options; `view_from_dict` inverts it, also after a trip through JSON."""
-        return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
+        return {"name": self.name, **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -67,11 +74,6 @@ class PixelView(View):
     """Pixels 2x − 1 in [−1, 1], flattened; points are passed on as they are."""
 
     name: ClassVar[str] = "pixel"
-    shape: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        """Accept a list, as it comes from JSON."""
-        object.__setattr__(self, "shape", tuple(self.shape))
 
     @property
     def dimension(self) -> int:
@@ -114,14 +116,12 @@ class DctView(View):
     """
 
     name: ClassVar[str] = "dct"
-    shape: tuple[int, ...]
     radius: float
     frequency_weight: float | None = None
     dc: bool = True
 
     def __post_init__(self) -> None:
-        """Check the options."""
-        object.__setattr__(self, "shape", tuple(self.shape))
+        super().__post_init__()
         if len(self.shape) != 3:
             raise ConfigError(
                 f"the DCT view needs images (channels, height, width), got shape {self.shape}; "

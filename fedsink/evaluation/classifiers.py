@@ -126,7 +126,7 @@ OPTIONS = {
 def classifier_set(
     which: str, shape: Sequence[int]
 ) -> tuple[dict[str, ClassifierTrainer], dict[str, str]]:
-    """Return the trainers of a set by name, and for each that is left out the reason.
+    """Return the trainers of a set by name, and the reason for each that is left out.
 
     Args:
         which: "ours", or "published" for the thirteen of GS-WGAN's public code.

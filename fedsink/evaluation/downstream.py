@@ -40,11 +40,11 @@ def accuracies(
     epoch, not a hyper-parameter, not a classifier (mathematics.md, section 5; DPImageBench).
 
     Args:
-        data: images (N, C, H, W) in [0, 1] and labels (N,), N >= 10; the only training data.
+        data: images (N, C, H, W) in [0, 1] and labels (N,), N >= 10.
         test: real images (M, C, H, W) and labels (M,).
         classes: number of classes.
-        seed: of hold-outs, weights, batches and dropout; the same seed gives the same figures
-            on one machine with one number of threads.
+        seed: of everything that is drawn; the same seed gives the same figures on one machine with
+            one number of threads.
         origin: of `data`. "real training" gives the column beside a result; it is not private and
             belongs to benchmarks on public data.
         size: train on this many images drawn without replacement, to compare like with like;
@@ -81,18 +81,9 @@ def accuracy_figures(
 ) -> dict[str, Figure]:
     """Return every classifier's accuracy on the real test set as "accuracy/NAME", a run per seed.
 
-    A run draws a training set, fits all classifiers to it, and scores each once when all are
-    finished. The ceiling is fitted to equally many real training images (as far as there are
-    that many), the floor to class means of the real training images.
-
-    Args:
-        synthetic: draws the synthetic images.
-        real: real training images; None leaves ceiling and floor out.
-        held_out: the real test set.
-        trainers: classifiers by name.
-        seeds: of the drawn images, the hold-out, the weights and the batches.
-        size: images to fit to.
-        report: receives lines of text.
+    A run draws a training set of `size`, fits all classifiers to it, and scores each once when all
+    are finished. The ceiling is fitted to equally many real training images (as far as there are
+    that many), the floor to class means of the real training images; `real=None` leaves both out.
 
     Raises:
         DataError: a training set of another shape, or one that holds test images.
@@ -112,16 +103,10 @@ def accuracy_figures(
 
 
 def calibrated(figures: Mapping[str, Figure]) -> dict[str, Figure]:
-    """Return calibrated accuracies, synthetic ÷ mean real-trained, and means over classifiers.
+    """Return "calibrated/NAME" of "accuracy/NAME", "accuracy/mean" and "calibrated/mean".
 
-    `a_synthetic(c) / a_real(c)` for every classifier c (Chen et al. 2020), and the mean over
-    classifiers of both accuracy and ratio, run by run.
-
-    Args:
-        figures: "accuracy/NAME" with a real column.
-
-    Returns:
-        "calibrated/NAME", "accuracy/mean" and "calibrated/mean".
+    The calibrated accuracy of a classifier c is `a_synthetic(c) / a_real(c)` (Chen et al. 2020),
+    with the mean of the real column. The means are over the classifiers, run by run.
     """
     ceilings = {
         name: figure.real.mean

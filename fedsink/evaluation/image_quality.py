@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -99,11 +100,8 @@ def quality_figures(
         return figures
 
     figures = columns.measure(measure, seeds=seeds, size=size, shares=SHARES, report=report)
-    left_out: dict[str, str] = {}
-    if not conditional:
-        left_out = dict.fromkeys(
-            ("label_consistency", "within_class_variance"), "the generator draws no labels"
-        )
+    of_labels = () if conditional else ("label_consistency", "within_class_variance")
+    left_out = dict.fromkeys(of_labels, "the generator draws no labels")
     figures |= _memorisation(columns, real.images, held_out.images, seeds, size, report)
     fid, reason = _fid(columns, target, seeds[:1], size, inception, report)
     return {**figures, **fid}, {**left_out, **reason}
@@ -153,28 +151,23 @@ def _memorisation(
 ) -> dict[str, Figure]:
     """Measure memorisation; the real column is one half of the held-out images."""
 
-    def named(figures: Mapping[str, float]) -> dict[str, float]:
-        return {f"memorisation/{name}": value for name, value in figures.items()}
-
     def against_all(data: TrainingSet, seed: int) -> dict[str, float]:
-        return named(memorisation(data.images, train, held_out, seed=seed))
+        return memorisation(data.images, train, held_out, seed=seed)
 
     def against_half(data: TrainingSet, seed: int) -> dict[str, float]:
         fresh, rest = shuffled(len(held_out), seed).tensor_split(2)
-        return named(memorisation(held_out[fresh], train, held_out[rest], seed=seed))
+        return memorisation(held_out[fresh], train, held_out[rest], seed=seed)
 
     generated = Columns(columns.synthetic, class_means=columns.class_means)
     figures = generated.measure(against_all, seeds=seeds, size=size, report=report)
-    if columns.real is None:
-        return figures
-    half = (len(held_out) + 1) // 2
-    null = Columns(columns.real).measure(against_half, seeds=seeds, size=half, report=report)
-    return {
-        name: Figure(
-            figure.synthetic, Spread(null[name].synthetic.values, half), figure.class_means
-        )
-        for name, figure in figures.items()
-    }
+    if columns.real is not None:
+        half = (len(held_out) + 1) // 2
+        null = Columns(columns.real).measure(against_half, seeds=seeds, size=half, report=report)
+        figures = {
+            name: replace(figure, real=Spread(null[name].synthetic.values, half))
+            for name, figure in figures.items()
+        }
+    return {f"memorisation/{name}": figure for name, figure in figures.items()}
 
 
 def fid(network: nn.Module, images: Tensor, real: Tensor, seed: int) -> float:

@@ -90,9 +90,6 @@ def memorisation(images: Tensor, train: Tensor, held_out: Tensor, *, seed: int) 
         held_out: real images that were not trained on (M, ...).
         seed: draws the equally many images.
 
-    Returns:
-        `excess`, `z`, `training_distance` and `held_out_distance`.
-
     Raises:
         ValueError: an empty set, or images of different size.
     """
@@ -155,12 +152,8 @@ def distance_blocks(
     """Yield row ranges of `queries` and their squared distances (rows, M) to all `points`.
 
     `‖q − p‖² = ‖q‖² + ‖p‖² − 2⟨q, p⟩` on samples centred at the points' mean, which keeps the
-    cancellation small; clamped at 0. A block never holds more than 2²⁴ numbers.
-
-    Args:
-        queries: (N, d).
-        points: (M, d), M >= 1, the same type.
-        rows: queries per block; None for as many as fit.
+    cancellation small; clamped at 0. A block holds `rows` queries; None stands for as many as fit
+    into 2²⁴ numbers.
 
     Raises:
         ValueError: no points, or samples of different dimension.
@@ -184,16 +177,12 @@ def distance_blocks(
 def nearest(
     queries: Tensor, points: Tensor, *, k: int = 1, same: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the distances to the k nearest `points`, ascending, and their indices, both (N, k).
+    """Return the distances (N, k) to the k nearest `points`, ascending, and the points' indices.
 
     The distances of the neighbours are computed again from the differences, so that a copy
     has distance 0 and not the rounding of the blocks.
 
-    Args:
-        queries: (N, d).
-        points: (M, d).
-        k: neighbours per query.
-        same: queries and points are one sample, and no point is its own neighbour.
+    With `same`, queries and points are one sample, and no point is its own neighbour.
 
     Raises:
         ValueError: fewer than k points (k + 1 if `same`), or samples that do not fit.

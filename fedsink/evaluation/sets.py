@@ -82,7 +82,6 @@ class TrainingSet:
         return cls(images, labels, classes, origin)
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.labels)
 
     def cut(self, size: int, seed: int) -> TrainingSet:
@@ -112,7 +111,6 @@ class HeldOut:
         self.images, self._labels = check_labelled(data, classes=classes, name="test")
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.images)
 
     def score(self, classifier: Classifier) -> float:

@@ -10,7 +10,7 @@ from fedsink.evaluation import networks
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Networks this small only wait for each other on several threads."""
+    """Runs one thread: several would only wait for each other in networks this small."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -127,7 +127,7 @@ def test_no_trainer_can_be_given_a_test_set(which):
         assert set(parameters[5:]) <= {"budget"}
 
 
-def test_our_networks_are_stopped_by_their_hold_out_alone():
+def test_our_networks_are_stopped_only_by_their_hold_out():
     """Random labels: the loss on the hold-out stops training long before the cap on epochs."""
     assert (HOLD_OUT, PATIENCE) == (0.1, 10)
     images = torch.rand(2000, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -143,7 +143,7 @@ def test_logreg_is_the_minimum_of_the_penalised_likelihood():
     images, labels = blobs(300, 0)
     classify = FAST["logreg"](images, labels, classes=3, seed=0, report=None)
     cells = [cell.cell_contents for cell in classify.__closure__]
-    (regression,) = [each for each in cells if hasattr(each, "coef_")]
+    (regression,) = [cell for cell in cells if hasattr(cell, "coef_")]
     weight = torch.tensor(regression.coef_, dtype=torch.float64, requires_grad=True)
     bias = torch.tensor(regression.intercept_, dtype=torch.float64, requires_grad=True)
     logits = images.flatten(1).double() @ weight.T + bias
@@ -175,7 +175,7 @@ def test_the_library_gets_the_options_and_the_seed():
 
 
 def test_xgboost_gets_consecutive_labels_and_its_answers_are_translated_back(monkeypatch):
-    """Not installed here: this is the interface of its scikit-learn class, met by another tree."""
+    """Another tree, with the interface of its scikit-learn class, replaces xgboost."""
     from sklearn.tree import DecisionTreeClassifier
 
     models = []

@@ -54,7 +54,7 @@ def test_sliced_w2_takes_images_and_unequal_sizes():
     assert sliced_w2(x, y, seed=4) == sliced_w2(x.flatten(1), cut.flatten(1), seed=4)
 
 
-def test_sliced_w2_depends_on_its_seed_alone():
+def test_sliced_w2_depends_only_on_its_seed():
     x, y = cloud(50, 5, seed=1), cloud(50, 5, seed=2) + 1
     torch.manual_seed(1)
     before = torch.get_rng_state()

@@ -50,7 +50,7 @@ def test_every_run_draws_fits_everything_and_only_then_scores(monkeypatch, there
     )
     run = lambda size, seed: [("fit a", size, seed), ("fit b", size, seed), ("score",), ("score",)]  # noqa: E731
     expected = [run(size, seed) for size in (60, ceiling, 60) for seed in (5, 6)]
-    assert events == [event for each in expected for event in each]
+    assert events == [event for events_of_run in expected for event in events_of_run]
 
 
 def test_columns_are_what_they_are_called():

@@ -63,13 +63,13 @@ def test_the_real_column_is_of_images_the_classifier_never_saw(monkeypatch):
 
 
 def test_fid_is_measured_when_there_are_weights_and_images_enough(monkeypatch):
-    """The weights are not here: another network stands in, to see where its features go."""
+    """Another network replaces the weights, which are not here, to see where its features go."""
     monkeypatch.setattr(image_quality, "INCEPTION_FEATURES", 30)
     monkeypatch.setattr(image_quality, "load_inception", lambda: "network")
-    asked = []
+    shown = []
 
     def features(network, images):
-        asked.append((network, len(images)))
+        shown.append((network, len(images)))
         return images.flatten(1)[:, :3]
 
     monkeypatch.setattr(image_quality, "inception_features", features)
@@ -77,17 +77,17 @@ def test_fid_is_measured_when_there_are_weights_and_images_enough(monkeypatch):
         synthetic, REAL, HeldOut(blobs(40, 2), classes=3), seeds=(0, 1), size=40
     )
     assert left_out == {}
-    assert asked == [("network", 40)] * 4
+    assert shown == [("network", 40)] * 4
     assert len(figures["fid"].synthetic.values) == 1
     assert 0 <= figures["fid"].synthetic.mean < figures["fid"].class_means.mean
 
 
 def test_a_network_that_is_given_takes_the_place_of_the_cached_one(monkeypatch):
     monkeypatch.setattr(image_quality, "INCEPTION_FEATURES", 30)
-    asked = []
+    shown = []
 
     def features(network, images):
-        asked.append(network)
+        shown.append(network)
         return images.flatten(1)[:, :3]
 
     monkeypatch.setattr(image_quality, "inception_features", features)
@@ -96,7 +96,7 @@ def test_a_network_that_is_given_takes_the_place_of_the_cached_one(monkeypatch):
         inception="given",
     )  # fmt: skip
     assert left_out == {}
-    assert asked == ["given"] * 2
+    assert shown == ["given"] * 2
     assert figures["fid"].synthetic.mean >= 0
 
 

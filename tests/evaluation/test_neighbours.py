@@ -20,7 +20,7 @@ def test_finds_what_scikit_learn_finds_in_blocks_of_any_size(monkeypatch, block,
     points = cloud(50, 3, seed=1) + 5
     queries = points if same else cloud(37, 3, seed=2) + 5
     oracle = NearestNeighbors(n_neighbors=4).fit(points.numpy())
-    # Without an argument scikit-learn leaves every point out of its own neighbours.
+    # Without an argument scikit-learn does not count a point among its neighbours.
     expected = oracle.kneighbors(None if same else queries.numpy())
     distances, indices = nearest(queries, points, k=4, same=same)
     assert torch.allclose(distances, torch.from_numpy(expected[0]), atol=1e-12)

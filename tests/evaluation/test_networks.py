@@ -177,7 +177,7 @@ def test_the_seed_decides_the_network():
 
 
 def stripes(n: int, depth: int, height: int, width: int):
-    """Vertical against horizontal stripes: equal pixel means, told apart by shape alone."""
+    """Vertical against horizontal stripes: equal pixel means, told apart only by shape."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(n) % 2
     images = torch.rand(n, depth, height, width, generator=generator) * 0.3

@@ -41,7 +41,7 @@ def test_classifiers_are_fitted_to_a_training_set_and_nothing_else(kind):
         fit_classifiers(data, {"spy": trainer}, seed=0)
 
 
-def test_labels_of_the_held_out_images_leave_as_an_accuracy_alone():
+def test_labels_of_the_held_out_images_leave_only_as_an_accuracy():
     """Guarantees: its labels leave it only as the accuracy of a finished classifier."""
     held_out = HeldOut(blobs(30, 1), classes=3)
     public = {name for name in dir(held_out) if not name.startswith("_")}

@@ -32,16 +32,12 @@ class PixelRange(ImageMap):
     slip (mathematics §3, correction 4).
 
     Guarantees: see `Map`.
-
-    Raises:
-        ConfigError: for a bad shape or norm.
     """
 
     name: ClassVar[str] = "pixel_range"
     norm: Norm = "l1"
 
     def __post_init__(self) -> None:
-        """Check the options."""
         super().__post_init__()
         check_norm(self.norm, self.name)
 
@@ -71,7 +67,6 @@ class _Ball(ImageMap):
     radius: float
 
     def __post_init__(self) -> None:
-        """Check the options."""
         super().__post_init__()
         check_radius(self.radius, self.name)
 
@@ -92,9 +87,6 @@ class L1Ball(_Ball):
         dct: project orthonormal DCT coefficients (sparse, so little is lost) or raw pixels.
 
     Guarantees: see `Map`.
-
-    Raises:
-        ConfigError: for a bad shape or radius.
     """
 
     name: ClassVar[str] = "l1_ball"
@@ -133,9 +125,6 @@ class L2Ball(_Ball):
     has σ = 9.17 at ε = 25 (mathematics §3, correction 3).
 
     Guarantees: see `Map`.
-
-    Raises:
-        ConfigError: for a bad shape or radius.
     """
 
     name: ClassVar[str] = "l2_ball"
@@ -179,7 +168,6 @@ class PointBall(Map):
     size: int = 2
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_norm(self.norm, self.name)
         check_radius(self.radius, self.name)
         if not is_whole(self.size) or self.size < 1:

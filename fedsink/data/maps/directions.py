@@ -58,7 +58,6 @@ class DctDirection(ImageMap):
     background: float = 0.25
 
     def __post_init__(self) -> None:
-        """Check the options."""
         super().__post_init__()
         check_norm(self.norm, self.name)
         self._check_block(self.block, 2, min(self.shape[1:]))
@@ -123,7 +122,6 @@ class NonNegativeDirection(ImageMap):
     block: int
 
     def __post_init__(self) -> None:
-        """Check the options."""
         super().__post_init__()
         _, height, width = self.shape
         pool = self.pool
@@ -205,7 +203,6 @@ class PooledPower(ImageMap):
     white: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the options."""
         super().__post_init__()
         check_norm(self.norm, self.name)
         self._check_block(self.block, 1, min(self.shape[1:]))

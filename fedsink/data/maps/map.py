@@ -85,7 +85,7 @@ class ImageMap(Map):
         shape: (channels, height, width).
 
     Raises:
-        ConfigError: for another kind of shape.
+        ConfigError: for another kind of shape, or an option out of its range.
     """
 
     shape: tuple[int, ...]

@@ -411,7 +411,7 @@ def test_without_h5py_one_sentence_says_what_to_install(
 
 
 def test_nothing_is_unpickled(tmp_path: Path, cache: Path) -> None:
-    """What lies in the cache folder may have been replaced: objects in it are never made."""
+    """Files in the cache folder may have been replaced: objects in them are never made."""
     write(tmp_path, "leaf")
     load(spec(tmp_path))
     (images,) = cache.rglob("images.npy")
