@@ -164,7 +164,7 @@ def test_paper_is_three_classifiers_and_the_nearest_mean_and_repeats_itself():
 
 @pytest.mark.slow
 def test_the_order_of_test_images_is_all_that_scores_share_with_the_test_set(full):
-    """Another test set changes scores and distances, but neither fitted classifiers nor class counts."""
+    """Another test set changes scores and distances, but not the classifiers or class counts."""
     other = evaluate(
         "full",
         draw,
