@@ -16,7 +16,8 @@ from typing import Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsink.data.sources import DataSpec, load
+from fedsink.data.sources import load
+from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.pages.differences import settings
 from fedsink.server.compose import compose_config

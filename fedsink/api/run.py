@@ -16,7 +16,7 @@ from fedsink.server.recorded import RecordedRun
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedsink.evaluation.labelled import Report
+    from fedsink.evaluation.sets import Report
     from fedsink.models import Generator
     from fedsink.simulation.evaluate import Measured
 

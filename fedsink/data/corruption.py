@@ -1,4 +1,4 @@
-"""A defect planted in the records of some simulated clients, for a generator to bring to light."""
+"""A defect in the records of some simulated clients, which a generator is to bring to light."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 from torch import Tensor
 
 from fedsink.errors import ConfigError
-from fedsink.values import choice, integer, strictly
+from fedsink.values import choice, integer, strictly, within
 
 _KINDS = ("invert",)
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """Alters every picture of some clients of a simulation, and none of the others.
+    """Alters every picture of some simulated clients, and none of the others.
 
     Attributes:
         kind: "invert": x ← 1 − x, as where a device stores ink as white.
         share: of the K clients, in [0, 1]: round(share·K) of them, drawn by `seed`.
         seed: public seed of that draw.
-        clients: their numbers, in place of `share`.
+        clients: numbers of the altered clients; replaces `share`.
 
     Raises:
         ConfigError: an unknown kind, a share outside [0, 1], a repeated or negative number, or not
@@ -36,10 +36,10 @@ class Corruption:
 
     @classmethod
     def from_config(cls, values: object) -> Corruption | None:
-        """What `data.corrupt` states; None for null.
+        """Return the defect that `data.corrupt` states; None for null.
 
         Raises:
-            ConfigError: as for the class, or it is no table of these keys.
+            ConfigError: as for the class, or `values` is no table of these keys.
         """
         if values is None:
             return None
@@ -57,10 +57,8 @@ class Corruption:
                 f"data.corrupt takes share or clients, one of them: it has share={self.share} and "
                 f"clients={self.clients}."
             )
-        if self.share is not None and not _is_share(self.share):
-            raise ConfigError(
-                f"data.corrupt.share must be a number from 0 to 1, not {self.share!r}."
-            )
+        if self.share is not None:
+            within(vars(self), "share", "[0, 1]", where="data.corrupt.")
         if self.clients is not None and not _are_numbers(self.clients):
             raise ConfigError(
                 "data.corrupt.clients must list numbers of clients, each once, not "
@@ -68,7 +66,7 @@ class Corruption:
             )
 
     def chosen(self, clients: int) -> frozenset[int]:
-        """Return the numbers of the altered ones among `clients` clients.
+        """Return the numbers of the altered clients among `clients`.
 
         Raises:
             ConfigError: a listed client does not exist.
@@ -87,10 +85,6 @@ class Corruption:
     def __call__(self, images: Tensor) -> Tensor:
         """Return the altered pictures of one client, (N, C, H, W) in [0, 1]."""
         return 1.0 - images
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def _are_numbers(values: object) -> bool:

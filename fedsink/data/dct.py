@@ -23,8 +23,8 @@ Band = tuple[tuple[int, int], ...]
 def disc(height: int, width: int, radius: float, dc: bool = True) -> Band:
     """Return the frequencies with √(i² + j²) < radius, row by row.
 
-    The inequality is strict: 28×28 at radius 14 keeps 166 of 784 coefficients, 165 of them
-    besides the mean brightness (0, 0), which `dc=False` leaves out; 8×8 at radius 6 keeps 33.
+    The inequality is strict: 28×28 at radius 14 keeps 166 of 784 coefficients, and 165 with
+    `dc=False`, which drops the mean brightness (0, 0); 8×8 at radius 6 keeps 33.
     """
     return tuple(
         (i, j)
@@ -35,7 +35,7 @@ def disc(height: int, width: int, radius: float, dc: bool = True) -> Band:
 
 
 def half_band(height: int, width: int, radius: float | None) -> Band:
-    """Return `disc` of this radius, or of half the shorter side where there is none."""
+    """Return `disc` of this radius; None stands for half the shorter side."""
     return disc(height, width, min(height, width) / 2 if radius is None else radius)
 
 

@@ -18,19 +18,36 @@ _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
+class Reading:
+    """Unchecked records, as a source reads them from its files.
+
+    Attributes:
+        values: the records (N, *shape): uint8, or floating point, in [0, 1] for pictures.
+        labels: a whole number per record (N,), its position in the public label map.
+        users: the number of each record's user (N,) int64; None where the source tells no users
+            apart.
+        slots: the number of each record's name (N,) int64, which stays when other records come or
+            go; None where records have no names, but only lines. Numbers of users and of names
+            are those of `fedsink.data.identifiers.number_of`.
+        notes: sentences on what reading changed in the records, for the terminal of a simulation
+            and for nobody else.
+    """
+
+    values: Tensor
+    labels: Tensor
+    users: Tensor | None = None
+    slots: Tensor | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class LabelledData:
-    """Records `values` (N, *shape) and their int64 `labels` (N,).
+    """Checked records `values` (N, *shape) and their int64 `labels` (N,).
 
     uint8 values are stored as they are (a quarter of the memory) and scaled by 1/255 when taken.
     Loaded data is shared by everything in the process: treat the tensors as read-only.
 
-    Attributes:
-        values: the records.
-        labels: their classes, by position in the public label map.
-        users: the number of the user whose record it is (N,) int64, see `fedsink.data.users`; None
-            where the source tells no users apart.
-        slots: a number of each record's name (N,) int64, see `fedsink.data.names`, that stays when
-            other records come or go; None where records have no names, but lines alone.
+    Attributes: as for `Reading`.
     """
 
     values: Tensor
@@ -54,18 +71,18 @@ class LabelledData:
         return values, self.labels[indices]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All that there is by name, for another process: `LabelledData.of_arrays` reads it."""
+        """Return the tensors that there are by name, for `of_arrays` in another process."""
         return {name: t.numpy() for name, t in vars(self).items() if t is not None}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> LabelledData:
-        """What `arrays` returned, without a copy of it."""
+        """Return the data whose `arrays` these are, without a copy of them."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # memory that is shared is read-only, as records are
             return cls(**{name: torch.from_numpy(values) for name, values in arrays.items()})
 
     def digest(self) -> str:
-        """SHA-256 over names, shapes, types and every byte of `arrays`, in hexadecimal."""
+        """Return the SHA-256 over names, shapes, types and bytes of `arrays`, in hexadecimal."""
         state = hashlib.sha256()
         for name, values in self.arrays().items():
             state.update(f"{name}|{values.dtype}{values.shape}|".encode())
@@ -93,23 +110,18 @@ class LabelledData:
         return LabelledData(self.values[kept], self.labels[kept], self.users[kept], slots)
 
 
-def checked(
-    values: Tensor,
-    labels: Tensor,
-    spec: DataSpec,
-    users: Tensor | None = None,
-    slots: Tensor | None = None,
-) -> LabelledData:
-    """Return the data after comparing it with its public description.
+def checked_records(reading: Reading, spec: DataSpec) -> LabelledData:
+    """Return the records after comparing them with their public description.
 
     Everything that could go wrong with a record goes wrong here, at load, and not when a sampler
     happens to draw it: an error in the middle of a run would reveal that the record was drawn.
 
     Raises:
-        DataError: for what is no tensor or of another type, no records, another shape, a label
-            outside the class list, a value that is not finite, an image outside [0, 1], or users or
-            slots that are not one number per record.
+        DataError: for a value that is no tensor or of another type, no records, another shape, a
+            label outside the class list, a value that is not finite, an image outside [0, 1], or
+            users or slots that are not one number per record.
     """
+    values, labels, users, slots = reading.values, reading.labels, reading.users, reading.slots
     for name, part in (("values", values), ("labels", labels), ("users", users), ("slots", slots)):
         if part is None and name in ("users", "slots"):
             continue
@@ -147,10 +159,10 @@ def checked(
 
 
 def described(value: object) -> str:
-    """What a value is, without any of what it holds."""
+    """Return the type of a value, with length or shape, and nothing of its content."""
     if isinstance(value, tuple | list):
-        some = ", ".join(map(described, value[:5]))
-        return f"{type(value).__name__} of {len(value)} ({some})"
+        first = ", ".join(map(described, value[:5]))
+        return f"{type(value).__name__} of {len(value)} ({first})"
     name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None:

@@ -2,6 +2,11 @@
 
 The schemes are public and deterministic in `seed`. The shards themselves and `manifest` describe
 private data; they exist because a simulation owns all of it.
+
+>>> labels = torch.tensor([0, 1, 0, 1, 0, 1])
+>>> shards = partition(labels, 2, {"name": "by_label", "labels_per_client": 1}, seed=0)
+>>> sorted(labels[shard].tolist() for shard in shards)
+[[0, 0, 0], [1, 1, 1]]
 """
 
 from __future__ import annotations
@@ -16,13 +21,14 @@ from torch import Tensor
 
 from fedsink.errors import ConfigError, DataError
 from fedsink.registry import Registry
+from fedsink.values import integer, positive, within
 
 Indices = np.ndarray
 
 
 @dataclass(frozen=True)
 class Iid:
-    """Equal shards of a random permutation (sizes differ by at most one)."""
+    """Deals equal shards of a random permutation (sizes differ by at most one)."""
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
         """Return one index array per client."""
@@ -31,7 +37,7 @@ class Iid:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Per class, the clients' shares are drawn from Dirichlet(α, …, α); small α is skewed.
+    """Draws the clients' shares of each class from Dirichlet(α, …, α); small α is skewed.
 
     A client that would be left without records receives one from the largest shard.
     """
@@ -39,9 +45,7 @@ class Dirichlet:
     alpha: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse a concentration that is no concentration."""
-        if not 0 < self.alpha < float("inf"):
-            raise ConfigError(f"partition.alpha must be positive and finite, got {self.alpha}.")
+        positive(vars(self), "alpha", where="partition.")
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
         """Return one index array per client."""
@@ -62,37 +66,33 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class ByLabel:
-    """Every client holds records of at most `labels_per_client` classes."""
+    """Gives every client records of at most `labels_per_client` classes."""
 
     labels_per_client: int = 2
 
     def __post_init__(self) -> None:
-        """Refuse fewer than one class per client."""
-        if self.labels_per_client < 1:
-            raise ConfigError(
-                f"partition.labels_per_client must be at least 1, got {self.labels_per_client}."
-            )
+        integer(vars(self), "labels_per_client", where="partition.")
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
         """Return one index array per client."""
         present = random.permutation(np.unique(labels))
-        each = min(self.labels_per_client, len(present))
-        if each * clients < len(present):
+        held = min(self.labels_per_client, len(present))
+        if held * clients < len(present):
             raise DataError(
-                f"{clients} clients with {each} labels each cannot hold {len(present)} classes; "
+                f"{clients} clients with {held} labels each cannot hold {len(present)} classes; "
                 f"set partition.labels_per_client to {-(-len(present) // clients)} or more."
             )
-        slots = np.arange(clients * each).reshape(clients, each) % len(present)
+        classes = np.arange(clients * held).reshape(clients, held) % len(present)
         shards: list[list[int]] = [[] for _ in range(clients)]
         for position, label in enumerate(present):
             members = random.permutation(np.flatnonzero(labels == label))
-            holders = np.flatnonzero((slots == position).any(axis=1)).tolist()
+            holders = np.flatnonzero((classes == position).any(axis=1)).tolist()
             holders.sort(key=lambda client: len(shards[client]))
             for client, part in zip(holders, np.array_split(members, len(holders)), strict=True):
                 shards[client].extend(part.tolist())
         if not all(shards):
             raise DataError(
-                f"{clients} clients with {each} labels each: some class has fewer records than "
+                f"{clients} clients with {held} labels each: some class has fewer records than "
                 f"clients that hold it; use fewer clients or more labels per client."
             )
         return [np.asarray(shard, dtype=np.int64) for shard in shards]
@@ -100,7 +100,7 @@ class ByLabel:
 
 @dataclass(frozen=True)
 class Unequal:
-    """Random shards of unequal size: client k's weight is sizes[k], or ratio**k without sizes.
+    """Deals random shards with the weights sizes[k], or ratio**k without sizes, of clients k.
 
     Weights are relative; weights that sum to the number of records are met exactly.
     """
@@ -112,8 +112,7 @@ class Unequal:
         """Accept a list for `sizes` and refuse weights that are not positive."""
         if self.sizes is not None:
             object.__setattr__(self, "sizes", tuple(self.sizes))
-        if not 0 < self.ratio <= 1:
-            raise ConfigError(f"partition.ratio must lie in (0, 1], got {self.ratio}.")
+        within(vars(self), "ratio", "(0, 1]", where="partition.")
         if self.sizes is not None and not all(0 < s < float("inf") for s in self.sizes):
             raise ConfigError(f"partition.sizes must all be positive, got {self.sizes}.")
 
@@ -138,9 +137,9 @@ class Unequal:
 
 @dataclass(frozen=True)
 class ByUser:
-    """Whole users: one a client where there are as many, else silos of as many users each.
+    """Whole users: one per client if there are as many users, else equally many per client.
 
-    The numbers of users of two clients differ by at most one, whatever their records.
+    The numbers of users of two clients differ by at most one, whatever records users have.
     """
 
     def deal(self, users: Indices, clients: int, random: np.random.Generator) -> list[Indices]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedsink.errors import ConfigError
-from fedsink.values import Config, strictly
+from fedsink.values import Config, integer, strictly
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class DataSpec:
         shape: shape of one record, (channels, height, width) or (dimension,) for points.
         classes: the public label map; label i is classes[i]. It may name classes that a client
             does not hold.
-        nominal_records: the public size a sampling rate and an averaged gradient refer to. It is
-            not checked against the data, because the exact count is private.
+        nominal_records: the public size to which a sampling rate and an averaged gradient refer.
+            It is not checked against the data, because the exact count is private.
         root: folder with the files; None means the user's cache folder.
         download: whether a missing public dataset may be downloaded into the cache folder. A
             given `root` is never written to.
         clients_file: a CSV file of the users that take part, for sources that tell users apart;
-            see `fedsink.data.users`. None: all of them.
+            see `fedsink.data.identifiers.participants`. None: all of them.
 
     Raises:
         ConfigError: for an impossible shape, an empty or repeated class list, or no records.
@@ -39,7 +39,7 @@ class DataSpec:
 
     @classmethod
     def from_config(cls, values: Config) -> DataSpec:
-        """The description in a run's `data` table, whose `corrupt` is about simulated clients.
+        """Return the description in a `data` table, whose `corrupt` is about simulated clients.
 
         Raises:
             ConfigError: a key is unknown, missing or mistyped, or as for the class.
@@ -62,15 +62,11 @@ class DataSpec:
         names = tuple(map(str, self.classes))
         if not all(names) or not names or len(set(names)) != len(names):
             raise ConfigError(f"data.classes must list at least one class, each once, got {names}.")
-        if type(self.nominal_records) is not int or self.nominal_records < 1:
-            raise ConfigError(
-                "data.nominal_records must be at least 1, a whole number, got "
-                f"{self.nominal_records!r}."
-            )
+        integer(vars(self), "nominal_records", where="data.")
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "classes", names)
 
 
 def _is_list(values: object, *kinds: type) -> bool:
-    """Whether it is a list of values of these types; True and False are no numbers."""
+    """Return whether a value is a list of these types; True and False are no numbers."""
     return isinstance(values, list | tuple) and all(type(value) in kinds for value in values)

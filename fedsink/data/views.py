@@ -1,7 +1,11 @@
-"""Public linear coordinates in which central mode compares images, clips and adds noise.
+"""Views: public linear coordinates in which central mode compares images, clips and adds noise.
 
 A view is fixed before any record is seen, so it costs no privacy. Fewer coordinates mean less
 noise in all: the noise has the same strength in each of them.
+
+>>> view = view_from_dict({"name": "dct", "shape": [1, 8, 8], "radius": 6})
+>>> view(torch.zeros(5, 1, 8, 8)).shape  # 33 of 64 frequencies are below the radius
+torch.Size([5, 33])
 """
 
 from __future__ import annotations
@@ -25,11 +29,18 @@ POINT_LIMIT = 128.0
 _ROOM = 1.0 + 2.0**-10  # for the rounding of coordinates, which are float32
 
 
+@dataclass(frozen=True)
 class View(ABC):
-    """A fixed linear map from records to coordinates; hashable, and rebuilt from its dict."""
+    """A fixed linear map from records of one shape to coordinates.
+
+    It is hashable, and rebuilt from its dict.
+    """
 
     name: ClassVar[str]
     shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))  # it is a list in JSON
 
     @property
     @abstractmethod
@@ -55,19 +66,14 @@ class View(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Return name and options; `view_from_dict` inverts it, also after a trip through JSON."""
-        return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
+        return {"name": self.name, **asdict(self)}
 
 
 @dataclass(frozen=True)
 class PixelView(View):
-    """The pixels themselves, 2x − 1 in [−1, 1], flattened; points are passed on as they are."""
+    """Pixels 2x − 1 in [−1, 1], flattened; points are passed on as they are."""
 
     name: ClassVar[str] = "pixel"
-    shape: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        """Accept a list, as it comes from JSON."""
-        object.__setattr__(self, "shape", tuple(self.shape))
 
     @property
     def dimension(self) -> int:
@@ -76,13 +82,13 @@ class PixelView(View):
 
     @property
     def norm_bound(self) -> float:
-        """√D times the largest absolute value of a coordinate."""
+        """Bound √D times the largest absolute value of a coordinate."""
         largest = POINT_LIMIT if len(self.shape) == 1 else 1.0
         return _ROOM * largest * math.sqrt(self.dimension)
 
     @property
     def diagonal_bound(self) -> float:
-        """Twice the norm bound: the images fill the box."""
+        """Bound of twice the norm bound: the images fill the box."""
         return 2.0 * self.norm_bound
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -110,14 +116,12 @@ class DctView(View):
     """
 
     name: ClassVar[str] = "dct"
-    shape: tuple[int, ...]
     radius: float
     frequency_weight: float | None = None
     dc: bool = True
 
     def __post_init__(self) -> None:
-        """Check the options."""
-        object.__setattr__(self, "shape", tuple(self.shape))
+        super().__post_init__()
         if len(self.shape) != 3:
             raise ConfigError(
                 f"the DCT view needs images (channels, height, width), got shape {self.shape}; "
@@ -135,7 +139,7 @@ class DctView(View):
 
     @property
     def band(self) -> dct.Band:
-        """The frequencies kept in every channel."""
+        """Frequencies that every channel keeps."""
         return dct.disc(self.shape[1], self.shape[2], self.radius, self.dc)
 
     @property
@@ -145,7 +149,7 @@ class DctView(View):
 
     @property
     def norm_bound(self) -> float:
-        """√(C·H·W), as an orthonormal basis keeps norms, times the largest frequency weight."""
+        """Bound √(C·H·W), as an orthonormal basis keeps norms, times the largest weight."""
         weights = _frequency_weights(self)
         largest = 1.0 if weights is None else float(weights.amax())
         return _ROOM * largest * math.sqrt(math.prod(self.shape))

@@ -1,33 +1,54 @@
-"""Two types of labelled images: what classifiers are fitted to, and what judges finished ones."""
+"""Labelled images of two types: one that classifiers are fitted to, one that judges them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fedsink.errors import DataError
-from fedsink.evaluation.labelled import (
-    Classifier,
-    Labelled,
-    Report,
-    Trainer,
-    check_labelled,
-    check_trainable,
-)
+from fedsink.errors import DataError, ModelError
+
+Labelled: TypeAlias = tuple[Tensor, Tensor]
+"""Images (N, C, H, W) in [0, 1] and their labels (N,) in 0..classes-1."""
+
+Classifier: TypeAlias = Callable[[Tensor], Tensor]
+"""Images (N, C, H, W) to predicted labels (N,)."""
+
+Report: TypeAlias = Callable[[str], None]
+"""Receives one short line of text at a time, for instance after every epoch."""
 
 Origin = Literal["synthetic", "real training", "class mean"]
 
+MINIMUM_IMAGES = 10
+
 OVERLAP = 0.1
-"""Share of training images that are bit by bit held-out ones, above which it is a mistake."""
+"""Share of training images that are bit by bit held-out images, above which it is a mistake."""
+
+
+class ClassifierTrainer(Protocol):
+    """Learns a classifier from labelled images; it is never shown a test set."""
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, *, classes: int, seed: int, report: Report | None
+    ) -> Classifier:
+        """Return the classifier learnt from images and labels.
+
+        Args:
+            images: training images (N, C, H, W) in [0, 1].
+            labels: their labels (N,); a class that does not occur is never predicted.
+            classes: number of classes.
+            seed: of everything that is drawn: hold-out, weights, batches, dropout.
+            report: receives a line after each epoch, or one in all.
+        """
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """Labelled images that classifiers may be fitted to: synthetic ones, and the columns beside.
+    """Labelled images that classifiers may be fitted to: synthetic ones, and both references.
 
     Guarantees:
         `fit_classifiers` takes no other type.
@@ -36,7 +57,7 @@ class TrainingSet:
         images: (N, C, H, W) in [0, 1], float32.
         labels: (N,) in 0..classes-1, int64.
         classes: number of classes.
-        origin: who made them; "real training" and "class mean" are the ceiling and the floor.
+        origin: maker of the images; "real training" is the ceiling, "class mean" the floor.
     """
 
     images: Tensor
@@ -52,17 +73,23 @@ class TrainingSet:
             DataError: shapes, labels or sizes that do not fit, or fewer than 10 images.
             ModelError: images that are not finite.
         """
-        return cls(*check_trainable(data, classes=classes, name=origin), classes, origin)
+        images, labels = check_labelled(data, classes=classes, name=origin)
+        if len(images) < MINIMUM_IMAGES:
+            raise DataError(
+                f"Training a classifier needs at least {MINIMUM_IMAGES} {origin} images; "
+                f"received {len(images)}: generate more."
+            )
+        return cls(images, labels, classes, origin)
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.labels)
 
     def cut(self, size: int, seed: int) -> TrainingSet:
         """Return `size` images drawn without replacement; all of them when there are no more."""
-        if size >= len(self):
-            return self
-        rows = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:size]
+        return self if size >= len(self) else self.at(shuffled(len(self), seed)[:size])
+
+    def at(self, rows: Tensor) -> TrainingSet:
+        """Return the images at `rows` with their labels."""
         return TrainingSet(self.images[rows], self.labels[rows], self.classes, self.origin)
 
 
@@ -84,7 +111,6 @@ class HeldOut:
         self.images, self._labels = check_labelled(data, classes=classes, name="test")
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.images)
 
     def score(self, classifier: Classifier) -> float:
@@ -92,7 +118,7 @@ class HeldOut:
         return float((classifier(self.images) == self._labels).double().mean())
 
     def refuse_overlap(self, training: TrainingSet) -> None:
-        """Refuse a training set of another shape, or one with held-out images among its own.
+        """Refuse a training set of another shape, or one that holds the held-out images.
 
         A few equal images occur (data sets hold duplicates, and a collapsed generator may draw a
         blank one); a tenth of them is the wrong split.
@@ -112,19 +138,19 @@ class HeldOut:
         if shared > OVERLAP * len(training):
             raise DataError(
                 f"{shared} of the {len(training)} {training.origin} images are images of the test "
-                "set: classifiers must not be fitted to what they are tested on; pass the "
+                "set: classifiers must not be fitted to the images that test them; pass the "
                 "generator's images or the training split."
             )
 
 
 def fit_classifiers(
     training: TrainingSet,
-    trainers: Mapping[str, Trainer],
+    trainers: Mapping[str, ClassifierTrainer],
     *,
     seed: int,
     report: Report | None = None,
 ) -> dict[str, Classifier]:
-    """Fit every classifier to `training` alone.
+    """Fit every classifier only to `training`.
 
     Early stopping and all other choices see a part of `training` (mathematics.md, section 5).
 
@@ -142,3 +168,65 @@ def fit_classifiers(
         )
         for name, train in trainers.items()
     }
+
+
+def class_means(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean image of every class that occurs, (K, C, H, W), and the K classes."""
+    present = labels.unique()
+    means = torch.stack([images[labels == c].double().mean(dim=0) for c in present])
+    return means.to(images.dtype), present
+
+
+def class_mean_set(training: TrainingSet, n: int) -> TrainingSet:
+    """Return n images of a generator that emits the class means of `training`, classes in turn.
+
+    It is the floor of every figure: it knows one image per class and nothing of the variation
+    within, so figures that it also reaches say nothing about a generator.
+    """
+    means, present = class_means(training.images, training.labels)
+    index = torch.arange(n) % len(present)
+    return TrainingSet(means[index], present[index], training.classes, "class mean")
+
+
+def shuffled(n: int, seed: int) -> Tensor:
+    """Return the numbers 0..n-1 in an order that `seed` draws; no global generator moves."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+
+
+def check_labelled(data: Labelled, *, classes: int, name: str) -> Labelled:
+    """Check labelled images and return them as (float32, int64) tensors on the CPU.
+
+    It is done before hours are spent; `name` is that of the set in messages.
+
+    Raises:
+        DataError: wrong shape, label type or label range, or no images.
+        ModelError: images that are not finite: a diverged generator drew them.
+    """
+    images, labels = data
+    if classes < 2:
+        raise DataError(f"Classifiers need at least 2 classes; received classes={classes}.")
+    if images.ndim != 4 or images.shape[0] == 0:
+        raise DataError(
+            f"The {name} images must have shape (N, C, H, W) with N > 0; "
+            f"received {tuple(images.shape)}: points have no classifier, use sliced_w2 or exact_w2."
+        )
+    if labels.shape != images.shape[:1]:
+        raise DataError(
+            f"The {name} set must have one label per image; received {images.shape[0]} images "
+            f"and labels of shape {tuple(labels.shape)}."
+        )
+    if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool:
+        raise DataError(f"The {name} labels must be integers; received dtype {labels.dtype}.")
+    images = images.detach().to("cpu", torch.float32)
+    labels = labels.detach().to("cpu", torch.int64)
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise DataError(
+            f"The {name} labels must lie in 0..{classes - 1}; received labels from {low} to {high}."
+        )
+    if not bool(torch.isfinite(images).all()):
+        raise ModelError(
+            f"The {name} images hold values that are not finite; the generator diverged, "
+            "so train it again with a smaller learning rate."
+        )
+    return images, labels

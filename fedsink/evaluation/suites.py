@@ -8,22 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fedsink.errors import ConfigError
-from fedsink.evaluation.classifiers.protocols import (
-    AT_MOST,
-    FAST,
-    OPTIONS,
-    PAPER,
-    classifier_set,
-)
-from fedsink.evaluation.figures.columns import Figure
-from fedsink.evaluation.figures.downstream import accuracy_figures, calibrated
-from fedsink.evaluation.figures.fidelity import label_histogram
-from fedsink.evaluation.figures.inception import load_inception
-from fedsink.evaluation.figures.quality import quality_figures
-from fedsink.evaluation.labelled import Labelled, Report
-from fedsink.evaluation.sets import HeldOut, TrainingSet
+from fedsink.evaluation.classifiers import AT_MOST, FAST, OPTIONS, PAPER, classifier_set
+from fedsink.evaluation.columns import Figure
+from fedsink.evaluation.distances import label_histogram
+from fedsink.evaluation.downstream import accuracy_figures, calibrated
+from fedsink.evaluation.image_quality import quality_figures
+from fedsink.evaluation.inception import load_inception
+from fedsink.evaluation.networks import limit_threads
+from fedsink.evaluation.sets import HeldOut, Labelled, Report, TrainingSet
 from fedsink.evaluation.table import format_table
-from fedsink.evaluation.threads import limit_threads
 
 RUNS = 5
 """Runs of the published protocols."""
@@ -45,11 +38,11 @@ class Evaluation:
         classifiers: the set of classifiers and options, "ours" or "published".
         n: synthetic images drawn per run.
         seeds: one per run.
-        train_images: real training images there were.
-        test_images: real test images there were.
+        train_images: number of real training images.
+        test_images: number of real test images.
         label_histogram: images per class of the first run.
         figures: by name.
-        left_out: names of figures that could not be measured, and why.
+        left_out: reasons why figures could not be measured, by name.
     """
 
     suite: str
@@ -94,7 +87,7 @@ class Evaluation:
         }
 
     def table(self) -> str:
-        """Return the readable table: mean ± sd, and below it what was left out."""
+        """Return the readable table: mean ± sd, and below it the figures that were left out."""
         rows = [figure.row(name) for name, figure in self.figures.items()]
         filled = [key for key in rows[0] if any(row[key] for row in rows)]
         cells = [{key: row[key] for key in filled} for row in rows]
@@ -143,10 +136,10 @@ def evaluate(
         classifiers: "ours"; or "published", the thirteen of Chen et al. 2020 with the options of
             their public code, in suite "full". They are fitted to all n images.
         reference: also measure the ceiling and the floor, at about twice the time.
-        conditional: whether labels mean something; without, no classifier is trained.
+        conditional: False if labels mean nothing; then no classifier is trained.
         inception: weights of torchvision's Inception v3, for FID in suite "full"; None: those in
             PyTorch's cache, if they are there.
-        threads: processor threads; None for the libraries' own choice.
+        threads: processor threads; None for the libraries' choice.
         report: receives lines of text.
 
     Raises:
@@ -155,25 +148,7 @@ def evaluate(
         ModelError: synthetic images that are not finite, or a file of other weights.
         ValueError: runs or threads below 1.
     """
-    if suite not in ("paper", "full"):
-        raise ConfigError(f"suite={suite} is unknown; choose paper or full.")
-    if suite == "paper" and not conditional:
-        raise ConfigError(
-            "suite=paper trains classifiers, but the generator is unconditional and draws no "
-            "labels; choose suite=full."
-        )
-    if suite == "paper" and classifiers != "ours":
-        raise ConfigError(
-            f"classifiers={classifiers} belongs to suite=full; received suite={suite}."
-        )
-    if suite == "paper" and inception is not None:
-        raise ConfigError(
-            "suite=paper has accuracies only; inception= belongs to suite=fast and suite=full."
-        )
-    if classifiers not in OPTIONS:
-        raise ConfigError(
-            f"classifiers={classifiers} is unknown; choose one of {', '.join(OPTIONS)}."
-        )
+    _check(suite, classifiers, conditional, inception)
     if runs < 1:
         raise ValueError(f"runs must be at least 1; received {runs}.")
     network = None if inception is None else load_inception(inception)
@@ -235,10 +210,32 @@ def evaluate(
     )
 
 
+def _check(suite: str, classifiers: str, conditional: bool, inception: Path | None) -> None:
+    if suite not in ("paper", "full"):
+        raise ConfigError(f"suite={suite} is unknown; choose paper or full.")
+    if suite == "paper" and not conditional:
+        raise ConfigError(
+            "suite=paper trains classifiers, but the generator is unconditional and draws no "
+            "labels; choose suite=full."
+        )
+    if suite == "paper" and classifiers != "ours":
+        raise ConfigError(
+            f"classifiers={classifiers} belongs to suite=full; received suite={suite}."
+        )
+    if suite == "paper" and inception is not None:
+        raise ConfigError(
+            "suite=paper has accuracies only; inception= belongs to suite=fast and suite=full."
+        )
+    if classifiers not in OPTIONS:
+        raise ConfigError(
+            f"classifiers={classifiers} is unknown; choose one of {', '.join(OPTIONS)}."
+        )
+
+
 def _sizes(
     suite: str, classifiers: str, names: Sequence[str], n: int
 ) -> dict[tuple[str, ...], int]:
-    """Names of classifiers to the number of images that they are fitted to."""
+    """Return the number of images that classifiers are fitted to, by the classifiers' names."""
     if classifiers == "published":
         return {tuple(names): n}
     if suite == "paper":

@@ -11,14 +11,14 @@ def format_table(rows: Sequence[Mapping[str, object]], *, digits: int = 3) -> st
     """Align rows under their keys; the columns are the keys in order of first appearance.
 
     Numbers are set flush right with `digits` decimals (or significant digits where those would
-    show only zeros), text flush left; a missing key or None shows as "-".
+    show only zeros), text flush left; a missing key or None shows as "-". The text has no final
+    newline.
 
-    Args:
-        rows: one mapping per line, at least one.
-        digits: decimals of floating-point numbers.
-
-    Returns:
-        Header, rule and rows, without a final newline.
+    >>> print(format_table([{"run": "a", "loss": 0.25}, {"run": "b", "loss": None}]))
+    run   loss
+    ---  -----
+    a    0.250
+    b        -
 
     Raises:
         ValueError: no rows, or rows without any key.

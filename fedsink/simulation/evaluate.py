@@ -21,11 +21,11 @@ from fedsink.evaluation import (
     label_histogram,
     sliced_w2,
 )
-from fedsink.evaluation.figures.inception import load_inception
-from fedsink.evaluation.figures.quality import fid
-from fedsink.evaluation.labelled import Labelled, Report
+from fedsink.evaluation.image_quality import fid
+from fedsink.evaluation.inception import load_inception
+from fedsink.evaluation.networks import limit_threads
+from fedsink.evaluation.sets import Labelled, Report
 from fedsink.evaluation.suites import RUNS
-from fedsink.evaluation.threads import limit_threads
 from fedsink.pages.report import renew_report
 from fedsink.reporting import write_json
 from fedsink.reporting.atomic import write_atomic

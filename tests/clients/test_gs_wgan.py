@@ -33,7 +33,7 @@ from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import State
 from fedsink.data import sources
-from fedsink.data.names import number_of
+from fedsink.data.identifiers import number_of
 from fedsink.errors import (
     CheckpointError,
     ConfigError,

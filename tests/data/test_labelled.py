@@ -3,11 +3,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsink.data.labelled import checked
+from fedsink.data.labelled import LabelledData, Reading, checked_records
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
 SPEC = DataSpec("pictures", (1, 2, 2), ("a", "b"), 3)
+
+
+def checked(
+    values: torch.Tensor,
+    labels: torch.Tensor,
+    spec: DataSpec,
+    users: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+) -> LabelledData:
+    return checked_records(Reading(values, labels, users, slots), spec)
 
 
 def test_bytes_are_scaled_when_taken() -> None:

@@ -196,10 +196,10 @@ def test_messages(scheme: Any, clients: int, error: type[Exception], message: st
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Dirichlet(0.0), "alpha must be positive and finite, got 0.0"),
-        (lambda: Dirichlet(float("nan")), "alpha must be positive and finite, got nan"),
-        (lambda: ByLabel(0), "labels_per_client must be at least 1, got 0"),
-        (lambda: Unequal(0.0), r"ratio must lie in \(0, 1\], got 0.0"),
+        (lambda: Dirichlet(0.0), "alpha must be a positive number, not 0.0"),
+        (lambda: Dirichlet(float("nan")), "alpha must be a positive number, not nan"),
+        (lambda: ByLabel(0), "labels_per_client must be a whole number of at least 1, not 0"),
+        (lambda: Unequal(0.0), r"ratio must be in \(0, 1\], not 0.0"),
         (lambda: Unequal(sizes=(1.0, -1.0)), r"sizes must all be positive, got \(1.0, -1.0\)"),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_runs_table_is_the_spec_and_what_is_done_to_simulated_clients() -> Non
         *(
             (
                 {"nominal_records": value},
-                rf"at least 1, a whole number, got {re.escape(repr(value))}",
+                rf"a whole number of at least 1, not {re.escape(repr(value))}",
             )
             for value in (0, -1, True, 1.0, 1.5, math.nan, math.inf, "5", None, [5])
         ),

@@ -53,7 +53,7 @@ def test_no_record_of_the_public_range_exceeds_the_norm_bound(view: View) -> Non
     records = POINT_LIMIT * (2.0 * extreme - 1.0) if points else extreme.float()
     norms = view(records).double().norm(dim=1)
     assert float(norms.max()) <= view.norm_bound
-    if view in VIEWS[:3]:  # reached, but for the room for rounding
+    if view in VIEWS[:3]:  # reached, except for the room for rounding
         assert float(norms.max()) >= view.norm_bound / 1.01
 
 
@@ -66,7 +66,7 @@ def test_no_box_around_images_exceeds_the_diagonal_bound(view: View) -> None:
     assert float((rows.amax(0) - rows.amin(0)).norm()) <= view.diagonal_bound
 
 
-def test_pixel_view_centres_images_and_leaves_points_alone() -> None:
+def test_pixel_view_centres_images_and_passes_points_on() -> None:
     assert PixelView((1, 1, 2))(torch.tensor([[[[0.0, 1.0]]]])).tolist() == [[-1.0, 1.0]]
     assert PixelView((2,))(torch.tensor([[3.0, -4.0]])).tolist() == [[3.0, -4.0]]
 

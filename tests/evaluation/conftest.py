@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fedsink.evaluation.classifiers import network
+from fedsink.evaluation import networks
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Networks this small only wait for each other on several threads."""
+    """Runs one thread: several would only wait for each other in networks this small."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -19,7 +19,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def few_epochs() -> Iterator[None]:
-    """What these pictures teach is learnt soon; early stopping has its own tests."""
+    """Trains for at most 40 epochs, which is enough for these pictures."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network, "MAX_EPOCHS", 40)
+        patch.setattr(networks, "MAX_EPOCHS", 40)
         yield

@@ -8,8 +8,15 @@ import torch
 
 import fedsink.evaluation
 from fedsink.errors import DataError, ModelError
-from fedsink.evaluation.classifiers.protocols import PAPER, classifier_set
-from fedsink.evaluation.sets import HeldOut, TrainingSet, fit_classifiers
+from fedsink.evaluation.classifiers import PAPER, classifier_set
+from fedsink.evaluation.sets import (
+    HeldOut,
+    TrainingSet,
+    check_labelled,
+    class_mean_set,
+    class_means,
+    fit_classifiers,
+)
 
 from ..support.clouds import blobs
 
@@ -34,7 +41,7 @@ def test_classifiers_are_fitted_to_a_training_set_and_nothing_else(kind):
         fit_classifiers(data, {"spy": trainer}, seed=0)
 
 
-def test_labels_of_the_held_out_images_leave_as_an_accuracy_alone():
+def test_labels_of_the_held_out_images_leave_only_as_an_accuracy():
     """Guarantees: its labels leave it only as the accuracy of a finished classifier."""
     held_out = HeldOut(blobs(30, 1), classes=3)
     public = {name for name in dir(held_out) if not name.startswith("_")}
@@ -114,3 +121,59 @@ def test_bad_images_are_named_by_their_origin():
         TrainingSet.of((images[:9], labels[:9]), classes=3, origin="real training")
     with pytest.raises(DataError, match="test labels must lie in"):
         HeldOut((images, labels + 1), classes=3)
+
+
+IMAGES = torch.rand(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(12) % 3
+
+
+def test_returns_float32_images_and_int64_labels():
+    images, labels = check_labelled((IMAGES.double(), LABELS.int()), classes=3, name="synthetic")
+    assert images.dtype == torch.float32
+    assert labels.dtype == torch.int64
+    assert torch.equal(labels, LABELS)
+
+
+def test_detaches_images_that_carry_a_gradient():
+    images, _ = check_labelled((IMAGES.clone().requires_grad_(), LABELS), classes=3, name="test")
+    assert not images.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "classes", "message"),
+    [
+        (IMAGES.flatten(1), LABELS, 3, r"test images must have shape \(N, C, H, W\).*\(12, 64\)"),
+        (IMAGES[:0], LABELS[:0], 3, r"N > 0; received \(0, 1, 8, 8\)"),
+        (IMAGES, LABELS[:5], 3, r"one label per image; received 12 images .*\(5,\)"),
+        (IMAGES, LABELS.float(), 3, r"must be integers; received dtype torch.float32"),
+        (IMAGES, LABELS, 2, r"must lie in 0\.\.1; received labels from 0 to 2"),
+        (IMAGES, LABELS - 1, 3, r"must lie in 0\.\.2; received labels from -1 to 1"),
+        (IMAGES, LABELS, 1, r"at least 2 classes; received classes=1"),
+    ],
+)
+def test_says_what_does_not_fit(images, labels, classes, message):
+    with pytest.raises(DataError, match=message):
+        check_labelled((images, labels), classes=classes, name="test")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_diverged_generator_is_named_as_such(bad):
+    images = IMAGES.clone()
+    images[3, 0, 2, 2] = bad
+    with pytest.raises(ModelError, match="synthetic images hold values that are not finite"):
+        check_labelled((images, LABELS), classes=3, name="synthetic")
+
+
+def test_means_and_the_classes_that_occur():
+    images = torch.tensor([0.0, 1.0, 0.25, 0.75]).reshape(4, 1, 1, 1)
+    means, present = class_means(images, torch.tensor([2, 2, 0, 0]))
+    assert present.tolist() == [0, 2]
+    assert means.flatten().tolist() == [0.5, 0.5]
+
+
+def test_the_set_emits_means_in_turn_and_says_what_it_is():
+    training = TrainingSet.of(blobs(30, 0), classes=3, origin="real training")
+    floor = class_mean_set(training, 7)
+    assert floor.labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert torch.allclose(floor.images[4], training.images[training.labels == 1].mean(dim=0))
+    assert floor.origin == "class mean"

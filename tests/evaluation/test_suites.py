@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from fedsink.errors import ConfigError, DataError
-from fedsink.evaluation import evaluate, suites
-from fedsink.evaluation.classifiers import lenet
-from fedsink.evaluation.classifiers.protocols import PAPER as PAPER_NAMES
-from fedsink.evaluation.classifiers.protocols import classifier_set
-from fedsink.evaluation.figures.memorisation import memorisation
+from fedsink.evaluation import evaluate, networks, suites
+from fedsink.evaluation.classifiers import PAPER as PAPER_NAMES
+from fedsink.evaluation.classifiers import classifier_set
+from fedsink.evaluation.neighbours import memorisation
 
 from ..support.clouds import blobs
 
@@ -123,7 +122,7 @@ def test_the_record_and_the_table_say_which_classifiers_and_what_judges_the_scor
 
 @pytest.mark.slow
 def test_published_classifiers_see_all_images_and_are_calibrated(monkeypatch):
-    monkeypatch.setattr(lenet, "EPOCHS", 1)
+    monkeypatch.setattr(networks, "LENET_EPOCHS", 1)
     monkeypatch.setattr(suites, "AT_MOST", 20)
     train, test = blobs(120, 1, side=12), blobs(60, 2, side=12)
     options = {"classes": CLASSES, "n": 60, "runs": 1, "threads": 1}
@@ -165,7 +164,7 @@ def test_paper_is_three_classifiers_and_the_nearest_mean_and_repeats_itself():
 
 @pytest.mark.slow
 def test_the_order_of_test_images_is_all_that_scores_share_with_the_test_set(full):
-    """Another test set changes scores and distances; what was fitted stays: so do class counts."""
+    """Another test set changes scores and distances, but not the classifiers or class counts."""
     other = evaluate(
         "full",
         draw,

@@ -343,9 +343,9 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("partition.seed=-1", "partition.seed must be a whole number of at least 0, not -1"),
         ("partition.name=x", "partition.name='x' is unknown"),
         ("data.shape=[a]", "data.shape must be (channels, height, width)"),
-        ("data.nominal_records=0", "data.nominal_records must be at least 1"),
+        ("data.nominal_records=0", "data.nominal_records must be a whole number of at least 1"),
         ("data.corrupt=invert", "data.corrupt is null or such as {kind: invert, share: 0.5}, not"),
-        ("data.corrupt={kind:invert,share:2}", "data.corrupt.share must be a number from 0 to 1"),
+        ("data.corrupt={kind:invert,share:2}", "data.corrupt.share must be in [0, 1]"),
         (
             "clients=3 data.corrupt={kind:invert,clients:[3]}",
             "data.corrupt.clients names client 3, and the 3 clients are 0 to 2",

@@ -1,4 +1,4 @@
-"""The user's cache folder, and public files placed in it without ever showing half of one."""
+"""The user's cache folder, in which a file is whole or not there at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fill_once(folder: Path, fill: Callable[[Path], None]) -> Path:
     """Return `folder`, after `fill(temporary)` made its content if it was not there yet.
 
     The content is made in a temporary neighbour and renamed, so a crash leaves nothing half
-    done, and of several processes that start together one wins and all see the same files.
+    done. If several processes start together, one wins and all see the same files.
 
     Raises:
         DataError: where the cache folder cannot be written.
@@ -52,11 +52,11 @@ def fill_once(folder: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def key_of(files: Sequence[Path], *facts: object) -> str:
-    """Return a name for what is made from `files`, of one folder: another for replaced files.
+    """Return the name of a cache entry that is made from `files`; replaced files give another.
 
     Args:
-        files: at least one; their names, sizes and times count, and the folder of the first.
-        facts: whatever else decides what is made.
+        files: at least one, of one folder; their names, sizes and times count, and the folder.
+        facts: whatever else decides the content of the entry.
 
     Raises:
         OSError: a file is not there.
@@ -72,9 +72,6 @@ def unpacked(root: Path, files: Sequence[Path]) -> Path:
     Args:
         root: a folder that is only read.
         files: paths relative to `root`, without `.gz`; each is there plain or with `.gz`.
-
-    The cache entry is keyed by the resolved root and by each file's size and time, so replaced
-    files are unpacked again.
     """
     sources = [_plain_or_gz(root / name) for name in files]
 

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsink.data.labelled import Reading
 from fedsink.data.sources.cache import cache_folder, fill_once, key_of
-from fedsink.data.sources.pictures import MODES, read_picture
+from fedsink.data.sources.picture_files import MODES, read_picture
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
@@ -23,7 +24,7 @@ ATTRIBUTE = "Male"
 _SPLITS = {"train": "0", "test": "2"}  # "1" is the validation split, which nothing reads
 
 
-def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
+def read(spec: DataSpec, split: str) -> Reading:
     """Return uint8 images (N, *spec.shape) and labels: 1 where the attribute Male is 1, else 0.
 
     Pictures are scaled until they cover data.shape (antialiased) and cropped at the centre, as
@@ -53,11 +54,11 @@ def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
     if missing := [name for name in chosen if name not in labels]:
         raise DataError(f"{folder / 'list_attr_celeba.txt'} has no line for {missing[0]}.")
     pictures = _pictures([folder / "img_align_celeba" / name for name in chosen], spec.shape)
-    return pictures, torch.tensor([labels[name] for name in chosen])
+    return Reading(pictures, torch.tensor([labels[name] for name in chosen]))
 
 
 def _labels(path: Path) -> dict[str, int]:
-    """The attribute of every picture. The second line names the attributes."""
+    """Return the attribute of every picture; the second line of the file names the attributes."""
     lines = _lines(path)
     names = lines[1].split() if len(lines) > 1 else []
     if ATTRIBUTE not in names:

@@ -7,27 +7,27 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from fedsink.data.labelled import Reading
 from fedsink.data.spec import DataSpec
 
 TEST_RECORDS = 360
 _SPLIT_SEED = 0
 
 
-def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
+def read(spec: DataSpec, split: str) -> Reading:
     """Return 1437 training or 360 test digits, pixels x/16 in [0, 1], in a fixed public split."""
     pixels, labels = _embedded()
     test = _test_mask(labels)
     chosen = test if split == "test" else ~test
     images = pixels.astype(np.float32)[chosen] / np.float32(16.0)
-    return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels[chosen])
+    return Reading(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels[chosen]))
 
 
 def _embedded() -> tuple[np.ndarray, np.ndarray]:
-    """What `sklearn.datasets.load_digits` gives: 8×8 pixels of 0 to 16, and labels.
+    """Return 8×8 pixels of 0 to 16 and labels, as `sklearn.datasets.load_digits` does.
 
-    The file is read here because the import of scikit-learn takes longer than all else of a start.
+    Its file is read here because importing scikit-learn takes longer than the rest of a start.
     """
     package = find_spec("sklearn")
     places = package.submodule_search_locations if package else None

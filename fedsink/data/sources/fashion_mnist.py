@@ -1,4 +1,4 @@
-"""Fashion-MNIST: it comes in MNIST's files, in a folder of its own."""
+"""Fashion-MNIST comes in files like MNIST's, and is read by the same code."""
 
 from __future__ import annotations
 

@@ -16,37 +16,50 @@ import json
 import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedsink.data.names import number_of
+from fedsink.data.identifiers import number_of
+from fedsink.data.labelled import Reading
 from fedsink.data.sources.cache import cache_folder, fill_once, key_of
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PIXELS = 28 * 28
-_ARRAYS = ("images", "characters", "users")
-_Writer = tuple[str, Any, Any]
-"""A writer's identifier, pixels and characters, as they stand in a file."""
 
 
-def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor, Tensor]:
+class _Writer(NamedTuple):
+    """A writer's identifier, pixels and characters, as they stand in a file."""
+
+    user: str
+    pixels: Any
+    characters: Any
+
+
+class _Decoded(NamedTuple):
+    """Images (N, 1, 28, 28), characters (N,) from 0 to 61 and numbers of users (N,)."""
+
+    images: np.ndarray
+    characters: np.ndarray
+    users: np.ndarray
+
+
+def read(spec: DataSpec, split: str) -> Reading:
     """Return uint8 images (N, 1, 28, 28), ink 255 on paper 0, their labels and their writers.
 
-    A class of data.classes is named by its characters: "0" is the digit, "A" the capital alone,
+    A class of data.classes is named by its characters: "0" is the digit, "A" only the capital,
     and "Aa" the letter in either form. Records of characters that no class names are left out.
 
     A record with a value above 1 is in grey levels of 0 to 255; others are multiplied by 255. This
     is decided record by record, so that no record changes how another one is read. All of LEAF's
-    JSON takes minutes, so what is read is kept in the cache folder, readable by the user alone,
+    JSON takes minutes, so the result is kept in the cache folder, readable only by the user,
     under the names, sizes and times of the files.
 
     Raises:
-        ConfigError: without data.root, for a class that is none, or for letters out of digits.
+        ConfigError: without data.root, for an unknown class, or for letters from files of digits.
         DataError: for files that are missing, corrupt, or hold something else, for no record of
             these classes, and for a missing `h5py`.
     """
@@ -59,13 +72,13 @@ def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor, Tensor]:
             f"{spec.root} holds no {split} record of the classes {', '.join(spec.classes)}; "
             "correct data.root or data.classes."
         )
-    if not kept.all():  # else what is mapped from the cache need not be copied
+    if not kept.all():  # if all are kept, the mapped cache need not be copied
         images, labels, users = images[kept], labels[kept], users[kept]
-    return torch.from_numpy(images), torch.from_numpy(labels), torch.from_numpy(users)
+    return Reading(torch.from_numpy(images), torch.from_numpy(labels), torch.from_numpy(users))
 
 
 def _label_of(classes: Sequence[str]) -> np.ndarray:
-    """The class of each character, (62,); −1 for none."""
+    """Return the class of each character, (62,); −1 for none."""
     labels = np.full(len(CHARACTERS), -1, dtype=np.int64)
     for label, name in enumerate(classes):
         for character in name:
@@ -92,7 +105,7 @@ def _files(spec: DataSpec, split: str, label_of: np.ndarray) -> list[Path]:
     if digits.is_file():
         if (label_of[len(string.digits) :] >= 0).any():
             raise ConfigError(
-                f"{digits} holds digits alone, and data.classes names letters: choose "
+                f"{digits} holds only digits, and data.classes names letters: choose "
                 f"data=femnist_digits, or put {whole.name} beside it."
             )
         return [digits]
@@ -104,49 +117,51 @@ def _files(spec: DataSpec, split: str, label_of: np.ndarray) -> list[Path]:
     )
 
 
-def _decoded(files: list[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images, characters (0 to 61) and numbers of the users, of all records of these files."""
+def _decoded(files: list[Path]) -> _Decoded:
+    """Return all records of these files, decoded once and kept in the cache folder."""
 
     def fill(folder: Path) -> None:
-        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        parts: list[_Decoded] = []
         for file in files:
             writers = _json_writers if file.suffix == ".json" else _hdf5_writers
-            for user, pixels, characters in writers(file):
-                images, checked = _checked(file, user, pixels, characters)
-                parts.append((images, checked, np.full(len(checked), number_of(user))))
+            parts.extend(_checked(file, writer) for writer in writers(file))
         if not parts:
             raise DataError(f"{files[0]} holds no writer; replace it with an intact copy.")
-        for name, arrays in zip(_ARRAYS, zip(*parts, strict=True), strict=True):
+        for name, arrays in zip(_Decoded._fields, zip(*parts, strict=True), strict=True):
             np.save(folder / f"{name}.npy", np.concatenate(arrays))
 
     folder = fill_once(cache_folder() / "femnist" / key_of(files), fill)
     try:
         # Mapped copy-on-write: every process on the machine shares one copy in memory.
-        images, characters, users = (np.load(folder / f"{n}.npy", mmap_mode="c") for n in _ARRAYS)
+        return _Decoded(
+            *(np.load(folder / f"{name}.npy", mmap_mode="c") for name in _Decoded._fields)
+        )
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} cannot be read; remove it, and it is made again.") from error
-    return images, characters, users
 
 
-def _checked(
-    file: Path, user: str, pixels: object, characters: object
-) -> tuple[np.ndarray, np.ndarray]:
-    """One writer's images, ink 255 on paper 0, (n, 1, 28, 28) uint8, and characters (n,) int64."""
+def _checked(file: Path, writer: _Writer) -> _Decoded:
+    """Check one writer's records and decode them: ink 255 on paper 0, uint8."""
 
-    def wrong(what: str) -> DataError:
-        return DataError(f"{file}: the writer {user} {what}; replace the file with an intact copy.")
+    def wrong(fault: str) -> DataError:
+        return DataError(
+            f"{file}: the writer {writer.user} {fault}; replace the file with an intact copy."
+        )
 
     try:
-        labels = np.asarray(characters).reshape(-1)
-        paper = np.array(pixels, dtype=np.float32)
+        labels = np.asarray(writer.characters).reshape(-1)
+        paper = np.array(writer.pixels, dtype=np.float32)
     except (TypeError, ValueError):
         raise wrong("has records that are not numbers, or of different lengths") from None
     if paper.shape[:1] != labels.shape or paper.size != len(labels) * _PIXELS:
         raise wrong(
             f"has pixels of shape {paper.shape} and {len(labels)} labels, not 28×28 pixels a label"
         )
+    users = np.full(len(labels), number_of(writer.user))
     if len(labels) == 0:
-        return np.zeros((0, 1, 28, 28), dtype=np.uint8), np.zeros(0, dtype=np.int64)
+        return _Decoded(
+            np.zeros((0, 1, 28, 28), dtype=np.uint8), np.zeros(0, dtype=np.int64), users
+        )
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= len(CHARACTERS):
         raise wrong(f"has a label that is no whole number from 0 to {len(CHARACTERS) - 1}")
     paper = paper.reshape(-1, _PIXELS)
@@ -157,14 +172,16 @@ def _checked(
         raise wrong("has a record that is neither in [0, 1] nor in whole grey levels")
     paper[~stored] *= 255
     ink = 255 - np.rint(paper).astype(np.uint8)
-    return ink.reshape(-1, 1, 28, 28), labels.astype(np.int64)
+    return _Decoded(ink.reshape(-1, 1, 28, 28), labels.astype(np.int64), users)
 
 
 def _json_writers(file: Path) -> Iterator[_Writer]:
     try:
         with file.open("rb") as opened:
             content = json.load(opened)
-        writers = [(user, part["x"], part["y"]) for user, part in content["user_data"].items()]
+        writers = [
+            _Writer(user, part["x"], part["y"]) for user, part in content["user_data"].items()
+        ]
         stated = dict(zip(content["users"], content["num_samples"], strict=False))
     except (OSError, RecursionError, ValueError) as error:
         raise DataError(
@@ -175,13 +192,14 @@ def _json_writers(file: Path) -> Iterator[_Writer]:
             f"{file} is not in LEAF's format, users, num_samples and user_data with x and y for "
             "each user; replace it with an intact copy."
         ) from None
-    for user, pixels, characters in writers:
-        if not isinstance(characters, list) or stated.pop(user, None) != len(characters):
+    for writer in writers:
+        characters = writer.characters
+        if not isinstance(characters, list) or stated.pop(writer.user, None) != len(characters):
             raise DataError(
-                f"{file}: the writer {user} has not as many records as num_samples states; replace "
-                "the file with an intact copy."
+                f"{file}: the writer {writer.user} has not as many records as num_samples states; "
+                "replace the file with an intact copy."
             )
-        yield user, pixels, characters
+        yield writer
     if stated:
         raise DataError(
             f"{file}: the writer {next(iter(stated))} is in users and not in user_data; replace "
@@ -200,7 +218,7 @@ def _hdf5_writers(file: Path) -> Iterator[_Writer]:
     try:
         with h5py.File(file, "r") as opened:
             for user, group in opened["examples"].items():
-                yield user, group["pixels"][()], group["label"][()]
+                yield _Writer(user, group["pixels"][()], group["label"][()])
     except (AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise DataError(
             f"{file} is not in TensorFlow Federated's format, examples/USER/pixels and label "

@@ -8,11 +8,10 @@ import warnings
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from fedsink.data.names import number_of
-from fedsink.data.notes import note
-from fedsink.data.sources.pictures import MODES, Seen, read_picture
+from fedsink.data.identifiers import number_of
+from fedsink.data.labelled import Reading
+from fedsink.data.sources.picture_files import MODES, ChangedPictures, read_picture
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
@@ -23,18 +22,18 @@ _SPLITS = {
 _ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
-def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor, None, Tensor]:
-    """Return uint8 images (N, *spec.shape), their labels, no users, and the slots of their names.
+def read(spec: DataSpec, split: str) -> Reading:
+    """Return uint8 images (N, *spec.shape), their labels, and the slots of their names.
 
-    Where data.root holds `train` or `test`, each split is read from its folder; otherwise data.root
-    itself is the training split and there is no test split, as it is where only one of the two
-    stands beside folders of classes. A label is the position of the folder's name in data.classes,
-    however its accents are encoded; the list is public: which folders exist is not asked, so a
-    class without a folder is fine and changes no other label. Pictures are scaled until they cover
-    the target (antialiased) and cropped at the centre; what that changes is noted.
+    Where data.root holds `train` or `test`, each split is read from its folder. Otherwise, and
+    where only one of the two stands beside folders of classes, data.root itself is the training
+    split and there is no test split. A label is the position of the folder's name in data.classes,
+    however its accents are encoded. That list is public, so a class without a folder is fine and
+    changes no other label. Pictures are scaled until they cover the target (antialiased) and
+    cropped at the centre; notes say what that changes.
 
     A slot is the number of the file's name below its class's folder: a picture keeps it when its
-    content changes, when it moves to another class, and whatever other pictures come or go.
+    content changes, when it moves to another class, and when other pictures come or go.
 
     Raises:
         ConfigError: without data.root, or for a shape that is not an image of 1 or 3 channels.
@@ -50,15 +49,14 @@ def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor, None, Tensor]:
     folder = _folder(spec, split)
     files = _files(folder, spec)
     values = torch.empty((len(files), *spec.shape), dtype=torch.uint8)
-    seen = Seen(spec.shape)
+    changed = ChangedPictures(spec.shape)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # a note says so
         for row, (path, _, _) in enumerate(files):
-            values[row] = read_picture(path, spec.shape, seen)
-    for sentence in seen.notes():
-        note(sentence)
+            values[row] = read_picture(path, spec.shape, changed)
     slots = [number_of(Path(path).relative_to(top).as_posix()) for path, top, _ in files]
-    return values, torch.tensor([label for *_, label in files]), None, torch.tensor(slots)
+    labels = torch.tensor([label for *_, label in files])
+    return Reading(values, labels, slots=torch.tensor(slots), notes=changed.notes())
 
 
 def _folder(spec: DataSpec, split: str) -> Path:
@@ -87,7 +85,7 @@ def _folder(spec: DataSpec, split: str) -> Path:
 
 
 def _files(folder: Path, spec: DataSpec) -> list[tuple[str, Path, int]]:
-    """Pictures with the folders of their classes and their labels."""
+    """Return the paths of pictures with the folders of their classes and their labels."""
     labels = {_composed(name): label for label, name in enumerate(spec.classes)}
     names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     unknown = [name for name in names if _composed(name) not in labels]
@@ -99,11 +97,11 @@ def _files(folder: Path, spec: DataSpec) -> list[tuple[str, Path, int]]:
         )
 
     files = [
-        (os.path.join(place, name), folder / label, labels[_composed(label)])
-        for label in names
-        for place, _, here in sorted(os.walk(folder / label, followlinks=True))
-        for name in sorted(here)
-        if name.lower().endswith(_ENDINGS)
+        (os.path.join(place, file), folder / name, labels[_composed(name)])
+        for name in names
+        for place, _, held in sorted(os.walk(folder / name, followlinks=True))
+        for file in sorted(held)
+        if file.lower().endswith(_ENDINGS)
     ]
     if not files:
         raise DataError(
@@ -114,7 +112,7 @@ def _files(folder: Path, spec: DataSpec) -> list[tuple[str, Path, int]]:
 
 
 def _misplaced(name: str, folder: Path) -> str:
-    """What a folder may be that bears the name of a split."""
+    """Return the remark that a folder looks like a split under another name, or nothing."""
     split = _SPLITS.get(name.casefold())
     if split in (None, name):
         return ""
@@ -122,5 +120,5 @@ def _misplaced(name: str, folder: Path) -> str:
 
 
 def _composed(name: str) -> str:
-    """A name with its accents in one form: file systems and keyboards have different ones."""
+    """Return a name with accents in one form: file systems and keyboards differ in theirs."""
     return unicodedata.normalize("NFC", name)

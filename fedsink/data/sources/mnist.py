@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import Tensor
-
+from fedsink.data.labelled import Reading
 from fedsink.data.sources.cache import cache_folder, fill_once, unpacked
 from fedsink.data.spec import DataSpec
 from fedsink.errors import DataError
@@ -23,7 +22,7 @@ _NAMES = (
 )
 
 
-def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
+def read(spec: DataSpec, split: str) -> Reading:
     """Return uint8 images (N, 1, 28, 28) and labels of one split.
 
     Raises:
@@ -40,11 +39,11 @@ def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
             f"the {folder} files in {root / folder / 'raw'} cannot be read ({error}); "
             f"replace them with intact copies."
         ) from error
-    return dataset.data.unsqueeze(1), dataset.targets
+    return Reading(dataset.data.unsqueeze(1), dataset.targets)
 
 
 def _given(folder: str, root: Path) -> Path:
-    """Return a root that torchvision can read, made from the one the user gave."""
+    """Return the root that the user gave, or a cache folder with its files unpacked."""
     root = root.expanduser()
     raw = root / folder / "raw"
     if all((raw / name).is_file() for name in _NAMES):
@@ -62,7 +61,7 @@ def _given(folder: str, root: Path) -> Path:
 
 
 def _downloaded(folder: str, spec: DataSpec) -> Path:
-    """Return the cache folder, after downloading into it what is not there."""
+    """Return the cache folder, after downloading the files that it lacks."""
     root = cache_folder() / "torchvision"
     if not (root / folder).is_dir() and not spec.download:
         raise DataError(

@@ -1,15 +1,15 @@
-"""Made pictures in colour: five shapes, warm or cool, on dim grounds; no download.
+"""Synthetic pictures in colour: five shapes, warm or cool, on dim grounds; no download.
 
-They show that a method handles three channels, and nothing else: no camera took them, and what
-tells their classes apart is known.
+They show that a method handles three channels, and nothing else: no camera took them, and only form
+and hue tell their classes apart.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from fedsink.data.labelled import Reading
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 
@@ -22,7 +22,7 @@ _BLOCK = 1000  # pictures made at once
 Array = np.ndarray
 
 
-def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
+def read(spec: DataSpec, split: str) -> Reading:
     """Return 20,000 or 4,000 uint8 pictures (3, H, W) and their labels, the same every time.
 
     Label 2i + j is form i of `FORMS`, filled with a warm (red to yellow, j = 0) or a cool (cyan
@@ -46,11 +46,11 @@ def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
             for first in range(0, len(labels), _BLOCK)
         ]
     )
-    return torch.from_numpy(pixels), torch.from_numpy(labels)
+    return Reading(torch.from_numpy(pixels), torch.from_numpy(labels))
 
 
 def _pictures(labels: Array, height: int, width: int, random: np.random.Generator) -> Array:
-    """Pictures of these labels, uint8 (n, 3, height, width)."""
+    """Draw pictures of these labels, uint8 (n, 3, height, width)."""
     n, side = len(labels), min(height, width)
 
     def uniform(low: float, high: float) -> Array:
@@ -82,7 +82,7 @@ def _pictures(labels: Array, height: int, width: int, random: np.random.Generato
 
 
 def _rgb(hue: Array, saturation: Array, value: Array) -> Array:
-    """Red, green and blue of (n, 1, 1) hues (1 is a full turn), saturations and values, (n, 3)."""
+    """Return red, green and blue (n, 3) of (n, 1, 1) hues (1 is a full turn) and so on."""
     steps = (np.array([5.0, 3.0, 1.0], dtype=np.float32) + 6.0 * hue[:, 0]) % 6.0
     ramp = np.clip(np.minimum(steps, 4.0 - steps), 0.0, 1.0)
     mixed: Array = value[:, 0] * (1.0 - saturation[:, 0] * ramp)

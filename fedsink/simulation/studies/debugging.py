@@ -17,9 +17,8 @@ from fedsink.clients.node import records_of
 from fedsink.clients.settings import NodeSettings
 from fedsink.data.sources import load
 from fedsink.errors import ConfigError
-from fedsink.evaluation.classifiers.cnn import train_cnn
+from fedsink.evaluation.networks import limit_threads, train_cnn
 from fedsink.evaluation.table import format_table
-from fedsink.evaluation.threads import limit_threads
 from fedsink.reporting import write_json
 from fedsink.reporting.atomic import write_atomic
 from fedsink.reporting.grids import save_side_by_side

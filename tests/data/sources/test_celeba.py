@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsink.data.sources import DataSpec, load
+from fedsink.data.sources import load
+from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
 MEN = (True, False, False, True, True, False, True)

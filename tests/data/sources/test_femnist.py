@@ -16,10 +16,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedsink.data.identifiers import number_of
 from fedsink.data.labelled import LabelledData
-from fedsink.data.names import number_of
-from fedsink.data.sources import DataSpec, load
+from fedsink.data.sources import load
 from fedsink.data.sources.femnist import CHARACTERS
+from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 from fedsink.server.compose import compose_config
 
@@ -143,12 +144,10 @@ def test_test_records_come_from_the_files_of_the_test_split(tmp_path: Path) -> N
         assert load(spec(tmp_path / folder), "train").labels.tolist() == [1, 2, 3]
 
 
-def test_a_file_of_digits_alone_is_read_for_digits_alone(tmp_path: Path) -> None:
+def test_a_file_of_digits_is_read_only_for_digits(tmp_path: Path) -> None:
     write_hdf5(tmp_path / "fed_emnist_digitsonly_train.h5", some({"a": "123"}))
     assert load(spec(tmp_path, DIGITS)).labels.tolist() == [1, 2, 3]
-    with pytest.raises(
-        ConfigError, match=r"digitsonly_train\.h5 holds digits alone, and data\.cla"
-    ):
+    with pytest.raises(ConfigError, match=r"digitsonly_train\.h5 holds only digits, and data\.cla"):
         load(spec(tmp_path))
 
 
@@ -412,7 +411,7 @@ def test_without_h5py_one_sentence_says_what_to_install(
 
 
 def test_nothing_is_unpickled(tmp_path: Path, cache: Path) -> None:
-    """What lies in the cache folder may have been replaced: objects in it are never made."""
+    """Files in the cache folder may have been replaced: objects in them are never made."""
     write(tmp_path, "leaf")
     load(spec(tmp_path))
     (images,) = cache.rglob("images.npy")

@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
 
-from fedsink.data.names import number_of
+from fedsink.data.identifiers import number_of
 from fedsink.data.sources import load, notes
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
@@ -60,7 +60,7 @@ def test_splits_come_from_their_folders(tmp_path: Path) -> None:
     assert load(spec(tmp_path), "test").labels.tolist() == [1]
 
 
-def test_a_slot_is_of_a_pictures_name_alone(tmp_path: Path) -> None:
+def test_a_slot_depends_only_on_a_pictures_name(tmp_path: Path) -> None:
     def slots(folder: str, *names: str, colour: int = 1) -> dict[tuple[int, int], int]:
         """Slots by label and the shade of the picture."""
         for shade, name in enumerate(names, start=colour):
@@ -155,7 +155,7 @@ def test_messages(tmp_path: Path) -> None:
         load(spec(tmp_path), "train")
 
 
-def test_a_folder_with_one_split_alone_says_which_is_missing(tmp_path: Path) -> None:
+def test_a_folder_with_only_one_split_says_which_is_missing(tmp_path: Path) -> None:
     picture(tmp_path / "train" / "cat" / "1.png", (9, 9, 9))
     assert load(spec(tmp_path), "train").labels.tolist() == [0]
     with pytest.raises(DataError, match=r"has a folder train and none for the test split: put its"):
@@ -187,7 +187,7 @@ def test_a_split_by_another_name_is_not_advised_to_be_a_class(tmp_path: Path, na
 def test_accents_are_the_same_however_they_are_encoded(
     tmp_path: Path, form: Literal["NFC", "NFD"], typed: Literal["NFC", "NFD"]
 ) -> None:
-    """macOS writes names of folders apart, and keyboards type them composed."""
+    """macOS decomposes accents in names of folders, and keyboards type them composed."""
     picture(tmp_path / unicodedata.normalize(form, "été") / "1.png", (9, 9, 9))
     data = load(spec(tmp_path, classes=("chat", unicodedata.normalize(typed, "été"))), "train")
     assert data.labels.tolist() == [1]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsink.data.sources import DataSpec, load
+from fedsink.data.sources import load
+from fedsink.data.spec import DataSpec
 from fedsink.errors import DataError
 
 CLASSES = tuple("0123456789")

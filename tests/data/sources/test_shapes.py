@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsink.data.sources import DataSpec, load
+from fedsink.data.sources import load
 from fedsink.data.sources.shapes import CLASSES, FORMS
+from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.server.compose import compose_config
 
@@ -16,7 +17,7 @@ def spec(
 
 
 def test_the_pictures_are_the_same_every_time() -> None:
-    """They are public: figures on them are figures on these."""
+    """A later version must not change the pictures: published figures are figures on them."""
     test = load(spec(), "test")
     assert test.values.shape == (4000, 3, 32, 32)
     assert test.values.dtype == torch.uint8
@@ -35,7 +36,7 @@ def test_training_and_test_pictures_are_others() -> None:
     train, test = load(spec(), "train"), load(spec(), "test")
     assert len(train) == 20_000
     nearest = torch.cdist(test.values[:50].flatten(1).float(), train.values.flatten(1).float())
-    assert float(nearest.min()) > 100.0  # in grey levels: the pixels' noise alone is 400
+    assert float(nearest.min()) > 100.0  # in grey levels: only the pixels' noise is 400
 
 
 def test_both_colour_and_form_tell_classes_apart() -> None:

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from fedsink.data.maps import L1Ball, L2Ball, PixelRange, PointBall, PooledPower
-from fedsink.data.maps.base import Norm
+from fedsink.data.maps.map import Norm
 from fedsink.data.wavelets import denoised
 from fedsink.errors import ConfigError
 from fedsink.privacy import Stream, local_mechanism

@@ -1,1 +1,0 @@
-"""Classifiers that are trained on generated or real images, one kind a module."""

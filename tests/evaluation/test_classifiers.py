@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import types
+
+import pytest
+import torch
+
+from fedsink.evaluation import networks
+from fedsink.evaluation.classifiers import (
+    FAST,
+    OPTIONS,
+    PAPER,
+    Classic,
+    classifier_set,
+    train_nearest_class_mean,
+)
+from fedsink.evaluation.networks import HOLD_OUT, MAX_EPOCHS, PATIENCE
+
+from ..support.clouds import blobs
+
+CLASSICS = [
+    "random_forest",
+    "gaussian_nb",
+    "bernoulli_nb",
+    "linear_svc",
+    "decision_tree",
+    "lda",
+    "adaboost",
+    "bagging",
+    "gradient_boosting",
+]
+XGBOOST = [] if importlib.util.find_spec("xgboost") is None else ["xgboost"]
+SETS = [(which, name) for which in OPTIONS for name in CLASSICS]
+SHAPE = (1, 12, 12)
+
+
+def trainers(which, shape=SHAPE):
+    return classifier_set(which, shape)[0]
+
+
+def test_ours_has_the_nearest_mean_and_published_is_the_list_of_chen_et_al():
+    assert list(trainers("ours")) == [*PAPER, *CLASSICS, *XGBOOST]
+    assert list(trainers("published")) == [*PAPER[:3], *CLASSICS, *XGBOOST]
+
+
+def test_what_cannot_be_fitted_is_left_out_with_the_reason(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    small = classifier_set("published", (1, 8, 8))
+    assert "cnn" not in small[0]
+    assert small[1] == {
+        "xgboost": "xgboost is not installed (pip install xgboost adds the row)",
+        "cnn": "LeNet needs images of at least 12×12 pixels",
+    }
+    assert list(classifier_set("ours", (1, 8, 8))[1]) == ["xgboost"]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    for which in OPTIONS:
+        assert "xgboost" in trainers(which)
+        assert classifier_set(which, SHAPE)[1] == {}
+
+
+def test_the_options_of_the_public_code(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    published = trainers("published")
+    options = {
+        name: (each.path.rpartition(".")[2], each.options)
+        for name, each in published.items()
+        if isinstance(each, Classic)
+    }
+    assert options == {
+        "logreg": ("LogisticRegression", {"solver": "lbfgs", "max_iter": 5000}),
+        "mlp": ("MLPClassifier", {}),
+        "random_forest": ("RandomForestClassifier", {"class_weight": "balanced"}),
+        "gaussian_nb": ("GaussianNB", {}),
+        "bernoulli_nb": ("BernoulliNB", {"binarize": 0.5}),
+        "linear_svc": ("LinearSVC", {"loss": "hinge", "max_iter": 10_000, "tol": 1e-8}),
+        "decision_tree": ("DecisionTreeClassifier", {"class_weight": "balanced"}),
+        "lda": ("LinearDiscriminantAnalysis", {"solver": "eigen", "shrinkage": 0.5}),
+        "adaboost": ("AdaBoostClassifier", {"n_estimators": 100}),
+        "bagging": ("BaggingClassifier", {"n_estimators": 20, "max_samples": 0.1}),
+        "gradient_boosting": (
+            "GradientBoostingClassifier",
+            {"n_estimators": 50, "subsample": 0.1},
+        ),
+        "xgboost": ("XGBClassifier", {"n_estimators": 50, "colsample_bytree": 0.1}),
+    }
+    assert published["cnn"] is networks.train_lenet
+
+
+@pytest.mark.parametrize(("which", "name"), SETS)
+def test_every_classifier_learns_and_leaves_absent_classes_out(which, name):
+    images, labels = blobs(400, 0, classes=4)
+    kept = labels != 2
+    classify = trainers(which)[name](images[kept], labels[kept], classes=4, seed=0)
+    fresh, truth = blobs(120, 1, classes=4)
+    predicted = classify(fresh[truth != 2])
+    assert float((predicted == truth[truth != 2]).double().mean()) > 0.85
+    assert set(predicted.tolist()) <= {0, 1, 3}
+
+
+@pytest.mark.parametrize(("which", "name"), [*SETS, ("ours", "logreg"), ("published", "mlp")])
+def test_a_single_class_is_predicted_everywhere_and_class_means_are_learnt_without_an_error(
+    which, name
+):
+    images, labels = blobs(40, 0)
+    trainer = trainers(which)[name]
+    assert trainer(images, torch.full((40,), 2), classes=3, seed=0)(images[:5]).tolist() == [2] * 5
+    means = torch.stack([images[labels == c].mean(dim=0) for c in range(3)])
+    index = torch.arange(60) % 3
+    assert trainer(means[index], index, classes=3, seed=0)(images).shape == (40,)
+
+
+def test_the_published_mlp_learns():
+    images, labels = blobs(200, 0)
+    classify = trainers("published")["mlp"](images, labels, classes=3, seed=0)
+    fresh, truth = blobs(90, 1)
+    assert float((classify(fresh) == truth).double().mean()) > 0.95
+
+
+@pytest.mark.parametrize("which", ["fast", *OPTIONS])
+def test_no_trainer_can_be_given_a_test_set(which):
+    for trainer in (FAST if which == "fast" else trainers(which)).values():
+        parameters = list(inspect.signature(trainer).parameters)
+        assert parameters[:5] == ["images", "labels", "classes", "seed", "report"]
+        assert set(parameters[5:]) <= {"budget"}
+
+
+def test_our_networks_are_stopped_only_by_their_hold_out():
+    """Random labels: the loss on the hold-out stops training long before the cap on epochs."""
+    assert (HOLD_OUT, PATIENCE) == (0.1, 10)
+    images = torch.rand(2000, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.randint(0, 3, (2000,), generator=torch.Generator().manual_seed(1))
+    lines: list[str] = []
+    trainers("ours")["cnn"](images, labels, classes=3, seed=0, report=lines.append)
+    assert f"of at most {MAX_EPOCHS}," in lines[0]
+    assert PATIENCE < len(lines) < MAX_EPOCHS / 2
+
+
+def test_logreg_is_the_minimum_of_the_penalised_likelihood():
+    """At the optimum the likelihood's gradient equals −W, here by its largest entry."""
+    images, labels = blobs(300, 0)
+    classify = FAST["logreg"](images, labels, classes=3, seed=0, report=None)
+    cells = [cell.cell_contents for cell in classify.__closure__]
+    (regression,) = [cell for cell in cells if hasattr(cell, "coef_")]
+    weight = torch.tensor(regression.coef_, dtype=torch.float64, requires_grad=True)
+    bias = torch.tensor(regression.intercept_, dtype=torch.float64, requires_grad=True)
+    logits = images.flatten(1).double() @ weight.T + bias
+    loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+    (loss + weight.square().sum() / 2).backward()
+    assert float(weight.grad.abs().max()) < 0.05
+    assert float(bias.grad.abs().max()) < 0.05
+    assert float(weight.detach().abs().max()) > 0.1
+
+
+FOREST = "sklearn.ensemble.RandomForestClassifier"
+
+
+def test_the_seed_decides_a_forest():
+    images = torch.rand(80, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.randint(0, 5, (80,), generator=torch.Generator().manual_seed(1))
+    probe = torch.rand(300, 1, 4, 4, generator=torch.Generator().manual_seed(2))
+    first, again, other = (
+        Classic(FOREST)(images, labels, classes=5, seed=seed)(probe) for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_the_library_gets_the_options_and_the_seed():
+    model = Classic(FOREST, class_weight="balanced")._model(seed=5)
+    assert type(model).__name__ == "RandomForestClassifier"
+    assert (model.class_weight, model.random_state, model.n_estimators) == ("balanced", 5, 100)
+
+
+def test_xgboost_gets_consecutive_labels_and_its_answers_are_translated_back(monkeypatch):
+    """Another tree, with the interface of its scikit-learn class, replaces xgboost."""
+    from sklearn.tree import DecisionTreeClassifier
+
+    models = []
+
+    class XGBClassifier(DecisionTreeClassifier):
+        def __init__(self, random_state=None, n_jobs=None):
+            super().__init__(random_state=random_state)
+            self.n_jobs = n_jobs
+
+        def fit(self, x, y):
+            assert sorted(set(y.tolist())) == list(range(len(set(y.tolist()))))
+            models.append(self)
+            return super().fit(x, y)
+
+    module = types.ModuleType("xgboost")
+    module.XGBClassifier = XGBClassifier
+    monkeypatch.setitem(sys.modules, "xgboost", module)
+    images, labels = blobs(60, 0)
+    kept = labels != 0
+    classify = Classic("xgboost.XGBClassifier")(images[kept], labels[kept], classes=3, seed=7)
+    assert torch.equal(classify(images[kept]), labels[kept])
+    assert (models[0].random_state, models[0].n_jobs) == (7, torch.get_num_threads())
+
+
+def test_the_eigen_solver_on_pictures_without_variation_is_the_nearest_mean():
+    images, labels = blobs(40, 0)
+    means = torch.stack([images[labels == c].mean(dim=0) for c in range(3)])
+    index = torch.arange(60) % 3
+    lda = Classic(
+        "sklearn.discriminant_analysis.LinearDiscriminantAnalysis", solver="eigen", shrinkage=0.5
+    )
+    expected = train_nearest_class_mean(means[index], index, classes=3, seed=0)(images)
+    assert torch.equal(lda(means[index], index, classes=3, seed=0)(images), expected)
+
+
+def test_reports_what_it_fits():
+    lines: list[str] = []
+    trainer = Classic("sklearn.naive_bayes.GaussianNB")
+    trainer(*blobs(30, 0), classes=3, seed=0, report=lines.append)
+    assert lines == ["GaussianNB: 30 images"]
+
+
+def test_predicts_as_scikit_learns_nearest_centroid():
+    from sklearn.neighbors import NearestCentroid
+
+    images, labels = torch.rand(200, 1, 4, 4, generator=torch.Generator().manual_seed(0)), None
+    labels = torch.randint(0, 4, (200,), generator=torch.Generator().manual_seed(1))
+    labels[labels == 2] = 3  # a class that does not occur
+    oracle = NearestCentroid().fit(images.flatten(1).numpy(), labels.numpy())
+    probe = torch.rand(300, 1, 4, 4, generator=torch.Generator().manual_seed(2))
+    found = train_nearest_class_mean(images, labels, classes=4, seed=0)(probe)
+    assert found.tolist() == oracle.predict(probe.flatten(1).numpy()).tolist()
+    assert 2 not in found.tolist()
