@@ -18,7 +18,7 @@ from fedsink.data.spec import DataSpec
 from fedsink.models.pullback import Pullback
 from fedsink.privacy import BatchClip, Stream
 from fedsink.protocol.parameters import ParameterReply, ParameterRequest
-from fedsink.transport.record_clip import clipped_pullback
+from fedsink.transport.clipped_sums import clipped_pullback
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict

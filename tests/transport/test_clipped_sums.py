@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsink.transport import clipped_sums, summed_at_once
+from fedsink.transport import clipped_sums
 
 from ..support.clouds import cloud
+from ..support.exact import WIDE_BOUNDS, squared_distance
 from ..support.oracles import clipped_record_field
 
 
@@ -84,31 +85,6 @@ def test_it_is_the_clipped_field_class_by_class(bound: float, radius: float) -> 
         assert len(records) > 1
         expected[mine] = clipped_record_field(p["x"][mine], records, p["f"][mine], 2.0, bound)
     torch.testing.assert_close(oblivious_record_field(**p), expected, rtol=1e-10, atol=1e-12)
-
-
-def test_unseen_it_is_the_same_where_one_matmul_sums_all_places() -> None:
-    p = ordinary()
-    assert summed_at_once(14, 4, p["lam"], p["bound"], p["radius"])
-    expected = oblivious_record_field(**p)
-    assert expected.any()
-    assert torch.equal(oblivious_record_field(**p, unseen=True), expected)
-
-
-def test_unseen_a_problem_whose_rounding_could_exceed_the_bound_gets_zero() -> None:
-    p = {**ordinary(), "lam": 1e-9}
-    assert not summed_at_once(14, 4, p["lam"], p["bound"], p["radius"])
-    assert oblivious_record_field(**p).any()
-    assert not oblivious_record_field(**p, unseen=True).any()
-
-
-@settings(max_examples=100)
-@given(problem=problems())
-def test_unseen_each_place_contributes_at_most_the_bound(problem: dict[str, Any]) -> None:
-    for place in range(problem["mask"].shape[1]):
-        alone = torch.zeros_like(problem["mask"])
-        alone[:, place] = problem["mask"][:, place]
-        field = oblivious_record_field(**{**problem, "mask": alone}, unseen=True)
-        assert float((field / problem["bound"]).norm()) <= 1.0
 
 
 def test_what_stands_in_an_empty_place_leaves_no_trace() -> None:
@@ -324,17 +300,6 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 # Over the whole range of floats, in exact arithmetic
-
-WIDE_BOUNDS = st.one_of(
-    st.floats(5e-324, 1e150, allow_subnormal=True),
-    st.sampled_from([5e-324, 1e-310, 2.0**-1000, 1e-200, 1e-140, 2.0**-149, 0.5, 1e6, 1e150]),
-)
-
-
-def squared_distance(one: Tensor, other: Tensor) -> Fraction:
-    """‖a − b‖², exactly."""
-    pairs = zip(one.flatten().tolist(), other.flatten().tolist(), strict=True)
-    return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), Fraction(0))
 
 
 @settings(max_examples=400)

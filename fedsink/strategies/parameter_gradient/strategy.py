@@ -22,7 +22,7 @@ from fedsink.strategies.dp_sinkhorn.rows import Block, Labels
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.strategies.parameter_gradient.settings import ParameterGradientSettings
 from fedsink.strategies.self_term import HistoryField, self_term
-from fedsink.transport.record_clip import clipped_pullback
+from fedsink.transport.clipped_sums import clipped_pullback
 
 
 class ParameterGradient(DPSinkhorn):

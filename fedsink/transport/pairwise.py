@@ -1,4 +1,8 @@
-"""Distances between all pairs of points and their sign fields, without an n×m×d tensor."""
+"""Distances between all pairs of points and their sign fields, without an n×m×d tensor.
+
+The L1 parts have two implementations: a compiled one, which passes once over the differences
+x_i − y_j, and eager loops over tiles where that is not wanted (see `compiled`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsink.transport.kernels import compiled
+from fedsink.transport.compiled import Kernel, fits
 
 # Elements of a temporary tile that stays in cache (float32: 1 MiB, and 256 KiB for blocks of rows,
 # which are read again by a reduction). Measured on one core of an AMD EPYC.
@@ -16,37 +20,35 @@ _ROW_TILE = 1 << 16
 _MANY_PAIRS = 1 << 14
 # The backward kernel of cdist may hold n·m·d elements on an accelerator, so it gets blocks too.
 _BACKWARD_TILE = 1 << 26
-# Beyond one pair in so many the dense kernels are as fast: they need no gathered copies.
+# Beyond one entry in so many pairs the dense kernels are as fast: they need no gathered copies.
 _PAIRS_PER_ENTRY = 16
 # Elements of a gathered block of differences: small enough to stay in cache.
 _BLOCK = 1 << 18
+# Nominal seconds that eager code takes for one coordinate of one pair.
+_SECONDS_PER_TERM = 3e-10
 
 
-def squared_distances(x: Tensor, y: Tensor, *, bounded: bool = False) -> Tensor:
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """Return ‖x_i − y_j‖₂², shape (..., n, m), clamped at 0; finite for finite points.
 
-    Values above the largest number of the dtype saturate there. `bounded` says that there are none:
-    then the host looks at no value.
+    Values above the largest number of the dtype saturate there.
     """
     x_norms = x.square().sum(-1)
     y_norms = y.square().sum(-1)
     distances = torch.matmul(x, y.transpose(-1, -2)).mul_(-2.0)
     distances.add_(x_norms.unsqueeze(-1)).add_(y_norms.unsqueeze(-2)).clamp_(min=0.0)
-    if not bounded and not bool(torch.isfinite(x_norms.sum() + y_norms.sum())):
+    if not bool(torch.isfinite(x_norms.sum() + y_norms.sum())):
         return _saturate(distances, x, y)
     return distances
 
 
-def absolute_distances(x: Tensor, y: Tensor, *, bounded: bool = False) -> Tensor:
+def absolute_distances(x: Tensor, y: Tensor) -> Tensor:
     """Return ‖x_i − y_j‖₁ = Σ_k |x_ik − y_jk|, shape (..., n, m).
 
-    Compiled, one pass. Else, for many pairs a loop over the coordinates, each step on n×m tiles;
-    for few pairs in many dimensions a loop over blocks of rows. torch.cdist is slower than each,
-    and one kernel where points are `bounded`, as in `squared_distances`.
+    Eager code loops over the coordinates for many pairs, each step on n×m tiles, and over blocks
+    of rows for few pairs in many dimensions. Both are faster than torch.cdist.
     """
-    if bounded:
-        return torch.cdist(x, y, p=1.0)
-    if (fused := compiled.absolute_distances(x, y)) is not None:
+    if (fused := _compiled_distances(_l1, x, y)) is not None:
         return fused
     batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     n, m, d = x.shape[-2], y.shape[-2], x.shape[-1]
@@ -74,31 +76,22 @@ def absolute_distances(x: Tensor, y: Tensor, *, bounded: bool = False) -> Tensor
     return distances
 
 
-def mixed_distances(x: Tensor, y: Tensor, m: float, *, bounded: bool = False) -> Tensor:
-    """Return ‖x_i − y_j‖₂² + m‖x_i − y_j‖₁, shape (..., n, m), finite for finite points.
-
-    Compiled, both parts in one pass over the differences; not where points are `bounded`.
-    """
-    if bounded:
-        absolute = absolute_distances(x, y, bounded=True)
-        return squared_distances(x, y, bounded=True).add_(absolute, alpha=m)
-    if (fused := compiled.mixed_distances(x, y, m)) is not None:
+def mixed_distances(x: Tensor, y: Tensor, m: float) -> Tensor:
+    """Return ‖x_i − y_j‖₂² + m‖x_i − y_j‖₁, shape (..., n, m), finite for finite points."""
+    if (fused := _compiled_distances(_mixed, x, y, m)) is not None:
         return fused
     total = squared_distances(x, y).add_(absolute_distances(x, y), alpha=m)
     # Each part is finite for finite points; their sum saturates as they do.
     return total.clamp_(max=torch.finfo(total.dtype).max)
 
 
-def sign_field(x: Tensor, y: Tensor, plan: Tensor, *, bounded: bool = False) -> Tensor:
-    """Return Σ_j P_ij sign(x_i − y_j), shape (..., n, d), with sign(0) = 0.
-
-    One kernel where points are `bounded`.
-    """
-    if bounded:
-        x, y = (points.expand(*plan.shape[:-2], *points.shape[-2:]) for points in (x, y))
-        return _backward(x, y, plan)
-    if (fused := compiled.sign_field(x, y, plan)) is not None:
-        return fused
+def sign_field(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
+    """Return Σ_j P_ij sign(x_i − y_j), shape (..., n, d), with sign(0) = 0."""
+    pair = _compilable(_signs, x, y)
+    if pair is not None and plan.dim() == max(x.dim(), y.dim()) and fits(plan):
+        fused = _signs.run(*pair, plan.contiguous())
+        if fused is not None:
+            return fused
     batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2], plan.shape[:-2])
     n, m, d = x.shape[-2], y.shape[-2], x.shape[-1]
     field = x.new_zeros((*batch, n, d))
@@ -117,14 +110,13 @@ def sparse_field(
 ) -> Tensor | None:
     """Return Σ_j P_ij [2q(x_i − y_j) + a·sign(x_i − y_j)] over pairs with P_ij ≠ 0, (..., n, d).
 
-    Nothing is dropped: entries of the plan that are not exactly zero all count. At λ far below
-    the costs they are one or two a row.
-
-    The work depends on the plan. Where it must not, use `Cost.gradient` without `sparse`.
+    Every entry of the plan that is not exactly zero counts. At λ far below the costs there are one
+    or two in a row. The work depends on the plan; where it must not, call `GroundCost.gradient`
+    without `sparse`.
 
     Returns:
-        None if the plan has too many entries for this to pay, or does not live on the CPU (where
-        sums in a fixed order are cheap).
+        None if the plan has too many entries for this to pay, or is not on the CPU (where sums
+        in a fixed order are cheap).
     """
     if plan.device.type != "cpu" or plan.numel() == 0:
         return None
@@ -154,6 +146,66 @@ def sparse_field(
             terms = difference.sign().mul_(absolute).add_(difference, alpha=2.0 * quadratic)
         field.index_add_(0, rows[block], terms.mul_(weights[block]))
     return field.reshape(*batch, n, d)
+
+
+@Kernel
+def _l1(x: Tensor, y: Tensor) -> Tensor:
+    return (x.unsqueeze(-2) - y.unsqueeze(-3)).abs().sum(-1)
+
+
+@Kernel
+def _mixed(x: Tensor, y: Tensor, m: Tensor) -> Tensor:
+    difference = (x.unsqueeze(-2) - y.unsqueeze(-3)).abs()
+    return (difference * (difference + m)).sum(-1)
+
+
+@Kernel
+def _signs(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
+    signs = (x.unsqueeze(-2) - y.unsqueeze(-3)).sign()
+    return (signs * plan.unsqueeze(-1)).sum(-2)
+
+
+def _compiled_distances(
+    kernel: Kernel[..., Tensor], x: Tensor, y: Tensor, *weights: float
+) -> Tensor | None:
+    """Return a kernel's distances; None where eager code has to compute them.
+
+    That is where compiled code is not wanted, and where distances overflow, as eager code
+    saturates them.
+    """
+    pair = _compilable(kernel, x, y)
+    if pair is None:
+        return None
+    scalars = (torch.full((), weight, dtype=x.dtype, device=x.device) for weight in weights)
+    distances = kernel.run(*pair, *scalars)
+    if distances is None or not bool(torch.isfinite(distances.sum())):
+        return None
+    batch = [len(points) for points in (x, y) if points.dim() == 3]
+    if batch and distances.dim() == 2:  # both sides were shared
+        distances = distances.expand(max(batch), *distances.shape)
+    return distances
+
+
+def _compilable(kernel: Kernel[..., Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the points in the layout a kernel takes, None if the eager code is to run."""
+    if max(x.dim(), y.dim()) > 3 or not fits(x, y):
+        return None
+    batch = max([len(points) for points in (x, y) if points.dim() == 3], default=1)
+    if not kernel.wanted(_SECONDS_PER_TERM * batch * x.shape[-2] * y.shape[-2] * x.shape[-1]):
+        return None
+    return _shared(x), _shared(y)
+
+
+def _shared(points: Tensor) -> Tensor:
+    """Return the points contiguous, once if the whole batch shares them, and not as a view.
+
+    The compiler distinguishes views of one tensor from those of another.
+    """
+    if points.dim() == 3 and points.stride(0) == 0:
+        points = points[0]
+    if points._base is None and points.is_contiguous():
+        return points
+    return points.clone(memory_format=torch.contiguous_format)
 
 
 def _backward(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:

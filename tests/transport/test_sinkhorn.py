@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsink.transport import L1, SquaredEuclidean, solve
+from fedsink.transport import L1, SquaredEuclidean, exp_domain, solve
 from fedsink.transport.problem import prepare
-from fedsink.transport.solvers import exp_domain
 
-from ...support.clouds import cloud
+from ..support.clouds import cloud
 
 DOMAINS = ["auto", "log", "exp"]
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedsink.transport.log_domain import CHECK_EVERY, SinkhornState
 from fedsink.transport.problem import Problem
-from fedsink.transport.solvers.log_domain import CHECK_EVERY, Progress
 
 
 @dataclass(frozen=True)
 class _Limits:
-    """Where K is cut off and how far scalings may drift before they are absorbed.
+    """The exponent at which K is cut off, and how far scalings may drift before an absorption.
 
     The floor keeps K positive, so that no sum is ever 0 (or slow, as subnormal numbers are).
     Plan entries raised by the floor weigh at most growth²·e^floor ≤ 1e-10 of the plan.
@@ -31,12 +31,12 @@ class _Limits:
 
 
 _LIMITS = {torch.float32: _Limits(-60.0, 1e8), torch.float64: _Limits(-450.0, 1e80)}
-# An absorption costs about two iterations in the log domain: beyond this many it has lost.
+# An absorption costs about two iterations in the log domain: after this many they are faster.
 _MOST_ABSORPTIONS = 20
 
 
 def supports(problem: Problem) -> bool:
-    """Return whether λ is large enough against the cost range for scalings to pay.
+    """Return whether λ is so large against the cost range that scalings pay.
 
     Below range/1000 nearly every iteration would have to absorb.
     """
@@ -44,19 +44,19 @@ def supports(problem: Problem) -> bool:
 
 
 def iterate(
-    problem: Problem, progress: Progress, max_iterations: int, tolerance: float
-) -> Progress:
-    """Alternate row and column scalings; the meaning is that of log_domain.iterate.
+    problem: Problem, state: SinkhornState, max_iterations: int, tolerance: float
+) -> SinkhornState:
+    """Alternate row and column scalings until the row violation is within the tolerance.
 
-    Returns progress with finished=False, at finite potentials, if scalings have to be absorbed
-    too often: the log-domain loop takes over from there.
+    If scalings have to be absorbed too often, the returned state has finished=False and finite
+    potentials, from which `log_domain.iterate` continues.
     """
     limits = _LIMITS[problem.cost.dtype]
     a, b = problem.log_a.exp(), problem.log_b.exp()
     kernel = _Kernel(problem, limits)
     s, s_next, u = (torch.empty_like(a) for _ in range(3))
     t, v = torch.empty_like(b), torch.empty_like(b)
-    iteration = int(progress.iterations.max())
+    iteration = int(state.iterations.max())
     g: Tensor | None = None
     for _ in range(_MOST_ABSORPTIONS):
         # s = K(b∘v) and u = a/s, t = Kᵀ(a∘u) and v = b/t: the weights live in u and v here.
@@ -81,19 +81,19 @@ def iterate(
                 error = torch.div(s_next, s).sub_(1.0).abs_().mul_(a).sum(-1)
                 met = error <= tolerance
             if last or (met is not None and bool(met.any())):
-                progress.record(*kernel.potentials(s, t), iteration, met)
-            if last or bool(progress.converged.all()):
-                progress.finished = True
-                return progress
+                state.update(*kernel.potentials(s, t), iteration, met)
+            if last or bool(state.converged.all()):
+                state.finished = True
+                return state
             s, s_next = s_next, s
         f, g = kernel.potentials(s, t)
         if not bool(torch.isfinite(f.sum() + g.sum())):
-            return progress
-        progress.record(f, g, iteration)
-        g = progress.g
+            return state
+        state.update(f, g, iteration)
+        g = state.g
         if iteration >= max_iterations:
             break
-    return progress
+    return state
 
 
 class _Kernel:
@@ -135,7 +135,7 @@ class _Kernel:
 def _products(
     kernel: Tensor,
 ) -> tuple[Callable[[Tensor, Tensor], None], Callable[[Tensor, Tensor], None]]:
-    """Return in-place v ↦ K v and u ↦ Kᵀ u; one problem alone takes the faster mv."""
+    """Return in-place v ↦ K v and u ↦ Kᵀ u; a single problem takes the faster mv."""
     transposed = kernel.transpose(-1, -2)
     if kernel.shape[0] == 1:
         matrix, transposed_matrix = kernel[0], transposed[0]

@@ -8,19 +8,19 @@ from torch import Tensor
 
 from fedsink.transport import (
     L1,
-    Cost,
+    GroundCost,
     Mixed,
     SquaredEuclidean,
     fixed_solver,
     losses,
+    pairwise,
     transport_gradient,
 )
-from fedsink.transport.kernels import pairwise
-from fedsink.transport.kernels.pairwise import sparse_field
+from fedsink.transport.pairwise import sparse_field
 
-from ...support.clouds import cloud
+from ..support.clouds import cloud
 
-COSTS: list[Cost] = [L1(), Mixed(0.3), Mixed(0.0), SquaredEuclidean()]
+COSTS: list[GroundCost] = [L1(), Mixed(0.3), Mixed(0.0), SquaredEuclidean()]
 
 
 def thin(plan: Tensor, share: int = 20) -> Tensor:

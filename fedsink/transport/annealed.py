@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedsink.transport.kernels.compiled import Kernel
-from fedsink.transport.problem import Problem, prepare
+from fedsink.transport.compiled import Kernel
+from fedsink.transport.log_domain import SinkhornState, SoftMinimum
+from fedsink.transport.problem import Points, Problem, Weights, prepare
 from fedsink.transport.solution import Solution
-from fedsink.transport.solvers.log_domain import Progress, SoftMinimum
 
 Potentials = tuple[Tensor, Tensor, Tensor, Tensor]
+"""f and g before the last full update, then f and g behind it."""
 # Updates in one call. More would save little (a call costs about as much as an update of 50×75
 # pairs) and compile for longer.
 _UPDATES = 5
@@ -27,79 +29,61 @@ _SECONDS_PER_UPDATE = 8e-5
 _SECONDS_PER_PAIR = 8e-9
 
 
-def annealed(
-    cost_matrix: Tensor,
-    lam: float,
-    *,
-    diameter: float | Tensor,
-    scaling: float = 0.5,
-    log_a: Tensor | None = None,
-    log_b: Tensor | None = None,
-) -> Solution:
-    """Return the potentials after λ has fallen from `diameter` to λ by factors of `scaling`.
+@dataclass(frozen=True)
+class AnnealedSolver:
+    """Potentials after λ has fallen from the points' diameter to its value, factor by factor.
 
     For each value ε: f ← (f + softmin_ε(g))/2 and g ← (g + softmin_ε(f))/2, both from the old
     potentials; at the end both are replaced by a full update (not averaged) at λ. Each problem
-    of a batch has its own schedule. `converged` is always False: the schedule does not look at
-    its marginals; read `marginal_error`.
+    of a batch has its own schedule. `converged` is always False, as the schedule reads no
+    marginals; see `Solution.marginal_error`.
 
     The result equals GeomLoss' SamplesLoss("sinkhorn", p=1, blur=λ, scaling, debias=False) with
     the same cost and diameter, and its gradient is that of `source_plan` and `target_plan`. For
     GeomLoss' p = 2 pass diameter², scaling² and λ = blur².
 
-    Args:
-        cost_matrix: C, (..., n, m), float32 or float64, finite.
-        lam: the last value, λ > 0, in units of cost.
-        diameter: the first value, in units of cost, one for all problems or one each (...);
-            GeomLoss takes `bounding_diameter` of the points.
+    Attributes:
         scaling: ratio of successive values, in (0, 1).
-        log_a: log-weights (..., n), −∞ for padding; uniform if None.
-        log_b: log-weights (..., m), −∞ for padding; uniform if None.
-
-    Raises:
-        ValueError: for a scaling outside (0, 1), a negative diameter, or what `solve` refuses.
+        diameter: the first value, in units of cost; None: `bounding_diameter` of each problem.
     """
-    if not 0.0 < scaling < 1.0:
-        raise ValueError(f"The scaling must lie strictly between 0 and 1, got {scaling}.")
-    problem = prepare(cost_matrix, lam, log_a, log_b)
-    starts = torch.as_tensor(diameter, dtype=torch.float64).expand(problem.batch_shape).reshape(-1)
-    if not bool((starts.isfinite() & (starts >= 0.0)).all()):
-        raise ValueError(
-            f"The diameter must be finite and ≥ 0 in units of cost, got {starts.tolist()}."
-        )
-    return anneal(problem, starts.tolist(), scaling)
+
+    scaling: float = 0.5
+    diameter: float | None = None
+
+    def __call__(
+        self, cost: Tensor, lam: float, points: Points, log_a: Weights = None, log_b: Weights = None
+    ) -> Solution:
+        """Return the potentials at the end of the schedule.
+
+        Raises ValueError for a scaling outside (0, 1), a negative diameter, or input that `solve`
+        refuses.
+        """
+        if not 0.0 < self.scaling < 1.0:
+            raise ValueError(f"The scaling must lie strictly between 0 and 1, got {self.scaling}.")
+        problem = prepare(cost, lam, log_a, log_b)
+        starts = self.starts(points, log_a, log_b).to(torch.float64)
+        values = starts.expand(problem.batch_shape).reshape(-1)
+        if not bool((values.isfinite() & (values >= 0.0)).all()):
+            raise ValueError(
+                f"The diameter must be finite and ≥ 0 in units of cost, got {values.tolist()}."
+            )
+        return anneal(problem, values.tolist(), self.scaling)
+
+    def starts(self, points: Points, log_a: Weights, log_b: Weights) -> Tensor:
+        """Return the first value of each problem's schedule, (...), or of all schedules, ()."""
+        if self.diameter is not None:
+            return torch.tensor(self.diameter, dtype=torch.float64)
+        return bounding_diameter(*points, log_a, log_b)
 
 
 def anneal(problem: Problem, starts: list[float], scaling: float) -> Solution:
-    """Return what `annealed` does, for a prepared problem and one first value per problem."""
+    """Return the potentials of a prepared batch, given the first value of each problem."""
     schedules = [epsilon_schedule(start, problem.lam, scaling) for start in starts]
     potentials = _compiled(problem, schedules) or follow(SoftMinimum(problem), schedules)
-    counts = [len(values) for values in schedules]
-    steps = problem.cost.new_full((len(counts),), counts[0], dtype=torch.long)
-    if any(count != counts[0] for count in counts):  # a recording cannot copy from the host
-        steps = torch.tensor(counts, device=steps.device)
-    return _solution(problem, potentials, steps)
-
-
-def anneal_unseen(problem: Problem, diameters: Tensor, widest: float) -> Solution:
-    """Return what `annealed` does at scaling ½ without a look at a value from the host.
-
-    Args:
-        problem: from `problem.bounded`.
-        diameters: first value of each problem's schedule, (B,), at most `widest`.
-        widest: public; it decides on the number of steps, through most of which problems with
-            smaller diameters wait.
-    """
-    longest = len(epsilon_schedule(widest, problem.lam, 0.5))
-    first = torch.where(diameters > 0.0, diameters, problem.lam).to(torch.float64)
-    falls = torch.ceil((first.log() - math.log(problem.lam)) / math.log(2.0))
-    waiting = longest - 2.0 - falls.clamp_(0.0, longest - 2.0)
-    step = torch.arange(longest, device=diameters.device).unsqueeze(-1)
-    values = first * torch.exp2(-(step - waiting - 1.0).clamp_(min=0.0))
-    # Made on the device: a recording cannot copy from the host.
-    table = torch.where(step == longest - 1, problem.lam, values).to(problem.cost)
-    potentials = _follow(SoftMinimum(problem), table.unbind(), waiting)
-    return _solution(problem, potentials, longest - waiting)
+    f_before, g_before, f, g = potentials
+    steps = torch.tensor([len(values) for values in schedules], device=f.device)
+    never = torch.zeros_like(steps, dtype=torch.bool)
+    return problem.solution(f, g, steps, never, f_before, g_before)
 
 
 def epsilon_schedule(diameter: float, lam: float, scaling: float) -> list[float]:
@@ -118,8 +102,8 @@ def bounding_diameter(
 ) -> Tensor:
     """Return the Euclidean diagonal of the box that holds x and y, shape (...).
 
-    Points of weight zero are left out. It is GeomLoss' default diameter for one problem; note
-    that it depends on the points, private ones included, and so does the schedule's length.
+    Points of weight zero are left out. It is GeomLoss' default diameter for one problem. It depends
+    on the points, private ones included, and so does the length of a schedule from it.
     """
     low, high = [], []
     for points, log_weights in ((x, log_a), (y, log_b)):
@@ -140,7 +124,7 @@ def bounding_diameter(
 
 
 def _without_padding(points: Tensor, real: Tensor) -> Tensor:
-    """Return points (..., n, d) with each one that is not real replaced by one that is.
+    """Return points (..., n, d) with padding replaced by copies of a real point.
 
     Copying rows is many times faster than filling them.
     """
@@ -156,30 +140,24 @@ def _without_padding(points: Tensor, real: Tensor) -> Tensor:
     return points.reshape(-1, d).index_select(0, rows.reshape(-1)).reshape(*batch, n, d)
 
 
-def warm_start(problem: Problem, most_iterations: int) -> Progress:
-    """Return where a schedule from the cost range down to λ by halves ends.
+def warm_start(problem: Problem, most_iterations: int) -> SinkhornState:
+    """Return the state after a schedule from the cost range down to λ by halves.
 
-    Where that is longer than `most_iterations`, zero potentials. For λ far below the range it
-    saves hundreds of iterations at fixed λ.
+    For λ far below the range it saves hundreds of iterations at fixed λ. A schedule longer than
+    `most_iterations` does not run: then potentials are zero.
     """
     schedules = [epsilon_schedule(span, problem.lam, 0.5) for span in problem.cost_range.tolist()]
     longest = max(len(values) for values in schedules)
     if longest >= most_iterations:
-        return Progress.begin(problem)
+        return SinkhornState.begin(problem)
     _, _, f, g = follow(SoftMinimum(problem), schedules)
-    progress = Progress.begin(problem)
-    progress.record(f, g, longest)
-    return progress
-
-
-def _solution(problem: Problem, potentials: Potentials, steps: Tensor) -> Solution:
-    f_before, g_before, f, g = potentials
-    never = torch.zeros_like(steps, dtype=torch.bool)
-    return problem.solution(f, g, steps, never, f_before, g_before)
+    state = SinkhornState.begin(problem)
+    state.update(f, g, longest)
+    return state
 
 
 def follow(softmin: SoftMinimum, schedules: list[list[float]]) -> Potentials:
-    """Run one schedule per problem; return potentials before and after the last full update."""
+    """Run one schedule per problem, by eager code."""
     if all(values == schedules[0] for values in schedules):
         return _follow(softmin, schedules[0], None)
     longest = max(len(values) for values in schedules)
@@ -196,9 +174,9 @@ def follow(softmin: SoftMinimum, schedules: list[list[float]]) -> Potentials:
 def _follow(
     softmin: SoftMinimum, values: Sequence[float | Tensor], waiting: Tensor | None
 ) -> Potentials:
-    """Run a schedule of one value per step, or of one for each problem (B,).
+    """Run a schedule whose steps have one value, or one per problem (B,).
 
-    Problem b waits for `waiting[b]` steps; None: all of them start at once.
+    Problem b waits for `waiting[b]` steps; None: all problems start at once.
     """
     f = softmin.rows(torch.zeros_like(softmin.log_b), values[0])
     g = softmin.columns(torch.zeros_like(softmin.log_a), values[0])
@@ -213,11 +191,10 @@ def _follow(
 
 
 def _compiled(problem: Problem, schedules: list[list[float]]) -> Potentials | None:
-    """Return potentials before and after the last full update, as `annealed` defines it.
+    """Run one schedule per problem, by compiled code; None where the eager code is to run.
 
-    None where the eager code is to run. Every update is f ← w·softmin_ε(g) + (1 − w)·f, and the
-    same for g: w = 1 for the first and the last one, ½ between, and 0 while a problem waits for
-    those of its batch with longer schedules.
+    Every update is f ← w·softmin_ε(g) + (1 − w)·f, and the same for g: w = 1 for the first and the
+    last one, ½ between, and 0 while a problem waits for longer schedules of its batch.
     """
     cost = problem.cost
     updates = max(len(values) for values in schedules) + 2
@@ -241,7 +218,7 @@ def _compiled(problem: Problem, schedules: list[list[float]]) -> Potentials | No
     potentials = f, g, f, g
     weights = problem.log_a.contiguous(), problem.log_b.contiguous()
     for call in calls:
-        # Clones, because the compiler tells views of one tensor from those of another.
+        # Clones, because the compiler distinguishes views of one tensor from those of another.
         lam, weight = call[0].clone(), call[1].clone()
         potentials = _update.run(cost, transposed, *weights, *potentials[2:], lam, weight, floor)
         if potentials is None:
@@ -262,9 +239,9 @@ def _update(
     floor: Tensor,
 ) -> Potentials:
     f_before, g_before = f, g
-    for of_step, share in zip(lam.unbind(-1), weight.unbind(-1), strict=True):
+    for value, share in zip(lam.unbind(-1), weight.unbind(-1), strict=True):
         f_before, g_before = f, g
-        column = of_step.unsqueeze(-1)
+        column = value.unsqueeze(-1)
         part = share.unsqueeze(-1)
         f = part * _softmin(cost, log_b + g_before / column, column, floor) + (1.0 - part) * f
         g = part * _softmin(transposed, log_a + f_before / column, column, floor) + (1.0 - part) * g

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from fedsink.errors import ConfigError
-from fedsink.transport import L1, AnnealedSolver, Mixed, transport_gradient
-from fedsink.transport.kernels import compiled
-from fedsink.transport.kernels.compiled import Kernel, fits
+from fedsink.transport import L1, AnnealedSolver, Mixed, compiled, pairwise, transport_gradient
+from fedsink.transport.compiled import Kernel, fits
 
-from ...support.clouds import cloud
-from ...support.compiler import needs_compiler
+from ..support.clouds import cloud
+from ..support.compiler import needs_compiler
 
 
 def double(x: Tensor) -> Tensor:
@@ -72,8 +71,7 @@ def test_what_fits() -> None:
 PROGRAM = """
 import sys, torch
 from fedsink.transport import *
-from fedsink.transport.kernels import compiled
-import fedsink.transport.solvers.annealed as schedule
+from fedsink.transport import annealed, pairwise
 g = torch.Generator().manual_seed(0)
 out = []
 for dtype in (torch.float32, torch.float64):
@@ -92,7 +90,7 @@ for dtype in (torch.float32, torch.float64):
                 out += [result.value, result.gradient, result.solution.f_before]
 huge = torch.full((3, 6), torch.finfo(torch.float32).max / 4)
 out += [L1()(huge, -huge), Mixed(1.0)(huge, -huge)]
-failed = [k._failed for k in (compiled._l1, compiled._mixed, compiled._signs, schedule._update)]
+failed = [k._failed for k in (pairwise._l1, pairwise._mixed, pairwise._signs, annealed._update)]
 torch.save((out, failed), sys.argv[1])
 """
 
@@ -136,11 +134,11 @@ def test_switching_does_not_look_at_values(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("FEDSINK_COMPILE", raising=False)
 
     def counted(y: Tensor) -> float:
-        before = compiled._mixed._seconds
+        before = pairwise._mixed._seconds
         transport_gradient(
             cloud(4, 3, dtype=torch.float32), y, Mixed(1.0), 0.5, solver=AnnealedSolver()
         )
-        return compiled._mixed._seconds - before
+        return pairwise._mixed._seconds - before
 
     assert counted(cloud(6, 3, seed=1, dtype=torch.float32)) == pytest.approx(
         counted(100.0 * cloud(6, 3, seed=2, dtype=torch.float32))

@@ -18,8 +18,8 @@ from fedsink.transport import (
     L1,
     AnnealedSolver,
     ConvergedSolver,
-    Cost,
     FixedSolver,
+    GroundCost,
     Mixed,
     Solver,
     SquaredEuclidean,
@@ -29,10 +29,10 @@ from fedsink.transport import (
     self_gradient,
     transport_gradient,
 )
-from fedsink.transport.solvers.keops import KeopsSolver, Symbolic
+from fedsink.transport.backends import KeopsSolver, Symbolic
 
-from ...support.clouds import cloud
-from ...support.compiler import needs_compiler
+from ..support.clouds import cloud
+from ..support.compiler import needs_compiler
 
 COSTS = [L1(), SquaredEuclidean(), Mixed(0.3)]
 LAM = 0.3
@@ -42,7 +42,7 @@ def close(value: Tensor, expected: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(value, expected, rtol=tolerance, atol=tolerance)
 
 
-def agree(backend: str, cost: Cost, solver: Solver, tolerance: float) -> None:
+def agree(backend: str, cost: GroundCost, solver: Solver, tolerance: float) -> None:
     """One problem, and a batch with padding, weights and schedules of several lengths."""
     x, y = cloud(9, 3, seed=1), cloud(3, 7, 3, seed=2) + torch.arange(3.0).reshape(3, 1, 1)
     log_a, log_b = cloud(9, seed=3).log_softmax(0), torch.full((3, 7), -math.log(5.0)).double()
@@ -67,7 +67,7 @@ def agree(backend: str, cost: Cost, solver: Solver, tolerance: float) -> None:
 
 @pytest.mark.parametrize("cost", COSTS, ids=str)
 @pytest.mark.parametrize("scaling", [0.5, 0.8])
-def test_geomloss_gives_the_native_answer(cost: Cost, scaling: float) -> None:
+def test_geomloss_gives_the_native_answer(cost: GroundCost, scaling: float) -> None:
     agree("geomloss", cost, AnnealedSolver(scaling), 1e-12)
     agree("geomloss", cost, AnnealedSolver(scaling, diameter=20.0), 1e-12)
 
@@ -75,7 +75,7 @@ def test_geomloss_gives_the_native_answer(cost: Cost, scaling: float) -> None:
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("cost", COSTS, ids=str)
-def test_keops_gives_the_native_answer(cost: Cost) -> None:
+def test_keops_gives_the_native_answer(cost: GroundCost) -> None:
     agree("keops", cost, AnnealedSolver(), 1e-12)
     agree("keops", cost, AnnealedSolver(0.8, diameter=20.0), 1e-12)
     agree("keops", cost, ConvergedSolver(20_000, 1e-10, "log"), 1e-7)
@@ -116,9 +116,9 @@ def test_backends_by_name() -> None:
         (
             "geomloss",
             ConvergedSolver(),
-            "geomloss runs the annealed schedule alone: set solver=ann",
+            "geomloss runs only the annealed schedule: set solver=ann",
         ),
-        ("geomloss", FixedSolver(1.0), "geomloss runs the annealed schedule alone"),
+        ("geomloss", FixedSolver(1.0), "geomloss runs only the annealed schedule"),
         ("keops", FixedSolver(1.0), "keops has no solver of fixed work"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -126,7 +126,7 @@ def test_backends_by_name() -> None:
 
 
 def test_keops_refuses_a_cost_that_it_cannot_write_down() -> None:
-    class Zero(Cost):
+    class Zero(GroundCost):
         def __call__(self, x: Tensor, y: Tensor) -> Tensor:
             return torch.zeros(len(x), len(y))
 

@@ -1,4 +1,8 @@
-"""The Sinkhorn iteration on potentials: slower than on scalings, and for every λ."""
+"""The Sinkhorn iteration on potentials.
+
+f_i = −λ·LSE_j(log b_j + (g_j − C_ij)/λ), then g from f in the same way (Peyré and Cuturi 2019,
+eq. 4.43). It is slower than the iteration on scalings (`exp_domain`), and works for every λ.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,19 @@ from torch import Tensor
 
 from fedsink.transport.problem import Problem
 
-# Iterations between two looks at the marginal error: a look costs about a fifth of one.
+# Iterations between two checks of the marginal error: a check costs about a fifth of one.
 CHECK_EVERY = 3
 
 
 @dataclass
-class Progress:
-    """Where an iteration stands; all tensors have the leading batch dimension B.
+class SinkhornState:
+    """State of an iteration; all tensors have the leading batch dimension B.
 
     Attributes:
         f, g: potentials, (B, n) and (B, m), in units of cost.
         iterations: iterations done by each problem, (B,).
         converged: which problems have met the tolerance, (B,).
-        finished: whether nothing is left for another loop to do from here.
+        finished: no other loop has to continue from here.
     """
 
     f: Tensor
@@ -31,7 +35,7 @@ class Progress:
     finished: bool = False
 
     @classmethod
-    def begin(cls, problem: Problem | SoftMinimum) -> Progress:
+    def begin(cls, problem: Problem | SoftMinimum) -> SinkhornState:
         """Return zero potentials and no iterations."""
         batch = len(problem.log_a)
         return cls(
@@ -41,8 +45,8 @@ class Progress:
             converged=problem.log_a.new_zeros(batch, dtype=torch.bool),
         )
 
-    def record(self, f: Tensor, g: Tensor, iteration: int, met: Tensor | None = None) -> None:
-        """Take over the potentials of all problems that had not converged before.
+    def update(self, f: Tensor, g: Tensor, iteration: int, met: Tensor | None = None) -> None:
+        """Set the potentials of all problems that had not converged before.
 
         A problem that has met the tolerance is never touched again: its result does not
         depend on the other problems in its batch.
@@ -63,7 +67,7 @@ class SoftMinimum:
 
     Attributes:
         log_a, log_b: log-weights of the B problems, (B, n) and (B, m).
-        lam: the problems' own λ.
+        lam: the λ of the problems, where their iterations end.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -97,54 +101,35 @@ class SoftMinimum:
 
 
 def iterate(
-    softmin: SoftMinimum, progress: Progress, max_iterations: int, tolerance: float
-) -> Progress:
+    softmin: SoftMinimum, state: SinkhornState, max_iterations: int, tolerance: float
+) -> SinkhornState:
     """Alternate row and column updates until the row violation is within the tolerance.
 
-    The column update comes last, so columns hold exactly and Σ_i |Σ_j P_ij − a_i| is the
-    whole marginal error. It is known from the next row update, every `CHECK_EVERY` iterations.
+    The column update comes last, so columns hold exactly and the row violation is the whole
+    marginal error. The next row update gives it, every `CHECK_EVERY` iterations.
     """
-    weights = softmin.log_a.exp()
-    done = int(progress.iterations.max())
-    f, g = progress.f, progress.g
+    done = int(state.iterations.max())
+    f, g = state.f, state.g
     fresh = True
     for iteration in range(done, max_iterations):
         updated = softmin.rows(g, softmin.lam)
         if not fresh and tolerance > 0.0 and (iteration - done) % CHECK_EVERY == 0:
-            error = (weights * torch.expm1((f - updated) / softmin.lam).abs()).sum(-1)
-            progress.record(f, g, iteration, error <= tolerance)
-            if bool(progress.converged.all()):
-                return progress
+            state.update(f, g, iteration, _violation(softmin, f, updated) <= tolerance)
+            if bool(state.converged.all()):
+                return state
         f, fresh = updated, False
         g = softmin.columns(f, softmin.lam)
     if not fresh:
         met = None
         if tolerance > 0.0:
-            updated = softmin.rows(g, softmin.lam)
-            error = (weights * torch.expm1((f - updated) / softmin.lam).abs()).sum(-1)
-            met = error <= tolerance
-        progress.record(f, g, max_iterations, met)
-    return progress
+            met = _violation(softmin, f, softmin.rows(g, softmin.lam)) <= tolerance
+        state.update(f, g, max_iterations, met)
+    return state
 
 
-def iterate_unseen(problem: Problem, max_iterations: int, tolerance: float) -> Progress:
-    """Do as `iterate` does from zero, all iterations, with selects in place of branches."""
-    softmin = SoftMinimum(problem)
-    weights = problem.log_a.exp()
-    f = kept = softmin.rows(torch.zeros_like(problem.log_b), problem.lam)
-    met = torch.zeros_like(f[:, :1], dtype=torch.bool)
-    iterations = torch.full_like(met, max_iterations, dtype=torch.long)
-    for iteration in range(1, max_iterations + 1):
-        updated = softmin.rows(softmin.columns(f, problem.lam), problem.lam)
-        if iteration % CHECK_EVERY == 0 or iteration == max_iterations:
-            error = (weights * torch.expm1((f - updated) / problem.lam).abs()).sum(-1, keepdim=True)
-            kept = torch.where(met, kept, f)
-            now = error <= tolerance
-            iterations = torch.where(now & ~met, iteration, iterations)
-            met = met | now
-        f = updated
-    g = softmin.columns(kept, problem.lam)
-    return Progress(kept, g, iterations.squeeze(-1), met.squeeze(-1))
+def _violation(softmin: SoftMinimum, f: Tensor, updated: Tensor) -> Tensor:
+    """Return Σ_i |Σ_j P_ij − a_i|, (B,), from f and the next row update at the same g."""
+    return (softmin.log_a.exp() * torch.expm1((f - updated) / softmin.lam).abs()).sum(-1)
 
 
 def _column(lam: float | Tensor) -> float | Tensor:

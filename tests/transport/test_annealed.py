@@ -10,20 +10,18 @@ from torch import Tensor
 from fedsink.transport import (
     L1,
     AnnealedSolver,
-    Cost,
+    GroundCost,
     Mixed,
     SquaredEuclidean,
-    annealed,
-    bounding_diameter,
-    epsilon_schedule,
     solve,
     transport_gradient,
 )
+from fedsink.transport.annealed import bounding_diameter, epsilon_schedule
 
-from ...support.clouds import cloud
+from ..support.clouds import cloud
 
 
-def written_out(cost: Cost) -> object:
+def written_out(cost: GroundCost) -> object:
     """The cost as GeomLoss wants it: batched and differentiable."""
 
     def function(x: Tensor, y: Tensor) -> Tensor:
@@ -39,7 +37,7 @@ def written_out(cost: Cost) -> object:
 @pytest.mark.parametrize("cost", [L1(), SquaredEuclidean(), Mixed(1.0)], ids=str)
 @pytest.mark.parametrize(("lam", "scaling"), [(0.05, 0.5), (2.0, 0.5), (0.05, 0.9), (50.0, 0.5)])
 def test_value_gradient_and_potentials_equal_geomloss(
-    cost: Cost, lam: float, scaling: float
+    cost: GroundCost, lam: float, scaling: float
 ) -> None:
     x, y = cloud(20, 4, seed=1).requires_grad_(), cloud(15, 4, seed=2) + 1.0
     a = torch.softmax(cloud(20, 1, seed=3)[:, 0], 0)
@@ -65,8 +63,8 @@ def test_geomloss_squared_exponent_maps_to_squared_schedule() -> None:
     # GeomLoss' p = 2: λ = blur², cost ½‖x − y‖², schedule of diameter² by scaling².
     x, y, blur = cloud(12, 4, seed=5), cloud(10, 4, seed=6), 0.4
     expected = SamplesLoss("sinkhorn", p=2, blur=blur, scaling=0.7, debias=False)(x, y)
-    diameter = bounding_diameter(x, y) ** 2
-    ours = annealed(0.5 * SquaredEuclidean()(x, y), blur**2, diameter=diameter, scaling=0.7**2)
+    solver = AnnealedSolver(scaling=0.7**2, diameter=float(bounding_diameter(x, y)) ** 2)
+    ours = solver(0.5 * SquaredEuclidean()(x, y), blur**2, points=(x, y))
     assert float(ours.potential_cost) == pytest.approx(expected.item(), abs=1e-9)
 
 
@@ -140,7 +138,7 @@ def test_padding_changes_neither_schedule_nor_result() -> None:
 
 def test_source_and_target_plans_hold_their_marginals_exactly() -> None:
     x, y = cloud(9, 4, seed=15), cloud(7, 4, seed=16)
-    solution = annealed(L1()(x, y), 0.05, diameter=bounding_diameter(x, y))
+    solution = AnnealedSolver()(L1()(x, y), 0.05, points=(x, y))
     ninth, seventh = torch.full((9,), 1 / 9).double(), torch.full((7,), 1 / 7).double()
     torch.testing.assert_close(solution.source_plan.sum(1), ninth, rtol=1e-6, atol=0)
     torch.testing.assert_close(solution.target_plan.sum(0), seventh, rtol=1e-6, atol=0)
@@ -169,10 +167,10 @@ def test_coinciding_points_need_no_schedule() -> None:
 @pytest.mark.parametrize("scaling", [0.0, 1.0, -1.0, math.nan])
 def test_invalid_scaling_is_refused(scaling: float) -> None:
     with pytest.raises(ValueError, match=f"between 0 and 1, got {scaling}"):
-        annealed(torch.rand(3, 3), 0.1, diameter=1.0, scaling=scaling)
+        AnnealedSolver(scaling, 1.0)(torch.rand(3, 3), 0.1, points=(torch.rand(3, 1),) * 2)
 
 
 @pytest.mark.parametrize("diameter", [-1.0, math.inf])
 def test_invalid_diameter_is_refused(diameter: float) -> None:
     with pytest.raises(ValueError, match=rf"in units of cost, got \[{diameter}\]"):
-        annealed(torch.rand(3, 3), 0.1, diameter=diameter)
+        AnnealedSolver(diameter=diameter)(torch.rand(3, 3), 0.1, points=(torch.rand(3, 1),) * 2)

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsink.transport.record_clip import clipped_pullback
+from fedsink.transport.clipped_sums import clipped_pullback
 
 from ..support.clouds import cloud
+from ..support.exact import WIDE_BOUNDS, squared_distance
 
 N, D, P, M = 5, 3, 17, 8
 
@@ -109,17 +110,6 @@ def test_shapes_and_bounds_that_make_no_sense_are_refused() -> None:
 
 
 # Over the whole range of floats, in exact arithmetic
-
-WIDE_BOUNDS = st.one_of(
-    st.floats(5e-324, 1e150, allow_subnormal=True),
-    st.sampled_from([5e-324, 1e-310, 2.0**-1000, 1e-200, 1e-140, 2.0**-149, 0.5, 1e6, 1e150]),
-)
-
-
-def squared_distance(one: Tensor, other: Tensor) -> Fraction:
-    """‖a − b‖², exactly."""
-    pairs = zip(one.flatten().tolist(), other.flatten().tolist(), strict=True)
-    return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), Fraction(0))
 
 
 @settings(max_examples=200)
