@@ -22,7 +22,7 @@ from published import LAMBDA, images
 from torch import Tensor
 
 from fedsink.models import Generator, build
-from fedsink.models.pullback import flat_weights, pullback
+from fedsink.models.weights import flat_weights, pullback
 from fedsink.strategies.self_term import POTENTIAL_SOLVER
 from fedsink.transport import (
     BACKENDS,

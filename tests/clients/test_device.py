@@ -25,7 +25,7 @@ from fedsink.data.maps import (
 )
 from fedsink.errors import ConfigError
 from fedsink.models import build
-from fedsink.models.pullback import flat_weights
+from fedsink.models.weights import flat_weights
 from fedsink.protocol import GradientRequest, LocalPlan, PrivatizeRequest
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.gradient import pack_requests

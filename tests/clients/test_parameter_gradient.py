@@ -30,7 +30,7 @@ from fedsink.clients.shard import Shard
 from fedsink.data.partition import Dirichlet
 from fedsink.errors import ReleaseRefusedError
 from fedsink.models import Generator, build
-from fedsink.models.pullback import flat_weights
+from fedsink.models.weights import flat_weights
 from fedsink.privacy import ReproducibleKey, Stream
 from fedsink.privacy.ledger import Ledger
 from fedsink.protocol import GradientRequest

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedsink.errors import ModelError
 from fedsink.models import Generator, build
-from fedsink.models.pullback import flat_weights
+from fedsink.models.weights import flat_weights
 from fedsink.protocol import GradientRequest, parameters
 from fedsink.protocol.parameters import ParameterReply, ParameterRequest, architecture_of
 from fedsink.protocol.records import digest, pack, unpack

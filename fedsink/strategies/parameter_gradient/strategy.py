@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsink.errors import ClientError
 from fedsink.models import Generator
-from fedsink.models.pullback import flat_weights
+from fedsink.models.weights import flat_weights
 from fedsink.privacy import BatchClip
 from fedsink.privacy.unprotected import UNREACHED
 from fedsink.protocol.exchange import Broadcast, Content, Exchange

@@ -1,18 +1,94 @@
-"""A small perceptron that draws low-pass pictures (recipes B, "Small problem")."""
+"""Perceptron generators: of points or pixels, and of low-pass pictures."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedsink.data import dct
 from fedsink.errors import ModelError
-from fedsink.models.base import Generator, LatentLaw, checked_sizes
-from fedsink.models.layers import class_inputs, initialise, linear
+from fedsink.models.generator_base import Generator, LatentLaw, checked_sizes
+from fedsink.models.layers import batch_norm_1d, class_inputs, initialise, linear, low_pass_basis
+
+
+class Mlp(Generator):
+    """G(z, l) = output(MLP([z, onehot(l)])), hidden layers Linear, BatchNorm, ReLU.
+
+    Attributes:
+        batch_norm: normalise the hidden layers by the batch.
+        output: "sigmoid" for images in [0, 1], "linear" for points of any range.
+        conditional: use the label; None uses it if there is more than one class.
+
+    Raises:
+        ModelError: for an unknown output, or "linear" with images.
+    """
+
+    name = "mlp"
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        *,
+        latent_dim: int = 16,
+        latent_law: LatentLaw = "uniform",
+        hidden: Sequence[int] = (256, 256),
+        batch_norm: bool = True,
+        output: Literal["sigmoid", "linear"] = "sigmoid",
+        conditional: bool | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Build the layers and draw their weights from `generator` (None: seed 0)."""
+        options = {
+            "hidden": list(hidden),
+            "batch_norm": batch_norm,
+            "output": output,
+            "conditional": conditional,
+        }
+        super().__init__(shape, classes, latent_dim, latent_law, options)
+        if output not in ("sigmoid", "linear"):
+            raise ModelError(f"mlp output must be 'sigmoid' or 'linear', got {output!r}.")
+        if output == "linear" and len(self.shape) == 3:
+            raise ModelError(
+                "mlp output 'linear' is for points; images are in [0, 1] and need 'sigmoid'."
+            )
+        self.output = output
+        self.conditional = classes > 1 if conditional is None else conditional
+        width = latent_dim + (classes if self.conditional else 0)
+        layers: list[nn.Module] = []
+        for units in hidden:
+            layers.append(linear(width, units))
+            if batch_norm:
+                layers.append(batch_norm_1d(units))
+            layers.append(nn.ReLU())
+            width = units
+        layers.append(linear(width, math.prod(self.shape)))
+        self.layers = nn.Sequential(*layers)
+        initialise(self, generator)
+
+    @classmethod
+    def parameter_count(
+        cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
+    ) -> int:
+        """Return the size of all layers, BatchNorm's scales and shifts included."""
+        conditional = classes > 1 if options["conditional"] is None else options["conditional"]
+        latent_dim, *hidden = checked_sizes(cls.name, options["latent_dim"], *options["hidden"])
+        widths = [latent_dim + (classes if conditional else 0), *hidden, math.prod(shape)]
+        normalised = 2 * sum(hidden) if options["batch_norm"] else 0
+        return sum((a + 1) * b for a, b in pairwise(widths)) + normalised
+
+    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
+        """Return images (n, C, H, W) in [0, 1], or points (n, d)."""
+        inputs = torch.cat([z, self.one_hot(labels, z)], dim=1) if self.conditional else z
+        outputs: Tensor = self.layers(inputs)
+        if self.output == "sigmoid":
+            outputs = torch.sigmoid(outputs)
+        return outputs.reshape(-1, *self.shape)
 
 
 class DctMlp(Generator):
@@ -20,21 +96,22 @@ class DctMlp(Generator):
 
     The perceptron has ReLU layers and puts out the D = C·K orthonormal DCT coefficients with
     √(i² + j²) < radius, the band of `fedsink.data.views.DctView`; IDCT is their inverse
-    transform. There is no BatchNorm, so every picture depends on its own z and label alone.
+    transform. There is no BatchNorm, so every picture depends only on its z and label.
 
     Attributes:
         radius: cut-off of the band; None keeps half the shorter side.
         one_hot_scale: s; a large one lets a step move classes apart faster than it bends them.
         output_gain: γ > 0 in tanh(γ·IDCT(·)). The DC coefficient of a black picture is large
             (−√(HW) per unit of tanh's argument), and γ brings it within a few optimiser steps.
-        per_class_first_layer: give every class its own first weight matrix and bias instead of
-            the one-hot input, as if the first layer saw onehot(l) ⊗ [z, 1].
+        per_class_first_layer: a first weight matrix and bias for each class instead of the
+            one-hot input, as if the first layer saw onehot(l) ⊗ [z, 1].
 
     Raises:
         ModelError: for points, no hidden layer, or an empty band.
     """
 
     name = "dct_mlp"
+    images_only = True
 
     def __init__(
         self,
@@ -59,17 +136,9 @@ class DctMlp(Generator):
             "output_gain": output_gain,
         }
         super().__init__(shape, classes, latent_dim, latent_law, options)
-        if len(self.shape) != 3:
-            raise ModelError(
-                f"dct_mlp makes images (channels, height, width), got shape {self.shape}; use mlp "
-                f"for points."
-            )
         if not hidden:
             raise ModelError("dct_mlp needs at least one hidden layer, got hidden=[].")
-        channels, height, width = self.shape
-        band = dct.half_band(height, width, radius)
-        if not band:
-            raise ModelError(f"dct_mlp needs a positive radius, got {radius}.")
+        basis = low_pass_basis(self.name, self.shape, radius)
         if not 0.0 < output_gain < float("inf"):
             raise ModelError(f"dct_mlp needs a positive output_gain, got {output_gain}.")
         self.one_hot_scale = one_hot_scale
@@ -80,14 +149,12 @@ class DctMlp(Generator):
             first = linear(classes * (latent_dim + 1), hidden[0], bias=False)
         else:
             first = linear(latent_dim + classes, hidden[0])
-        widths = [*hidden, channels * len(band)]
+        widths = [*hidden, self.shape[0] * len(basis)]
         layers: list[nn.Module] = [first]
         for inputs, outputs in pairwise(widths):
             layers += [nn.ReLU(), linear(inputs, outputs)]
         self.layers = nn.Sequential(*layers)
-        self.register_buffer(
-            "basis", dct.basis(height, width, band, torch.float32).clone(), persistent=False
-        )
+        self.register_buffer("basis", basis, persistent=False)
         self.basis: Tensor
         initialise(self, generator)
         if per_class_first_layer:
@@ -99,7 +166,7 @@ class DctMlp(Generator):
     def parameter_count(
         cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
     ) -> int:
-        """Weights and biases of every layer; the first has either no bias or one a class."""
+        """Return the size of all layers; the first has one bias, or one for each class."""
         latent_dim, *hidden = checked_sizes(cls.name, options["latent_dim"], *options["hidden"])
         channels, height, width = shape
         band = dct.half_band(height, width, options["radius"])

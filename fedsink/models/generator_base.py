@@ -1,4 +1,4 @@
-"""What every generator offers to training, sampling and storage."""
+"""The interface of a generator to training, drawing and storage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Generator(nn.Module, ABC):
     keywords. An installed package adds one as the entry point `name` of "fedsink.generators".
 
     BatchNorm layers keep no running statistics: training and sampling both normalise by the
-    batch at hand, so a picture depends on the rows generated beside it (see `sample`).
+    batch, so a picture depends on the rows generated beside it (see `sample`).
 
     Attributes:
         shape: shape of one output, (channels, height, width) or (dimension,).
@@ -44,6 +44,7 @@ class Generator(nn.Module, ABC):
     """
 
     name: ClassVar[str]
+    images_only: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Generator(nn.Module, ABC):
         latent_law: LatentLaw,
         options: Mapping[str, Any],
     ) -> None:
-        """Check and keep the description; subclasses add layers and initialise them."""
+        """Check and store the description; subclasses add layers and initialise them."""
         super().__init__()
         self.shape = tuple(int(s) for s in shape)
         if len(self.shape) not in (1, 3) or min(self.shape) < 1:
@@ -61,9 +62,12 @@ class Generator(nn.Module, ABC):
                 f"a generator makes (channels, height, width) images or (dimension,) points, got "
                 f"shape {self.shape}."
             )
-        for what, number in (("classes", classes), ("latent_dim", latent_dim)):
-            if number < 1:
-                raise ModelError(f"a generator needs {what} of at least 1, got {number}.")
+        if self.images_only and len(self.shape) != 3:
+            raise ModelError(
+                f"{self.name} makes images (channels, height, width), got shape {self.shape}; use "
+                "mlp for points."
+            )
+        check_sizes("a generator", ("classes", classes), ("latent_dim", latent_dim))
         if latent_law not in ("uniform", "unit", "normal"):
             raise ModelError(
                 f"latent_law must be 'uniform', 'unit' or 'normal', got {latent_law!r}."
@@ -74,7 +78,7 @@ class Generator(nn.Module, ABC):
         self.options = dict(options) | {"latent_dim": latent_dim, "latent_law": latent_law}
 
     def latent(self, n: int, stream: Stream) -> Tensor:
-        """Draw z, float32 (n, latent_dim), on the generator's device."""
+        """Return z, float32 (n, latent_dim), drawn from the stream, on the generator's device."""
         if self.latent_law == "normal":
             z = stream.normal(n, self.latent_dim)
         else:
@@ -89,21 +93,17 @@ class Generator(nn.Module, ABC):
 
     @property
     def uses_batch_statistics(self) -> bool:
-        """Whether a row's image depends on the other rows of its batch."""
+        """True if a row's image depends on the other rows of its batch."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.modules())
 
     @classmethod
     def parameter_count(
         cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
     ) -> int:
-        """How many weights a generator of this description has, from the numbers alone.
+        """Return the number of weights of a generator of this description, without building it.
 
         A node compares it with the weights that a message holds before it builds anything.
-
-        Args:
-            shape: shape of one output.
-            classes: number of labels.
-            options: every keyword argument of the constructor except `generator`.
+        `options` are all keyword arguments of the constructor except `generator`.
 
         Raises:
             ModelError: a size is not a whole number from 1 to 2³⁰, there are too many layers, or
@@ -119,11 +119,18 @@ class Generator(nn.Module, ABC):
         """Return images (n, C, H, W) in [0, 1], or points (n, d), for z (n, latent_dim)."""
 
 
+def check_sizes(name: str, *sizes: tuple[str, int]) -> None:
+    """Raise ModelError for a named size below 1."""
+    for what, number in sizes:
+        if number < 1:
+            raise ModelError(f"{name} needs {what} of at least 1, got {number}.")
+
+
 def checked_sizes(name: str, *sizes: object) -> list[int]:
-    """The sizes of a generator's parts, each a whole number from 1 to 2³⁰.
+    """Return the sizes of a generator's parts, which a message may have named.
 
     Raises:
-        ModelError: one is not, or they are more than a generator has layers.
+        ModelError: a size is not a whole number from 1 to 2³⁰, or there are too many.
     """
     if len(sizes) > _MOST_LAYERS:
         raise ModelError(

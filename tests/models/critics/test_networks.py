@@ -3,8 +3,17 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.functional import conv2d, leaky_relu
 
-from fedsink.models.critics import PerceptronCritic, wgan_gp_losses
+from fedsink.data.views import DctView, PixelView, View
+from fedsink.errors import ModelError
+from fedsink.models.critics import (
+    ConvolutionCritic,
+    LocalGenerator,
+    PerceptronCritic,
+    wgan_gp_losses,
+)
 from fedsink.privacy import Stream
 
 CRITIC = PerceptronCritic(dimension=5, classes=3, hidden=7, scale=2.5)
@@ -153,3 +162,129 @@ def test_the_penalty_has_no_pole_where_a_gradient_vanishes():
 
 def test_the_size_is_that_of_the_arrays():
     assert CRITIC.size == (5 + 3) * 7 + 7 * 7 + 7 + 7 + 3 * 7
+
+
+# Convolutions
+
+SHAPE = (2, 8, 7)
+VIEWS = [PixelView(SHAPE), DctView(SHAPE, 4.0), DctView(SHAPE, 5.0, frequency_weight=2.0)]
+PICTURES, CONVOLUTIONS, KINDS = 6, 3, 4
+
+
+def pictures(view: View) -> tuple[ConvolutionCritic, Tensor, Tensor, Tensor]:
+    """A critic, weights without zeros, points and labels, float64."""
+    critic = ConvolutionCritic(view, KINDS, features=3)
+    stream = Stream(b"test", "critic")
+    weights = 0.3 * stream.normal(CONVOLUTIONS, critic.size)
+    points = stream.normal(CONVOLUTIONS, PICTURES, view.dimension)
+    return critic, weights, points, (KINDS * stream.uniform(CONVOLUTIONS, PICTURES)).long()
+
+
+def plain_scores(
+    critic: ConvolutionCritic, weights: Tensor, pixels: Tensor, labels: Tensor
+) -> Tensor:
+    """Scores of one critic at pictures (B, C, H, W) in [−1, 1], by plain convolutions."""
+    arrays = {name: v[0] for name, v in critic.arrays(weights[None]).items()}
+    first = conv2d(pixels, arrays["first"], stride=2, padding=2)
+    first = leaky_relu(first + arrays["label_biases"][labels][:, :, None, None], 0.2)
+    second = leaky_relu(conv2d(first, arrays["second"], arrays["bias"], 2, 2), 0.2)
+    heads = arrays["head"] + arrays["label_heads"][labels]
+    return (second.flatten(1) * heads).sum(1)
+
+
+def test_on_pixels_it_is_a_plain_convolution():
+    critic, weights, points, labels = pictures(VIEWS[0])
+    scores = critic.scores(weights, points, labels)
+    for m in range(CONVOLUTIONS):
+        pixels = points[m].reshape(PICTURES, *SHAPE)
+        torch.testing.assert_close(scores[m], plain_scores(critic, weights[m], pixels, labels[m]))
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=["pixel", "dct", "weighted"])
+def test_the_gradient_in_a_view_is_the_view_of_the_gradient_at_the_pixels(view):
+    critic, weights, points, labels = pictures(view)
+    found = critic.gradients(weights, points, labels)
+    for m in range(CONVOLUTIONS):
+        # The transpose by autograd: ∂⟨x, A p⟩/∂p for the linear part of the view.
+        images = torch.zeros(PICTURES, *SHAPE, dtype=torch.float64, requires_grad=True)
+        (at_images,) = torch.autograd.grad((view(images) * points[m]).sum(), images)
+        pixels = (at_images / 2.0).requires_grad_(True)
+        score = plain_scores(critic, weights[m], pixels, labels[m]).sum()
+        (gradient,) = torch.autograd.grad(score, pixels)
+        expected = view(0.5 + 0.5 * gradient)
+        torch.testing.assert_close(found[m], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_losses_gradient_is_that_of_finite_differences():
+    critic, weights, points, labels = pictures(VIEWS[1])
+    shares = Stream(b"test", "shares").uniform(CONVOLUTIONS, PICTURES)
+
+    def losses(values: Tensor) -> Tensor:
+        return wgan_gp_losses(
+            critic, values, points, points.flip(1), shares, labels, penalty=10.0, drift=1e-3
+        )
+
+    leaf = weights.clone().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(losses(leaf).sum(), leaf)
+    direction = Stream(b"test", "direction").normal(*weights.shape)
+    step = 1e-6
+    moved = [losses((weights + s * direction).requires_grad_(True)) for s in (step, -step)]
+    slope = (moved[0] - moved[1]).detach() / (2.0 * step)
+    torch.testing.assert_close((gradient * direction).sum(1), slope, rtol=1e-4, atol=1e-4)
+
+
+def test_all_convolutions_at_once_are_each_critic_alone():
+    critic, weights, points, labels = pictures(VIEWS[1])
+    gradients = critic.gradients(weights, points, labels)
+    for m in range(CONVOLUTIONS):
+        own = slice(m, m + 1)
+        alone = critic.gradients(weights[own], points[own], labels[own])
+        torch.testing.assert_close(gradients[own], alone)
+
+
+def test_points_have_no_pictures():
+    with pytest.raises(ModelError, match=r"sees images \(C, H, W\), got the shape \(2,\): use a p"):
+        ConvolutionCritic(PixelView((2,)), 1)
+
+
+# Local generators
+
+D, LABELS, NETWORKS, LATENTS = 5, 3, 4, 400
+LOCAL = LocalGenerator(D, LABELS, scale=7.0)
+
+
+def latents() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    weights = torch.stack([LOCAL.initial(Stream(b"test", m)) for m in range(NETWORKS)])
+    uniform = Stream(b"test", "latents").uniform(NETWORKS, LATENTS, LOCAL.latent)
+    labels = torch.arange(NETWORKS * LATENTS).reshape(NETWORKS, LATENTS) % LABELS
+    return weights, uniform, labels
+
+
+def test_points_are_those_of_torch_layers():
+    weights, uniform, labels = latents()
+    weights += 0.1  # biases that are not zero
+    found = LOCAL.points(weights, uniform, labels)
+    assert found.shape == (NETWORKS, LATENTS, D)
+    for m in range(NETWORKS):
+        arrays = {name: array[m] for name, array in LOCAL.arrays(weights).items()}
+        hot = functional.one_hot(labels[m], LABELS).float()
+        x = torch.cat([2.0 * uniform[m].float() - 1.0, hot], -1)
+        x = functional.leaky_relu(x @ arrays["first"], 0.2)
+        x = functional.leaky_relu(x @ arrays["second"] + arrays["bias"], 0.2)
+        x = (x @ arrays["last"] + arrays["last_bias"]) * 7.0 / D**0.5
+        torch.testing.assert_close(found[m], x)
+
+
+def test_points_are_about_as_long_as_records_from_the_start():
+    lengths = LOCAL.points(*latents()).norm(dim=-1)
+    assert 7.0 / 3.0 < float(lengths.mean()) < 7.0 * 3.0
+
+
+def test_a_generators_points_are_its_own_weights_alone():
+    weights, uniform, labels = latents()
+    other = weights.clone()
+    other[1] = torch.nan
+    same = [0, 2, 3]
+    found, moved = (LOCAL.points(w, uniform, labels) for w in (weights, other))
+    assert torch.equal(found[same], moved[same])
+    assert not moved[1].isfinite().any()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsink.errors import ModelError
-from fedsink.models.base import Generator
+from fedsink.models.generator_base import Generator
 
 if TYPE_CHECKING:
     from fedsink.privacy.randomness.noise import Stream
@@ -27,11 +27,11 @@ def sample(
 ) -> Tensor:
     """Return n images (n, C, H, W) in [0, 1], or points, on the CPU, row i of class labels[i].
 
-    A generator without BatchNorm makes each row from its own z and label, so the first rows do
-    not depend on n, and the batch size changes results by rounding at most. One with BatchNorm
-    depends on the batch: here every batch has `batch_size` rows whose classes follow `mix`, as
-    in training, however the labels asked for are distributed. Places that nobody asked for are
-    filled with rows that are thrown away, so pictures of a single class come out right as well.
+    A generator without BatchNorm makes each row from its z and label only, so the first rows do
+    not depend on n, and the batch size changes results by rounding at most. With BatchNorm rows
+    depend on their batch: every batch has `batch_size` rows whose classes follow `mix`, as in
+    training, whatever the distribution of `labels`. Rows that complete a batch are dropped, so
+    pictures of a single class look as in training.
 
     Args:
         generator: a trained generator.
@@ -93,7 +93,7 @@ def _quota(classes: int, batch_size: int, mix: Tensor | None) -> Tensor:
 def _batches(labels: Tensor, quota: Tensor) -> list[Tensor]:
     """Return index tensors with at most quota[c] rows of each class c, covering every row.
 
-    A class that the quota leaves out still gets one row per batch when it is asked for.
+    A class in `labels` that the quota leaves out still gets one row per batch.
     """
     batch = torch.empty_like(labels)
     for label, room in enumerate(quota.clamp_min(1).tolist()):

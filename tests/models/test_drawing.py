@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsink.errors import ModelError
 from fedsink.models import Generator, build, sample
-from fedsink.models.base import LatentLaw
+from fedsink.models.generator_base import LatentLaw
 from fedsink.models.layers import batch_norm_1d
 from fedsink.privacy.randomness.noise import Stream
 

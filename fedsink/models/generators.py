@@ -1,4 +1,7 @@
-"""A generator on disk: `generator.safetensors` (weights) and `generator.json` (architecture)."""
+"""Generators by their configuration name, built or loaded from a folder.
+
+A folder holds `generator.safetensors` (weights) and `generator.json` (architecture).
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,65 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
 
 import fedsink
 from fedsink.errors import ModelError
-from fedsink.models.base import Generator
-from fedsink.models.registry import build
+from fedsink.models.biggan import BigGan
+from fedsink.models.conv import Conv
+from fedsink.models.dcgan import Dcgan
+from fedsink.models.generator_base import Generator
+from fedsink.models.perceptrons import DctMlp, Mlp
+from fedsink.registry import Registry
 
 WEIGHTS = "generator.safetensors"
 DESCRIPTION = "generator.json"
 
+GENERATORS: Registry[type[Generator]] = Registry(
+    "generator",
+    {cls.name: cls for cls in (BigGan, Conv, Dcgan, DctMlp, Mlp)},
+    group="fedsink.generators",
+    error=ModelError,
+)
+
+
+def build(
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> Generator:
+    """Return a new generator.
+
+    Args:
+        name: a key of `GENERATORS`.
+        shape: (channels, height, width), or (dimension,) for points.
+        classes: number of labels.
+        generator: random numbers for the initial weights; None means seed 0. The global random
+            state is neither read nor changed.
+        options: keyword arguments of that architecture.
+
+    Raises:
+        ModelError: for an unknown name or option (it lists what exists), or a bad value.
+    """
+    made: Generator = GENERATORS.build(name, options, shape, classes, generator=generator)
+    return made
+
+
+def parameter_count(name: str, shape: tuple[int, ...], classes: int, **options: Any) -> int:
+    """Return the number of weights that `build` would make of the same arguments.
+
+    Raises:
+        ModelError: for an unknown name or option, or sizes that no generator has.
+    """
+    complete = GENERATORS.options(name, options, positional=2, keywords=("generator",))
+    return GENERATORS[name].parameter_count(shape, classes, complete)
+
 
 def save(generator: Generator, folder: str | Path) -> None:
-    """Write both files into `folder`, each replaced in one step; the description comes last."""
+    """Write both files into `folder`, replacing each in one step; the description comes last."""
     from safetensors.torch import save as to_bytes
 
     folder = Path(folder)
@@ -45,6 +94,8 @@ def load(folder: str | Path) -> Generator:
     Raises:
         ModelError: for a missing or corrupt file, or weights of another architecture.
     """
+    from safetensors.torch import load as from_bytes
+
     folder = Path(folder)
     description = _read(folder / DESCRIPTION, json.loads)
     try:
@@ -59,22 +110,16 @@ def load(folder: str | Path) -> Generator:
             f"{folder / DESCRIPTION} describes no generator that fedsink {fedsink.__version__} "
             f"can build ({error})."
         ) from error
-    _fill(generator, folder / WEIGHTS)
-    return generator
-
-
-def _fill(module: nn.Module, path: Path) -> None:
-    from safetensors.torch import load as from_bytes
-
-    tensors = _read(path, from_bytes)
+    tensors = _read(folder / WEIGHTS, from_bytes)
     try:
-        module.load_state_dict(tensors)
+        generator.load_state_dict(tensors)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise ModelError(
-            f"{path} holds the weights of another architecture than {DESCRIPTION} describes "
-            f"({reason})."
+            f"{folder / WEIGHTS} holds the weights of another architecture than {DESCRIPTION} "
+            f"describes ({reason})."
         ) from error
+    return generator
 
 
 def _read(path: Path, parse: Callable[[bytes], Any]) -> Any:
