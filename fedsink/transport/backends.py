@@ -32,7 +32,7 @@ BACKENDS = (NATIVE, "geomloss", "keops")
 
 
 def by_backend(name: str, cost: GroundCost, solver: Solver) -> tuple[GroundCost, Solver]:
-    """Return the cost and the solver, which belong together, by which a backend replaces these two.
+    """Return the cost and solver of a backend that replace these two; they belong together.
 
     Raises:
         ConfigError: there is no such backend, or it does not have this cost or this solver.

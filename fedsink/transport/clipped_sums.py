@@ -150,26 +150,24 @@ def clipped_pullback(
     return total
 
 
-def row_weights(f: Tensor, cost_matrix: Tensor, lam: float) -> Tensor:
+def row_weights(f: Tensor, cost_matrix: Tensor, lam: float, mask: Tensor | None = None) -> Tensor:
     """Return w_ij = exp((f_i − C_ij)/λ) / Σ_k exp((f_k − C_kj)/λ), shape (..., n, m).
 
     f has shape (..., n) and C (..., n, m), both in units of cost like λ > 0. Each column sums
     to one: a record distributes one unit over the rows. Column j depends on record j only.
+
+    With a `mask` (..., n, m) k runs over the rows where it is true, in float64. The other rows get
+    weight exactly 0, and a column without any row is zero. The time does not depend on the values:
+    weights below e^−300 of a column's largest are raised to that, as exp takes many times longer
+    where its result underflows.
     """
-    return torch.softmax((f.unsqueeze(-1) - cost_matrix) / lam, dim=-2)
-
-
-def masked_row_weights(f: Tensor, cost_matrix: Tensor, lam: float, mask: Tensor) -> Tensor:
-    """Return `row_weights` over the rows where `mask` (..., n, m) is true, in float64.
-
-    The other rows get weight exactly 0, and a column without any row is zero. The time does not
-    depend on the values: weights below e^−300 of a column's largest are raised to that, as exp
-    takes many times longer where its result underflows.
-    """
-    scores = ((f.unsqueeze(-1) - cost_matrix) / lam).to(torch.float64)
+    scores = (f.unsqueeze(-1) - cost_matrix) / lam
+    if mask is None:
+        return torch.softmax(scores, dim=-2)
+    scores = scores.to(torch.float64)
     largest = scores.masked_fill(~mask, -math.inf).amax(-2, keepdim=True)
     raised = (scores - largest).clamp_(min=_FLOOR, max=0.0).exp_().masked_fill_(~mask, 0.0)
-    # The largest term is 1, so the minimum matters for columns without any row only.
+    # The largest term is 1, so the minimum matters only for columns without any row.
     return raised.div_(raised.sum(-2, keepdim=True).clamp_(min=1.0))
 
 
@@ -180,11 +178,6 @@ def record_field(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
     gradient of −λ Σ_j log Σ_i exp((f_i − ‖x_i − y_j‖²)/λ) at x.
     """
     return x * w.sum(-1, keepdim=True) - w @ y
-
-
-def record_norms(w: Tensor, squared_distances: Tensor) -> Tensor:
-    """Return ‖g_j‖₂ = (Σ_i w_ij² ‖x_i − y_j‖²)^½, shape (..., m), of g_j = (w_ij(x_i − y_j))_i."""
-    return (w.square() * squared_distances).sum(-2).sqrt()
 
 
 def reduced(bound: float) -> float:
@@ -243,10 +236,10 @@ def sum_by_matmul(
     reach = x.square().sum(-1, keepdim=True) + squares.unsqueeze(-2)
     product = torch.addmm if x.dim() == 2 else torch.baddbmm
     distances = product(reach, x, y.mT, alpha=-2.0).clamp_(min=0.0)
-    w = _weights(f, distances, lam, mask)
+    w = row_weights(f, distances, lam, mask)
     # Cancellation may make a distance too small; a bound on its error keeps the norm an upper one.
     upper = distances.add_(reach, alpha=8.0 * _UNIT * (x.shape[-1] + 4))
-    norms = record_norms(w, upper)
+    norms = (w.square() * upper).sum(-2).sqrt()  # ‖g_j‖² = Σ_i w_ij² ‖x_i − y_j‖²
     scales = torch.where(norms > clip, clip / norms, torch.ones_like(norms))
     return record_field(x, y, w.mul_(scales.unsqueeze(-2)))
 
@@ -270,17 +263,11 @@ def single_contribution(
     """
     difference = x - record
     column = None if mask is None else mask.unsqueeze(-1)
-    w = _weights(f, difference.square().sum(-1, keepdim=True), lam, column)
+    w = row_weights(f, difference.square().sum(-1, keepdim=True), lam, column)
     contribution = w * difference
     if column is not None:  # 0·∞ in a row left out
         contribution = contribution.masked_fill(~column, 0.0)
     return shrunk(contribution.reshape(1, -1), clip, slack=0.0).reshape(contribution.shape)
-
-
-def _weights(f: Tensor, distances: Tensor, lam: float, mask: Tensor | None) -> Tensor:
-    if mask is None:
-        return row_weights(f, distances, lam)
-    return masked_row_weights(f, distances, lam, mask)
 
 
 def check_field(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> None:

@@ -106,7 +106,7 @@ def batch_gradients(
     """Return ∂_X 2Ŵ_λ(X_k, Y_k) + G_k for each of K batches, shape (K, n, d).
 
     A batch without records gives only G_k: a problem of the same size is solved, and its result
-    dropped. With a `FixedSolver` the operations depend on shapes and public numbers alone.
+    dropped. With a `FixedSolver` the operations depend only on shapes and public numbers.
 
     Args:
         x: generated points, (K, n, d′) or (n, d′) for all; labels may follow the d coordinates.

@@ -39,7 +39,7 @@ def test_without_parts_it_changes_nothing() -> None:
 
 
 def test_wider_latents_are_for_those_who_draw_them() -> None:
-    """A picture that is drawn already, or a point, is passed on."""
+    """A drawn picture or a point is returned unchanged."""
     for drawn in (torch.rand(5, 1, 8, 8), torch.rand(5, 2)):
         assert Observation(latent_range=1.2)(drawn, stream()) is drawn
 

@@ -32,7 +32,7 @@ def view(images: Tensor) -> Tensor:
 
 
 def test_it_is_what_autograd_gives_for_the_modules_own_weights(generator: Generator) -> None:
-    """With BatchNorm as well: J holds how rows shape one another."""
+    """With BatchNorm too: J includes the effect of rows on each other."""
     z, labels = generator.latent(6, Stream(b"z")), torch.arange(6) % 3
     pull = pullback(generator, flat_weights(generator), z, labels, view)
     random = torch.Generator().manual_seed(0)
@@ -47,7 +47,7 @@ def test_it_is_what_autograd_gives_for_the_modules_own_weights(generator: Genera
 
 
 def test_it_belongs_to_the_weights_that_are_given(generator: Generator) -> None:
-    """The generator lends its architecture, and keeps its own weights."""
+    """The generator gives only its architecture; its weights do not change."""
     z, labels = generator.latent(6, Stream(b"z")), torch.arange(6) % 3
     before = flat_weights(generator).detach().clone()
     other = before + 0.1 * torch.randn(len(before), generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""Libraries in this package's place: the same values, gradients and step counts."""
+"""Other libraries give the same values, gradients and step counts as this package."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def test_keops_stops_at_the_tolerance() -> None:
     "backend", ["geomloss", pytest.param("keops", marks=[pytest.mark.slow, needs_compiler])]
 )
 def test_clients_batches_with_empty_places_get_the_native_gradients(backend: str) -> None:
-    x, y, own = cloud(6, 3, seed=6), cloud(4, 5, 3, seed=7), cloud(6, 3, seed=8)
+    x, y, public = cloud(6, 3, seed=6), cloud(4, 5, 3, seed=7), cloud(6, 3, seed=8)
     present = torch.arange(5) < torch.tensor([5, 2, 0, 1]).unsqueeze(-1)
     ours, theirs = (
-        batch_gradients(x, y, own, present, cost, LAM, solver)
+        batch_gradients(x, y, public, present, cost, LAM, solver)
         for cost, solver in (by_backend(b, L1(), AnnealedSolver()) for b in ("native", backend))
     )
     close(theirs, ours, 1e-12)
-    assert torch.equal(theirs[2], own)
+    assert torch.equal(theirs[2], public)
 
 
 def test_backends_by_name() -> None:
@@ -169,7 +169,7 @@ except Exception as error:
 
 @pytest.mark.slow
 def test_without_a_compiler_keops_says_so_in_one_sentence(tmp_path: Path) -> None:
-    """In a process of its own: KeOps looks for a compiler when it is loaded."""
+    """In a new process: KeOps looks for a compiler when it is loaded."""
     environment = {
         **os.environ, "PATH": "/nonexistent", "CXX": "/nonexistent/c++",
         "KEOPS_CACHE_FOLDER": str(tmp_path),

@@ -57,8 +57,8 @@ def test_a_mask_chooses_the_rows() -> None:
             whole[rows] = v
             return pull(whole)
 
-        mine = Y[torch.arange(M) % 2 == parity]
-        expected += clipped_pullback(X[rows], mine, F[rows], 0.7, 2.0, widened)
+        chosen = Y[torch.arange(M) % 2 == parity]
+        expected += clipped_pullback(X[rows], chosen, F[rows], 0.7, 2.0, widened)
     torch.testing.assert_close(found, expected)
 
 
@@ -66,14 +66,14 @@ def test_a_mask_chooses_the_rows() -> None:
 @pytest.mark.parametrize("points", [1e-20, 1.0, 1e15, 1e38])
 @pytest.mark.parametrize("lam", [1e-6, 1.0, 1e12])
 def test_each_record_contributes_at_most_the_bound(scale: float, points: float, lam: float) -> None:
-    """Whatever the Jacobian, the points and λ."""
+    """For every Jacobian, all points and every λ."""
     for record in numbers(M, D, seed=3, scale=points):
-        one = clipped_pullback(X, record.unsqueeze(0), F, lam, 0.5, linear(scale))
-        assert float(one.norm()) <= 0.5
+        found = clipped_pullback(X, record.unsqueeze(0), F, lam, 0.5, linear(scale))
+        assert float(found.norm()) <= 0.5
 
 
 def test_no_record_changes_another_records_contribution() -> None:
-    """The sum of the others' own contributions is met to the last bit, in any company."""
+    """The sum equals that of separate contributions to the last bit."""
     pull = linear(1e4)
     one_by_one = torch.zeros(P, dtype=torch.float64)
     for record in Y:
@@ -123,7 +123,7 @@ def test_shapes_and_bounds_that_make_no_sense_are_refused() -> None:
 def test_contributions_and_sums_keep_the_bound_exactly(
     scale: float, points: float, lam: float, bound: float, seed: int
 ) -> None:
-    """Whatever the Jacobian: its products may vanish, be subnormal or overflow."""
+    """For every Jacobian: its products may vanish, be subnormal or overflow."""
     records, pull = numbers(M, D, seed=seed, scale=points), linear(scale)
     whole = clipped_pullback(X, records, F, lam, bound, pull)
     assert whole.dtype == torch.float64
@@ -142,6 +142,6 @@ def test_a_bound_near_each_length_is_kept_exactly() -> None:
         length = float(long.norm())
         for factor in (0.51, 1 - 2.0**-17, 1.0, 1 + 2.0**-52):
             bound = factor * length
-            one = clipped_pullback(X, record.unsqueeze(0), F, 1.0, bound, pull)
-            kept = squared_distance(one, torch.zeros_like(one))
+            found = clipped_pullback(X, record.unsqueeze(0), F, 1.0, bound, pull)
+            kept = squared_distance(found, torch.zeros_like(found))
             assert (bound * (1 - 2.0**-15)) ** 2 <= kept <= Fraction(bound) ** 2

@@ -104,9 +104,9 @@ def results(folder: Path, **environment: str) -> tuple[list[Tensor], list[bool]]
 
 
 def agree(ours: list[Tensor], expected: list[Tensor]) -> None:
-    for one, other in zip(ours, expected, strict=True):
-        tight = {"rtol": 1e-9, "atol": 1e-9} if one.dtype == torch.float64 else {}
-        torch.testing.assert_close(one, other, **(tight or {"rtol": 2e-4, "atol": 2e-4}))
+    for found, wanted in zip(ours, expected, strict=True):
+        tight = {"rtol": 1e-9, "atol": 1e-9} if found.dtype == torch.float64 else {}
+        torch.testing.assert_close(found, wanted, **(tight or {"rtol": 2e-4, "atol": 2e-4}))
 
 
 @pytest.mark.slow
@@ -117,8 +117,8 @@ def test_without_a_compiler_the_results_are_the_eager_ones(tmp_path: Path) -> No
         TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "empty"),
     )  # fmt: skip
     assert all(failed)
-    for one, other in zip(ours, expected, strict=True):
-        assert torch.equal(one, other)
+    for found, wanted in zip(ours, expected, strict=True):
+        assert torch.equal(found, wanted)
 
 
 @needs_compiler

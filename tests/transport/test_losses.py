@@ -190,7 +190,7 @@ def test_a_public_diameter_fixes_the_number_of_iterations() -> None:
 
 
 def test_potentials_of_every_problem_have_mean_zero() -> None:
-    """Whatever else is in its batch."""
+    """Other problems of the batch do not matter."""
     x, y = cloud(3, 6, 2, seed=21), cloud(3, 8, 2, seed=22)
     y[1] += 2.0
     f = potential(x, y, 0.5, solver=CONVERGED)
@@ -201,12 +201,12 @@ def test_potentials_of_every_problem_have_mean_zero() -> None:
 
 
 def test_a_batchs_gradient_is_twice_the_loss_and_its_own_part() -> None:
-    x, y, own = cloud(5, 2, seed=23), cloud(2, 6, 2, seed=24), cloud(5, 2, seed=25)
+    x, y, public = cloud(5, 2, seed=23), cloud(2, 6, 2, seed=24), cloud(5, 2, seed=25)
     present = torch.arange(6) < torch.tensor([[6], [4]])
-    found = batch_gradients(x, y, own, present, L1(), 0.5, CONVERGED)
+    found = batch_gradients(x, y, public, present, L1(), 0.5, CONVERGED)
     for number, size in enumerate((6, 4)):
         field = transport_gradient(x, y[number, :size], L1(), 0.5, solver=CONVERGED).gradient
-        torch.testing.assert_close(found[number], 2.0 * field + own, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(found[number], 2.0 * field + public, rtol=1e-6, atol=1e-9)
 
 
 # Exact transport, against what is known in closed form

@@ -60,11 +60,11 @@ def test_dense_plans_take_the_dense_kernels() -> None:
 def test_a_solver_of_fixed_work_is_followed_by_dense_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[bool] = []
+    flags: list[bool] = []
 
     class Watched(Mixed):
         def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
-            asked.append(sparse)
+            flags.append(sparse)
             return super().gradient(x, y, plan, sparse=sparse)
 
     x, y = cloud(6, 3, seed=5), cloud(6, 3, seed=6)
@@ -72,4 +72,4 @@ def test_a_solver_of_fixed_work_is_followed_by_dense_kernels(
     transport_gradient(x, y, Watched(), 0.5, solver=fixed)
     losses.self_gradient(x, 5, Watched(), 0.5, solver=fixed)
     transport_gradient(x, y, Watched(), 0.5)
-    assert asked == [False, False, False, True]
+    assert flags == [False, False, False, True]

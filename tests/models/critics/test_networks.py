@@ -21,7 +21,7 @@ PAIRS, CRITICS = 11, 4
 
 
 class Reference(nn.Module):
-    """The same critic from torch.nn's layers, for one label at a time."""
+    """A `PerceptronCritic` of torch.nn's layers, for one label at a time."""
 
     def __init__(self, weights: Tensor) -> None:
         super().__init__()
@@ -122,12 +122,12 @@ def test_all_critics_at_once_are_each_critic_alone():
         CRITIC, weights, fakes, records, shares, labels, penalty=10.0, drift=1e-3
     )
     for m in range(CRITICS):
-        own = slice(m, m + 1)
+        row = slice(m, m + 1)
         alone = wgan_gp_losses(
-            CRITIC, weights[own], fakes[own], records[own], shares[own], labels[own],
+            CRITIC, weights[row], fakes[row], records[row], shares[row], labels[row],
             penalty=10.0, drift=1e-3,
         )  # fmt: skip
-        torch.testing.assert_close(together[own], alone)
+        torch.testing.assert_close(together[row], alone)
 
 
 def test_the_initial_state_is_a_function_of_its_stream_and_tells_classes_apart_by_biases_alone():
@@ -237,9 +237,9 @@ def test_all_convolutions_at_once_are_each_critic_alone():
     critic, weights, points, labels = pictures(VIEWS[1])
     gradients = critic.gradients(weights, points, labels)
     for m in range(CONVOLUTIONS):
-        own = slice(m, m + 1)
-        alone = critic.gradients(weights[own], points[own], labels[own])
-        torch.testing.assert_close(gradients[own], alone)
+        row = slice(m, m + 1)
+        alone = critic.gradients(weights[row], points[row], labels[row])
+        torch.testing.assert_close(gradients[row], alone)
 
 
 def test_points_have_no_pictures():
