@@ -83,7 +83,7 @@ def test_its_work_does_not_depend_on_the_points_or_on_how_many_are_real(
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_its_time_does_not_depend_on_the_costs(solver: FixedSolver) -> None:
-    """Without the floor of `problem.bounded` spread costs took 2.5 and 6.3 times as long as zeros."""
+    """Without the floor of `problem.bounded` spread costs took 2.5 and 6.3 times as long."""
     costs = [torch.zeros(60, 200), 400.0 * torch.rand(60, 200)]
     for runs in (15, 60):  # a busy machine gets a second, longer try
         taken: list[list[float]] = [[], []]
