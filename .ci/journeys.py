@@ -1,12 +1,12 @@
 """The files that a value passes on its journey, counted from calls.
 
-`python .ci/journeys.py` runs the smallest simulation, one client and one round by messages, and prints
+`python .ci/journeys.py` runs the smallest simulation (one client, one round, by messages) and prints
 the files of the package on two journeys:
 
-- a private record to the reply's bytes: all that run between a message's arrival at a client and its
-  reply;
-- eps to privacy.json: those with a call that is given, or returns, the ε that was typed, the σ solved
-  from it or the ε that is stated, in itself or in an object, table or list one step deep.
+- a private record to the reply's bytes: every file with a call between a message's arrival at a
+  client and its reply;
+- eps to privacy.json: every file with a call that is given, or returns, the ε that was typed, the σ
+  solved from it or the ε that is stated, in itself or in an object, table or list one step deep.
 """
 
 from __future__ import annotations

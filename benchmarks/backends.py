@@ -22,26 +22,26 @@ from published import LAMBDA, images
 from torch import Tensor
 
 from fedsink.models import Generator, build
-from fedsink.models.pullback import flat_weights, pullback
+from fedsink.models.weights import flat_weights, pullback
 from fedsink.strategies.self_term import POTENTIAL_SOLVER
 from fedsink.transport import (
     BACKENDS,
     L1,
     AnnealedSolver,
     ConvergedSolver,
-    Cost,
     FixedSolver,
+    GroundCost,
     Mixed,
     Solver,
     SquaredEuclidean,
     by_backend,
     transport_gradient,
 )
-from fedsink.transport.record_clip import clipped_pullback, row_weights
+from fedsink.transport.clipped_sums import clipped_pullback, row_weights
 
 CENTRAL, LOCAL = ConvergedSolver(), ConvergedSolver(max_iterations=30, tolerance=2e-2)
 EXACT = ConvergedSolver(max_iterations=20_000, tolerance=1e-9)
-Pair = tuple[Cost, Solver]
+Pair = tuple[GroundCost, Solver]
 
 
 def gradient(pair: Pair, x: Tensor, y: Tensor, lam: float) -> Tensor:
@@ -62,7 +62,7 @@ def compared(repeats: int) -> None:
     x = images(60, generator)
     batches = torch.stack([images(75, generator, background=True) for _ in range(10)])
     strata, many = (unit(10, 35, 35), unit(10, 35, 35)), (unit(1000, 36), unit(1000, 36))
-    problems: dict[str, tuple[Tensor, Tensor, Cost, float, Solver]] = {
+    problems: dict[str, tuple[Tensor, Tensor, GroundCost, float, Solver]] = {
         "self term, 50 × 50, d = 794": (x[:50], x[10:], Mixed(1.0), LAMBDA, CENTRAL),
         "10 clients, 50 × 75, d = 794": (x[:50], batches, Mixed(1.0), LAMBDA, CENTRAL),
         "local, 10 × 35 × 35, d = 35": (*strata, L1(), 0.06, LOCAL),
@@ -114,7 +114,7 @@ def fixed_work(repeats: int) -> None:
     clouds = {"coincide": [torch.zeros_like(cloud) for cloud in spread], "spread": spread}
     annealed = AnnealedSolver(diameter=30.0)
     pairs: dict[str, Pair] = {
-        "native, of a capacity": (SquaredEuclidean(bounded=True), FixedSolver(400.0, 30.0)),
+        "native, of a capacity": (SquaredEuclidean(), FixedSolver(400.0, 30.0)),
         **{b: by_backend(b, SquaredEuclidean(), annealed) for b in BACKENDS},
     }
     rows = []

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
-from fedsink.models.pullback import flat_weights, pullback
+from fedsink.models.weights import flat_weights, pullback
 from fedsink.privacy import Stream
 from fedsink.privacy.accounting.calibration import sigma_for
 from fedsink.server.finished import FinishedRun, open_run

@@ -22,11 +22,11 @@ from torch import Tensor
 from fedsink.transport import (
     L1,
     ConvergedSolver,
-    Cost,
+    GroundCost,
     SquaredEuclidean,
-    bounding_diameter,
     transport_gradient,
 )
+from fedsink.transport.annealed import bounding_diameter
 
 ITERATIONS = 400
 
@@ -56,12 +56,12 @@ def reference(x: Tensor, y: Tensor, cost: object, lam: float) -> Tensor:
     return gradient(loss(cost, lam, scaling)(leaf, y), leaf)
 
 
-def ours(x: Tensor, y: Tensor, cost: Cost, lam: float, tolerance: float = 0.0) -> Tensor:
+def ours(x: Tensor, y: Tensor, cost: GroundCost, lam: float, tolerance: float = 0.0) -> Tensor:
     solver = ConvergedSolver(max_iterations=ITERATIONS, tolerance=tolerance)
     return transport_gradient(x, y, cost, lam, solver=solver).gradient
 
 
-CASES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Cost, float]] = {
+CASES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], GroundCost, float]] = {
     "L1": (absolute, L1(), 8.0),
     "L2": (squared, SquaredEuclidean(), 2.0 * 9.17**2),
 }

@@ -29,7 +29,7 @@ from fedsink.protocol.dp_sinkhorn import (
 )
 from fedsink.protocol.objective import Objective
 from fedsink.transport import (
-    Cost,
+    GroundCost,
     Solver,
     append_labels,
     batch_gradients,
@@ -314,7 +314,7 @@ def _gradients_as_they_come(request: GradientRequest, batch: Batch) -> Tensor:
     return torch.cat([_gradients_as_they_come(request, single) for single in alone])
 
 
-def _gradients(request: GradientRequest, batch: Batch, cost: Cost, solver: Solver) -> Tensor:
+def _gradients(request: GradientRequest, batch: Batch, cost: GroundCost, solver: Solver) -> Tensor:
     objective, y = request.objective, batch.records
     x, own = request.rows.to(y.device), request.self_gradient.to(y.device)
     if weight := _label_weight(request):

@@ -15,10 +15,10 @@ from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
-from fedsink.models.pullback import Pullback
+from fedsink.models.weights import Pullback
 from fedsink.privacy import BatchClip, Stream
 from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest
-from fedsink.transport.record_clip import clipped_pullback
+from fedsink.transport.clipped_sums import clipped_pullback
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict

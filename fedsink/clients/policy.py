@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from fedsink.clients.ledger.budget import Budget
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ReleaseRefusedError
-from fedsink.models.registry import GENERATORS
+from fedsink.models.generators import GENERATORS
 from fedsink.privacy.unprotected import UnprotectedPlan
 
 if TYPE_CHECKING:

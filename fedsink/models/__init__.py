@@ -1,18 +1,25 @@
-"""Image generators: they know nothing of privacy, networks or files of private data."""
+"""Image generators: they know nothing of privacy, networks or files of private data.
+
+>>> import torch
+>>> from fedsink.models import build, sample
+>>> from fedsink.privacy import Stream
+>>> generator = build("dct_mlp", (1, 8, 8), classes=10)
+>>> images = sample(generator, 3, torch.tensor([0, 1, 1]), Stream(b"key"))
+>>> tuple(images.shape)
+(3, 1, 8, 8)
+"""
 
 from __future__ import annotations
 
-from fedsink.models.base import Generator
 from fedsink.models.biggan import BigGan
 from fedsink.models.conv import Conv
 from fedsink.models.dcgan import Dcgan
-from fedsink.models.dct_mlp import DctMlp
-from fedsink.models.ema import Ema
-from fedsink.models.io import load, save
-from fedsink.models.mlp import Mlp
+from fedsink.models.drawing import sample
+from fedsink.models.generator_base import Generator
+from fedsink.models.generators import GENERATORS, build, load, parameter_count, save
 from fedsink.models.observation import Observation
-from fedsink.models.registry import GENERATORS, build, parameter_count
-from fedsink.models.sampling import sample
+from fedsink.models.perceptrons import DctMlp, Mlp
+from fedsink.models.weights import Ema
 
 __all__ = [
     "GENERATORS",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, relu
 
 from fedsink.errors import ModelError
-from fedsink.models.base import Generator, LatentLaw, checked_sizes
+from fedsink.models.generator_base import Generator, LatentLaw, checked_sizes
 from fedsink.models.layers import convolution, embedding, initialise, linear, spectral_convolution
 
 _DOUBLINGS = 3  # of the side: 4 → 32
@@ -29,8 +29,8 @@ class BigGan(Generator):
     three convolutions in each, spectral normalisation, 32 latents and an embedding of the class
     (Cao et al. 2021, supplement); the rest of this form is ours:
 
-    - There is no BatchNorm, conditional or other: a picture depends on its own z and label alone,
-      in training as in sampling. The class enters beside z.
+    - There is no BatchNorm, conditional or other: a picture depends only on its z and label, in
+      training as in sampling. The class enters beside z.
     - The first and the last layer are not normalised: normalised convolutions cannot set a scale.
     - Spectral norms have no state (`fedsink.models.layers.SpectralConvolution`).
 
@@ -44,6 +44,7 @@ class BigGan(Generator):
     """
 
     name = "biggan"
+    images_only = True
 
     def __init__(
         self,
@@ -60,10 +61,6 @@ class BigGan(Generator):
         """Build the layers and draw their weights from `generator` (None: seed 0)."""
         options = {"label_embedding": label_embedding, "width": width, "blocks": blocks}
         super().__init__(shape, classes, latent_dim, latent_law, options)
-        if len(self.shape) != 3:
-            raise ModelError(
-                f"biggan makes images (channels, height, width), got shape {self.shape}; use mlp."
-            )
         _checked(options | {"latent_dim": latent_dim})
         self._start = _start(self.shape, blocks)
         self.embedding = embedding(classes, label_embedding)
@@ -76,7 +73,7 @@ class BigGan(Generator):
     def parameter_count(
         cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
     ) -> int:
-        """Kernels and biases of the first layer, of all convolutions, and the embedding."""
+        """Return the size of the first layer, all convolutions and the label embedding."""
         latent_dim, label_embedding, width, blocks = _checked(options)
         first = (latent_dim + label_embedding + 1) * width * math.prod(_start(shape, blocks))
         inner = blocks * _CONVOLUTIONS * (9 * width + 1) * width
@@ -109,7 +106,7 @@ class _Block(nn.Module):
 
 
 def _checked(options: Mapping[str, Any]) -> list[int]:
-    """The numbers of a description: latents, length of the embedding, width, blocks."""
+    """Return the sizes of a description: latents, length of the embedding, width, blocks."""
     keys = ("latent_dim", "label_embedding", "width", "blocks")
     sizes = checked_sizes(BigGan.name, *(options[key] for key in keys))
     if sizes[-1] > _MOST_BLOCKS:
@@ -126,6 +123,6 @@ def _centre(images: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _start(shape: tuple[int, ...], blocks: int) -> tuple[int, int]:
-    """Height and width of the first feature maps."""
+    """Return height and width of the first feature maps."""
     height, width = (-(-side // 2 ** min(blocks, _DOUBLINGS)) for side in shape[1:])
     return height, width

@@ -10,10 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsink.data import dct
 from fedsink.errors import ModelError
-from fedsink.models.base import Generator, LatentLaw, checked_sizes
-from fedsink.models.layers import class_inputs, deconvolution, initialise, linear
+from fedsink.models.generator_base import Generator, LatentLaw, check_sizes, checked_sizes
+from fedsink.models.layers import (
+    class_inputs,
+    deconvolution,
+    initialise,
+    linear,
+    low_pass_band,
+    low_pass_basis,
+)
 
 _KERNEL = 4
 
@@ -21,12 +27,12 @@ _KERNEL = 4
 class Conv(Generator):
     """G(z, l) = (1 + tanh(γ·P D(A·relu(W_l [z, 1])))) / 2 of H × W pixels.
 
-    W_l is a matrix of each class's own, to `hidden` units. A is linear, to m₁ feature maps of
+    Each class l has a matrix W_l to `hidden` units. A is linear, to m₁ feature maps of
     ⌈H/2^s⌉ × ⌈W/2^s⌉ pixels. D is s deconvolutions of kernel 4 and stride 2, to m₂, …, m_s and
     C maps, with ReLU before each of them, cut to H × W. P keeps the frequencies below the radius,
     as `DctMlp` does: a view of that band gives deconvolutions no gradient above it, where they
-    leave a pattern of dots. There is no BatchNorm, so every picture depends on its own z and label
-    alone.
+    leave a pattern of dots. There is no BatchNorm, so every picture depends only on its z and
+    label.
 
     Args:
         hidden: units behind the first layer.
@@ -40,6 +46,7 @@ class Conv(Generator):
     """
 
     name = "conv"
+    images_only = True
 
     def __init__(
         self,
@@ -62,20 +69,13 @@ class Conv(Generator):
             "output_gain": output_gain,
         }
         super().__init__(shape, classes, latent_dim, latent_law, options)
-        if len(self.shape) != 3:
-            raise ModelError(
-                f"conv makes images (channels, height, width), got shape {self.shape}; use mlp for "
-                f"points."
-            )
         self.base = _base(self.shape, maps)
-        for what, number in (("hidden", hidden), *(("maps", m) for m in maps)):
-            if number < 1:
-                raise ModelError(f"conv needs {what} of at least 1, got {number}.")
+        check_sizes(self.name, ("hidden", hidden), *(("maps", m) for m in maps))
         if not 0.0 < output_gain < float("inf"):
             raise ModelError(f"conv needs a positive output_gain, got {output_gain}.")
         self.output_gain = output_gain
-        basis = dct.basis(*self.shape[1:], _band(self.shape, radius), torch.float32)
-        self.register_buffer("basis", basis.clone(), persistent=False)
+        basis = low_pass_basis(self.name, self.shape, radius)
+        self.register_buffer("basis", basis, persistent=False)
         self.basis: Tensor
         self.first = linear(classes * (latent_dim + 1), hidden, bias=False)
         self.second = linear(hidden, math.prod(self.base))
@@ -91,11 +91,11 @@ class Conv(Generator):
     def parameter_count(
         cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
     ) -> int:
-        """A first weight matrix for each class; weights and biases of every other layer."""
+        """Return the size of a first matrix for each class, and of all other layers."""
         latent_dim, hidden, *maps = checked_sizes(
             cls.name, options["latent_dim"], options["hidden"], *options["maps"]
         )
-        _band(shape, options["radius"])  # refused before anything is made
+        low_pass_band(cls.name, shape, options["radius"])  # refused before anything is built
         first = classes * (latent_dim + 1) * hidden
         second = (hidden + 1) * math.prod(_base(shape, maps))
         kernels = ((a * _KERNEL**2 + 1) * b for a, b in pairwise((*maps, shape[0])))
@@ -111,17 +111,8 @@ class Conv(Generator):
         return pixels.reshape(-1, *self.shape)
 
 
-def _band(shape: Sequence[int], radius: float | None) -> dct.Band:
-    """The frequencies that a picture has."""
-    _, height, width = shape
-    band = dct.half_band(height, width, radius)
-    if not band:
-        raise ModelError(f"conv needs a positive radius, got {radius}.")
-    return band
-
-
 def _base(shape: Sequence[int], maps: Sequence[int]) -> tuple[int, int, int]:
-    """Feature maps, height and width before the first deconvolution."""
+    """Return feature maps, height and width before the first deconvolution."""
     _, height, width = shape
     if not 2 <= 2 ** len(maps) <= 2 * min(height, width):
         raise ModelError(

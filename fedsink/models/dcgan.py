@@ -1,4 +1,4 @@
-"""The convolutional generator published with DP-Sinkhorn (mathematics §1, "Facts")."""
+"""The convolutional generator published with DP-Sinkhorn for MNIST (Cao et al. 2021)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsink.errors import ModelError
-from fedsink.models.base import Generator, LatentLaw, checked_sizes
+from fedsink.models.generator_base import Generator, LatentLaw, check_sizes, checked_sizes
 from fedsink.models.layers import (
     batch_norm_2d,
     convolution,
@@ -35,7 +35,7 @@ class Dcgan(Generator):
         width: feature maps of the last hidden layer (64); the others are twice and four times it.
 
     Raises:
-        ModelError: for any size but 28×28 and 32×32.
+        ModelError: for any size except 28×28 and 32×32.
     """
 
     name = "dcgan"
@@ -59,9 +59,7 @@ class Dcgan(Generator):
                 f"dcgan makes images of 28×28 or 32×32 pixels with any number of channels, got "
                 f"shape {self.shape}; resize the data or use mlp or dct_mlp."
             )
-        for what, number in (("label_embedding", label_embedding), ("width", width)):
-            if number < 1:
-                raise ModelError(f"dcgan needs {what} of at least 1, got {number}.")
+        check_sizes(self.name, ("label_embedding", label_embedding), ("width", width))
         channels, size, _ = self.shape
         self.embedding = embedding(classes, label_embedding)
         self.layers = nn.Sequential(
@@ -82,7 +80,7 @@ class Dcgan(Generator):
     def parameter_count(
         cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
     ) -> int:
-        """Kernels and biases of four layers, three BatchNorms, and the label embedding."""
+        """Return the size of four layers, three BatchNorms and the label embedding."""
         latent_dim, label_embedding, width = checked_sizes(
             cls.name, *(options[key] for key in ("latent_dim", "label_embedding", "width"))
         )

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 from torch.nn.utils import skip_init
 
+from fedsink.data import dct
+from fedsink.errors import ModelError
+
 
 def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
     """Return an uninitialised nn.Linear."""
@@ -17,12 +20,12 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
 
 
 def batch_norm_1d(features: int) -> nn.BatchNorm1d:
-    """Return a BatchNorm that always normalises by the batch at hand."""
+    """Return a BatchNorm that always normalises by its batch."""
     return nn.BatchNorm1d(features, track_running_stats=False)
 
 
 def batch_norm_2d(features: int) -> nn.BatchNorm2d:
-    """Return a BatchNorm that always normalises by the batch at hand."""
+    """Return a BatchNorm that always normalises by its batch."""
     return nn.BatchNorm2d(features, track_running_stats=False)
 
 
@@ -36,8 +39,8 @@ class SpectralConvolution(nn.Conv2d):
 
     The kernel W (outputs, inputs, k, k) is a matrix of `outputs` rows, as in spectral
     normalisation (Miyato et al. 2018, eq. 8). That method keeps an estimate of σ between steps and
-    improves it by one power iteration at each; `spectral_norm` finds it afresh, so that the layer
-    has no state beside its weights, and means the same wherever they are.
+    improves it by one power iteration at each; `spectral_norm` computes it anew, so that the layer
+    has no state except its weights, and computes the same wherever they are.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -54,7 +57,7 @@ def spectral_convolution(
 
 
 def spectral_norm(weight: Tensor) -> Tensor:
-    """The largest singular value of a weight, as a matrix of its first dimension's rows.
+    """Return the largest singular value of a weight, as a matrix of its first dimension's rows.
 
     With G = WWᵀ and P = G^p/tr G^p, p = 2¹², it is √tr(GP): never above σ, and at least
     n^(−1/2p)·σ for n rows, 0.9993 σ for 256. P is held fixed in the gradient, which is that of a
@@ -82,15 +85,33 @@ def deconvolution(
     return _skip(nn.ConvTranspose2d, inputs, outputs, kernel, stride=stride, padding=padding)
 
 
+def low_pass_basis(name: str, shape: tuple[int, ...], radius: float | None) -> Tensor:
+    """Return the cosines of a picture's band, float32 (K, height·width): a row a frequency.
+
+    They are those below `radius`, or up to half the shorter side if None. Raises ModelError for
+    an empty band, with the name of the generator.
+    """
+    return dct.basis(*shape[1:], low_pass_band(name, shape, radius), torch.float32).clone()
+
+
+def low_pass_band(name: str, shape: tuple[int, ...], radius: float | None) -> dct.Band:
+    """Return the frequencies of `low_pass_basis`, which raises the same error."""
+    _, height, width = shape
+    band = dct.half_band(height, width, radius)
+    if not band:
+        raise ModelError(f"{name} needs a positive radius, got {radius}.")
+    return band
+
+
 def embedding(labels: int, features: int) -> nn.Embedding:
     """Return an uninitialised nn.Embedding."""
     return _skip(nn.Embedding, labels, features)
 
 
 def class_inputs(z: Tensor, one_hot: Tensor) -> Tensor:
-    """onehot(l) ⊗ [z, 1], (n, classes·(d + 1)), for z (n, d) and labels as unit vectors.
+    """Return onehot(l) ⊗ [z, 1], (n, classes·(d + 1)), for z (n, d) and labels as unit vectors.
 
-    A linear layer of it without a bias is a matrix and a bias of each class's own.
+    A linear layer of it without a bias has one matrix and one bias for each class.
     """
     inputs = torch.cat([z, torch.ones_like(z[:, :1])], dim=1)
     return (one_hot.unsqueeze(2) * inputs.unsqueeze(1)).flatten(1)
@@ -104,7 +125,7 @@ def _skip(layer: Any, *sizes: int, **options: Any) -> Any:
 def initialise(module: nn.Module, generator: torch.Generator | None) -> None:
     """Draw all weights in the order of the modules, from U(−1/√fan_in, 1/√fan_in).
 
-    That is PyTorch's own rule for linear and convolution layers and their biases; embeddings are
+    That is PyTorch's rule for linear and convolution layers and their biases; embeddings are
     N(0, 1) and BatchNorm starts as the identity. `generator=None` means seed 0.
     """
     random = torch.Generator().manual_seed(0) if generator is None else generator

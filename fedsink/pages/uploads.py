@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from fedsink.configuration import Configuration
-from fedsink.models.registry import parameter_count
+from fedsink.models.generators import parameter_count
 from fedsink.pages.tables import MISSING, Table, number, size
 from fedsink.protocol.records import payload_bytes
 from fedsink.server.recorded import RecordedRun

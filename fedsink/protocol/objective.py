@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from fedsink.errors import ConfigError, ReleaseRefusedError
 from fedsink.privacy import domain
 from fedsink.privacy.plan import CentralPlan
-from fedsink.transport.costs import Cost, Mixed, cost_named
-from fedsink.transport.solvers.backends import NATIVE, by_backend
-from fedsink.transport.solvers.solver import Solver, solver_named
+from fedsink.transport.backends import NATIVE, by_backend
+from fedsink.transport.costs import GroundCost, cost_named
+from fedsink.transport.problem import Solver
+from fedsink.transport.solvers import solver_named
 
 _DOMAIN = {
     "lam": domain.REGULARISATION,
@@ -75,12 +76,12 @@ class Objective:
             interval.check(getattr(self, name))
 
     @property
-    def ground_cost(self) -> Cost:
+    def ground_cost(self) -> GroundCost:
         """c(x, y), with its gradient."""
         return cost_named(self.cost, self.m)
 
     @property
-    def transport(self) -> tuple[Cost, Solver]:
+    def transport(self) -> tuple[GroundCost, Solver]:
         """The cost and the solver, as the backend has them."""
         return by_backend(self.backend, self.ground_cost, solver_named(self.solver))
 
@@ -115,11 +116,6 @@ class Objective:
                 f"The request wants backend={self.backend}, and a real node solves its problems "
                 "by native alone: libraries are for simulations and for the server's own problems."
             )
-
-    @property
-    def bounded_cost(self) -> Cost:
-        """c_m for points of which a bound is known, computed without a look at a value."""
-        return Mixed(self.m, bounded=True)
 
     def diameter(self, radius: float, *, labels: bool) -> float:
         """The largest distance of two points in a ball of this radius, with labels or without."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ModelError
 from fedsink.models import Generator, build, parameter_count
-from fedsink.models.pullback import Pullback, pullback
+from fedsink.models.weights import Pullback, pullback
 from fedsink.privacy import domain
 from fedsink.protocol.dp_sinkhorn import GradientRequest, is_float32
 from fedsink.protocol.records import pack, table, unpack

@@ -5,10 +5,9 @@ Nothing here touches private data; all of it may be published.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -19,14 +18,13 @@ from fedsink.privacy import BatchClip, Clip
 from fedsink.protocol.objective import Objective
 from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.transport import (
-    AnnealedSolver,
     ConvergedSolver,
     append_labels,
     potential,
     self_gradient,
     transport_gradient,
 )
-from fedsink.transport.record_clip import reduced, sum_by_matmul
+from fedsink.transport.clipped_sums import reduced, sum_by_matmul
 from fedsink.values import choice, integer, positive, within
 
 # Any f keeps the clients' guarantee; a rough one serves the field as well as an exact one.
@@ -175,19 +173,15 @@ class HistoryField(_Remembering):
         clip: Clip,
         layout: Layout,
         like: Tensor,
-        widest: float | None,
     ) -> None:
         super().__init__(settings, objective, layout, like)
         self.clip = clip
         self._tether = settings.tether
-        self._unseen = widest is not None
-        largest_cost = None if widest is None else widest**2
-        self._solver = replace(POTENTIAL_SOLVER, largest_cost=largest_cost)
 
     def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
         """Potentials against the remembered rows, and the field that they feel themselves."""
         past, lam = self.past(kinds), self.objective.lam
-        potentials = potential(rows, past, lam, solver=self._solver, bounded=self._unseen)
+        potentials = potential(rows, past, lam, solver=POTENTIAL_SOLVER)
         # All of it is public: no bound has to hold for one point whatever the others are.
         x, y, f = (values.to(torch.float64) for values in (rows, past, potentials))
         outside = -sum_by_matmul(x, y, f, lam, reduced(self.clip.bound)) / past.shape[1]
@@ -226,15 +220,9 @@ class SemiDebiased(SelfTerm):
     ever sees a private point through them.
     """
 
-    def __init__(
-        self, objective: Objective, clip: BatchClip, layout: Layout, widest: float | None
-    ) -> None:
+    def __init__(self, objective: Objective, clip: BatchClip, layout: Layout) -> None:
         self.objective, self.clip, self._layout = objective, clip, layout
         self._cost, self._solver = objective.transport
-        if widest is not None:
-            labels = math.sqrt(layout.classes) * objective.label_weight if layout.mixed else 0.0
-            self._cost = objective.bounded_cost
-            self._solver = AnnealedSolver(widest=math.hypot(widest, labels))
 
     def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
         """The gradient against the shifted rows; what falls on the extra rows stays outside."""
@@ -257,13 +245,7 @@ def with_labels(points: Tensor, labels: Tensor, objective: Objective, layout: La
 
 
 def self_term(
-    settings: SelfTermSettings,
-    objective: Objective,
-    clip: Clip,
-    layout: Layout,
-    like: Tensor,
-    *,
-    widest: float | None = None,
+    settings: SelfTermSettings, objective: Objective, clip: Clip, layout: Layout, like: Tensor
 ) -> SelfTerm:
     """The self term that goes with a clip.
 
@@ -273,9 +255,6 @@ def self_term(
         clip: of the clients.
         layout: of a round.
         like: a tensor of the rows' type, device and dimension D, (..., D).
-        widest: public bound on the diagonal of a box that holds all rows; given, the host looks at
-            no value, as the recording of a CUDA graph needs, and λ is annealed in any case where
-            the loss is semi-debiased.
 
     Raises:
         ConfigError: `clip=record` with the semi-debiased loss, whose self term couples rows, or
@@ -287,12 +266,12 @@ def self_term(
                 "clip=record takes its potentials from generated history: set "
                 "strategy.self_term=history, or clip=batch for the semi-debiased loss."
             )
-        return HistoryField(settings, objective, clip, layout, like, widest)
+        return HistoryField(settings, objective, clip, layout, like)
     if settings.tether is not None:
         raise ConfigError(
             "strategy.tether is for clip=record: with clip=batch transport gives every row its "
             f"share of the records. Set strategy.tether=null, not {settings.tether:g}."
         )
     if settings.kind == "semi_debiased":
-        return SemiDebiased(objective, BatchClip(clip.bound), layout, widest)
+        return SemiDebiased(objective, BatchClip(clip.bound), layout)
     return HistoryTransport(settings, objective, layout, like)

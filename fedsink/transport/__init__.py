@@ -1,15 +1,26 @@
 """Entropic optimal transport: costs, solvers, losses and their gradients at the points.
 
 λ is the entropic regularisation in units of cost everywhere. Nothing here knows of privacy
-budgets or networks.
+budgets or networks. The loss of two clouds of points, with its gradient at the first:
+
+>>> import torch
+>>> from fedsink.transport import ConvergedSolver, SquaredEuclidean, transport_gradient
+>>> x, y = torch.tensor([[0.0], [4.0]]), torch.tensor([[1.0], [6.0]])
+>>> loss = transport_gradient(x, y, SquaredEuclidean(), lam=0.1, solver=ConvergedSolver())
+>>> round(float(loss.solution.primal_cost), 3)  # each point goes to its neighbour: (1 + 4)/2
+2.5
+>>> loss.gradient.round(decimals=3).tolist()  # 2(x − y)/2
+[[-1.0], [-2.0]]
 """
 
 from __future__ import annotations
 
-from fedsink.transport.clipped_sums import clipped_sums, summed_at_once
+from fedsink.transport.annealed import AnnealedSolver
+from fedsink.transport.backends import BACKENDS, NATIVE, by_backend, check_backend
+from fedsink.transport.clipped_sums import clipped_sums
 from fedsink.transport.costs import (
     L1,
-    Cost,
+    GroundCost,
     Mixed,
     SquaredEuclidean,
     append_labels,
@@ -22,15 +33,11 @@ from fedsink.transport.losses import (
     self_gradient,
     transport_gradient,
 )
-from fedsink.transport.record_clip import record_field, record_norms, row_weights
+from fedsink.transport.problem import Solver
 from fedsink.transport.solution import Solution
-from fedsink.transport.solvers.annealed import annealed, bounding_diameter, epsilon_schedule
-from fedsink.transport.solvers.backends import BACKENDS, NATIVE, by_backend, check_backend
-from fedsink.transport.solvers.solver import (
-    AnnealedSolver,
+from fedsink.transport.solvers import (
     ConvergedSolver,
     FixedSolver,
-    Solver,
     fixed_solver,
     solve,
     solver_named,
@@ -42,30 +49,23 @@ __all__ = [
     "NATIVE",
     "AnnealedSolver",
     "ConvergedSolver",
-    "Cost",
     "FixedSolver",
+    "GroundCost",
     "Mixed",
     "Solution",
     "Solver",
     "SquaredEuclidean",
     "TransportGradient",
-    "annealed",
     "append_labels",
     "batch_gradients",
-    "bounding_diameter",
     "by_backend",
     "check_backend",
     "clipped_sums",
     "cost_named",
-    "epsilon_schedule",
     "fixed_solver",
     "potential",
-    "record_field",
-    "record_norms",
-    "row_weights",
     "self_gradient",
     "solve",
     "solver_named",
-    "summed_at_once",
     "transport_gradient",
 ]

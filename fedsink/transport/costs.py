@@ -1,4 +1,4 @@
-"""Ground costs c(x, y): objects with their own maths; the solvers never know which one is used."""
+"""Ground costs c(x, y) and their gradients; a solver sees only the matrix C_ij = c(x_i, y_j)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsink.errors import ConfigError
-from fedsink.transport.kernels.pairwise import (
+from fedsink.transport.pairwise import (
     absolute_distances,
     mixed_distances,
     sign_field,
@@ -18,8 +18,8 @@ from fedsink.transport.kernels.pairwise import (
 )
 
 
-class Cost(Protocol):
-    """A non-negative, symmetric cost between points, with its envelope gradient."""
+class GroundCost(Protocol):
+    """A non-negative, symmetric cost between points, with its gradient under a fixed plan."""
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Return C_ij = c(x_i, y_j), shape (..., n, m), for x (..., n, d) and y (..., m, d)."""
@@ -28,7 +28,7 @@ class Cost(Protocol):
     def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
         """Return Σ_j P_ij ∂ₓc(x_i, y_j), shape (..., n, d), for a plan P (..., n, m).
 
-        With `sparse` the work may depend on how many entries of P are not zero.
+        With `sparse` the work may depend on the number of entries of P that are not zero.
         """
         ...
 
@@ -38,18 +38,12 @@ class SquaredEuclidean:
     """c(x, y) = ‖x − y‖₂², the cost matched to Gaussian noise when λ = 2σ².
 
     GeomLoss' p = 2 cost is half of this one.
-
-    Attributes:
-        bounded: whether points are known to be so short that no cost overflows; then the host
-            looks at no value, as the recording of a CUDA graph needs.
     """
-
-    bounded: bool = False
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Return ‖x_i‖² + ‖y_j‖² − 2⟨x_i, y_j⟩ (one matmul), never negative."""
         _check_points(x, y)
-        return squared_distances(x, y, bounded=self.bounded)
+        return squared_distances(x, y)
 
     def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
         """Return Σ_j P_ij·2(x_i − y_j) = 2(x_i Σ_j P_ij − (P y)_i), one matmul."""
@@ -82,14 +76,11 @@ class Mixed:
 
     Attributes:
         m: weight of the L1 part.
-        bounded: as in `SquaredEuclidean`; each part is one kernel then.
     """
 
     m: float = 1.0
-    bounded: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a negative or non-finite m."""
         if not 0.0 <= self.m < float("inf"):
             raise ConfigError(
                 f"The weight m of the L1 part must be a finite number ≥ 0, got {self.m}: "
@@ -99,9 +90,9 @@ class Mixed:
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Return ‖x_i − y_j‖₂² + m‖x_i − y_j‖₁."""
         if self.m == 0.0:
-            return SquaredEuclidean(self.bounded)(x, y)
+            return SquaredEuclidean()(x, y)
         _check_points(x, y)
-        return mixed_distances(x, y, self.m, bounded=self.bounded)
+        return mixed_distances(x, y, self.m)
 
     def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
         """Return Σ_j P_ij [2(x_i − y_j) + m sign(x_i − y_j)]."""
@@ -113,11 +104,11 @@ class Mixed:
             if field is not None:
                 return field
         quadratic = SquaredEuclidean().gradient(x, y, plan)
-        return quadratic.add_(sign_field(x, y, plan, bounded=self.bounded), alpha=self.m)
+        return quadratic.add_(sign_field(x, y, plan), alpha=self.m)
 
 
-def cost_named(name: str, m: float = 1.0) -> Cost:
-    """Return the cost called "l1", "squared_l2" or "mixed" (the only one that reads m).
+def cost_named(name: str, m: float = 1.0) -> GroundCost:
+    """Return the cost called "l1", "squared_l2" or "mixed" (only that one reads m).
 
     Raises ConfigError for any other name.
     """
@@ -136,9 +127,7 @@ def append_labels(
     """Return [x, α_c·onehot(label)], shape (n, d + classes), for x (n, d) and labels (n,).
 
     With `weight` α_c, a label mismatch adds 2α_c² to ‖x − y‖₂² and 2α_c to ‖x − y‖₁, so
-    2α_c² + 2mα_c to c_m (Cao et al. 2021, where α_c = 15).
-
-    Without `check` no label is looked at from the host.
+    2α_c² + 2mα_c to c_m (Cao et al. 2021, where α_c = 15). Without `check` the host reads no label.
 
     Raises ValueError if a label is not in 0..classes−1 or the two lengths differ.
     """

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsink.transport.costs import Cost, SquaredEuclidean
+from fedsink.transport.costs import GroundCost, SquaredEuclidean
+from fedsink.transport.problem import Solver, Weights
 from fedsink.transport.solution import Solution
-from fedsink.transport.solvers.solver import ConvergedSolver, Solver
+from fedsink.transport.solvers import ConvergedSolver
 
 _DEFAULT_SOLVER = ConvergedSolver()
 
@@ -38,22 +39,22 @@ class TransportGradient:
 def transport_gradient(
     x: Tensor,
     y: Tensor,
-    cost: Cost,
+    cost: GroundCost,
     lam: float,
     *,
-    log_a: Tensor | None = None,
-    log_b: Tensor | None = None,
+    log_a: Weights = None,
+    log_b: Weights = None,
     solver: Solver = _DEFAULT_SOLVER,
 ) -> TransportGradient:
     """Return W_{c,λ}(Σ a_i δ_{x_i}, Σ b_j δ_{y_j}) and ∂W/∂x_i = Σ_j P_ij ∂ₓc(x_i, y_j).
 
     Args:
-        x: points that receive the gradient, (..., n, d).
-        y: points of the other measure, (..., m, d).
-        cost: c, also with labels appended to both x and y.
+        x: points that receive the gradient, (..., n, d), labels appended where there are any.
+        y: points of the other measure, (..., m, d), like x.
+        cost: c.
         lam: λ > 0, in units of cost.
-        log_a: log-weights (..., n), −∞ for padding; uniform if None.
-        log_b: log-weights (..., m), −∞ for padding; uniform if None.
+        log_a: log-weights of x, (..., n).
+        log_b: log-weights of y, (..., m).
         solver: `ConvergedSolver(...)` or `AnnealedSolver(...)`.
 
     Raises:
@@ -61,17 +62,17 @@ def transport_gradient(
     """
     with torch.no_grad():
         solution = solver(cost(x, y), lam, points=(x, y), log_a=log_a, log_b=log_b)
-        gradient = cost.gradient(x, y, solution.source_plan, sparse=_may_look(solution))
+        gradient = cost.gradient(x, y, solution.source_plan, sparse=_may_read(solution))
     return TransportGradient(solution.potential_cost, gradient, solution)
 
 
 def self_gradient(
-    x: Tensor, n: int, cost: Cost, lam: float, *, solver: Solver = _DEFAULT_SOLVER
+    x: Tensor, n: int, cost: GroundCost, lam: float, *, solver: Solver = _DEFAULT_SOLVER
 ) -> TransportGradient:
     """Return −Ŵ(X[:n], X[n′:n′+n]) and its gradient at all n + n′ rows of X, (n + n′, d).
 
-    n′ = len(X) − n. Rows n′..n−1 stand on both sides and receive both contributions; with
-    n′ = 0 both measures are X itself. No private data enters.
+    n′ = len(X) − n. Rows n′..n−1 are on both sides and receive both contributions; with n′ = 0
+    both measures are X itself. No private data enters.
 
     Raises:
         ValueError: if X has fewer than n or more than 2n rows.
@@ -84,7 +85,7 @@ def self_gradient(
     with torch.no_grad():
         source, target = x[..., :n, :], x[..., n_extra:, :]
         solution = solver(cost(source, target), lam, points=(source, target))
-        sparse = _may_look(solution)
+        sparse = _may_read(solution)
         gradient = torch.zeros_like(x)
         gradient[..., :n, :] -= cost.gradient(source, target, solution.source_plan, sparse=sparse)
         # The cost is symmetric, so ∂_y c(x, y) is ∂ₓ with the arguments exchanged.
@@ -94,54 +95,100 @@ def self_gradient(
 
 
 def batch_gradients(
-    x: Tensor, y: Tensor, own: Tensor, present: Tensor, cost: Cost, lam: float, solver: Solver
+    x: Tensor,
+    y: Tensor,
+    public: Tensor,
+    present: Tensor,
+    cost: GroundCost,
+    lam: float,
+    solver: Solver,
 ) -> Tensor:
     """Return ∂_X 2Ŵ_λ(X_k, Y_k) + G_k for each of K batches, shape (K, n, d).
 
-    A batch without records gives G_k alone: a problem of the same size is solved, and its result
-    dropped. With a `FixedSolver` the operations depend on shapes and public numbers alone.
+    A batch without records gives only G_k: a problem of the same size is solved, and its result
+    dropped. With a `FixedSolver` the operations depend only on shapes and public numbers.
 
     Args:
-        x: generated points, (K, n, d′) or (n, d′) for all; labels may stand behind d coordinates.
+        x: generated points, (K, n, d′) or (n, d′) for all; labels may follow the d coordinates.
         y: private records in B ≥ 1 places, (K, B, d′), finite also in empty places.
-        own: G, the data-independent part of the gradient, (K, n, d) or (n, d).
-        present: which places hold a record, (K, B) bool; they weigh alike.
+        public: G, the data-independent part of the gradient, (K, n, d) or (n, d).
+        present: which places hold a record, (K, B) bool; all records have the same weight.
         cost: c.
         lam: λ > 0, in units of cost.
-        solver: what solves the problems.
+        solver: solves the K problems.
 
     Raises:
         ValueError, RuntimeError, ArithmeticError: costs beyond the range of floats or of λ. With a
-            solver that looks at the costs this depends on the records.
+            solver that reads the costs this depends on the records.
     """
     some = present.any(-1, keepdim=True)
     counted = present | ~some
     log_b = torch.where(counted, -counted.sum(-1, keepdim=True).to(y.dtype).log(), -math.inf)
     field = transport_gradient(x, y, cost, lam, log_b=log_b, solver=solver).gradient
-    return torch.where(some.unsqueeze(-1), 2.0 * field[..., : own.shape[-1]] + own, own)
+    return torch.where(some.unsqueeze(-1), 2.0 * field[..., : public.shape[-1]] + public, public)
 
 
-def _may_look(solution: Solution) -> bool:
-    """Return whether work may depend on values: not where the solver's does not (`FixedSolver`)."""
-    return solution.floor is None
+def _may_read(solution: Solution) -> bool:
+    """Return whether the gradient's work may depend on values: only if the solver's did."""
+    return solution.floor is None  # a `FixedSolver` sets it
 
 
 def potential(
-    x: Tensor,
-    history: Tensor,
-    lam: float,
-    *,
-    solver: Solver = _DEFAULT_SOLVER,
-    bounded: bool = False,
+    x: Tensor, history: Tensor, lam: float, *, solver: Solver = _DEFAULT_SOLVER
 ) -> Tensor:
     """Return the dual potential f of Ŵ(X, history), shape (..., n), of mean zero.
 
-    The cost is ‖x − y‖₂², with `bounded` as it takes it. `history` (..., m, d) holds generated
-    points of earlier rounds, so f depends on no private data. A constant added to f changes no
-    w_ij.
+    The cost is ‖x − y‖₂². `history` (..., m, d) holds generated points of earlier
+    rounds, so f depends on no private data. A constant added to f changes no w_ij of
+    `clipped_sums`, so the mean is free.
 
     Raises:
         ValueError: if the points disagree in shape or type, or are not finite.
     """
-    solution = solver(SquaredEuclidean(bounded)(x, history), lam, points=(x, history))
+    solution = solver(SquaredEuclidean()(x, history), lam, points=(x, history))
     return solution.f - solution.f.mean(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class AssignmentGradient:
+    """W_{c,0} of two clouds of n points, and its gradient at the first cloud.
+
+    Attributes:
+        value: W = 1/n Σ_i C[i, π(i)], in units of cost.
+        gradient: ∂W/∂x_i = 1/n ∂ₓc(x_i, y_π(i)), shape (n, d).
+        assignment: π, the target of each source point, int64 (n,).
+    """
+
+    value: Tensor
+    gradient: Tensor
+    assignment: Tensor
+
+
+def assignment_gradient(x: Tensor, y: Tensor, cost: GroundCost) -> AssignmentGradient:
+    """Return W_{c,0} = min_π 1/n Σ_i C[i, π(i)] over permutations π, and its gradient at x.
+
+    This is exact transport, λ = 0, of x (n, d) and y (n, d), each point with weight 1/n. With equal
+    weights an optimal plan is a permutation (Birkhoff; Peyré and Cuturi 2019, Prop. 2.1), found in
+    O(n³) on the processor: 10 ms at n = 300.
+
+    Raises:
+        ValueError: if the numbers of points differ, or a cost is not finite.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    if x.dim() != 2 or x.shape != y.shape:
+        raise ValueError(
+            f"An assignment needs two clouds of the same shape (n, d), got {tuple(x.shape)} and "
+            f"{tuple(y.shape)}."
+        )
+    with torch.no_grad():
+        matrix = cost(x, y)
+        if not bool(matrix.isfinite().all()):
+            raise ValueError("An assignment needs finite costs: the points are not finite.")
+        _, columns = linear_sum_assignment(matrix.cpu().numpy())
+        assignment = torch.from_numpy(columns).to(x.device, torch.int64)
+        value = matrix.gather(1, assignment.unsqueeze(1)).mean()
+        # Matched pairs are n problems of one point each: n gradients, not n².
+        weights = torch.full((len(x), 1, 1), 1.0 / len(x), dtype=x.dtype, device=x.device)
+        gradient = cost.gradient(x.unsqueeze(1), y[assignment].unsqueeze(1), weights).squeeze(1)
+    return AssignmentGradient(value, gradient, assignment)

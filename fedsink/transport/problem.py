@@ -1,22 +1,38 @@
-"""One batch of transport problems, validated, with padding made harmless."""
+"""The interface of solvers, and the batch of problems that their loops work on."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedsink.transport.solution import Solution
 
+Points = tuple[Tensor, Tensor]
+"""x (..., n, d) and y (..., m, d)."""
+Weights = Tensor | None
+"""Log-weights of points, (..., n), −∞ for padding; uniform if None."""
+
 # Far below the resolution of a sum whose largest term is 1.
 _FLOORS = {torch.float32: -60.0, torch.float64: -300.0}
 
 
+class Solver(Protocol):
+    """Anything that solves for potentials, given the cost matrix and the points behind it."""
+
+    def __call__(
+        self, cost: Tensor, lam: float, points: Points, log_a: Weights = None, log_b: Weights = None
+    ) -> Solution:
+        """Return the solution of W(a, b) for a cost matrix C (..., n, m) and λ = lam."""
+        ...
+
+
 @dataclass(frozen=True)
 class Problem:
-    """Costs and weights with one leading batch dimension, ready for any of the loops.
+    """Costs and weights with one leading batch dimension, as the loops of all solvers take them.
 
     Points of weight zero (padding) have zero cost and are left out by their weight. A measure
     without any point of positive weight is replaced by a uniform one, so that no loop meets
@@ -28,7 +44,9 @@ class Problem:
         log_a, log_b: working log-weights, (B, n) and (B, m).
         real_rows, real_columns: which points are no padding, None if all are real.
         cost_range: max C − min C over the real entries of each problem, (B,), units of cost.
-        floor: where exponents are cut off, None if they are not (see `bounded`).
+        batch_shape: the caller's batch dimensions, which B flattens.
+        given_log_a, given_log_b: the caller's log-weights, in its batch shape.
+        floor: smallest exponent, where exponents are cut off (see `bounded`); else None.
     """
 
     cost: Tensor
@@ -53,9 +71,7 @@ class Problem:
         g_before: Tensor | None = None,
     ) -> Solution:
         """Return the result in the caller's batch shape, with zero potentials at padding."""
-        shape = self.batch_shape
-
-        empty = self._empty()
+        shape, empty = self.batch_shape, self._empty()
 
         def potential(values: Tensor, real: Tensor | None) -> Tensor:
             values = values if real is None else values.masked_fill(~real, 0.0)
@@ -80,6 +96,7 @@ class Problem:
         )
 
     def _empty(self) -> Tensor | None:
+        """Return which problems have a measure without any real point, (B,)."""
         empty = None
         for real in (self.real_rows, self.real_columns):
             if real is not None:
@@ -88,12 +105,12 @@ class Problem:
         return empty
 
 
-def prepare(cost_matrix: Tensor, lam: float, log_a: Tensor | None, log_b: Tensor | None) -> Problem:
-    """Validate the input of a solver and bring it to one batch dimension.
+def prepare(cost_matrix: Tensor, lam: float, log_a: Weights, log_b: Weights) -> Problem:
+    """Return a solver's input, validated, with one batch dimension.
 
     Raises ValueError for a cost matrix that is not finite, float32 or float64, (..., n, m) with
     n, m ≥ 1, for λ that is not a positive finite number, for log-weights of another shape or
-    that are NaN, and for weights that do not sum to one (an all-padded measure excepted).
+    that are NaN, and for weights that do not sum to one (except those of an all-padded measure).
     """
     if (
         cost_matrix.dim() < 2
@@ -148,27 +165,17 @@ def prepare(cost_matrix: Tensor, lam: float, log_a: Tensor | None, log_b: Tensor
 
 
 def bounded(
-    cost_matrix: Tensor,
-    lam: float,
-    log_a: Tensor | None,
-    log_b: Tensor | None,
-    largest_cost: float,
+    cost_matrix: Tensor, lam: float, log_a: Weights, log_b: Weights, largest_cost: float
 ) -> Problem:
-    """Bring a problem to one batch dimension without looking at a cost or a weight.
+    """Return a solver's input with one batch dimension, without reading a cost or a weight.
 
-    Which loops run, how long they run and whether this raises then depends on the arguments λ
-    and `largest_cost` alone. Padding is left out by its weight; what it costs must be finite. Both
-    measures need a point of positive weight. Wrong costs or weights give a wrong result.
+    Which loops run, how long they run and whether this raises depends only on λ and
+    `largest_cost`, a public bound on C. Padding is left out by its weight; its costs must be
+    finite. Both measures need a point of positive weight. Wrong costs or weights give a wrong
+    result.
 
     Exponents are cut off where they no longer matter, padding included: exp takes many times longer
     where its result underflows, so the time would depend on the costs.
-
-    Args:
-        cost_matrix: C, (..., n, m), float32 or float64.
-        lam: λ > 0, in units of cost.
-        log_a: log-weights (..., n), −∞ for padding; uniform if None.
-        log_b: log-weights (..., m), −∞ for padding; uniform if None.
-        largest_cost: a bound on C that is known without looking at it.
 
     Raises:
         ValueError: for λ outside 1e-30..1e30, or below what `largest_cost` admits.
@@ -233,7 +240,7 @@ def _weights(
         )
     if not has_padding:
         return full, log_weights, None
-    # A measure of padding alone gets uniform weights; its potentials are erased at the end.
+    # A measure of nothing but padding gets uniform weights; its potentials are erased at the end.
     empty = ~real.any(-1, keepdim=True)
     working = log_weights.masked_fill(~real, -math.inf).masked_fill(empty, -math.log(points))
     return full, working, real

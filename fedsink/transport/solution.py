@@ -1,4 +1,4 @@
-"""What a solver returns: dual potentials and the numbers one may derive from them."""
+"""The result of a solver: dual potentials and the numbers that follow from them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Solution:
         log_a: log-weights of the source points, (..., n), −∞ for padding.
         log_b: log-weights of the target points, (..., m), −∞ for padding.
         iterations: Sinkhorn iterations done, an integer per problem (...).
-        converged: whether the marginal error was measured below the tolerance, (...).
+        converged: True where the marginal error was measured below the tolerance, (...).
         f_before: the potential that produced g, where that is not f (annealed solver).
         g_before: the potential that produced f, where that is not g (annealed solver).
         floor: the smallest exponent of a plan's entry, None where they are not cut off.
-        plans: source and target plan, where a library gave them in a form of its own.
+        plans: source and target plan, where a library gave them in another form.
     """
 
     f: Tensor
@@ -50,7 +50,7 @@ class Solution:
 
     @property
     def source_plan(self) -> Tensor:
-        """The plan whose rows have produced f: P_ij = a_i b_j exp((f_i + g⁻_j − C_ij)/λ).
+        """The plan whose rows produced f: P_ij = a_i b_j exp((f_i + g⁻_j − C_ij)/λ).
 
         It is the plan of the gradient with respect to the source points. For the annealed
         solver its rows sum to a_i exactly; for `solve` it is `plan`.
@@ -61,7 +61,7 @@ class Solution:
 
     @property
     def target_plan(self) -> Tensor:
-        """The plan whose columns have produced g: P_ij = a_i b_j exp((f⁻_i + g_j − C_ij)/λ).
+        """The plan whose columns produced g: P_ij = a_i b_j exp((f⁻_i + g_j − C_ij)/λ).
 
         It is the plan of the gradient with respect to the target points; its columns sum to
         b_j exactly.
@@ -107,7 +107,7 @@ class Solution:
 
     @property
     def potential_cost(self) -> Tensor:
-        """Σ_i a_i f_i + Σ_j b_j g_j, shape (...): what GeomLoss reports as the loss.
+        """Σ_i a_i f_i + Σ_j b_j g_j, shape (...): the loss that GeomLoss reports.
 
         Equal to `dual_cost` whenever the plan has mass one, so after every iteration of
         `solve`; the annealed schedule leaves a difference. It needs no n×m work.

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedsink.data.maps import L1Ball, PointBall
 from fedsink.models import build
 from fedsink.models.critics import CriticTraining
-from fedsink.models.pullback import flat_weights
+from fedsink.models.weights import flat_weights
 from fedsink.privacy import CriticClip, JointSchedule, PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
 from fedsink.protocol.gs_wgan import CriticRequest, Critics

@@ -15,7 +15,7 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError, ReleaseRefusedError
 from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.transport.solvers.backends import GeomlossSolver
+from fedsink.transport.backends import GeomlossSolver
 
 from ..support.asking import gradient
 

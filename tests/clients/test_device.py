@@ -25,7 +25,7 @@ from fedsink.data.maps import (
 )
 from fedsink.errors import ConfigError
 from fedsink.models import build
-from fedsink.models.pullback import flat_weights
+from fedsink.models.weights import flat_weights
 from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.parameter_gradient import ParameterRequest, architecture_of

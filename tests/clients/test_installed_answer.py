@@ -22,7 +22,7 @@ from fedsink.clients.replies import ReplyStore
 from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.models import GENERATORS, build
-from fedsink.models.pullback import flat_weights
+from fedsink.models.weights import flat_weights
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.errors import MALFORMED, REFUSED
 from fedsink.protocol.exchange import Content

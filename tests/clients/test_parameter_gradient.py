@@ -31,7 +31,7 @@ from fedsink.clients.shard import Shard
 from fedsink.data.partition import Dirichlet
 from fedsink.errors import ReleaseRefusedError
 from fedsink.models import Generator, build
-from fedsink.models.pullback import flat_weights
+from fedsink.models.weights import flat_weights
 from fedsink.privacy import ReproducibleKey, Stream
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.errors import REFUSED

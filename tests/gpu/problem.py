@@ -13,7 +13,7 @@ from fedsink.clients.shard import Shard
 from fedsink.data.maps import DctDirection
 from fedsink.data.views import view_from_dict
 from fedsink.models import build
-from fedsink.models.pullback import flat_weights
+from fedsink.models.weights import flat_weights
 from fedsink.privacy import (
     BatchClip,
     ClassSchedule,

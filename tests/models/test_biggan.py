@@ -52,7 +52,7 @@ def test_other_sizes_are_the_middle_of_a_larger_picture() -> None:
 
 
 def test_the_scale_of_the_blocks_kernels_does_not_matter() -> None:
-    """They are normalised, and the layers around them are not."""
+    """Kernels of blocks are normalised; the layers around them are not."""
     generator = build("biggan", (1, 8, 8), 3, **SMALL)
     z, labels = generator.latent(4, Stream(b"z")), torch.arange(4) % 3
     before = generator(z, labels)

@@ -198,7 +198,7 @@ def test_conv_doubles_from_a_small_base_and_cuts_what_is_too_many() -> None:
 
 
 def test_conv_draws_nothing_above_its_radius() -> None:
-    """Where a view of that band has no gradient, and deconvolutions leave a pattern of dots."""
+    """There a view of that band has no gradient, and deconvolutions leave a pattern of dots."""
     generator = Conv((2, 12, 8), 3, radius=3.5)
     field = torch.atanh(2 * generator(generator.latent(9, stream()), torch.arange(9) % 3) - 1)
     everything = tuple((i, j) for i in range(12) for j in range(8))
@@ -209,7 +209,7 @@ def test_conv_draws_nothing_above_its_radius() -> None:
 
 
 def test_conv_has_a_first_matrix_of_its_own_per_class() -> None:
-    """A class's pictures depend on its own block alone, which starts with that block's fan-in."""
+    """A class's pictures depend only on its block, which starts with that block's fan-in."""
     generator = Conv((1, 8, 8), 3, latent_dim=2, hidden=64)
     z, labels = generator.latent(6, stream()), torch.arange(6) % 3
     before = generator(z, labels)
@@ -348,7 +348,7 @@ def described(draw: st.DrawFn) -> tuple[str, tuple[int, ...], int, dict[str, Any
 def test_the_weights_are_counted_without_building_anything(
     description: tuple[str, tuple[int, ...], int, dict[str, Any]],
 ) -> None:
-    """Also where an option is left out and its default counts."""
+    """This includes options that are left out, whose defaults count."""
     name, shape, classes, options = description
     built = build(name, shape, classes, **options)
     real = sum(parameter.numel() for parameter in built.parameters())
@@ -357,7 +357,7 @@ def test_the_weights_are_counted_without_building_anything(
 
 
 def test_every_generator_is_counted() -> None:
-    """So none that is added is left out of the test above."""
+    """A new generator must be added to `described` as well."""
     assert set(GENERATORS) == {"biggan", "conv", "dcgan", "dct_mlp", "mlp"}
 
 

@@ -24,7 +24,7 @@ def test_the_spectral_norm_is_the_largest_singular_value(
 
 
 def test_equal_singular_values_are_no_trouble() -> None:
-    """Where a power iteration has no direction to converge to."""
+    """A power iteration has no direction to converge to there."""
     weight = 3.0 * torch.eye(256).reshape(256, 256, 1, 1)
     assert 0.9993 * 3.0 < float(spectral_norm(weight)) <= 3.0 + 1e-5
     assert float(spectral_norm(torch.zeros(4, 4, 3, 3))) < 1e-6

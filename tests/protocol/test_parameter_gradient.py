@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedsink.errors import ModelError
 from fedsink.models import Generator, build
-from fedsink.models.pullback import flat_weights
+from fedsink.models.weights import flat_weights
 from fedsink.protocol import parameter_gradient as parameters
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest, architecture_of

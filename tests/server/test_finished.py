@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsink.data.maps import L2Ball, Map
 from fedsink.data.spec import DataSpec
 from fedsink.models import Observation, build
-from fedsink.models.low_pass import LowPassNoise
+from fedsink.models.observation import LowPassNoise
 from fedsink.server import finished
 from fedsink.server.finished import FinishedRun
 from fedsink.server.folder import RunFolder

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedsink.simulation.simulate import start
-from fedsink.transport.solvers import backends
+from fedsink.transport import backends
 
 from ..support.compiler import needs_compiler
 from .conftest import Compose

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedsink.transport import Cost, Solver, self_gradient, transport_gradient
-from fedsink.transport.record_clip import (
+from fedsink.transport import GroundCost, Solver, self_gradient, transport_gradient
+from fedsink.transport.clipped_sums import (
     check_field,
     matmul_keeps_the_bound,
     reduced,
@@ -43,7 +43,7 @@ def is_plain(x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float) -> Tensor
 
 
 def semi_debiased(
-    x: Tensor, y: Tensor, n: int, cost: Cost, lam: float, *, solver: Solver
+    x: Tensor, y: Tensor, n: int, cost: GroundCost, lam: float, *, solver: Solver
 ) -> tuple[Tensor, Tensor]:
     """Ŝ = 2Ŵ(X[:n], Y) − Ŵ(X[:n], X[n′:n′+n]) (Cao et al. 2021, Def. 4.3), and ∂Ŝ/∂X."""
     server = self_gradient(x, n, cost, lam, solver=solver)

@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsink.transport import clipped_sums, summed_at_once
+from fedsink.transport import clipped_sums
 
 from ..support.clouds import cloud
+from ..support.exact import WIDE_BOUNDS, squared_distance
 from ..support.oracles import clipped_record_field
 
 
 def oblivious_record_field(x: Tensor, y: Tensor, f: Tensor, *rest: Any, **options: Any) -> Tensor:
-    """One problem alone."""
+    """`clipped_sums` of a single problem."""
     options["mask"] = options["mask"][None]
     return clipped_sums(x[None], y[None], f[None], *rest, **options)[0]
 
@@ -75,40 +76,15 @@ def without(mask: Tensor, place: int) -> Tensor:
 @pytest.mark.parametrize("bound", [0.05, 0.7, 100.0])
 @pytest.mark.parametrize("radius", [4.0, math.inf])
 def test_it_is_the_clipped_field_class_by_class(bound: float, radius: float) -> None:
-    """With a finite radius by matmul, without one place by place."""
+    """A finite radius takes the matmul, an infinite one goes place by place."""
     p = {**ordinary(), "bound": bound, "radius": radius}
     expected = torch.zeros_like(p["x"])
     for c in range(3):
-        mine = torch.arange(9) % 3 == c
+        rows = torch.arange(9) % 3 == c
         records = p["y"][p["mask"][c]]
         assert len(records) > 1
-        expected[mine] = clipped_record_field(p["x"][mine], records, p["f"][mine], 2.0, bound)
+        expected[rows] = clipped_record_field(p["x"][rows], records, p["f"][rows], 2.0, bound)
     torch.testing.assert_close(oblivious_record_field(**p), expected, rtol=1e-10, atol=1e-12)
-
-
-def test_unseen_it_is_the_same_where_one_matmul_sums_all_places() -> None:
-    p = ordinary()
-    assert summed_at_once(14, 4, p["lam"], p["bound"], p["radius"])
-    expected = oblivious_record_field(**p)
-    assert expected.any()
-    assert torch.equal(oblivious_record_field(**p, unseen=True), expected)
-
-
-def test_unseen_a_problem_whose_rounding_could_exceed_the_bound_gets_zero() -> None:
-    p = {**ordinary(), "lam": 1e-9}
-    assert not summed_at_once(14, 4, p["lam"], p["bound"], p["radius"])
-    assert oblivious_record_field(**p).any()
-    assert not oblivious_record_field(**p, unseen=True).any()
-
-
-@settings(max_examples=100)
-@given(problem=problems())
-def test_unseen_each_place_contributes_at_most_the_bound(problem: dict[str, Any]) -> None:
-    for place in range(problem["mask"].shape[1]):
-        alone = torch.zeros_like(problem["mask"])
-        alone[:, place] = problem["mask"][:, place]
-        field = oblivious_record_field(**{**problem, "mask": alone}, unseen=True)
-        assert float((field / problem["bound"]).norm()) <= 1.0
 
 
 def test_what_stands_in_an_empty_place_leaves_no_trace() -> None:
@@ -266,7 +242,7 @@ def test_a_cohort_with_hostile_records_equals_the_loop(value: float) -> None:
 
 
 def test_a_problem_beyond_the_bounds_leaves_the_others_to_the_matmul() -> None:
-    """Its rows are public, so the branch is."""
+    """The branch is public, because the rows are."""
     x = X.repeat(5, 1, 1)
     x[3] *= 1e12
     mask = PRESENT.unsqueeze(-2).expand(-1, len(X), -1)
@@ -291,9 +267,9 @@ def test_each_contribution_in_a_cohort_has_norm_at_most_the_bound(scale: float) 
     pair = scale * Y[:, :2]
     both = together(pair, radius=radius)
     present = torch.tensor([True, False]).expand(5, 2)
-    one = together(pair, present, radius=radius)
-    assert float((both - one).flatten(1).norm(dim=1).max()) <= BOUND
-    assert float((both - one).flatten(1).norm(dim=1).max()) > 1e-4 * scale * BOUND or scale > 1.0
+    first = together(pair, present, radius=radius)
+    assert float((both - first).flatten(1).norm(dim=1).max()) <= BOUND
+    assert float((both - first).flatten(1).norm(dim=1).max()) > 1e-4 * scale * BOUND or scale > 1.0
 
 
 def test_no_record_changes_another_clients_field() -> None:
@@ -325,22 +301,11 @@ def test_what_does_not_fit_is_refused() -> None:
 
 # Over the whole range of floats, in exact arithmetic
 
-WIDE_BOUNDS = st.one_of(
-    st.floats(5e-324, 1e150, allow_subnormal=True),
-    st.sampled_from([5e-324, 1e-310, 2.0**-1000, 1e-200, 1e-140, 2.0**-149, 0.5, 1e6, 1e150]),
-)
-
-
-def squared_distance(one: Tensor, other: Tensor) -> Fraction:
-    """‖a − b‖², exactly."""
-    pairs = zip(one.flatten().tolist(), other.flatten().tolist(), strict=True)
-    return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs), Fraction(0))
-
 
 @settings(max_examples=400)
 @given(problem=problems(), bound=WIDE_BOUNDS)
 def test_places_and_sums_keep_the_bound_exactly(problem: dict[str, Any], bound: float) -> None:
-    """One place alone, and one more in any company."""
+    """A single place, and a further place beside any others."""
     problem = {**problem, "bound": bound}
     whole = oblivious_record_field(**problem)
     assert whole.dtype == torch.float64
@@ -355,7 +320,7 @@ def test_places_and_sums_keep_the_bound_exactly(problem: dict[str, Any], bound: 
 
 @st.composite
 def cohorts(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float, Tensor]:
-    """Points, the records of up to three clients, potentials, λ, and who is there."""
+    """Points, records of up to three clients, potentials, λ, and which places are filled."""
     n, k, m, d = (draw(st.integers(1, most)) for most in (3, 3, 4, 3))
     entries = st.one_of(
         st.floats(-30.0, 30.0),
@@ -379,7 +344,7 @@ def cohorts(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float, Tensor]:
 def test_each_clients_sum_keeps_the_bound_exactly(
     cohort: tuple[Tensor, Tensor, Tensor, float, Tensor], bound: float, radius: float
 ) -> None:
-    """A record less moves its own client's sum by at most Δ."""
+    """Removing a record moves the sum of its client by at most Δ."""
     x, y, f, lam, present = cohort
 
     def sums(there: Tensor) -> Tensor:
@@ -391,7 +356,7 @@ def test_each_clients_sum_keeps_the_bound_exactly(
     for place in range(y.shape[1]):
         alone, less = torch.zeros_like(present), present.clone()
         alone[:, place], less[:, place] = present[:, place], False
-        one, rest = sums(alone), sums(less)
+        single, rest = sums(alone), sums(less)
         for k in range(len(y)):
-            assert squared_distance(one[k], torch.zeros_like(one[k])) <= Fraction(bound) ** 2
+            assert squared_distance(single[k], torch.zeros_like(single[k])) <= Fraction(bound) ** 2
             assert squared_distance(whole[k], rest[k]) <= Fraction(bound) ** 2

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import permutations
 
 import pytest
 import torch
@@ -13,22 +14,24 @@ from fedsink.transport import (
     L1,
     AnnealedSolver,
     ConvergedSolver,
-    Cost,
+    GroundCost,
     Mixed,
     SquaredEuclidean,
     batch_gradients,
+    cost_named,
     potential,
     self_gradient,
     solve,
     solver_named,
     transport_gradient,
 )
+from fedsink.transport.losses import assignment_gradient
 
 from ..support.clouds import cloud
 from ..support.oracles import semi_debiased
 
 CONVERGED = ConvergedSolver(max_iterations=20000, tolerance=1e-12)
-COSTS: list[Cost] = [L1(), SquaredEuclidean(), Mixed(0.5)]
+COSTS: list[GroundCost] = [L1(), SquaredEuclidean(), Mixed(0.5)]
 
 
 def finite_differences(loss: Callable[[Tensor], float], x: Tensor, step: float = 1e-5) -> Tensor:
@@ -40,13 +43,15 @@ def finite_differences(loss: Callable[[Tensor], float], x: Tensor, step: float =
     return gradient
 
 
-def transport(x: Tensor, y: Tensor, cost: Cost, lam: float) -> float:
+def transport(x: Tensor, y: Tensor, cost: GroundCost, lam: float) -> float:
     return float(solve(cost(x, y), lam, tolerance=1e-12, max_iterations=20000).dual_cost)
 
 
 @pytest.mark.parametrize("cost", COSTS, ids=str)
 @pytest.mark.parametrize("lam", [0.3, 3.0])
-def test_gradient_equals_finite_differences_of_the_converged_dual(cost: Cost, lam: float) -> None:
+def test_gradient_equals_finite_differences_of_the_converged_dual(
+    cost: GroundCost, lam: float
+) -> None:
     x, y = cloud(6, 3, seed=1), cloud(8, 3, seed=2)
     result = transport_gradient(x, y, cost, lam, solver=CONVERGED)
     expected = finite_differences(lambda points: transport(points, y, cost, lam), x)
@@ -80,7 +85,7 @@ def test_no_graph_is_recorded() -> None:
     assert not result.gradient.requires_grad
 
 
-def written_out(x: Tensor, y: Tensor, n: int, n_extra: int, cost: Cost, lam: float) -> float:
+def written_out(x: Tensor, y: Tensor, n: int, n_extra: int, cost: GroundCost, lam: float) -> float:
     """Definition 4.3, written out."""
     against_self = transport(x[:n], x[n_extra : n_extra + n], cost, lam)
     return 2.0 * transport(x[:n], y, cost, lam) - against_self
@@ -88,7 +93,7 @@ def written_out(x: Tensor, y: Tensor, n: int, n_extra: int, cost: Cost, lam: flo
 
 @pytest.mark.parametrize("n_extra", [0, 1, 3, 5])
 @pytest.mark.parametrize("cost", COSTS, ids=str)
-def test_semi_debiased_gradient_equals_finite_differences(cost: Cost, n_extra: int) -> None:
+def test_semi_debiased_gradient_equals_finite_differences(cost: GroundCost, n_extra: int) -> None:
     n, lam = 5, 2.0
     x, y = cloud(n + n_extra, 3, seed=14), cloud(7, 3, seed=15)
     value, gradient = semi_debiased(x, y, n, cost, lam, solver=CONVERGED)
@@ -185,7 +190,7 @@ def test_a_public_diameter_fixes_the_number_of_iterations() -> None:
 
 
 def test_potentials_of_every_problem_have_mean_zero() -> None:
-    """Whatever else is in its batch."""
+    """Other problems of the batch do not matter."""
     x, y = cloud(3, 6, 2, seed=21), cloud(3, 8, 2, seed=22)
     y[1] += 2.0
     f = potential(x, y, 0.5, solver=CONVERGED)
@@ -196,9 +201,71 @@ def test_potentials_of_every_problem_have_mean_zero() -> None:
 
 
 def test_a_batchs_gradient_is_twice_the_loss_and_its_own_part() -> None:
-    x, y, own = cloud(5, 2, seed=23), cloud(2, 6, 2, seed=24), cloud(5, 2, seed=25)
+    x, y, public = cloud(5, 2, seed=23), cloud(2, 6, 2, seed=24), cloud(5, 2, seed=25)
     present = torch.arange(6) < torch.tensor([[6], [4]])
-    found = batch_gradients(x, y, own, present, L1(), 0.5, CONVERGED)
+    found = batch_gradients(x, y, public, present, L1(), 0.5, CONVERGED)
     for number, size in enumerate((6, 4)):
         field = transport_gradient(x, y[number, :size], L1(), 0.5, solver=CONVERGED).gradient
-        torch.testing.assert_close(found[number], 2.0 * field + own, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(found[number], 2.0 * field + public, rtol=1e-6, atol=1e-9)
+
+
+# Exact transport, against what is known in closed form
+
+
+def clouds(n: int, d: int = 3) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(n)
+    return (
+        torch.randn(n, d, generator=random, dtype=torch.float64),
+        torch.randn(n, d, generator=random, dtype=torch.float64) + 0.5,
+    )
+
+
+@pytest.mark.parametrize("name", ["l1", "squared_l2"])
+def test_no_permutation_is_cheaper(name: str) -> None:
+    x, y = clouds(6)
+    matrix = cost_named(name)(x, y)
+    rows = torch.arange(6)
+    cheapest = min(float(matrix[rows, list(order)].mean()) for order in permutations(range(6)))
+    found = assignment_gradient(x, y, cost_named(name))
+    assert float(found.value) == pytest.approx(cheapest, rel=1e-12)
+    assert float(matrix[rows, found.assignment].mean()) == pytest.approx(cheapest, rel=1e-12)
+
+
+def test_on_a_line_the_order_is_kept() -> None:
+    """Monotone rearrangement: the optimum for every convex cost (Villani 2003, Th. 2.18)."""
+    x, y = clouds(50, 1)
+    found = assignment_gradient(x, y, cost_named("squared_l2"))
+    assert torch.equal(
+        x.flatten().argsort().argsort(), y[found.assignment].flatten().argsort().argsort()
+    )
+
+
+@pytest.mark.parametrize("name", ["l1", "squared_l2"])
+def test_the_gradient_is_the_values(name: str) -> None:
+    """Envelope theorem: the assignment does not move with a small step."""
+    x, y = clouds(8)
+    found = assignment_gradient(x, y, cost_named(name))
+    step = torch.randn(8, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 1e-6
+    ahead, behind = (
+        float(assignment_gradient(x + sign * step, y, cost_named(name)).value) for sign in (1, -1)
+    )
+    assert (ahead - behind) / 2 == pytest.approx(float((found.gradient * step).sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("lam", [0.03, 0.3])
+@pytest.mark.parametrize("name", ["l1", "squared_l2"])
+def test_regularised_transport_lies_above_it_by_at_most_its_entropy(name: str, lam: float) -> None:
+    """W_0 ≤ W_λ ≤ W_0 + λ log n: the permutation is a candidate of W_λ, its KL is log n."""
+    x, y = clouds(12)
+    exact = float(assignment_gradient(x, y, cost_named(name)).value)
+    entropic = transport_gradient(x, y, cost_named(name), lam, solver=ConvergedSolver(3000, 1e-6))
+    assert exact <= float(entropic.value) + 1e-4
+    assert float(entropic.value) <= exact + lam * math.log(12) + 1e-4
+
+
+def test_clouds_that_have_no_assignment_are_refused() -> None:
+    x, y = clouds(5)
+    with pytest.raises(ValueError, match=r"same shape \(n, d\), got \(5, 3\) and \(4, 3\)"):
+        assignment_gradient(x, y[:4], cost_named("l1"))
+    with pytest.raises(ValueError, match="finite costs"):
+        assignment_gradient(x * torch.nan, y, cost_named("l1"))

@@ -69,7 +69,7 @@ def test_the_costs_differ_before_convergence_as_documented() -> None:
 
 
 def test_the_regularised_cost_counts_a_mass_other_than_one() -> None:
-    """As potentials that solve nothing have it."""
+    """Potentials that solve no problem give such a mass."""
     cost, log_a, log_b = problem(4)
     optimum = solve(cost, 0.5, log_a=log_a, log_b=log_b)
     off = replace(optimum, f=optimum.f + 0.1)

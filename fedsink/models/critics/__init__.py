@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from fedsink.models.critics.adam import Adam
-from fedsink.models.critics.base import Critic, wgan_gp_losses
-from fedsink.models.critics.convolution import ConvolutionCritic
-from fedsink.models.critics.local_generator import LocalGenerator
-from fedsink.models.critics.perceptron import PerceptronCritic
-from fedsink.models.critics.training import CriticTraining
+from fedsink.models.critics.networks import (
+    ConvolutionCritic,
+    Critic,
+    LocalGenerator,
+    PerceptronCritic,
+)
+from fedsink.models.critics.stacked import Adam
+from fedsink.models.critics.training import CriticTraining, wgan_gp_losses
 
 __all__ = [
     "Adam",

@@ -1,11 +1,15 @@
-"""How a client trains its critics in a round: public numbers, fixed for the run."""
+"""Training of a client's critics: public numbers fixed for the run, and the loss of WGAN-GP."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from fedsink.errors import ModelError
+from fedsink.models.critics.networks import Critic
 
 
 @dataclass(frozen=True)
@@ -14,18 +18,18 @@ class CriticTraining:
 
     Attributes:
         critics: M, among which a client deals its records.
-        steps: of every critic in a round.
-        warm: further steps in the first round of a critic's life.
-        warm_generator: steps of a local generator of each critic's own before that, each behind
-            `steps` of the critic against it; 0: there is none.
-        batch: b, a critic's own records in a step, drawn with replacement.
-        history: how many messages' generated rows a client keeps to train against.
+        steps: steps of every critic in a round.
+        warm: further steps in a critic's first round.
+        warm_generator: steps before that of a `LocalGenerator` for each critic, each after `steps`
+            of the critic against it; 0: there is none.
+        batch: b, records of a critic in a step, drawn with replacement.
+        history: number of messages whose generated rows a client keeps to train against.
         lr: learning rate of Adam.
-        late: the part of the rounds that is left when the learning rate is halved.
+        late: share of the rounds that is left when the learning rate is halved.
         penalty: weight of the gradient penalty.
         drift: weight of the drift term.
-        mismatch: w, the share of records under another label among what counts as generated; 0
-            where there is one class alone.
+        mismatch: w, the share of records under another label among the points that count as
+            generated; 0 where there is only one class.
 
     Raises:
         ModelError: a value is out of range.
@@ -69,14 +73,57 @@ class CriticTraining:
             )
 
     def rate(self, round: int, rounds: int) -> float:
-        """The learning rate of round 1 ≤ `round` ≤ `rounds`."""
+        """Return the learning rate of round 1 ≤ `round` ≤ `rounds`."""
         return self.lr / 2.0 if round > (1.0 - self.late) * rounds else self.lr
 
     def steps_after(self, trained: int) -> int:
-        """Steps against the server's rows of a critic that has been trained in so many rounds."""
+        """Return the steps against the server's rows, after `trained` rounds of a critic."""
         return self.steps if trained else self.steps + self.warm
 
     @property
     def first_steps(self) -> int:
-        """All steps of a critic's first round, those of its local generator included."""
+        """Number of all steps of a critic's first round, those of its local generator included."""
         return self.steps_after(0) + self.warm_generator * (self.steps + 1)
+
+
+def wgan_gp_losses(
+    critic: Critic,
+    weights: Tensor,
+    fakes: Tensor,
+    records: Tensor,
+    shares: Tensor,
+    labels: Tensor,
+    *,
+    penalty: float,
+    drift: float,
+    mismatch: float = 0.0,
+    others: Tensor | None = None,
+) -> Tensor:
+    """Return the loss of each critic, (M,), to be minimised over its weights.
+
+    mean D(x', l) − mean D(x, l) + penalty·mean (‖∇D(x̂, l)‖ − 1)² + drift·mean D(x, l)² with
+    generated x', records x and x̂ = x + u(x' − x) (WGAN-GP: Gulrajani et al. 2017, equation 3; the
+    drift term: Karras et al. 2018, appendix A.1). With a mismatch w > 0 the first term is
+    (1 − w)·mean D(x', l) + w·mean D(x, l̃): a record under another label l̃ counts as generated
+    (matching-aware critics: Reed et al. 2016, algorithm 1).
+
+    Args:
+        critic: the architecture.
+        weights: (M, W).
+        fakes: x', (M, B, D).
+        records: x, (M, B, D).
+        shares: u in [0, 1], (M, B).
+        labels: of both points of each pair, (M, B) int64.
+        penalty: weight of the gradient penalty.
+        drift: weight of the drift term.
+        mismatch: w in [0, 1].
+        others: l̃, (M, B) int64; None: w counts as 0.
+    """
+    pairs = fakes.shape[1]
+    scores = critic.scores(weights, torch.cat([fakes, records], 1), torch.cat([labels, labels], 1))
+    fake, real = scores.split(pairs, dim=1)
+    if others is not None:
+        fake = torch.lerp(fake, critic.scores(weights, records, others), mismatch)
+    between = torch.lerp(records, fakes, shares.unsqueeze(-1).to(fakes))
+    slopes = torch.linalg.vector_norm(critic.gradients(weights, between, labels), dim=-1)
+    return (fake - real + penalty * (slopes - 1.0).square() + drift * real.square()).mean(1)

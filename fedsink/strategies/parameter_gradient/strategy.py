@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsink.errors import ClientError
 from fedsink.models import Generator
-from fedsink.models.pullback import flat_weights
+from fedsink.models.weights import flat_weights
 from fedsink.privacy import BatchClip
 from fedsink.privacy.unprotected import UNREACHED
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
@@ -22,7 +22,7 @@ from fedsink.strategies.dp_sinkhorn.rows import Block, Labels
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.strategies.parameter_gradient.settings import ParameterGradientSettings
 from fedsink.strategies.self_term import HistoryField, self_term
-from fedsink.transport.record_clip import clipped_pullback
+from fedsink.transport.clipped_sums import clipped_pullback
 
 
 class ParameterGradient(DPSinkhorn):

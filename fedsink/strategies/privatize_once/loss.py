@@ -36,7 +36,7 @@ from fedsink.strategies.privatize_once.settings import (
     PrivatizeOnceSettings,
 )
 from fedsink.transport import TransportGradient, transport_gradient
-from fedsink.transport.solvers.exact import assignment_gradient
+from fedsink.transport.losses import assignment_gradient
 
 
 @dataclass(frozen=True)

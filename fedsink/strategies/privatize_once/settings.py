@@ -25,7 +25,7 @@ from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.transport import (
     NATIVE,
     ConvergedSolver,
-    Cost,
+    GroundCost,
     Solver,
     by_backend,
     check_backend,
@@ -272,7 +272,7 @@ class PrivatizeOnceSettings(StrategySettings):
         return self.cost or self.plan.matched_cost.cost
 
     @property
-    def transport(self) -> tuple[Cost, Solver]:
+    def transport(self) -> tuple[GroundCost, Solver]:
         """The cost and the solver of an entropic loss, as the backend has them."""
         solver = solver_named(self.solver)
         if isinstance(solver, ConvergedSolver):

@@ -17,7 +17,7 @@ from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ClientError, ConfigError
 from fedsink.models import Generator, build
-from fedsink.models.pullback import flat_weights
+from fedsink.models.weights import flat_weights
 from fedsink.privacy import ReproducibleKey, Stream
 from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest
 from fedsink.server import checkpoint

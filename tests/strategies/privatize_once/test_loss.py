@@ -23,7 +23,7 @@ from fedsink.strategies.privatize_once.denoising import denoised_values
 from fedsink.strategies.privatize_once.loss import LocalLoss
 from fedsink.strategies.privatize_once.settings import LOSSES
 from fedsink.transport import ConvergedSolver, cost_named, transport_gradient
-from fedsink.transport.solvers.exact import assignment_gradient
+from fedsink.transport.losses import assignment_gradient
 
 Local = Callable[..., PrivatizeOnce]
 GAUSSIAN = LocalPlan("gaussian", L2Ball((1, 4, 4), 2.0), 20.0, 1e-4)

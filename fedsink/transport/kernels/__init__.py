@@ -1,1 +1,0 @@
-"""Kernels: pairwise distances and fields, in blocks, compiled where that is faster."""

@@ -1,0 +1,163 @@
+"""Sinkhorn's algorithm, and the solvers that a configuration names and a loss takes.
+
+`ConvergedSolver` iterates to a tolerance, `AnnealedSolver` runs the published schedule, and
+`FixedSolver` does either in an amount of work that private points cannot change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from fedsink.errors import ConfigError
+from fedsink.transport import exp_domain, log_domain
+from fedsink.transport.annealed import AnnealedSolver, anneal, warm_start
+from fedsink.transport.log_domain import SinkhornState, SoftMinimum
+from fedsink.transport.problem import Points, Solver, Weights, bounded, prepare
+from fedsink.transport.solution import Solution
+
+Domain = Literal["auto", "log", "exp"]
+
+# Largest cost whose sum over all pairs still fits into float32.
+_LARGEST_COST = 1e24
+
+
+def solve(
+    cost_matrix: Tensor,
+    lam: float,
+    max_iterations: int = 1000,
+    tolerance: float = 1e-3,
+    *,
+    log_a: Weights = None,
+    log_b: Weights = None,
+    domain: Domain = "auto",
+) -> Solution:
+    """Return potentials of W(a, b) = min_π ⟨C, π⟩ + λ·KL(π ‖ a⊗b) for each problem.
+
+    One iteration is f_i = −λ·LSE_j(log b_j + (g_j − C_ij)/λ), then the same for g, so that
+    columns hold exactly and only rows are violated (Cuturi 2013; Peyré and Cuturi 2019,
+    eq. 4.43). It stops once Σ_i |Σ_j P_ij − a_i| ≤ tolerance, or after max_iterations.
+    Problems of one batch do not influence each other: each keeps the potentials at which it
+    met the tolerance. No gradient is recorded; `losses` has those of W.
+
+    Resolution: potentials are rounded to the dtype, so marginal errors below ε·max|C|/λ with
+    ε = 1.2e-7 (float32) or 2.2e-16 (float64) cannot be seen or removed; for such λ use float64.
+
+    Args:
+        cost_matrix: C, (..., n, m), float32 or float64, finite.
+        lam: λ > 0, in units of cost.
+        max_iterations: most iterations, ≥ 1.
+        tolerance: on the L1 norm of the row violation; 0 runs exactly max_iterations.
+        log_a: log-weights (..., n) of the source points, −∞ for padding; uniform if None.
+            Padding gives the result of the problem without it, and potentials 0.
+        log_b: log-weights (..., m) of the target points, like log_a.
+        domain: "exp" multiplies by a kernel (fast, for λ ≥ range of C / 1000; it continues
+            in the log domain where it would lose precision), "log" works for every λ, and begins
+            with an annealed schedule where λ is below that limit; "auto" chooses by λ.
+
+    Raises:
+        ValueError: for invalid input, with the value received.
+    """
+    if max_iterations < 1 or not tolerance >= 0.0:
+        raise ValueError(
+            f"At least 1 iteration and a tolerance ≥ 0 are needed, got max_iterations="
+            f"{max_iterations} and tolerance={tolerance}."
+        )
+    if domain not in ("auto", "log", "exp"):
+        raise ValueError(f'The domain must be "auto", "log" or "exp", got "{domain}".')
+    problem = prepare(cost_matrix, lam, log_a, log_b)
+    state = SinkhornState.begin(problem)
+    supported = exp_domain.supports(problem)
+    if domain == "exp" or (domain == "auto" and supported):
+        state = exp_domain.iterate(problem, state, max_iterations, tolerance)
+    elif not supported:
+        state = warm_start(problem, max_iterations)
+    if not state.finished:
+        state = log_domain.iterate(SoftMinimum(problem), state, max_iterations, tolerance)
+    return problem.solution(state.f, state.g, state.iterations, state.converged)
+
+
+@dataclass(frozen=True)
+class ConvergedSolver:
+    """`solve` with its options; a tolerance of 0 runs a fixed number of iterations.
+
+    Attributes:
+        max_iterations, tolerance, domain: of `solve`.
+    """
+
+    max_iterations: int = 1000
+    tolerance: float = 1e-3
+    domain: Domain = "auto"
+
+    def __call__(
+        self, cost: Tensor, lam: float, points: Points, log_a: Weights = None, log_b: Weights = None
+    ) -> Solution:
+        """Return the converged solution; the points are not read."""
+        limits = self.max_iterations, self.tolerance
+        return solve(cost, lam, *limits, log_a=log_a, log_b=log_b, domain=self.domain)
+
+
+@dataclass(frozen=True)
+class FixedSolver:
+    """Sinkhorn in the log domain whose work depends only on public numbers and shapes.
+
+    Private points change neither which operations run nor whether it raises: it does not read the
+    costs (see `problem.bounded`) and does not stop early. A hundred iterations meet
+    `ConvergedSolver`'s tolerance of 1e-3 where λ is 2 for costs around 40, and
+    leave a gradient 6 to 10 % off at λ = 0.5 (scikit-learn's digits, 50 points against 120).
+
+    Attributes:
+        largest_cost: public bound on C.
+        diameter: first value of the published schedule (`AnnealedSolver`, scaling ½); None for
+            a schedule from `largest_cost` followed by iterations at λ.
+        iterations: number of steps of that schedule and iterations at λ together.
+    """
+
+    largest_cost: float
+    diameter: float | None = None
+    iterations: int = 100
+
+    def __call__(
+        self, cost: Tensor, lam: float, points: Points, log_a: Weights = None, log_b: Weights = None
+    ) -> Solution:
+        """Return the potentials after the fixed work; the points are not read."""
+        problem = bounded(cost, lam, log_a, log_b, self.largest_cost)
+        if self.diameter is not None:
+            return anneal(problem, [self.diameter] * len(problem.cost), scaling=0.5)
+        state = warm_start(problem, self.iterations)
+        state = log_domain.iterate(SoftMinimum(problem), state, self.iterations, 0.0)
+        return problem.solution(state.f, state.g, state.iterations, state.converged)
+
+
+def fixed_solver(name: str, *, largest_cost: float, diameter: float) -> FixedSolver:
+    """Return the `FixedSolver` that replaces `solver_named(name)` for private points.
+
+    Args:
+        name: "converged" or "annealed".
+        largest_cost: public bound on the costs.
+        diameter: public bound on the distance of two points, first value of "annealed".
+
+    Raises:
+        ConfigError: for any other name, or a largest cost beyond what float32 can sum.
+    """
+    solver_named(name)
+    if not largest_cost <= _LARGEST_COST:
+        raise ConfigError(
+            f"Costs up to {largest_cost:g} are beyond float32's range, the limit is "
+            f"{_LARGEST_COST:g}: rescale the points."
+        )
+    return FixedSolver(largest_cost, diameter if name == "annealed" else None)
+
+
+def solver_named(name: str) -> Solver:
+    """Return the solver called "converged" or "annealed", with its default options.
+
+    Raises ConfigError for any other name.
+    """
+    if name == "converged":
+        return ConvergedSolver()
+    if name == "annealed":
+        return AnnealedSolver()
+    raise ConfigError(f'Unknown solver "{name}": choose one of converged, annealed.')
