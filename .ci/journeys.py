@@ -1,7 +1,7 @@
 """The files that a value passes on its journey, counted from calls.
 
-`python .ci/journeys.py` runs the smallest simulation (one client, one round, by messages) and prints
-the files of the package on two journeys:
+`python .ci/journeys.py` runs the smallest simulation (one client, one round, by messages), and
+prints the files of the package on two journeys:
 
 - a private record to the reply's bytes: every file with a call between a message's arrival at a
   client and its reply;
