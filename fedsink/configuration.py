@@ -12,7 +12,7 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.models.observation import Observation
 from fedsink.privacy.noise_share import NoiseShare
-from fedsink.values import Config, Options, choice, flag, given, integer, leaves, number, strictly
+from fedsink.values import Config, Options, checks, given, leaves, strictly
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class NoiseSettings:
     tolerate_dropouts: int
 
     def __post_init__(self) -> None:
-        choice(vars(self), "backend", "fast", "secure", where="noise.")
+        checks.choice("noise.backend", self.backend, "fast", "secure")
 
     @property
     def shared(self) -> NoiseShare:
@@ -152,14 +152,13 @@ class Configuration:
     corruption: Corruption | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        values = vars(self)
-        choice(values, "mode", "central", "ldp")
-        choice(values, "shuffler", "none", "trusted")
-        number(values, "shuffler_delta")
-        integer(values, "clients")
-        flag(values, "conditional")
+        checks.choice("mode", self.mode, "central", "ldp")
+        checks.choice("shuffler", self.shuffler, "none", "trusted")
+        checks.number("shuffler_delta", self.shuffler_delta)
+        checks.count("clients", self.clients)
+        checks.flag("conditional", self.conditional)
         if self.seed is not None:
-            integer(values, "seed", minimum=0)
+            checks.count("seed", self.seed, minimum=0)
         self.observation.check(self.data.shape)
         if self.scale is not None:
             if not self.scales:
@@ -167,7 +166,7 @@ class Configuration:
                     f"scale={self.scale} belongs to experiments with scales: choose one with "
                     "experiment=…, or leave it out."
                 )
-            choice(values, "scale", *self.scales)
+            checks.choice("scale", self.scale, *self.scales)
 
     @classmethod
     def read(cls, values: Config) -> Self:

@@ -21,7 +21,7 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.privacy.accounting.analytic import gaussian_multiplier
 from fedsink.privacy.mechanisms.installed import local_mechanism
-from fedsink.values import flag, integer, within
+from fedsink.values import checks
 
 _NOISY = 2500.0
 _MOST_COORDINATES = 200.0
@@ -187,9 +187,9 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes | None:
             f"The rule is for pictures, and data.shape={list(spec.shape)} is a point's: choose "
             "data with (channels, height, width)."
         )
-    integer(config, "clients")
-    flag(config, "conditional")
-    within(config, "delta", "[0, 1)")
+    checks.count("clients", config["clients"])
+    checks.flag("conditional", config["conditional"])
+    checks.within("delta", config["delta"], "[0, 1)")
     recipe, eps = config["recipe"], config["eps"]
     usual = not isinstance(eps, int | float) or not eps > 0  # left out, or refused by the plan
     if usual or (math.isinf(eps) and config["mode"] == "ldp"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsink.values import number, positive
+from fedsink.values import checks
 
 if TYPE_CHECKING:
     from fedsink.privacy.randomness.noise import Stream
@@ -41,8 +41,8 @@ class ElasticDeformation:
     length: float = 0.12
 
     def __post_init__(self) -> None:
-        number(vars(self), "std", where="observation.deformation.")
-        positive(vars(self), "length", where="observation.deformation.")
+        checks.number("observation.deformation.std", self.std)
+        checks.positive("observation.deformation.length", self.length)
 
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
         """Return images (n, C, H, W) deformed, in their range; the same images where τ = 0.

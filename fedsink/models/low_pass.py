@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsink.data import dct
-from fedsink.values import number, positive
+from fedsink.values import checks
 
 if TYPE_CHECKING:
     from fedsink.privacy.randomness.noise import Stream
@@ -41,8 +41,8 @@ class LowPassNoise:
     cutoff: float = 0.43
 
     def __post_init__(self) -> None:
-        number(vars(self), "std", where="observation.noise.")
-        positive(vars(self), "cutoff", where="observation.noise.")
+        checks.number("observation.noise.std", self.std)
+        checks.positive("observation.noise.cutoff", self.cutoff)
 
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
         """Return images (n, C, H, W) in [0, 1] with noise; the same images where s = 0.

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsink.errors import ModelError
 from fedsink.models.deformation import ElasticDeformation
 from fedsink.models.low_pass import LowPassNoise
-from fedsink.values import Config, positive, strictly
+from fedsink.values import Config, checks, strictly
 
 if TYPE_CHECKING:
     from fedsink.privacy.randomness.noise import Stream
@@ -41,7 +41,7 @@ class Observation:
     latent_range: float = 1.0
 
     def __post_init__(self) -> None:
-        positive(vars(self), "latent_range", where="observation.")
+        checks.positive("observation.latent_range", self.latent_range)
 
     @classmethod
     def from_dict(cls, values: Config) -> Self:

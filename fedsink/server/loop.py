@@ -22,7 +22,7 @@ from fedsink.server.folder import RunFolder, command_for
 from fedsink.server.interrupt import InterruptedRunError, Interruption
 from fedsink.server.snapshot import snapshot
 from fedsink.strategies import RoundStrategy
-from fedsink.values import flag, integer, number
+from fedsink.values import checks
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class LoopSettings:
     html: bool = True
 
     def __post_init__(self) -> None:
-        number(vars(self), "checkpoint_seconds", where="report.")
-        integer(vars(self), "pictures", minimum=0, where="report.")
-        flag(vars(self), "html", where="report.")
+        checks.number("report.checkpoint_seconds", self.checkpoint_seconds)
+        checks.count("report.pictures", self.pictures, minimum=0)
+        checks.flag("report.html", self.html)
 
 
 def train(

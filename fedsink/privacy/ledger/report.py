@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
 from fedsink.privacy.accounting.events import epsilon as epsilon_of
 from fedsink.privacy.adjacency import ADD_REMOVE
 from fedsink.privacy.ledger.admission import date_of, largest, spent_rho, today
@@ -14,6 +13,7 @@ from fedsink.privacy.ledger.budget import Budget
 from fedsink.privacy.ledger.database import Database
 from fedsink.privacy.ledger.events import event_from_json
 from fedsink.privacy.ledger.tables import CEILINGS
+from fedsink.values import privacy_checks as checks
 
 
 @dataclass(frozen=True)

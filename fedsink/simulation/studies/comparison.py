@@ -21,7 +21,7 @@ from fedsink.server.recorded import RecordedRun
 from fedsink.simulation.evaluate import evaluate_run
 from fedsink.simulation.studies.study import Study, StudyPlan
 from fedsink.strategies.registry import STRATEGIES
-from fedsink.values import Config, integer, leaves
+from fedsink.values import Config, checks, leaves
 
 SHARED = (
     "data", "partition", "clients", "conditional", "seed", "engine", "noise", "policy", "report",
@@ -62,7 +62,7 @@ class MethodComparison(Study):
 
     def __post_init__(self) -> None:
         if self.images != 0:
-            integer(vars(self), "images", minimum=20, where="study.", also="0 or ")
+            checks.count("study.images", self.images, minimum=20, also="0 or ")
         if not isinstance(self.methods, tuple) or len(set(self.methods)) < len(self.methods):
             raise ConfigError(
                 f"study.methods is a list of methods, each once, not {_plain(self.methods)!r}."
@@ -90,7 +90,7 @@ class MethodComparison(Study):
                     f"{_plain(self.seeds)!r}."
                 )
             for seed in self.seeds:
-                integer({"seeds": seed}, "seeds", minimum=0, where="study.")
+                checks.count("study.seeds", seed, minimum=0)
 
     def plan(self, config: Config, node: NodeSettings) -> StudyPlan:
         """Compose the configuration of each run.
