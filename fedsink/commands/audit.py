@@ -25,7 +25,7 @@ from fedsink.privacy import (
 )
 from fedsink.privacy.adjacency import ADD_REMOVE
 from fedsink.privacy.audit import Finding
-from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.output_files import write_atomic
 from fedsink.simulation.audit import (
     audit_critic_schema,
     audit_critics,

@@ -13,7 +13,7 @@ from fedsink.errors import ConfigError, LedgerError
 from fedsink.evaluation import format_table
 from fedsink.privacy.ledger import AccountReport, Database, export, problems, refusals, report
 from fedsink.privacy.ledger.export import FORMAT
-from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.output_files import write_atomic
 
 if TYPE_CHECKING:
     from fedsink.clients.policy import Policy

@@ -19,7 +19,7 @@ from fedsink.commands.overrides import overrides
 from fedsink.commands.sweep import sweep_of
 from fedsink.conf.loading import application, composed_run, resolved
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.reporting.stream import ForgivingStream
+from fedsink.reporting.displays import ForgivingStream
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:

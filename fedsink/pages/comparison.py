@@ -16,7 +16,7 @@ from fedsink.pages.origin import shown
 from fedsink.pages.page import render
 from fedsink.pages.pictures import Picture, pictures
 from fedsink.pages.tables import MISSING, Table, duration, number
-from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.output_files import write_atomic
 
 NAME = "compare.html"
 _MARK = b'<h1 id="fedsink-comparison">'

@@ -19,8 +19,8 @@ from fedsink.pages.pictures import Picture, pictures, spread
 from fedsink.pages.quality import accuracy_table, comparison_note, figure_table, measured
 from fedsink.pages.tables import MISSING, Table, duration, number
 from fedsink.pages.uploads import Uploads
-from fedsink.reporting.atomic import write_atomic
-from fedsink.reporting.stream import ForgivingStream
+from fedsink.reporting.displays import ForgivingStream
+from fedsink.reporting.output_files import write_atomic
 from fedsink.server.folder import command_for
 from fedsink.server.loop import LoopSettings
 from fedsink.server.recorded import RecordedRun

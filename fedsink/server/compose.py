@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fedsink.errors import CheckpointError
-from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.output_files import write_atomic
 from fedsink.server.folder import RunFolder
 
 

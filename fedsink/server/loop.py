@@ -15,8 +15,8 @@ from flwr.serverapp import Grid
 from fedsink.errors import CheckpointError, ClientError
 from fedsink.models import save as save_generator
 from fedsink.protocol.exchange import Keeper
-from fedsink.reporting import Progress
-from fedsink.reporting.observers import Observer
+from fedsink.reporting.loggers import Observer
+from fedsink.reporting.progress import Progress
 from fedsink.server import checkpoint
 from fedsink.server.folder import RunFolder, command_for
 from fedsink.server.interrupt import InterruptedRunError, Interruption
@@ -137,7 +137,7 @@ def train(
                 "seconds": round(time.monotonic() - started, 4),
             }
             folder.log(record)
-            observer.record(record)
+            observer.metrics(record)
             unfinished = strategy.round < strategy.rounds
             name = "ε ≤" if unfinished and epsilon > 0.0 and not math.isinf(epsilon) else "ε"
             shown = "∞" if math.isinf(epsilon) else epsilon

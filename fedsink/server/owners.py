@@ -16,7 +16,7 @@ from flwr.superlink.grid import HttpGrid
 from fedsink.protocol.identity import identity_query
 from fedsink.protocol.receipts import given_by, show_receipts
 from fedsink.protocol.signatures import sign
-from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.output_files import write_atomic
 from fedsink.server.around import GridAround
 from fedsink.server.arrivals import Arrivals
 from fedsink.server.pending import Pending

@@ -27,8 +27,7 @@ from fedsink.evaluation.labelled import Labelled, Report
 from fedsink.evaluation.suites import RUNS
 from fedsink.evaluation.threads import limit_threads
 from fedsink.pages.report import renew_report
-from fedsink.reporting import write_json
-from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.output_files import write_atomic, write_json
 from fedsink.server.finished import FinishedRun, open_run
 from fedsink.values import checks, given
 

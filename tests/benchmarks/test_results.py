@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.reporting.records import append_jsonl
+from fedsink.reporting.output_files import append_jsonl
 
 Script = Callable[[str], Any]
 COMMAND = "fedsink simulate experiment=dp_sinkhorn_mnist_m1 scale=cpu"

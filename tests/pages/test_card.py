@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedsink.pages.card import model_card
-from fedsink.reporting import write_json
+from fedsink.reporting.output_files import write_json
 from fedsink.server.recorded import RecordedRun
 
 from .conftest import Begin

@@ -14,7 +14,7 @@ from fedsink.data.sources import load
 from fedsink.errors import ConfigError
 from fedsink.pages.compared import Compared
 from fedsink.pages.comparison import NAME, Comparison
-from fedsink.reporting.stream import ForgivingStream
+from fedsink.reporting.displays import ForgivingStream
 from fedsink.server.compose import compose_config
 from fedsink.server.finished import FinishedRun
 from fedsink.server.recorded import RecordedRun

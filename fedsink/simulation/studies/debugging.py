@@ -20,9 +20,8 @@ from fedsink.errors import ConfigError
 from fedsink.evaluation.classifiers.cnn import train_cnn
 from fedsink.evaluation.table import format_table
 from fedsink.evaluation.threads import limit_threads
-from fedsink.reporting import write_json
-from fedsink.reporting.atomic import write_atomic
-from fedsink.reporting.grids import save_side_by_side
+from fedsink.reporting.drawing import save_side_by_side
+from fedsink.reporting.output_files import write_atomic, write_json
 from fedsink.server.finished import FinishedRun
 from fedsink.simulation.studies.study import Study, StudyPlan
 from fedsink.values import Config, checks
