@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.api.run import Run
 from fedsink.commands.hydra_errors import one_sentence
-from fedsink.conf.loading import composed_run, groups
-from fedsink.conf.overrides import as_overrides
+from fedsink.conf.acting import composed_run
+from fedsink.conf.loading import as_overrides, groups
 from fedsink.environment import quieten_flower
 from fedsink.errors import ConfigError
 from fedsink.server.interrupt import InterruptedRunError

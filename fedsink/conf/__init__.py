@@ -20,7 +20,7 @@ def _rule(name: str, *, _root_: DictConfig) -> Any:
     from fedsink.conf.rule import value  # with torch, which completing a command need not load
 
     found = value(name, _root_)
-    # A plain list could be read, and not be put in the place of its interpolation (--resolve).
+    # OmegaConf cannot put a plain list where an interpolation stands (--resolve).
     return OmegaConf.create(found) if isinstance(found, list) else found
 
 

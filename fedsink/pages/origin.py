@@ -16,8 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedsink.conf.acting import lacking
-from fedsink.conf.loading import choices, composed
-from fedsink.conf.overrides import quoted_text
+from fedsink.conf.loading import choices, composed, quoted_text
 from fedsink.values import Config, leaves
 
 HIDDEN = "(a place on that machine)"

@@ -206,7 +206,7 @@ class LogLines(Display):
 
 
 def in_notebook() -> bool:
-    """Tells whether a Jupyter kernel, which shows HTML, runs this; IPython on a terminal is none."""
+    """Tells whether a Jupyter kernel, which shows HTML, runs this process."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
