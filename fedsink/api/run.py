@@ -175,7 +175,7 @@ class Run:
 
     def report(self) -> Path:
         """Write report.html, one page about the run, as `fedsink report` does; return its path."""
-        from fedsink.pages.report import write_report
+        from fedsink.pages.report_page import write_report
 
         return write_report(self.folder)
 

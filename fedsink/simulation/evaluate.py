@@ -26,7 +26,7 @@ from fedsink.evaluation.figures.quality import fid
 from fedsink.evaluation.labelled import Labelled, Report
 from fedsink.evaluation.suites import RUNS
 from fedsink.evaluation.threads import limit_threads
-from fedsink.pages.report import renew_report
+from fedsink.pages.report_page import renew_report
 from fedsink.reporting.output_files import write_atomic, write_json
 from fedsink.server.finished import FinishedRun, open_run
 from fedsink.values import checks, given

@@ -69,7 +69,7 @@ def _played(path: Path, *overrides: str) -> tuple[RunFolder, Counting]:
 def test_bytes_are_those_that_clients_send(tmp_path: Path, method: str) -> None:
     folder, grid = _played(tmp_path / "run", *METHODS[method])
     rows = Uploads.of(RecordedRun.of(folder.path)).table.rows
-    from fedsink.pages.tables import number, size
+    from fedsink.pages.page import number, size
 
     for client in range(5):
         sizes = grid.sizes[client]

@@ -12,8 +12,8 @@ from fedsink.clients.settings import NodeSettings
 from fedsink.conf.loading import choices
 from fedsink.data.sources import load
 from fedsink.errors import ConfigError
-from fedsink.pages.compared import Compared
-from fedsink.pages.comparison import NAME, Comparison
+from fedsink.pages.compare_page import NAME, Comparison
+from fedsink.pages.run_groups import Compared
 from fedsink.reporting.displays import ForgivingStream
 from fedsink.server.compose import compose_config
 from fedsink.server.finished import FinishedRun

@@ -1,7 +1,7 @@
-"""Where a run comes from: how its configuration differs from the recipe, and the command again.
+"""The command line of a run, and the differences between its configuration and the recipe.
 
-Both are one list. The command is the choices of groups, then a key for every difference; what
-composes it gets the run's configuration back, whether or not an experiment had been named.
+Both are one list: the command is the choices of groups, then a key for every difference. Composing
+the command gives the run's configuration again, even if the run was started by experiment=NAME.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fedsink.conf.loading import choices, composed, quoted_text
 from fedsink.values import Config, leaves
 
 HIDDEN = "(a place on that machine)"
-"""What a page says in the place of a path."""
+"""Text that replaces a path on a page."""
 
-# What the values of others follow from, in the order in which they are chosen.
+# Groups that other values depend on, in the order in which they are chosen.
 _GROUPS = {
     "strategy": "name",
     "mechanism": "name",
@@ -39,28 +39,28 @@ _PLACES = {
     "policy": "FILE",
     "engine.address": "ADDRESS",
 }
-# What the values of a recipe follow from (fedsink/conf/rule.py): stated before the rest.
+# Keys that the values of a recipe depend on (fedsink/conf/rule.py): stated before the rest.
 _SIZES = (
     *("data.shape", "data.classes", "data.nominal_records"),
     *("clients", "conditional", "eps", "delta"),
 )
-# What was made of the configuration, and what has done its work when all values are resolved.
+# Keys that a run adds to its configuration, and keys without effect once values are resolved.
 _LEFT_OUT = ("run", "resume", "study", "plan", "scale", "scales", "paper")
 _PLAIN = re.compile(r"[A-Za-z_][\w.:/-]*")
 _WORDS = ("null", "true", "false", "nan", "inf")
 _ABSENT = object()
-_MISSING = object()  # the group has the key, and leaves its value to whoever types
+_MISSING = object()  # the group has the key, and its value must be typed
 _Differing = tuple[str, object, object]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A key whose value is not the one that the recipe gives it.
+    """A key whose value differs from the recipe's.
 
     Attributes:
-        key: in full, as it is typed.
+        key: in full, as typed.
         value: of the run; a place on its machine is hidden.
-        usual: of the recipe; None: it has no such key, or leaves its value to whoever types.
+        usual: of the recipe; None: the recipe lacks the key, or its value must be typed.
     """
 
     key: str
@@ -69,17 +69,16 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """How to get a configuration.
+class CommandLine:
+    """The command that gives a configuration.
 
     Guarantees:
-        - No path is in it, and no address of a cluster.
+        - The command holds no path, and no address of a cluster.
 
     Attributes:
-        chosen: choices of groups, as they are typed.
-        differences: from what these give.
-        command: both, as one types them. It names FOLDER, FILE or ADDRESS where the run had a place
-            of its machine.
+        chosen: choices of groups, as typed.
+        differences: between the run's configuration and the one that the choices give.
+        command: both, as typed, with FOLDER, FILE or ADDRESS for places of the run's machine.
     """
 
     chosen: tuple[str, ...]
@@ -87,12 +86,12 @@ class Origin:
     command: str
 
     @classmethod
-    def of(cls, config: Config) -> Origin:
-        """Find the choices of groups that come nearest, and what differs from them.
+    def of(cls, config: Config) -> CommandLine:
+        """Finds the choices of groups that come nearest, and the differences from them.
 
         Args:
-            config: of a run, resolved; of its entries `run`, `scale`, `scales` and `paper` do not
-                count.
+            config: of a run, resolved; its entries `run`, `scale`, `scales` and `paper` are
+                ignored.
 
         Raises:
             HydraException, OmegaConfBaseException: no choices give a configuration of this mode.
@@ -104,9 +103,9 @@ class Origin:
         chosen, differing = _chosen(config)
         if automatic:  # the engine that was taken may lack options that `auto` has
             differing = [
-                each
-                for each in differing
-                if each[2] is not _ABSENT or not each[0].startswith("engine.")
+                (key, usual, value)
+                for key, usual, value in differing
+                if value is not _ABSENT or not key.startswith("engine.")
             ]
         if config["engine"].get("name") == "deploy":
             command = ["fedsink", "deploy", "app=APP", "superlink=SUPERLINK"]
@@ -125,12 +124,12 @@ class Origin:
 
 
 def shown(key: str, value: object) -> str:
-    """A value as a page shows it: as it is typed, except for what names a place."""
+    """Writes a value as a page shows it: as typed, except for places."""
     return "left out" if value is _ABSENT else _typed(key, value, HIDDEN)
 
 
-def settings(config: Config) -> dict[str, str]:
-    """Every key of a configuration and its value, as a page shows it."""
+def shown_settings(config: Config) -> dict[str, str]:
+    """Returns every key of a configuration and its value, as a page shows it."""
     kept = {key: value for key, value in config.items() if key not in _LEFT_OUT}
     return {key: shown(key, value) for key, value in leaves(kept)}
 
@@ -140,7 +139,7 @@ def _usual_text(key: str, usual: object) -> str | None:
 
 
 def _chosen(config: Config) -> tuple[list[str], list[_Differing]]:
-    """Choices of groups, and what differs from the configuration that they give."""
+    """Returns choices of groups, and the differences from the configuration that they give."""
     data = str(config["data"]["name"])
     sources = choices("data")
     # Several files may describe one source: femnist and femnist_62 are read alike.
@@ -165,23 +164,23 @@ def _grouped(
         if usual[group].get(key) != wanted and wanted in choices(group):
             words = [*words, f"{group}={wanted}"]
             usual, stated = _usual(config, [*words, *also])
-    if usual["clip"] != config["clip"]:  # only now: a recipe has the clips of its own method alone
+    if usual["clip"] != config["clip"]:  # only now: a recipe has only the clips of its method
         usual, stated = _usual(config, [*words, *also], (*_SIZES, "clip"))
     place = {key: number for number, (key, _) in enumerate(leaves(config))}
     differing = [*stated, *_differences(usual, config)]
     # A key that an experiment set and that changes nothing would be refused where it is typed.
-    differing = [each for each in differing if not lacking(each[0], config)]
+    differing = [change for change in differing if not lacking(change[0], config)]
     return words, sorted(differing, key=lambda difference: place.get(difference[0], len(place)))
 
 
 def _usual(
     config: Config, words: list[str], sizes: tuple[str, ...] = _SIZES
 ) -> tuple[dict[str, Any], list[_Differing]]:
-    """What choices give for the public sizes of a configuration, and its values that they lack.
+    """Composes the choices `words` with the public sizes of a configuration.
 
     Returns:
-        The values under `words`, those of the configuration in the place of each of `sizes` and of
-        every key that a group leaves to whoever types; and these keys, where their values differ.
+        The values under `words`, with the configuration's values of `sizes` and of every key that
+        must be typed; and those of these keys whose values differ.
     """
     whole, stated = composed(words), []
     for key in dict.fromkeys([*sorted(OmegaConf.missing_keys(whole)), *sizes]):
@@ -202,7 +201,7 @@ def _selected(config: Config, key: str) -> object:
 
 
 def _typed_for(whole: DictConfig, key: str) -> object:
-    """The value of a key under choices of groups."""
+    """Returns the value of a key under choices of groups."""
     value = OmegaConf.select(whole, key, default=_MISSING)
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
@@ -212,7 +211,7 @@ def _unequal(before: object, after: object) -> bool:
 
 
 def _differences(usual: Config, config: Config, where: str = "") -> Iterator[_Differing]:
-    """Keys in full, with their usual values and those of a configuration, where they differ."""
+    """Yields the full keys whose values differ, with the usual value and the configuration's."""
     for key in dict.fromkeys([*config, *usual]):
         before, after = usual.get(key, _ABSENT), config.get(key, _ABSENT)
         if (not where and key in _LEFT_OUT) or (before is None and after is _ABSENT):
@@ -231,7 +230,7 @@ def _override(key: str, before: object, after: object) -> str:
 
 
 def _typed(key: str, value: object, place: str) -> str:
-    """A value as Hydra reads it on a command line, with `place` for every place in it."""
+    """Writes a value as Hydra reads it on a command line, with `place` for every place in it."""
     if value is None:
         return "null"
     if isinstance(value, bool):

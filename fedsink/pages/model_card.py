@@ -10,8 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedsink import __version__
-from fedsink.pages.origin import Origin
-from fedsink.pages.tables import number
+from fedsink.pages.command_line import CommandLine
+from fedsink.pages.page import number
 from fedsink.server.recorded import RecordedRun
 from fedsink.values import Config
 
@@ -37,20 +37,20 @@ _STATED = {
     },
     "ldp": {"mechanism": "mechanism", "sigma": "scale of the image noise"},
 }
-"""Entries of privacy.json for each mode, and how a card calls them."""
+"""Entries of privacy.json for each mode, and their names on a card."""
 
 
 def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) -> str:
-    """The card, in Markdown with a YAML header.
+    """Writes the card, in Markdown with a YAML header.
 
     Guarantees:
-        - No path, no key and no count of the partition is in it: it is made of config.yaml's public
-          settings, privacy.json, metrics.json and evaluation*.json.
+        - The card holds no path, no key and no count of the partition: its sources are
+          config.yaml's public settings, privacy.json, metrics.json and evaluation*.json.
 
     Args:
-        run: one that has finished.
-        privacy: its privacy.json.
-        result: its metrics.json.
+        run: a finished run.
+        privacy: content of its privacy.json.
+        result: content of its metrics.json.
         license: of the generator, by its name on the Hub.
 
     Raises:
@@ -60,7 +60,7 @@ def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) 
     data, mode = config["data"], config["mode"]
     pictures, classes = len(data["shape"]) == 3, len(result["label_prior"])
     records = "pictures" if pictures else "points"
-    origin = Origin.of(config)
+    line = CommandLine.of(config)
     clients = privacy["clients"] if mode == "ldp" else len(privacy["clients"])
     evaluations = [_evaluation(e) for e in run.evaluations.values() if e.get("accuracy")]
     shape = "×".join(map(str, data["shape"]))
@@ -86,8 +86,8 @@ def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) 
             + ("balanced=true " if classes > 1 else "")
             + ("out=samples.parquet" if pictures else "out=samples.npz")
         ),
-        command=Markup(origin.command),
-        places=any(word in origin.command for word in ("FOLDER", "FILE", "ADDRESS")),
+        command=Markup(line.command),
+        places=any(word in line.command for word in ("FOLDER", "FILE", "ADDRESS")),
         repeatable=config.get("seed") is not None,
     )  # fmt: skip
 
@@ -113,7 +113,7 @@ def _header(config: Config, private: bool, evaluated: bool, license: str) -> str
 
 
 def _training(config: Config, privacy: Config, result: Config) -> list[tuple[str, str]]:
-    """What was public about the training, by name."""
+    """Returns the public facts about the training, by name."""
     rows = [
         ("privacy model", config["mode"]),
         ("method", config["strategy"]["name"]),
@@ -126,7 +126,7 @@ def _training(config: Config, privacy: Config, result: Config) -> list[tuple[str
 
 
 def _evaluation(evaluation: Config) -> dict[str, Any]:
-    """The accuracies of classifiers that saw the generator's pictures alone."""
+    """Returns the accuracies of classifiers that saw only the generator's pictures."""
     figures = evaluation.get("figures", {})
     real = evaluation.get("real_accuracy", {})
     rows = []
@@ -163,7 +163,7 @@ def _environment() -> Environment:
 
 
 def _text(value: object) -> object:
-    """A value in one line, none of which Markdown takes for HTML, a table or a heading."""
+    """Writes a value in one line, so that Markdown sees no HTML, table or heading in it."""
     if isinstance(value, Markup):
         return value
     line = " ".join(str(value).split())

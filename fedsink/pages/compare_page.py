@@ -11,17 +11,15 @@ from textwrap import fill
 from fedsink.errors import ConfigError
 from fedsink.evaluation.table import format_table
 from fedsink.pages.charts import Chart, Line, line_chart
-from fedsink.pages.compared import Compared, Group, Promise, mean_and_sd, status
-from fedsink.pages.origin import shown
-from fedsink.pages.page import render
-from fedsink.pages.pictures import Picture, pictures
-from fedsink.pages.tables import MISSING, Table, duration, number
+from fedsink.pages.command_line import shown
+from fedsink.pages.page import MISSING, PageTable, Picture, duration, number, pictures, render
+from fedsink.pages.run_groups import Compared, Group, Promise, mean_and_sd, status
 from fedsink.reporting.output_files import write_atomic
 
 NAME = "compare.html"
 _MARK = b'<h1 id="fedsink-comparison">'
 
-_PICTURE_BYTES = 1_200_000  # of all grids; the page stays below 3 MB
+_PICTURE_BYTES = 1_200_000  # of all grids, so that the page stays below 3 MB
 _MOST_GRIDS = 24
 _MOST_LINES = 10  # in a chart, of which there are at most so many of a kind:
 _MOST_CHARTS = 6
@@ -36,7 +34,7 @@ _FIGURES = {
     "W2": (("w2",), 1.0, 4),
     "images": (("n",), 1.0, 0),
 }
-"""Figures of an evaluation: where they stand, in which unit, with how many decimals."""
+"""Figures of an evaluation: their path in its file, their unit and their decimals."""
 
 ADD_UP = (
     "Each ε is of one run alone. Whoever learns the results of several runs on the same records "
@@ -69,10 +67,10 @@ class Comparison:
     compared: Compared
 
     def write(self, path: Path) -> None:
-        """Write the page, in the place of an earlier one.
+        """Writes the page, which replaces an earlier one.
 
         Raises:
-            ConfigError: something else is there.
+            ConfigError: a file of another kind is there.
         """
         if path.is_dir() or (path.exists() and _MARK not in path.read_bytes()):
             raise ConfigError(
@@ -82,7 +80,7 @@ class Comparison:
         write_atomic(path, self.html())
 
     def html(self) -> bytes:
-        """The page."""
+        """Renders the page."""
         compared = self.compared
         groups = compared.groups
         promises = compared.by_promise()
@@ -112,15 +110,15 @@ class Comparison:
         )
 
     def text(self) -> str:
-        """The overview and the warnings, for a terminal."""
+        """Returns the overview and the warnings, for a terminal."""
         overview = self.overview()
         rows = [dict(zip(overview.columns, row, strict=True)) for row in overview.rows]
         promises = _promises(self.compared.by_promise())
         sentences = [*promises, *self.compared.warnings()]
         return "\n\n".join([format_table(rows), *(fill(text, 96) for text in sentences)])
 
-    def overview(self) -> Table:
-        """A row for each group: ε, what it is about in short, and accuracies."""
+    def overview(self) -> PageTable:
+        """Returns a row for each group: ε, its promise in short, and accuracies."""
         rows = []
         name = next(iter(self._evaluations()), None)
         shown = [] if name is None else self._filled(name)
@@ -137,25 +135,25 @@ class Comparison:
                 ]
             )
         columns = ["method", "runs", "ε", "δ", "promise", *(_heading(figure) for figure in shown)]
-        return Table(columns, rows, "", frozenset({2, 3, *range(5, len(columns))}))
+        return PageTable(columns, rows, "", frozenset({2, 3, *range(5, len(columns))}))
 
-    def accuracies(self) -> list[tuple[str, Table]]:
-        """A table for each kind of evaluation that any run has."""
+    def accuracies(self) -> list[tuple[str, PageTable]]:
+        """Returns a table for each kind of evaluation that any run has."""
         return [(name, self._accuracy(name)) for name in self._evaluations()]
 
     def not_evaluated(self) -> list[str]:
-        """Labels of the finished runs without any evaluation."""
+        """Lists the labels of the finished runs without any evaluation."""
         runs = self.compared.runs.items()
         return [quote(label) for label, run in runs if run.finished and not run.evaluations]
 
-    def differences(self) -> Table:
-        """The differing keys, a column for each group."""
+    def differences(self) -> PageTable:
+        """Returns the differing keys, with a column for each group."""
         groups = self.compared.groups
         rows = [[key, *(group.value(key) for group in groups)] for key in self.compared.differing]
-        return Table(["key", *(group.title for group in groups)], rows)
+        return PageTable(["key", *(group.title for group in groups)], rows)
 
-    def table_of_runs(self) -> Table:
-        """A row for each run: how far it is and where it ended."""
+    def table_of_runs(self) -> PageTable:
+        """Returns a row for each run: its state and its last figures."""
         rows = []
         for group in self.compared.groups:
             for label, run in group.runs.items():
@@ -180,15 +178,15 @@ class Comparison:
         ]
         numbers = ["rounds", "ε so far", "δ", "last loss", "time"]
         columns = ["folder", "method", "seed", "state", *numbers]
-        return Table(columns, rows, "", frozenset(range(4, len(columns))))
+        return PageTable(columns, rows, "", frozenset(range(4, len(columns))))
 
     def _evaluations(self) -> list[str]:
-        """Names of the evaluations that any run has, that of suite=fast first."""
+        """Lists the names of all evaluations, that of suite=fast first."""
         names = {name for run in self.compared.runs.values() for name in run.evaluations}
         return sorted(names, key=lambda name: (len(name), name))
 
     def _filled(self, evaluation: str) -> list[str]:
-        """The figures of an evaluation that any group has."""
+        """Lists the figures of an evaluation that any group has."""
         return [
             figure
             for figure, (path, *_) in _FIGURES.items()
@@ -196,7 +194,7 @@ class Comparison:
             and any(g.measured(evaluation, *path) for g in self.compared.groups)
         ]
 
-    def _accuracy(self, evaluation: str) -> Table:
+    def _accuracy(self, evaluation: str) -> PageTable:
         shown = [*self._filled(evaluation), "images"]
         rows = []
         for group in self.compared.groups:
@@ -204,7 +202,7 @@ class Comparison:
             runs = f"{measured} of {len(group.runs)}"
             rows.append([group.title, runs, *(_cell(group, evaluation, f) for f in shown)])
         columns = ["method", "runs evaluated", *(_heading(figure) for figure in shown)]
-        return Table(columns, rows, "", frozenset(range(1, len(columns))))
+        return PageTable(columns, rows, "", frozenset(range(1, len(columns))))
 
 
 def _heading(figure: str) -> str:
@@ -226,8 +224,8 @@ def _epsilon_of(group: Group) -> str:
     return "no promise" if epsilon is None else number(epsilon)
 
 
-def _guarantees(groups: Sequence[Group]) -> Table:
-    """What privacy.json says of each group, a column for each."""
+def _guarantees(groups: Sequence[Group]) -> PageTable:
+    """Returns the statements of privacy.json, with a column for each group."""
     facts = {
         "δ": "delta",
         "per": "unit",
@@ -241,11 +239,11 @@ def _guarantees(groups: Sequence[Group]) -> Table:
     for name, key in facts.items():
         values = [group.privacy.get(key) for group in groups]
         rows.append([name, *(v if isinstance(v, str) else number(v) for v in values)])
-    return Table(["promise", *(group.title for group in groups)], rows)
+    return PageTable(["promise", *(group.title for group in groups)], rows)
 
 
 def _in_words(groups: Sequence[Group], key: str) -> list[tuple[str, str]]:
-    """The sentences of privacy.json under a key, each with the titles of the groups it is of."""
+    """Returns the sentences of privacy.json under a key, each with the titles of its groups."""
     titles: dict[str, list[str]] = {}
     for group in groups:
         if sentence := group.privacy.get(key):
@@ -254,7 +252,7 @@ def _in_words(groups: Sequence[Group], key: str) -> list[tuple[str, str]]:
 
 
 def _promises(promises: dict[Promise, list[Group]]) -> list[str]:
-    """Whether the ε can be compared, and why not; no sentence where they can."""
+    """Says why the ε cannot be compared; no sentence where they can."""
     if len(promises) < 2:
         return []
     kinds = "; ".join(
@@ -314,9 +312,9 @@ def _signal(groups: Sequence[Group]) -> Chart | None:
 
 
 def _lines(groups: Sequence[Group], figure: str) -> Iterator[Line]:
-    """A line for each of the first groups that have the figure, the mean of its runs.
+    """Yields a line for each of the first groups that have the figure, the mean of its runs.
 
-    Where noisy lines share axes, each is shown by the means of a few parts of its rounds.
+    Where noisy lines share axes, each line shows the means of a few parts of its rounds.
     """
     shown = groups[:_MOST_LINES]
     smoothed = len(shown) > 1 and figure != "epsilon"
@@ -334,7 +332,7 @@ def _more(groups: Sequence[Group]) -> str:
 
 
 def _ends(lines: Sequence[Line]) -> str:
-    """Where lines end, in words."""
+    """Says where lines end."""
     ends = "; ".join(
         f"{line.name}: {number(line.y[-1])} in round {line.x[-1]:.0f}" for line in lines
     )
@@ -342,7 +340,7 @@ def _ends(lines: Sequence[Line]) -> str:
 
 
 def _grids(groups: Sequence[Group]) -> list[Picture]:
-    """The last picture of the first run of each group that has one."""
+    """Returns the last picture of the first run with pictures, for each group."""
     described = []
     for group in groups[:_MOST_GRIDS]:
         for run in group.runs.values():

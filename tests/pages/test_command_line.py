@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedsink.conf.loading import application, choices
-from fedsink.pages.origin import HIDDEN, Origin, settings
+from fedsink.pages.command_line import HIDDEN, CommandLine, shown_settings
 from fedsink.server.compose import compose_config
 
 EXPERIMENTS = [
@@ -18,8 +18,8 @@ EXPERIMENTS = [
 ]  # fmt: skip
 
 
-def _again(origin: Origin) -> dict[str, Any]:
-    words = shlex.split(origin.command)
+def _again(line: CommandLine) -> dict[str, Any]:
+    words = shlex.split(line.command)
     assert words[:2] == ["fedsink", "simulate"]
     return compose_config(words[2:])
 
@@ -35,9 +35,9 @@ def test_the_command_gives_the_configuration_of_an_experiment_again(experiment: 
     embedded = experiment.startswith(("digits", "half_circle")) or "published_digits" in experiment
     place = [] if embedded else ["data.root=FOLDER"]
     config = compose_config([f"experiment={experiment}", *place])
-    origin = Origin.of({**config, "run": {"name": "x", "server_seed": 3}})
-    assert _run(_again(origin)) == _run(config)
-    assert "experiment" not in origin.command
+    line = CommandLine.of({**config, "run": {"name": "x", "server_seed": 3}})
+    assert _run(_again(line)) == _run(config)
+    assert "experiment" not in line.command
 
 
 @pytest.mark.quick("overrides0")
@@ -58,13 +58,13 @@ def test_the_command_gives_the_configuration_of_an_experiment_again(experiment: 
 )  # fmt: skip
 def test_the_command_gives_any_configuration_again(overrides: list[str]) -> None:
     config = compose_config(overrides)
-    assert _run(_again(Origin.of(config))) == _run(config)
+    assert _run(_again(CommandLine.of(config))) == _run(config)
 
 
 def test_a_run_of_the_recipe_differs_in_nothing() -> None:
-    origin = Origin.of(compose_config(["mode=central", "data=mnist", "engine=local"]))
-    assert origin.differences == ()
-    assert origin.command == "fedsink simulate mode=central data=mnist engine=local"
+    line = CommandLine.of(compose_config(["mode=central", "data=mnist", "engine=local"]))
+    assert line.differences == ()
+    assert line.command == "fedsink simulate mode=central data=mnist engine=local"
 
 
 def test_an_engine_that_was_chosen_is_left_to_be_chosen_again() -> None:
@@ -72,20 +72,20 @@ def test_an_engine_that_was_chosen_is_left_to_be_chosen_again() -> None:
     config["engine"] = {
         "name": "local", "timeout": None, "threads": 1, "device": "cpu", "chosen": "10 clients"
     }  # fmt: skip
-    origin = Origin.of(config)
-    assert origin.command == "fedsink simulate mode=central data=digits '~strategy.optimizer.ema'"
-    assert [d.key for d in origin.differences] == ["strategy.optimizer.ema"]
+    line = CommandLine.of(config)
+    assert line.command == "fedsink simulate mode=central data=digits '~strategy.optimizer.ema'"
+    assert [d.key for d in line.differences] == ["strategy.optimizer.ema"]
 
 
 def test_differences_say_what_is_usual() -> None:
-    origin = Origin.of(compose_config(["mode=central", "eps=1", "strategy.rows=9"]))
-    told = {d.key: (d.value, d.usual) for d in origin.differences}
+    line = CommandLine.of(compose_config(["mode=central", "eps=1", "strategy.rows=9"]))
+    told = {d.key: (d.value, d.usual) for d in line.differences}
     assert told == {"eps": ("1", "null"), "strategy.rows": ("9", "5")}
 
 
 def test_a_deployment_is_repeated_by_its_own_command() -> None:
     config = compose_config(["engine=deploy", "data.root=null", "mode=ldp", "eps=20"])
-    command = Origin.of(config).command
+    command = CommandLine.of(config).command
     assert command == "fedsink deploy app=APP superlink=SUPERLINK mode=ldp data=digits eps=20"
 
 
@@ -109,13 +109,13 @@ def test_no_place_is_told() -> None:
     config["generator"]["weights"] = "C:\\Users\\ann\\w.bin"
     config["view"]["files"] = ["/root/a", "b"]
     config["run"] = {"name": "n", "key_file": "/root/.local/state/fedsink/keys/n.key"}
-    origin = Origin.of(config)
-    told = json.dumps([origin.command, *map(vars, origin.differences), settings(config)])
+    line = CommandLine.of(config)
+    told = json.dumps([line.command, *map(vars, line.differences), shown_settings(config)])
     for part in ("/srv", "ward", "ann", "users.csv", "policy.toml", "10.0.0", "root/", ".key"):
         assert part not in told
-    assert settings(config)["data.root"] == HIDDEN
-    assert "data.root=FOLDER" in origin.command
-    assert "policy=FILE" in origin.command
+    assert shown_settings(config)["data.root"] == HIDDEN
+    assert "data.root=FOLDER" in line.command
+    assert "policy=FILE" in line.command
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_the_command_is_found_inside_a_task_too(
 
     def task(config: Any) -> None:
         told.append(choices("mode"))
-        told.append(Origin.of(compose_config(["mode=ldp"])).command)
+        told.append(CommandLine.of(compose_config(["mode=ldp"])).command)
         told.append(config.mode)
 
     application(task)()

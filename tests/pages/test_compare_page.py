@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedsink.errors import ConfigError
-from fedsink.pages import comparison
-from fedsink.pages.compared import Compared
-from fedsink.pages.comparison import ADD_UP, NO_LOSSES, NOT_PRIVATE, Comparison
+from fedsink.pages import compare_page
+from fedsink.pages.compare_page import ADD_UP, NO_LOSSES, NOT_PRIVATE, Comparison
+from fedsink.pages.run_groups import Compared
 
 from .reading import Page
 
@@ -131,7 +131,7 @@ def test_many_configurations_stay_below_the_limits(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_MOST_GRIDS", "_MOST_LINES", "_MOST_CHARTS"):
-        monkeypatch.setattr(comparison, name, 1)
+        monkeypatch.setattr(compare_page, name, 1)
     html = of(runs, "a0", "low", "local").html()
     seen = Page(html.decode()).seen
     assert "The first 1 of 2 are shown." in seen

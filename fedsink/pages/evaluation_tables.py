@@ -1,4 +1,4 @@
-"""What `fedsink evaluate` found out about a run, beside the ceiling, the floor and the papers."""
+"""Figures of `fedsink evaluate` for a run, beside the ceiling, the floor and the papers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 
-from fedsink.pages.tables import MISSING, Table, number
+from fedsink.pages.page import MISSING, PageTable, number
 from fedsink.server.recorded import RecordedRun
 
 SUITES = ("evaluation-full", "evaluation-paper", "evaluation")
-"""Files of figures, the one that says most first."""
+"""Files of figures, the most telling first."""
 
 CLASSIFIERS = ("logreg", "mlp", "cnn")
-"""Those of the papers, in the order of their tables."""
+"""Classifiers of the papers, in the order of their tables."""
 
 NAMES = {
     "logreg": "logistic regression",
@@ -33,8 +33,8 @@ _DISTANCES = {
 }
 
 
-def accuracy_table(run: RecordedRun) -> Table | None:
-    """Accuracies of classifiers trained on synthetic pictures, beside what they compare with.
+def accuracy_table(run: RecordedRun) -> PageTable | None:
+    """Returns accuracies of classifiers trained on synthetic pictures, beside references.
 
     Returns:
         A row per classifier of the most telling evaluation; None where none was measured.
@@ -54,8 +54,8 @@ def accuracy_table(run: RecordedRun) -> Table | None:
     return _without_gaps(columns, body)
 
 
-def figure_table(run: RecordedRun) -> Table | None:
-    """Every other figure of the most telling evaluation that has any; None without."""
+def figure_table(run: RecordedRun) -> PageTable | None:
+    """Returns all other figures of the most telling evaluation that has any, or None."""
     for suite in SUITES:
         evaluation = run.evaluations.get(suite, {})
         figures: Mapping[str, Any] = evaluation.get("figures", {})
@@ -75,7 +75,7 @@ def figure_table(run: RecordedRun) -> Table | None:
 
 
 def measured(run: RecordedRun) -> list[str]:
-    """How each evaluation was made, in a sentence."""
+    """Describes each evaluation in a sentence."""
     told = []
     for name, evaluation in run.evaluations.items():
         seeds: Sequence[object] = evaluation.get("seeds") or [evaluation.get("seed")]
@@ -93,11 +93,11 @@ class Published:
     """Figures that a paper prints, in percent.
 
     Attributes:
-        paper, table, variant: where they stand, and which of the paper's methods they are of.
-        data: what they were measured on, by its name here.
-        eps, delta: what the paper states; None without privacy.
+        paper, table, variant: the source, and the paper's name of the method.
+        data: fedsink's name of the dataset.
+        eps, delta: stated by the paper; None without privacy.
         accuracy: by classifier; None where the paper prints none.
-        page: whether pages about runs show them.
+        page: True where pages about runs show the figures.
     """
 
     paper: str
@@ -111,18 +111,18 @@ class Published:
 
     @property
     def name(self) -> str:
-        """The variant and its source."""
+        """Variant and source."""
         return f"{self.variant} ({self.paper}, Table {self.table})"
 
     @property
     def triple(self) -> str:
-        """The figures side by side, with as many decimals as the paper has."""
+        """Figures side by side, with as many decimals as the paper has."""
         return " / ".join(MISSING if v is None else str(v) for v in self.accuracy.values())
 
 
 @cache
 def published() -> dict[str, Published]:
-    """Every entry of published.yaml, by its key."""
+    """Reads all entries of published.yaml, by key."""
     text = files(__package__).joinpath("published.yaml").read_text(encoding="utf-8")
     return {
         key: Published(
@@ -135,12 +135,12 @@ def published() -> dict[str, Published]:
 
 
 def comparable(run: RecordedRun) -> list[Published]:
-    """The published figures that promise what the run does: of records that are there or not."""
+    """Returns the published figures whose promise is the run's: ε of a record's presence."""
     return _at_its_epsilon(run) if _is_per_record(run) else []
 
 
 def comparison_note(run: RecordedRun) -> str:
-    """Why papers' figures are left out, or how they differ; "" where there is nothing to say."""
+    """Says why papers' figures are left out, or how they differ; "" without a reason."""
     if not _at_its_epsilon(run):
         return ""
     if not _is_per_record(run):
@@ -182,7 +182,7 @@ _COLUMNS = ("synthetic", "real", "class_means")
 
 
 def _accuracies(evaluation: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Cells of synthetic, real and class means by classifier."""
+    """Returns the cells of synthetic, real and class means by classifier."""
     figures = {
         name.removeprefix("accuracy/"): [
             _spread(figure.get(column), percent=True) for column in _COLUMNS
@@ -200,7 +200,7 @@ def _accuracies(evaluation: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _spread(values: Mapping[str, Any] | None, *, percent: bool = False) -> str:
-    """Mean ± standard deviation, as far as they are known."""
+    """Writes mean ± standard deviation, as far as they are known."""
     if not values:
         return MISSING
     mean, sd = values["mean"], values.get("sd")
@@ -209,11 +209,11 @@ def _spread(values: Mapping[str, Any] | None, *, percent: bool = False) -> str:
     return number(mean) + ("" if sd is None else f" ± {number(sd, 2)}")
 
 
-def _without_gaps(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table of numbers without the columns in which nothing was measured."""
+def _without_gaps(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> PageTable:
+    """Makes a table without the columns in which nothing was measured."""
     kept = [k for k in range(len(columns)) if k == 0 or any(row[k] != MISSING for row in rows)]
     cells = [[row[k] for k in kept] for row in rows]
-    return Table([columns[k] for k in kept], cells, numeric=frozenset(range(1, len(kept))))
+    return PageTable([columns[k] for k in kept], cells, numeric=frozenset(range(1, len(kept))))
 
 
 def _percent(value: float | None) -> str:

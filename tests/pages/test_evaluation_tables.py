@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsink.pages.quality import comparable, comparison_note, published
+from fedsink.pages.evaluation_tables import comparable, comparison_note, published
 from fedsink.server.recorded import RecordedRun
 
 from .conftest import Begin

@@ -1,4 +1,4 @@
-"""report.html: what a run promised, what left each client, and how good its pictures are."""
+"""report.html: the guarantee of a run, the uploads of its clients, and its pictures' quality."""
 
 from __future__ import annotations
 
@@ -13,11 +13,23 @@ from typing import Any
 from fedsink.data.spec import DataSpec
 from fedsink.errors import CheckpointError
 from fedsink.pages.charts import Chart, Line, line_chart
-from fedsink.pages.origin import Origin, settings
-from fedsink.pages.page import render
-from fedsink.pages.pictures import Picture, pictures, spread
-from fedsink.pages.quality import accuracy_table, comparison_note, figure_table, measured
-from fedsink.pages.tables import MISSING, Table, duration, number
+from fedsink.pages.command_line import CommandLine, shown_settings
+from fedsink.pages.evaluation_tables import (
+    accuracy_table,
+    comparison_note,
+    figure_table,
+    measured,
+)
+from fedsink.pages.page import (
+    MISSING,
+    PageTable,
+    Picture,
+    duration,
+    number,
+    pictures,
+    render,
+    spread,
+)
 from fedsink.pages.uploads import Uploads
 from fedsink.reporting.displays import ForgivingStream
 from fedsink.reporting.output_files import write_atomic
@@ -51,18 +63,18 @@ log = logging.getLogger("fedsink.pages")
 
 
 def write_report(path: Path) -> Path:
-    """Write the page of a run, finished or not, into its folder.
+    """Writes the page of a run, finished or not, into its folder.
 
     Guarantees:
-        - It says nothing of which client holds what: partition.json is not read.
-        - No path and no key is on it.
-        - It asks no network and runs no script.
+        - The page does not tell which client holds which data: partition.json is not read.
+        - The page holds no path and no key.
+        - The page uses no network and no script.
 
     Args:
         path: the run folder.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
         CheckpointError: the folder holds no run, or a study of several, or a damaged file.
@@ -80,15 +92,15 @@ def write_report(path: Path) -> Path:
 
 
 def report_at_end(path: Path) -> None:
-    """Write the page of a run that has ended, unless its configuration leaves it out.
+    """Writes the page of a run that has ended, unless its configuration leaves it out.
 
-    Whatever goes wrong, the run is safe: standard error says so.
+    A failure does not harm the run: standard error tells it.
     """
     _try(path, lambda: _asks_for_report(RecordedRun.of(path)))
 
 
 def renew_report(path: Path) -> None:
-    """Write the page of a run again, if it has one; what goes wrong is told on standard error."""
+    """Writes the page of a run again, if it has one; standard error tells a failure."""
     _try(path, (path / FILE_NAME).exists)
 
 
@@ -109,7 +121,7 @@ def _try(path: Path, wanted: Callable[[], bool]) -> None:
 
 
 def report_page(run: RecordedRun) -> bytes:
-    """The page of a run."""
+    """Renders the page of a run."""
     config, stated = run.config, run.privacy or {}
     data, method = DataSpec.from_config(config["data"]), config["strategy"]["name"]
     done = int(run.rounds[-1]["round"]) if run.rounds else 0
@@ -148,7 +160,7 @@ def report_page(run: RecordedRun) -> bytes:
 
 
 def _ended(run: RecordedRun, done: int) -> str:
-    """How far the run is, and how long it took."""
+    """Says how far the run is, and how long it took."""
     rounds = (run.result or run.privacy or {}).get("rounds")
     if run.config["mode"] == "ldp" and run.result is None:
         rounds = run.config.get("rounds") or run.config["recipe"].get("rounds")
@@ -161,7 +173,7 @@ def _ended(run: RecordedRun, done: int) -> str:
 
 
 def _promise(stated: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """The numbers of the guarantee: name, value, remark."""
+    """Returns the numbers of the guarantee: name, value, remark."""
     if not stated:
         return []
     epsilon = stated.get("epsilon")
@@ -198,7 +210,7 @@ def _promise(stated: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _adjacency(stated: dict[str, Any]) -> str:
-    """Which data sets ε compares, in words."""
+    """Says which data sets ε compares."""
     if stated.get("model") == "ldp":
         return (
             "replace-one: ε compares any two values that a record may have had, for each record "
@@ -208,15 +220,15 @@ def _adjacency(stated: dict[str, Any]) -> str:
 
 
 def _words(text: object) -> str:
-    """Words of privacy.json, with the page's names for its numbers."""
+    """Replaces the keys of privacy.json in its sentences by the page's names."""
     told = str(text or "")
     for name, plain in _NAMES.items():
         told = told.replace(name, plain)
     return told
 
 
-def _shares(stated: dict[str, Any]) -> Table | None:
-    """What is left where shares of the noise are missing."""
+def _shares(stated: dict[str, Any]) -> PageTable | None:
+    """Returns σ and ε where shares of the noise are missing."""
     shared = stated.get("noise_share")
     if not shared:
         return None
@@ -225,7 +237,9 @@ def _shares(stated: dict[str, Any]) -> Table | None:
         for entry in shared["missing_shares"]
     ]
     columns = ["shares of the noise", "noise multiplier σ", "ε"]
-    return Table(columns, rows, "What is left if clients leave out their share", frozenset({1, 2}))
+    return PageTable(
+        columns, rows, "What is left if clients leave out their share", frozenset({1, 2})
+    )
 
 
 _CURVES = (
@@ -238,8 +252,8 @@ _CURVES = (
 )  # fmt: skip
 
 
-def _curves(run: RecordedRun) -> list[tuple[str, Chart, Table]]:
-    """A chart of each metric and the table under it."""
+def _curves(run: RecordedRun) -> list[tuple[str, Chart, PageTable]]:
+    """Returns a chart of each metric and the table under it."""
     told = []
     word = "step" if run.config["mode"] == "ldp" else "round"
     for key, title, up, remark in _CURVES:
@@ -259,12 +273,14 @@ def _curves(run: RecordedRun) -> list[tuple[str, Chart, Table]]:
         places = sorted({round(last * part / (_ROWS - 1)) for part in range(_ROWS)})
         columns = [word, *(number(x[place]) for place in places)]
         row = [up, *(number(y[place]) for place in places)]
-        told.append((title, chart, Table(columns, [row], numeric=frozenset(range(1, len(row))))))
+        told.append(
+            (title, chart, PageTable(columns, [row], numeric=frozenset(range(1, len(row)))))
+        )
     return told
 
 
 def _grids(run: RecordedRun, data: DataSpec) -> list[Picture]:
-    """Sample grids from the first to the last."""
+    """Returns sample grids from the first to the last."""
     if len(data.shape) == 1:
         what = "a scatter plot of generated points"
     elif run.config["conditional"]:
@@ -280,26 +296,28 @@ def _grids(run: RecordedRun, data: DataSpec) -> list[Picture]:
 
 
 def _configuration(run: RecordedRun) -> dict[str, Any]:
-    """The command, the differences and the whole configuration."""
-    origin = Origin.of(run.config)
+    """Returns the command, the differences and the whole configuration, for the template."""
+    line = CommandLine.of(run.config)
     differences = [
-        [d.key, d.value, MISSING if d.usual is None else d.usual] for d in origin.differences
+        [d.key, d.value, MISSING if d.usual is None else d.usual] for d in line.differences
     ]
-    values = settings({k: v for k, v in run.config.items() if k != "plan"})
+    values = shown_settings({k: v for k, v in run.config.items() if k != "plan"})
     return {
-        "command": origin.command,
-        "chosen": origin.chosen,
-        "differences": Table(["key", "this run", "recipe"], differences) if differences else None,
-        "configuration": Table(["key", "value"], [list(entry) for entry in values.items()]),
+        "command": line.command,
+        "chosen": line.chosen,
+        "differences": PageTable(["key", "this run", "recipe"], differences)
+        if differences
+        else None,
+        "configuration": PageTable(["key", "value"], [list(entry) for entry in values.items()]),
     }
 
 
-def _files(run: RecordedRun) -> Table:
-    """What the run left that may be published, with its SHA-256."""
+def _files(run: RecordedRun) -> PageTable:
+    """Lists the run's files that may be published, with their SHA-256."""
     root, rows = run.folder.path, []
     names = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
     for name, path in sorted(names.items()):
         if is_public(name) or path.stem in run.evaluations:
             content = path.read_bytes()
             rows.append([name, number(len(content)), hashlib.sha256(content).hexdigest()])
-    return Table(["file", "bytes", "SHA-256"], rows, numeric=frozenset({1}))
+    return PageTable(["file", "bytes", "SHA-256"], rows, numeric=frozenset({1}))

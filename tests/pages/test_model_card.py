@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedsink.pages.card import model_card
+from fedsink.pages.model_card import model_card
 from fedsink.reporting.output_files import write_json
 from fedsink.server.recorded import RecordedRun
 

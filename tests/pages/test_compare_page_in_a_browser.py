@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsink.pages.compared import Compared
-from fedsink.pages.comparison import Comparison
+from fedsink.pages.compare_page import Comparison
+from fedsink.pages.run_groups import Compared
 
 from ..support.browser import DARK, LIGHT, browser, complaints, measured, printed, screenshot
 

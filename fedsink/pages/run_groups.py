@@ -12,22 +12,25 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from fedsink.errors import CheckpointError, ConfigError
-from fedsink.pages.differences import differing, settings
-from fedsink.pages.origin import shown
-from fedsink.pages.tables import MISSING, number
+from fedsink.pages.command_line import shown
+from fedsink.pages.page import MISSING, number
 from fedsink.server.recorded import RecordedRun
+from fedsink.values import PLACES, Config, leaves
 
 _OF_NO_LOSS = ("generator", "strategy.optimizer", "engine", "observation", "report")
 _IN_A_TITLE = 3  # differing keys
+_OF_ONE_RUN = ("run", "seed", "resume", "study", "paper")
+_REFERRED_TO = ("recipe", "scale", "scales")  # the keys that refer to these hold their values
+_ABSENT = object()
 
 
 class Promise(NamedTuple):
-    """What an ε is about; two ε can be compared where all of this is the same.
+    """The meaning of an ε; two ε can be compared where their promises are equal.
 
     Attributes:
         model: "central" or "ldp".
-        unit: whose secret is protected.
-        adjacency: what neighbouring data sets differ in, in words.
+        unit: protected by the promise, for instance a record.
+        adjacency: the difference between neighbouring data sets, in words.
         delta: δ; None where nothing is promised.
     """
 
@@ -44,12 +47,12 @@ class Promise(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone.
+    """Runs that differ only in their seed.
 
     Attributes:
-        title: tells them from other groups.
+        title: distinguishes the group from others.
         runs: by label.
-        settings: what all of them do, as `differences.settings`.
+        settings: of all the runs, as `run_settings`.
     """
 
     title: str
@@ -63,12 +66,12 @@ class Group:
 
     @property
     def privacy(self) -> dict[str, Any]:
-        """privacy.json of the first run; {} before it is written."""
+        """Content of the first run's privacy.json; {} before it is written."""
         return self.first.privacy or {}
 
     @property
     def promise(self) -> Promise | None:
-        """What its ε is about; None before that is written."""
+        """Meaning of the group's ε; None before privacy.json is written."""
         stated = self.privacy
         if not stated:
             return None
@@ -81,7 +84,7 @@ class Group:
 
     @property
     def seeds(self) -> str:
-        """How many runs of which seeds, in words."""
+        """Number of runs and their seeds, in words."""
         seeds = [run.config.get("seed") for run in self.runs.values()]
         runs = f"{len(seeds)} run{'s' if len(seeds) > 1 else ''}"
         if all(seed is None for seed in seeds):
@@ -90,7 +93,7 @@ class Group:
         return f"{runs}, seed{'s' if len(seeds) > 1 else ''} {names}"
 
     def mean(self, name: str) -> tuple[list[float], list[float | None]]:
-        """A figure of metrics.jsonl over the rounds: the mean of the runs that have it.
+        """Returns a figure of metrics.jsonl over the rounds, as the mean of the runs that have it.
 
         Args:
             name: of the figure.
@@ -100,14 +103,14 @@ class Group:
         """
         values: dict[int, list[float]] = {}
         for run in self.runs.values():
-            for record in run.rounds:
-                if isinstance(record.get(name), int | float):
-                    values.setdefault(int(record["round"]), []).append(float(record[name]))
+            for line in run.rounds:
+                if isinstance(line.get(name), int | float):
+                    values.setdefault(int(line["round"]), []).append(float(line[name]))
         rounds = sorted(values)
         return [float(t) for t in rounds], [fmean(values[t]) for t in rounds]
 
     def measured(self, evaluation: str, *path: str) -> list[float]:
-        """A figure of an evaluation, of each run that has it.
+        """Returns a figure of an evaluation for each run that has it.
 
         Args:
             evaluation: the file's name without its ending.
@@ -125,7 +128,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Compared:
-    """Several runs, in groups of those that differ in their seed alone.
+    """Several runs, in groups that differ only in their seed.
 
     Attributes:
         runs: by label, at least two.
@@ -137,7 +140,7 @@ class Compared:
 
     @classmethod
     def of(cls, folders: Sequence[str | Path]) -> Compared:
-        """The runs in some folders, each of which is a run's, a study's or a sweep's.
+        """Finds the runs in some folders, each of which belongs to a run, a study or a sweep.
 
         Raises:
             CheckpointError: a folder holds no run.
@@ -169,10 +172,10 @@ class Compared:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """The runs in groups, in the order of their first ones."""
+        """The groups, in the order of their first runs."""
         members: list[tuple[dict[str, Any], dict[str, RecordedRun]]] = []
         for label, run in self.runs.items():
-            does = settings(run.config)
+            does = run_settings(run.config)
             for known, runs in members:
                 if known == does:
                     runs[label] = run
@@ -187,11 +190,11 @@ class Compared:
 
     @cached_property
     def differing(self) -> list[str]:
-        """The configuration keys whose values are not the same in all groups."""
+        """Configuration keys whose values differ between groups."""
         return differing([group.settings for group in self.groups])
 
     def by_promise(self) -> dict[Promise, list[Group]]:
-        """The groups whose ε can be compared, by what it is about."""
+        """Returns the groups by promise; the ε of one promise can be compared."""
         found: dict[Promise, list[Group]] = {}
         for group in self.groups:
             if group.promise is not None:
@@ -199,11 +202,11 @@ class Compared:
         return found
 
     def by_loss(self) -> list[list[Group]]:
-        """The groups whose losses can be compared.
+        """Returns lists of groups whose losses can be compared.
 
-        A loss is a surrogate of its method, computed from what was released. It is the same
-        quantity only where the method, the data, the objective and the noise are the same, that is
-        where nothing differs but the generator, the optimiser, the engine and what is shown.
+        A loss is a surrogate of its method, computed from released values. It is the same quantity
+        only where method, data, objective and noise are the same, that is where only generator,
+        optimiser, engine, observation and report differ.
         """
         found: list[tuple[dict[str, Any], list[Group]]] = []
         for group in self.groups:
@@ -221,7 +224,7 @@ class Compared:
         return [groups for _, groups in found]
 
     def warnings(self) -> list[str]:
-        """What makes this comparison less than it seems, in sentences."""
+        """Returns the limits of this comparison, in sentences."""
         sentences = []
         described = {
             group.title: {
@@ -258,7 +261,7 @@ class Compared:
 
 
 def status(run: RecordedRun) -> str:
-    """How far a run is, in words."""
+    """Says how far a run is, in words."""
     done = int(run.rounds[-1]["round"]) if run.rounds else 0
     if run.finished:
         return "finished"
@@ -268,15 +271,53 @@ def status(run: RecordedRun) -> str:
 
 
 def mean_and_sd(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
-    """Mean ± sample standard deviation; the mean alone of a single value, `MISSING` of none."""
+    """Writes mean ± sample standard deviation, or only the mean, or `MISSING` without values."""
     if not values:
         return MISSING
     mean = f"{scale * fmean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {scale * stdev(values):.{digits}f}"
 
 
+def run_settings(config: Config) -> dict[str, Any]:
+    """Returns the settings of a run by dotted key, without its name, its seed and its places.
+
+    Values that were left to the recipe are the recipe's. The reason for which `engine=auto` took
+    its engine is left out.
+
+    Args:
+        config: of a run, all interpolations resolved.
+    """
+    recipe = config.get("recipe") or {}
+    eps, sigma, rounds = (config.get(key) for key in ("eps", "sigma", "rounds"))
+    if eps is None and sigma is None:
+        eps = recipe.get("eps")
+    if rounds is None and (eps is None or sigma is None or config.get("mode") == "ldp"):
+        rounds = recipe.get("rounds")
+    stated = {
+        key: value for key, value in config.items() if key not in (*_OF_ONE_RUN, *_REFERRED_TO)
+    }
+    stated |= {"eps": eps, "rounds": rounds}
+    left_out = (*PLACES, "engine.chosen")
+    return {key: value for key, value in leaves(stated) if key not in left_out}
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lists the keys whose values differ between some settings, keys of no group first.
+
+    >>> differing([{"eps": 1.0, "rate": 0.2}, {"eps": 3.0, "rate": 0.2}])
+    ['eps']
+    """
+    keys = dict.fromkeys(key for values in settings for key in values)
+    different = [key for key in keys if _several([values.get(key, _ABSENT) for values in settings])]
+    return sorted(different, key=lambda key: "." in key)
+
+
+def _several(values: Sequence[object]) -> bool:
+    return any(value != values[0] for value in values[1:])
+
+
 def _runs_in(folder: Path) -> list[RecordedRun]:
-    """The run or study in a folder, or those in the sub-folders of a sweep's."""
+    """Finds the run or study in a folder, or the runs in the sub-folders of a sweep."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder: name one that holds a run.")
     if (folder / "config.yaml").is_file():
@@ -300,13 +341,13 @@ def _of_a_run(run: RecordedRun) -> RecordedRun:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Orders 2 before 10."""
+    """Makes a sort key that puts 2 before 10."""
     parts = re.split(r"(\d+)", name)
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
 def _titles(groups: Sequence[Group]) -> list[str]:
-    """A title for each group: its method, then what tells it from others of this method."""
+    """Makes a title for each group: its method, then its differences from groups of this method."""
     methods = [group.value("strategy.name") for group in groups]
     titles = []
     for method, group in zip(methods, groups, strict=True):

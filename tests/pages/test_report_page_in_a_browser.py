@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsink.pages.report import write_report
+from fedsink.pages.report_page import write_report
 
 from .browser import needs_chromium, printed, said, screenshot, widths
 from .conftest import Begin
-from .test_report import EVALUATION, PAPER
+from .test_report_page import EVALUATION, PAPER
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 

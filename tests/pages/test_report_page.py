@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedsink.errors import CheckpointError
-from fedsink.pages.report import report_at_end, write_report
+from fedsink.pages.report_page import report_at_end, write_report
 from fedsink.server.compose import compose_config, store_config
 from fedsink.server.folder import RunFolder
 from fedsink.simulation.simulate import start
