@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedsink.configuration import Configuration
-from fedsink.devices import device_named
+from fedsink.environment import device_named
 from fedsink.reporting.loggers import logger_names
 from fedsink.server.loop import LoopSettings
 from fedsink.strategies.settings import StrategySettings

@@ -13,7 +13,7 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings, Noise
 from fedsink.configuration import Configuration
 from fedsink.data.partition import scheme_from_dict
-from fedsink.devices import device_named
+from fedsink.environment import device_named
 from fedsink.errors import ConfigError
 from fedsink.server.settings import ServerEngine, ServerSettings
 from fedsink.simulation.identity_of_run import RunIdentity
