@@ -1,4 +1,4 @@
-"""Values of a configuration and of a privacy plan: each checked once, in a message that names it.
+"""Checks of single values, with messages that name the value, and readers of groups of values.
 
 >>> checks.count("strategy.rows", 0)
 Traceback (most recent call last):

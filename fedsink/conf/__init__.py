@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 if __name__ != "fedsink.conf":
-    # A second copy would have classes and caches of its own.
+    # A second copy would define every class and cache again.
     raise ImportError(
         "The link conf/ at the repository's root is for readers: import fedsink.conf instead."
     )

@@ -1,8 +1,8 @@
-"""The rule that recipes follow where nothing was measured: settings from public sizes alone.
+"""The rule that recipes follow where nothing was measured: settings from public sizes only.
 
-It was read off the recipes that were measured (digits, MNIST and Fashion-MNIST) and meets them
-within a small factor (tests/conf/test_rule.py). It looks at the shape of a record, the number of
-classes, the nominal number of records, the clients and (ε, δ): at nothing that a client holds.
+The rule was fitted to the measured recipes (digits, MNIST and Fashion-MNIST) and meets them within
+a small factor (tests/conf/test_rule.py). It uses the shape of a record, the number of classes, the
+nominal number of records, the clients and (ε, δ), and nothing that a client holds.
 YAML refers to it as `${rule:NAME}`, `fedsink suggest` prints it.
 """
 

@@ -144,7 +144,7 @@ def _chosen(config: Config) -> tuple[list[str], list[_Differing]]:
     sources = choices("data")
     # Several files may describe one source: femnist and femnist_62 are read alike.
     candidates = [name for name in sources if name == data or name.startswith(f"{data}_")]
-    # Some sources have no folder of their own, and do not compose without one.
+    # Sources without a default folder do not compose unless the key is set.
     folder = ["data.root=null"] if "root" in config["data"] else []
     options = [
         _grouped(config, [f"mode={config['mode']}", f"data={name}"], folder)

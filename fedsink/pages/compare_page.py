@@ -37,7 +37,7 @@ _FIGURES = {
 """Figures of an evaluation: their path in its file, their unit and their decimals."""
 
 ADD_UP = (
-    "Each ε is of one run alone. Whoever learns the results of several runs on the same records "
+    "Each ε concerns one run only. Whoever learns the results of several runs on the same records "
     "learns all of them: under one adjacency and unit their ε and δ add up at worst, and under "
     "different ones no single ε stands for all."
 )
@@ -51,7 +51,7 @@ NOT_PRIVATE = (
     "and to choose a run by them is selection on the test set."
 )
 _SIGNAL = (
-    "‖signal‖/‖noise‖ of what was released in a round, estimated from the release alone. Methods "
+    "‖signal‖/‖noise‖ of what was released in a round, estimated only from the release. Methods "
     "release vectors of different size, so that it tells rounds of a run apart better than methods."
 )
 

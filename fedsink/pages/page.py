@@ -39,7 +39,7 @@ class PageTable:
 
     Attributes:
         columns: headings.
-        rows: as many cells each.
+        rows: each with a cell for every column.
         caption: below the table; "" where the text above says what it shows.
         numeric: indices of the columns that are aligned to the right.
     """
@@ -153,7 +153,7 @@ def pictures(
         most_bytes: of all pictures together.
 
     Raises:
-        CheckpointError: a file is no PNG.
+        CheckpointError: a file is not a PNG.
     """
     share = most_bytes // max(1, len(described))
     return [_picture(path, alt, caption, share) for path, alt, caption in described]

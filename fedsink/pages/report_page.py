@@ -78,7 +78,7 @@ def write_report(path: Path) -> Path:
 
     Raises:
         CheckpointError: the folder holds no run, or a study of several, or a damaged file.
-        FedsinkError: the run's configuration is none of this version.
+        FedsinkError: the run's configuration belongs to another version.
     """
     run = RecordedRun.of(path)
     if run.is_study:

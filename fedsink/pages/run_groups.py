@@ -79,7 +79,7 @@ class Group:
         return Promise(model, unit, adjacency, stated.get("delta"))
 
     def value(self, key: str) -> str:
-        """A configuration value as a page shows it; `MISSING` where there is no such key."""
+        """Returns a configuration value as a page shows it; `MISSING` without the key."""
         return shown(key, self.settings[key]) if key in self.settings else MISSING
 
     @property

@@ -83,13 +83,14 @@ def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, round
 
 def _once(run: RecordedRun, settings: StrategySettings, weights: int) -> Uploads:
     stated = run.privacy or {}
-    one, two = (_size(settings, count, weights) for count in (1, 2))
-    each = MISSING if one is None or two is None else size(two - one)
+    # The difference leaves out what a reply takes besides its records.
+    of_one, of_two = (_size(settings, count, weights) for count in (1, 2))
+    per_record = MISSING if of_one is None or of_two is None else size(of_two - of_one)
     sent = bool(run.rounds)
     row = (
         settings.leaves,
         "once" if sent else "not yet",
-        each,
+        per_record,
         _epsilon(stated) if stated else MISSING,
     )
     columns = ["client", "what left it", "when", "bytes per record", "ε"]

@@ -1,1 +1,1 @@
-"""What a run shows and leaves behind: progress, pictures of samples, metrics, files of samples."""
+"""Output of a run: progress, drawings of samples, loggers of metrics, and files."""

@@ -21,7 +21,7 @@ GAP_SHARE = 0.05
 class ForgivingStream:
     """Writes to another stream until that fails, and from then on nowhere.
 
-    A pipe whose reader left, a terminal that was closed, a closed file: progress is lost, the run
+    If a pipe has lost its reader, or a terminal or file was closed, progress is lost and the run
     continues. (rich by itself answers a broken pipe by closing standard output and exiting.)
     """
 
@@ -48,7 +48,7 @@ class ForgivingStream:
 
 @dataclass(frozen=True)
 class Status:
-    """One line about a run, and which parts of it give way where there is no room.
+    """One line about a run, with the order in which its parts give way on a narrow terminal.
 
     Attributes:
         parts: texts in the order in which they are shown, each with a rank: the highest rank is

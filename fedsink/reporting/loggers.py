@@ -21,7 +21,7 @@ from fedsink.reporting.output_files import write_atomic
 from fedsink.values import PLACES, leaves
 
 Ending = Literal["finished", "stopped", "failed"]
-"""How training ended; a run that was stopped or has failed can be resumed."""
+"""End of training; a run that was stopped or has failed can be resumed."""
 
 
 class Observer:
