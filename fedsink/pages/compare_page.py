@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -83,7 +83,7 @@ class Comparison:
         """Renders the page."""
         compared = self.compared
         groups = compared.groups
-        promises = compared.by_promise()
+        promises, losses = compared.by_promise(), compared.by_loss()
         return render(
             "compare.html.j2",
             groups=groups,
@@ -100,11 +100,37 @@ class Comparison:
             not_evaluated=self.not_evaluated(),
             grids=_grids(groups),
             grids_left_out=max(0, len(groups) - _MOST_GRIDS),
-            epsilons=_drawn(_epsilon(*item) for item in list(promises.items())[:_MOST_CHARTS]),
-            losses=_drawn(_loss(groups) for groups in compared.by_loss()[:_MOST_CHARTS]),
-            losses_left_out=max(0, len(compared.by_loss()) - _MOST_CHARTS),
+            epsilons=[
+                chart
+                for promise, members in list(promises.items())[:_MOST_CHARTS]
+                for chart in _chart(
+                    members,
+                    "epsilon",
+                    "ε so far",
+                    f"ε so far over the rounds ({promise})",
+                    f"{promise}.",
+                )
+            ],
+            losses=[
+                chart
+                for members in losses[:_MOST_CHARTS]
+                for chart in _chart(
+                    members,
+                    "loss",
+                    "loss",
+                    f"Loss over the rounds of {_titles(members)}",
+                    f"{_titles(members)}.",
+                )
+            ],
+            losses_left_out=max(0, len(losses) - _MOST_CHARTS),
             no_losses=NO_LOSSES,
-            signal=_signal(groups),
+            signals=_chart(
+                groups,
+                "signal_to_noise",
+                "signal to noise",
+                "Signal to noise over the rounds",
+                _SIGNAL,
+            ),
             differences=self.differences(),
             runs=self.table_of_runs(),
         )
@@ -267,48 +293,21 @@ def _promises(promises: dict[Promise, list[Group]]) -> list[str]:
     ]
 
 
-def _epsilon(promise: Promise, groups: Sequence[Group]) -> Chart | None:
-    lines = list(_lines(groups, "epsilon"))
+def _chart(groups: Sequence[Group], figure: str, up: str, title: str, caption: str) -> list[Chart]:
+    """Draws a figure of some groups over the rounds; no chart where no run has the figure."""
+    lines = list(_lines(groups, figure))
     if not lines:
-        return None
-    return line_chart(
-        lines,
-        "round",
-        "ε so far",
-        alt=f"ε so far over the rounds ({promise}). {_ends(lines)}",
-        caption=f"{promise}.{_more(groups)}",
+        return []
+    ends = "; ".join(
+        f"{line.name}: {number(line.y[-1])} in round {line.x[-1]:.0f}" for line in lines
     )
+    if len(groups) > _MOST_LINES:
+        caption += f" The first {_MOST_LINES} of {len(groups)} are shown."
+    return [line_chart(lines, "round", up, alt=f"{title}. It ends at {ends}.", caption=caption)]
 
 
-def _drawn(charts: Iterable[Chart | None]) -> list[Chart]:
-    return [chart for chart in charts if chart is not None]
-
-
-def _loss(groups: Sequence[Group]) -> Chart | None:
-    lines = list(_lines(groups, "loss"))
-    if not lines:
-        return None
-    titles = ", ".join(group.title for group in groups[:_MOST_LINES])
-    return line_chart(
-        lines,
-        "round",
-        "loss",
-        alt=f"Loss over the rounds of {titles}. {_ends(lines)}",
-        caption=f"{titles}.{_more(groups)}",
-    )
-
-
-def _signal(groups: Sequence[Group]) -> Chart | None:
-    lines = list(_lines(groups, "signal_to_noise"))
-    if not lines:
-        return None
-    return line_chart(
-        lines,
-        "round",
-        "signal to noise",
-        alt=f"Signal to noise over the rounds. {_ends(lines)}",
-        caption=f"{_SIGNAL}{_more(groups)}",
-    )
+def _titles(groups: Sequence[Group]) -> str:
+    return ", ".join(group.title for group in groups[:_MOST_LINES])
 
 
 def _lines(groups: Sequence[Group], figure: str) -> Iterator[Line]:
@@ -323,20 +322,6 @@ def _lines(groups: Sequence[Group], figure: str) -> Iterator[Line]:
         if rounds:
             line = Line(group.title, rounds, values)
             yield line.thinned(_PARTS) if smoothed else line
-
-
-def _more(groups: Sequence[Group]) -> str:
-    if len(groups) <= _MOST_LINES:
-        return ""
-    return f" The first {_MOST_LINES} of {len(groups)} are shown."
-
-
-def _ends(lines: Sequence[Line]) -> str:
-    """Says where lines end."""
-    ends = "; ".join(
-        f"{line.name}: {number(line.y[-1])} in round {line.x[-1]:.0f}" for line in lines
-    )
-    return f"It ends at {ends}."
 
 
 def _grids(groups: Sequence[Group]) -> list[Picture]:

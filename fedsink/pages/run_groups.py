@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.pages.command_line import shown
 from fedsink.pages.page import MISSING, number
 from fedsink.server.recorded import RecordedRun
 from fedsink.values import PLACES, Config, leaves
+
+T = TypeVar("T")
 
 _OF_NO_LOSS = ("generator", "strategy.optimizer", "engine", "observation", "report")
 _IN_A_TITLE = 3  # differing keys
@@ -173,16 +175,8 @@ class Compared:
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """The groups, in the order of their first runs."""
-        members: list[tuple[dict[str, Any], dict[str, RecordedRun]]] = []
-        for label, run in self.runs.items():
-            does = run_settings(run.config)
-            for known, runs in members:
-                if known == does:
-                    runs[label] = run
-                    break
-            else:
-                members.append((does, {label: run}))
-        untitled = [Group("", runs, does) for does, runs in members]
+        members = _by_equal(self.runs.items(), lambda entry: run_settings(entry[1].config))
+        untitled = [Group("", dict(runs), settings) for settings, runs in members]
         titles = _titles(untitled)
         return tuple(
             replace(group, title=title) for group, title in zip(untitled, titles, strict=True)
@@ -208,20 +202,15 @@ class Compared:
         only where method, data, objective and noise are the same, that is where only generator,
         optimiser, engine, observation and report differ.
         """
-        found: list[tuple[dict[str, Any], list[Group]]] = []
-        for group in self.groups:
-            quantity = {
+
+        def quantity(group: Group) -> dict[str, Any]:
+            return {
                 key: value
                 for key, value in group.settings.items()
                 if not any(key == other or key.startswith(f"{other}.") for other in _OF_NO_LOSS)
             }
-            for known, groups in found:
-                if known == quantity:
-                    groups.append(group)
-                    break
-            else:
-                found.append((quantity, [group]))
-        return [groups for _, groups in found]
+
+        return [groups for _, groups in _by_equal(self.groups, quantity)]
 
     def warnings(self) -> list[str]:
         """Returns the limits of this comparison, in sentences."""
@@ -314,6 +303,19 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _several(values: Sequence[object]) -> bool:
     return any(value != values[0] for value in values[1:])
+
+
+def _by_equal(items: Iterable[T], key: Callable[[T], Any]) -> list[tuple[Any, list[T]]]:
+    """Groups items by equal keys, which need not be hashable, in the order of the first ones."""
+    found: list[tuple[Any, list[T]]] = []
+    for item in items:
+        wanted = key(item)
+        members = next((members for known, members in found if known == wanted), None)
+        if members is None:
+            found.append((wanted, [item]))
+        else:
+            members.append(item)
+    return found
 
 
 def _runs_in(folder: Path) -> list[RecordedRun]:
