@@ -96,16 +96,17 @@ def report_at_end(path: Path) -> None:
 
     A failure does not harm the run: standard error tells it.
     """
-    _try(path, lambda: _asks_for_report(RecordedRun.of(path)))
+
+    def wanted() -> bool:
+        report = RecordedRun.of(path).config.get("report", {})
+        return strictly(LoopSettings, report, "report").html
+
+    _try(path, wanted)
 
 
 def renew_report(path: Path) -> None:
     """Writes the page of a run again, if it has one; standard error tells a failure."""
     _try(path, (path / FILE_NAME).exists)
-
-
-def _asks_for_report(run: RecordedRun) -> bool:
-    return strictly(LoopSettings, run.config.get("report", {}), "report").html
 
 
 def _try(path: Path, wanted: Callable[[], bool]) -> None:
@@ -182,29 +183,31 @@ def _promise(stated: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("δ", number(stated.get("delta")), "chance that ε does not hold"),
         ("protected unit", str(stated.get("unit") or "none"), "what one neighbour differs in"),
     ]
+
+    def add(name: str, key: str, remark: str) -> None:
+        entries.append((name, number(stated.get(key)), remark))
+
     if stated.get("model") == "central" and epsilon is not None:
         if stated.get("capacity") is None:
-            without = stated.get("epsilon_unamplified")
-            sampled = (
-                "critics were asked" if stated.get("clip") == "critic" else "records were sampled"
+            critics = stated.get("clip") == "critic"
+            sampled = "critics were asked" if critics else "records were sampled"
+            add(
+                "ε without amplification",
+                "epsilon_unamplified",
+                f"against who learns which {sampled}",
             )
-            remark = f"against who learns which {sampled}"
-            entries.append(("ε without amplification", number(without), remark))
         else:
             remark = f"in δ; at most {number(stated['capacity'])} records a batch"
-            entries.append(("a fuller sample costs", number(stated["delta_overflow"]), remark))
+            add("a fuller sample costs", "delta_overflow", remark)
     if "epsilon_image" in stated:
-        entries.append(("ε of the picture", number(stated["epsilon_image"]), ""))
-        entries.append(("ε of the label", number(stated["epsilon_label"]), "summed with it"))
+        add("ε of the picture", "epsilon_image", "")
+        add("ε of the label", "epsilon_label", "summed with it")
     if "epsilon_without_aggregator" in stated:
-        alone = number(stated["epsilon_without_aggregator"])
-        entries.append(("ε of a reply alone", alone, "without secure aggregation"))
+        add("ε of one reply", "epsilon_without_aggregator", "without secure aggregation")
     if "epsilon_published" in stated:
-        claimed = number(stated["epsilon_published"])
-        entries.append(("ε as published", claimed, str(stated["epsilon_published_meaning"])))
-    if "shuffling" in stated and isinstance(stated["shuffling"], dict):
-        shuffled = stated["shuffling"]
-        remark = f"beside the local ε, at a δ of its own: {number(shuffled.get('delta'))}"
+        add("ε as published", "epsilon_published", str(stated["epsilon_published_meaning"]))
+    if isinstance(shuffled := stated.get("shuffling"), dict):
+        remark = f"beside the local ε, at another δ: {number(shuffled.get('delta'))}"
         entries.append(("ε behind a shuffler", number(shuffled.get("epsilon")), remark))
     return entries
 

@@ -108,7 +108,7 @@ def test_epsilons_at_another_delta_are_told_apart(runs: Path, tmp_path: Path) ->
     assert "hold up to different δ" in " ".join(other.text().split())
     page = other.html()
     alts = [image["alt"] for image in Page(page.decode()).images if "ε so far" in str(image["alt"])]
-    assert len(alts) == 2  # each on axes of its own
+    assert len(alts) == 2  # each on separate axes
     for place in ("overview", "runs", "pictures"):
         assert "1e-5" in section(page, place), place
         assert "1e-6" in section(page, place), place

@@ -1,4 +1,4 @@
-"""What a card says of a run; tests/commands/test_card.py has the command."""
+"""The sentences of a card; tests/commands/test_card.py has the command."""
 
 from __future__ import annotations
 

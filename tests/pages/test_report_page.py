@@ -180,7 +180,7 @@ def test_a_run_whose_unit_is_a_client_has_no_papers_beside_it(begin: Begin) -> N
 
 def test_the_epsilon_behind_a_shuffler_stands_with_its_delta(begin: Begin) -> None:
     folder = begin("mode=ldp", "eps=3", "shuffler=trusted", "shuffler_delta=2e-7")
-    assert "at a δ of its own: 2e-7" in _page(folder).seen
+    assert "at another δ: 2e-7" in _page(folder).seen
 
 
 @pytest.mark.slow

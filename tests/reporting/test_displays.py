@@ -33,7 +33,7 @@ def test_a_kernel_is_a_notebook_and_nothing_else_is(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
-    """What a notebook shows, the first and what replaces it."""
+    """Collects the outputs of a notebook, the first and those that replace it."""
     import IPython.display
 
     bundles: list[dict[str, str]] = []
