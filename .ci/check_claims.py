@@ -24,7 +24,7 @@ from result_protocol import standing  # noqa: E402
 from result_rows import CLASSIFIERS, declared, markdown, marker, mean, measured, rendered  # noqa: E402
 
 from fedsink.errors import ConfigError  # noqa: E402
-from fedsink.pages.quality import published  # noqa: E402
+from fedsink.pages.evaluation_tables import published  # noqa: E402
 
 MEASURED_AT, ENGINE = "cpu", "engine=local"
 

@@ -29,8 +29,7 @@ from result_rows import CLASSIFIERS, FIGURES
 from result_runs import Runs
 
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.reporting.atomic import write_atomic
-from fedsink.reporting.records import append_jsonl
+from fedsink.reporting.output_files import append_jsonl, write_atomic
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
-from fedsink.pages.differences import settings
+from fedsink.pages.run_groups import run_settings
 from fedsink.server.compose import compose_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,7 +74,7 @@ def configuration_hash(config: Mapping[str, Any]) -> str:
     groups = tuple(key for key in idle if key.endswith("."))
     values = {
         key: value
-        for key, value in settings(config).items()
+        for key, value in run_settings(config).items()
         if value is not None and key not in idle and not key.startswith(groups)
     }
     if (device := config["engine"].get("device", "cpu")) != "cpu":  # engines give the same results

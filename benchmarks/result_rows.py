@@ -13,7 +13,7 @@ import yaml
 from result_protocol import standing
 
 from fedsink.errors import ConfigError
-from fedsink.pages.quality import Published, published
+from fedsink.pages.evaluation_tables import Published, published
 
 ROWS = Path(__file__).with_name("rows.yaml")
 Record = dict[str, Any]

@@ -19,8 +19,7 @@ from result_protocol import configuration_hash, configuration_of, data_hash
 from result_rows import Record, measured
 
 from fedsink.errors import FedsinkError
-from fedsink.reporting import write_json
-from fedsink.reporting.records import append_jsonl
+from fedsink.reporting.output_files import append_jsonl, write_json
 from fedsink.server.compose import stored_config
 from fedsink.server.folder import RunFolder
 

@@ -21,7 +21,7 @@ from result_rows import Row, Table, declared, markdown, marker, measured, render
 from result_runs import Runs
 
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.output_files import write_atomic
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@
 >>> run = fedsink.simulate(mode="central", eps=5)  # doctest: +SKIP
 >>> images, labels = run.sample(100)  # doctest: +SKIP
 
-Nothing heavy is imported before one of these is used (their types: `__init__.pyi`).
+The first use of a name imports it; `import fedsink` itself is light (types: `__init__.pyi`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Run", "__version__", "load", "resume", "simulate"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # By its name: whatever reads the version does not depend on all of fedsink.
+    # Imported by name, so that import-linter sees no dependency of the version on all of fedsink.
     from importlib import import_module
 
     value: object = getattr(import_module("fedsink.api"), name)

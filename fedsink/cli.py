@@ -1,4 +1,4 @@
-"""The command `fedsink`: finds the sub-command; each imports what it needs only when it runs."""
+"""The command `fedsink`: finds the sub-command, which is imported only when it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsink.environment import quieten_flower
 
 
 def usage() -> str:
-    """The text of `fedsink --help`."""
+    """Returns the text of `fedsink --help`."""
     lines = [f"  {name:<10}{what}" for name, what in COMMANDS.items()]
     return "\n".join(
         [
@@ -36,7 +36,7 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with 0, 1 (failed), 2 (bad input), 130 (interrupted) or 141.
 
-    141 is what a shell shows of a command whose reader went away (128 + SIGPIPE).
+    A shell shows 141 for a command whose reader went away (128 + SIGPIPE).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     quieten_flower()
@@ -53,20 +53,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not (streams := _unread()):
             raise
         for stream in streams:
-            # What it still holds must go somewhere: Python writes it out at its end.
+            # Python writes the buffered text when it exits, and would fail on the broken pipe.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         code = 141
     sys.exit(code)
 
 
 def _unread() -> list[TextIO]:
-    """Those of standard output and standard error whose reader went away."""
+    """Lists the standard streams whose reader went away."""
     streams = (sys.stdout, sys.stderr)
     return [stream for stream in streams if stream is not None and _broken(stream.fileno())]
 
 
 def _broken(descriptor: int) -> bool:
-    """Whether it is a pipe without a reader, or a closed terminal."""
+    """Tells whether a descriptor is a pipe without a reader, or a closed terminal."""
     poll = select.poll()
     poll.register(descriptor, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
@@ -99,7 +99,7 @@ def _dispatch(arguments: list[str], debug: bool) -> int:
 
 
 def _log(debug: bool) -> None:
-    """What fedsink logs is for --debug; without a handler Python would print warnings itself."""
+    """Shows log messages under --debug only; without a handler Python would print warnings."""
     import logging
 
     handler = logging.StreamHandler() if debug else logging.NullHandler()

@@ -12,15 +12,16 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.models.observation import Observation
 from fedsink.privacy.noise_share import NoiseShare
-from fedsink.values import Config, Options, choice, flag, given, integer, leaves, number, strictly
+from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
+from fedsink.values import Config, Options, checks, given, leaves, strictly
 
 
 @dataclass(frozen=True)
 class NoiseSettings:
-    """How clients draw their noise, and whose noise makes up the plan's.
+    """Settings of the clients' noise.
 
     Attributes:
-        backend: "fast", or "secure" for float-safe noise of the operating system's randomness.
+        backend: "fast", or "secure" for float-safe noise from the operating system's randomness.
         share, tolerate_dropouts: name and d of the `NoiseShare`.
     """
 
@@ -29,29 +30,64 @@ class NoiseSettings:
     tolerate_dropouts: int
 
     def __post_init__(self) -> None:
-        choice(vars(self), "backend", "fast", "secure", where="noise.")
+        checks.choice("noise.backend", self.backend, "fast", "secure")
 
     @property
     def shared(self) -> NoiseShare:
-        """The division of the noise among clients.
+        """Division of the noise among clients.
 
         Raises:
-            PrivacyError: it is unknown or out of range.
+            PrivacyError: an unknown name, or a number out of range.
         """
         return NoiseShare(self.share, self.tolerate_dropouts)
 
 
+_NOISE = {
+    ReproducibleKey.kind: (
+        "reproducible",
+        "Noise and batches are computed from the published seed, so that the run can be repeated. "
+        "Whoever knows the seed can subtract the noise: the guarantee describes the mechanism, and "
+        "this run demonstrates it on data that needs no protection.",
+    ),
+    SecretKey.kind: (
+        "secret",
+        "Noise and batches are drawn with a key from the operating system that lies outside the "
+        "run folder, readable by its owner alone, and is bound to run, client and request.",
+    ),
+    EntropyKey.kind: (
+        "secure",
+        "Noise is drawn by OpenDP's float-safe samplers from the operating system's randomness; "
+        "no key exists from which it could be computed again.",
+    ),
+    "node": (
+        "node",
+        "Each node's owner chooses how its noise is drawn, in a policy file that the server never "
+        "sees.",
+    ),
+}
+
+
+def noise_entries(kind: str) -> dict[str, str]:
+    """Returns the entries `noise` and `noise_meaning` of privacy.json.
+
+    Args:
+        kind: of the clients' noise key, or "node" where each node's owner decides.
+    """
+    name, meaning = _NOISE[kind]
+    return {"noise": name, "noise_meaning": meaning}
+
+
 @dataclass(frozen=True)
 class Paper:
-    """The row of a paper that an experiment repeats, and in what a configuration differs from it.
+    """A row of a paper that an experiment repeats, and the configuration's differences from it.
 
     Attributes:
         source: paper, table and row.
-        values: what the paper states, as keys of a configuration in nested tables; null: nothing.
-        besides: sentences about what no key says, by a name of each.
+        values: stated by the paper, as keys of a configuration in nested tables; null: not stated.
+        besides: sentences about differences that no key expresses, by name.
 
     Raises:
-        ConfigError: the tables are none.
+        ConfigError: a value that must be a table is not.
     """
 
     source: str
@@ -64,7 +100,7 @@ class Paper:
                 raise ConfigError(f"paper.{name} is a table, not {getattr(self, name)!r}.")
 
     def statement(self, config: Config) -> dict[str, Any]:
-        """The entry `paper` of privacy.json.
+        """Returns the entry `paper` of privacy.json.
 
         Args:
             config: of the run, all interpolations resolved.
@@ -81,17 +117,17 @@ class Paper:
 
 
 def _finite(value: object) -> object:
-    """A value that JSON has."""
+    """Replaces an infinite number or NaN, which JSON lacks, by text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a run is: every key of conf/config.yaml and no other.
+    """The configuration of a run: every key of conf/config.yaml and no other.
 
-    Each value is checked in one place: what is read for several purposes here, an option of a
-    group by the settings class that the group configures, and what makes up the plan (eps,
-    sigma, rounds, delta, rate, clip, capacity, adjacency, accountant) by the plan.
+    Each value is checked once: values with several readers are checked here, options of a group by
+    the settings class of the group, and the values of the plan (eps, sigma, rounds, delta, rate,
+    clip, capacity, adjacency, accountant) by the plan.
 
     Attributes:
         data, noise, observation: groups that are the same for every method.
@@ -100,15 +136,15 @@ class Configuration:
         clients: K.
         seed: of reproducible noise; None: noise is secret.
         policy: a node policy file for every simulated client, or None.
-        shuffler, shuffler_delta: whether privacy.json says what a trusted shuffler would add, and
-            the δ of it.
+        shuffler, shuffler_delta: "trusted" makes privacy.json state ε behind a trusted shuffler,
+            at this δ.
         log: name or names of loggers, or None.
-        resume: read from the command line, before there is a configuration.
-        scale, scales: of an experiment, and what they mean.
+        resume: a folder; the command line reads it before there is a configuration.
+        scale, scales: size of an experiment, and the values of all its sizes.
         paper: the row of a paper that an experiment repeats, or None.
-        study: what is made of several runs, and of which; a run of its own has none.
-        run: name and seed that a run was stored under.
-        corruption: what `data.corrupt` says of some simulated clients, or None.
+        study: name and options of a study of several runs; None for a single run.
+        run: name and seed of a stored run.
+        corruption: `data.corrupt` for some simulated clients, or None.
 
     Raises:
         FedsinkError: a value is out of range.
@@ -152,14 +188,13 @@ class Configuration:
     corruption: Corruption | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        values = vars(self)
-        choice(values, "mode", "central", "ldp")
-        choice(values, "shuffler", "none", "trusted")
-        number(values, "shuffler_delta")
-        integer(values, "clients")
-        flag(values, "conditional")
+        checks.choice("mode", self.mode, "central", "ldp")
+        checks.choice("shuffler", self.shuffler, "none", "trusted")
+        checks.number("shuffler_delta", self.shuffler_delta)
+        checks.count("clients", self.clients)
+        checks.flag("conditional", self.conditional)
         if self.seed is not None:
-            integer(values, "seed", minimum=0)
+            checks.count("seed", self.seed, minimum=0)
         self.observation.check(self.data.shape)
         if self.scale is not None:
             if not self.scales:
@@ -167,11 +202,11 @@ class Configuration:
                     f"scale={self.scale} belongs to experiments with scales: choose one with "
                     "experiment=…, or leave it out."
                 )
-            choice(values, "scale", *self.scales)
+            checks.choice("scale", self.scale, *self.scales)
 
     @classmethod
     def read(cls, values: Config) -> Self:
-        """The configuration in plain mappings and values, all interpolations resolved.
+        """Reads plain mappings and values, all interpolations resolved.
 
         Raises:
             FedsinkError: a key is unknown or missing, or a value is out of range; the message
@@ -191,11 +226,11 @@ class Configuration:
 
     @classmethod
     def of_paper(cls, values: Config) -> dict[str, Any]:
-        """What privacy.json says of the paper that a configuration repeats; {} of none."""
+        """Returns the entry of privacy.json about the repeated paper; {} without a paper."""
         paper = cls.read(values).paper
         return {} if paper is None else {"paper": paper.statement(values)}
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The classes that are told apart; a single one without labels."""
+        """Classes that the run distinguishes; a single class without labels."""
         return self.data.classes if self.conditional else ("any",)

@@ -1,4 +1,4 @@
-"""The errors fedsink raises for its user: one sentence, no traceback needed to act on it."""
+"""The errors that fedsink raises for its user: a sentence that says what to do, no traceback."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 
 class FedsinkError(Exception):
-    """Base of every error that is the user's to fix; the command line prints it in one line."""
+    """Base of every error that the user can fix; the command line prints it in one line."""
 
     exit_code: ClassVar[int] = 2
 
@@ -16,19 +16,19 @@ class ConfigError(FedsinkError, ValueError):
 
 
 class DataError(FedsinkError, ValueError):
-    """Private data could not be found, read, or does not match its public description."""
+    """Private data cannot be found or read, or differs from its public description."""
 
 
 class PrivacyError(FedsinkError, ValueError):
-    """A privacy parameter is invalid, or a guarantee was asked for that cannot be given."""
+    """A privacy parameter is invalid, or the requested guarantee cannot be given."""
 
 
 class ModelError(FedsinkError, ValueError):
-    """A generator cannot be built or loaded as asked."""
+    """A generator cannot be built or loaded."""
 
 
 class BackendError(FedsinkError):
-    """A library that was chosen to solve transport problems is missing, or cannot compile."""
+    """The chosen library for transport problems is missing, or cannot compile."""
 
 
 class CheckpointError(FedsinkError):
@@ -45,8 +45,8 @@ class ProtocolVersionError(FedsinkError, ValueError):
     """The other side speaks another version of the protocol.
 
     Args:
-        theirs: what it states; None where it states none, as versions before the third did.
-        ours: what this side speaks.
+        theirs: version of the other side; None where it states none, as before version 3.
+        ours: version of this side.
     """
 
     exit_code: ClassVar[int] = 1
@@ -60,32 +60,32 @@ class ProtocolVersionError(FedsinkError, ValueError):
 
 
 class TransferError(FedsinkError):
-    """Results did not arrive as they were sent; they can be asked for again."""
+    """Results did not arrive as they were sent; fetch them again."""
 
     exit_code: ClassVar[int] = 1
 
 
 class ReleaseRefusedError(ClientError):
-    """A client will not answer: its budget, its policy or an earlier answer forbids it.
+    """A client refuses to answer: its budget, its policy or an earlier answer forbids the reply.
 
-    The text is for the node's owner; the server learns a code alone.
+    The text is for the node's owner; the server learns only a code.
     """
 
 
 class RolledBackError(ReleaseRefusedError):
-    """A node's ledger is older than what the node has shown to a server."""
+    """A node's ledger is older than the state that the node has shown to a server."""
 
 
 class UnsignedRequestError(ReleaseRefusedError):
-    """A node answers named operators alone, and nobody has signed the request."""
+    """A node answers only named operators, and nobody has signed the request."""
 
 
 class UnknownOperatorError(ReleaseRefusedError):
-    """A request is signed by a key that the node's owner does not name."""
+    """A request is signed with a key that the node's owner does not name."""
 
 
 class BadSignatureError(ReleaseRefusedError):
-    """A request is not what its operator signed, or not for this node."""
+    """A request differs from the one that its operator signed, or is for another node."""
 
 
 class DailyLimitError(ReleaseRefusedError):

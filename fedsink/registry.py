@@ -1,4 +1,4 @@
-"""Things by their configuration name: fedsink's own, and those of installed packages.
+"""Strategies, generators and other kinds by name: fedsink's, and those of installed packages.
 
 >>> views = Registry("view", {"dct": complex, "pixel": dict})
 >>> views.build("dct", {"imag": 1.0})
@@ -23,19 +23,19 @@ T = TypeVar("T")
 
 
 class Registry(MutableMapping[str, T]):
-    """Everything of one kind by its configuration name.
+    """All objects of one kind by their configuration name.
 
-    An installed package adds to a kind with an entry point, which is imported when its name is
-    first asked for. Names of fedsink's own cannot be taken by a package:
+    An installed package adds to a kind by an entry point, which is imported when its name is first
+    looked up. A package cannot replace a name of fedsink's:
 
         [project.entry-points."fedsink.generators"]
         unet = "my_package.unet:UNet"
 
     Args:
-        key: what names one of the kind in a configuration, "view.name".
-        own: fedsink's own.
-        group: the entry points of packages, "fedsink.generators"; None where nobody adds any.
-        error: what is raised for names and options that do not exist.
+        key: the configuration key that holds a name of the kind, "view.name".
+        own: fedsink's objects.
+        group: entry points of packages, "fedsink.generators"; None: packages cannot add any.
+        error: raised for unknown names and options.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Registry(MutableMapping[str, T]):
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The names of fedsink's own."""
+        """Names of fedsink's objects."""
         return tuple(self._own)
 
     def find(self, name: object) -> T:
-        """What has this name.
+        """Returns the object with a name.
 
         Raises:
-            FedsinkError: nothing has it, or the package that states it cannot be imported.
+            FedsinkError: the name is unknown, or the package that states it cannot be imported.
         """
         if not isinstance(name, str) or name not in self:
             raise self._error(
@@ -78,13 +78,13 @@ class Registry(MutableMapping[str, T]):
         positional: int = 0,
         keywords: Collection[str] = (),
     ) -> dict[str, Any]:
-        """What a user chose, completed by the defaults of what has this name.
+        """Completes a user's options by the defaults of the object with a name.
 
         Args:
             name: as in `find`.
             chosen: values by the name of their option.
-            positional: how many arguments are fedsink's, not the user's, by position.
-            keywords: names of those that are fedsink's by keyword.
+            positional: number of the positional arguments that fedsink supplies.
+            keywords: names of the keyword arguments that fedsink supplies.
 
         Raises:
             FedsinkError: as `find`; an option is unknown or missing.
@@ -105,16 +105,16 @@ class Registry(MutableMapping[str, T]):
     def build(
         self, name: object, chosen: Mapping[str, Any], /, *args: object, **keywords: object
     ) -> Any:
-        """Call what has this name with fedsink's arguments and a user's options.
+        """Calls the object with a name, with fedsink's arguments and a user's options.
 
         Args:
             name: as in `find`.
             chosen: a user's options, by keyword.
             args: fedsink's positional arguments.
-            keywords: fedsink's keyword arguments; a user cannot choose them.
+            keywords: fedsink's keyword arguments, which a user cannot choose.
 
         Raises:
-            FedsinkError: as `options`, or a value is of the wrong type.
+            FedsinkError: as `options`, or a value of the wrong type.
         """
         options = self.options(name, chosen, positional=len(args), keywords=keywords)
         target: Any = self.find(name)
@@ -126,10 +126,10 @@ class Registry(MutableMapping[str, T]):
             ) from error
 
     def from_dict(self, description: Mapping[str, Any]) -> Any:
-        """Build from a name and options in one mapping, as they come from YAML or JSON.
+        """Builds from a name and options in one mapping, as read from YAML or JSON.
 
         Raises:
-            FedsinkError: as `build`, or it is no mapping.
+            FedsinkError: as `build`, or the description is not a mapping.
         """
         if not isinstance(description, Mapping):
             raise self._error(
@@ -184,7 +184,7 @@ class Registry(MutableMapping[str, T]):
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Ask for the known word that is most like `word`, after a blank; empty where none is."""
+    """Returns " Did you mean …?" with the known word that is most like `word`, or ""."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f" Did you mean {near[0]}?" if near else ""
 

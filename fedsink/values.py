@@ -1,26 +1,128 @@
-"""Values of a configuration: each checked once, with a message that names its key.
+"""Checks of single values, with messages that name the value, and readers of groups of values.
 
->>> integer({"rows": 0}, "rows", where="strategy.")
+>>> checks.count("strategy.rows", 0)
 Traceback (most recent call last):
 fedsink.errors.ConfigError: strategy.rows must be a whole number of at least 1, not 0.
+>>> privacy_checks.count("rounds", 0)
+Traceback (most recent call last):
+fedsink.errors.PrivacyError: rounds must be an integer ≥ 1, received 0.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
-from numbers import Integral
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from numbers import Integral, Real
+from typing import Any, NoReturn, TypeVar
 
-from fedsink.errors import ConfigError, FedsinkError
+from fedsink.errors import ConfigError, FedsinkError, PrivacyError
 
 T = TypeVar("T")
 Config = Mapping[str, Any]
 
+PLACES = ("data.root", "data.clients_file", "policy")
+"""Configuration keys that name a file or a folder of the machine that a run began on."""
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Checks of single values. Each returns the value as Python's own type, or raises `error`.
+
+    Every check takes the value's name for the message, and `also`, which says what else the
+    caller accepts: "null or ".
+
+    Attributes:
+        error: the type of error.
+        above_zero, whole, lie, but: the words of its messages.
+    """
+
+    error: type[FedsinkError]
+    above_zero: str = "a positive number"
+    whole: str = "a whole number of at least"
+    lie: str = "be in"
+    but: str = "not"
+
+    def positive(self, name: str, value: Any, *, also: str = "") -> float:
+        """A finite number above 0."""
+        if not is_number(value) or not math.isfinite(value) or value <= 0:
+            self._refuse(f"{name} must be {also}{self.above_zero}", value)
+        return float(value)
+
+    def number(self, name: str, value: Any, *, minimum: float = 0.0, also: str = "") -> float:
+        """A finite number of at least `minimum`."""
+        if not is_number(value) or not minimum <= value < math.inf:
+            self._refuse(f"{name} must be {also}a number of at least {minimum:g}", value)
+        return float(value)
+
+    def count(self, name: str, value: Any, *, minimum: int = 1, also: str = "") -> int:
+        """A whole number of at least `minimum`, NumPy's among them."""
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
+            self._refuse(f"{name} must be {also}{self.whole} {minimum}", value)
+        return int(value)
+
+    def within(self, name: str, value: Any, interval: str) -> float:
+        """A number in an interval as it is written, "[0, 1)"."""
+        low, high = (float(end) for end in interval[1:-1].split(","))
+        excluded = [low] * interval.startswith("(") + [high] * interval.endswith(")")
+        if not is_number(value) or not low <= value <= high or value in excluded:
+            self._refuse(f"{name} must {self.lie} {interval}", value)
+        return float(value)
+
+    def probability(self, name: str, value: Any) -> float:
+        """A probability above 0."""
+        return self.within(name, value, "(0, 1]")
+
+    def failure_probability(self, value: Any) -> float:
+        """δ of (ε, δ): 0 < δ < 1."""
+        return self.within("delta", value, "(0, 1)")
+
+    def choice(self, name: str, value: Any, *choices: str) -> str:
+        """One of at least two words."""
+        if not isinstance(value, str) or value not in choices:
+            *most, last = choices
+            self._refuse(f"{name} is {', '.join(most)} or {last}", value)
+        return value
+
+    def flag(self, name: str, value: Any) -> bool:
+        """True or False."""
+        if not isinstance(value, bool):
+            self._refuse(f"{name} is true or false", value)
+        return value
+
+    def one_of(self, name: str, value: object, kinds: Iterable[type]) -> None:
+        """Refuses an object of a class that is not in `kinds`."""
+        if not isinstance(value, kinds := tuple(kinds)):
+            names = ", ".join(kind.__name__ for kind in kinds)
+            self._refuse(f"{name} must be one of {names}", value)
+
+    def require(self, module: str) -> Any:
+        """Imports a library on first use; raises `error` if it is not installed."""
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as missing:
+            package = module.partition(".")[0].replace("_", "-")
+            raise self.error(
+                f"this needs the Python package {package} (missing: {missing.name}): "
+                f"install it with `pip install {package}`."
+            ) from None
+
+    def _refuse(self, sentence: str, value: object) -> NoReturn:
+        raise self.error(f"{sentence}, {self.but} {value!r}.")
+
+
+checks = Checks(ConfigError)
+privacy_checks = Checks(PrivacyError, "a finite number > 0", "an integer ≥", "lie in", "received")
+
+
+def is_number(value: object) -> bool:
+    """Tells whether `value` is a real number; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
 
 def strictly(cls: type[T], values: Config, where: str = "") -> T:
-    """Build a settings dataclass, which checks the values, from exactly the keys that it has.
+    """Builds a settings dataclass, which checks the values, from exactly the keys that it has.
 
     Args:
         cls: the dataclass.
@@ -48,12 +150,8 @@ def strictly(cls: type[T], values: Config, where: str = "") -> T:
         raise ConfigError(f"The configuration of {where} is mistyped: {error}.") from error
 
 
-PLACES = ("data.root", "data.clients_file", "policy")
-"""Configuration keys that name a file or a folder of the machine that a run began on."""
-
-
 def leaves(values: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested tables by their dotted keys; an empty table is a value."""
+    """Yields the values of nested tables by their dotted keys; an empty table is a value."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")
@@ -61,15 +159,20 @@ def leaves(values: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
+def given(options: Config) -> dict[str, Any]:
+    """Returns the options that are stated; null leaves an option to its default."""
+    return {key: value for key, value in options.items() if value is not None}
+
+
 class Options(Mapping[str, Any]):
-    """A group of keys that knows which of them were never read.
+    """A group of keys that records which of them were never read.
 
     Args:
         where: the group.
         values: of its keys.
 
     Attributes:
-        unread: the keys that nothing has asked for.
+        unread: the keys that no code has read so far.
     """
 
     def __init__(self, where: str, values: Config) -> None:
@@ -87,81 +190,3 @@ class Options(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._values)
-
-
-def given(options: Config) -> dict[str, Any]:
-    """The options that are stated; null leaves one to its default."""
-    return {key: value for key, value in options.items() if value is not None}
-
-
-def choice(values: Config, key: str, *choices: str, where: str = "") -> str:
-    """One of a few words."""
-    value = values[key]
-    if not isinstance(value, str) or value not in choices:
-        *most, last = choices
-        raise ConfigError(f"{where}{key} is {', '.join(most)} or {last}, not {value!r}.")
-    return value
-
-
-def positive(values: Config, key: str, *, where: str = "", also: str = "") -> float:
-    """A finite number above 0; `also` says what else the caller takes, "null or "."""
-    value = values[key]
-    if not is_number(value) or not 0.0 < value < math.inf:
-        raise ConfigError(f"{where}{key} must be {also}a positive number, not {value!r}.")
-    return float(value)
-
-
-def number(
-    values: Config, key: str, *, minimum: float = 0.0, where: str = "", also: str = ""
-) -> float:
-    """A finite number of at least `minimum`; `also` as in `positive`."""
-    value = values[key]
-    if not is_number(value) or not minimum <= value < math.inf:
-        raise ConfigError(
-            f"{where}{key} must be {also}a number of at least {minimum:g}, not {value!r}."
-        )
-    return float(value)
-
-
-def within(values: Config, key: str, interval: str, *, where: str = "") -> float:
-    """A number in an interval as it is written, "[0, 1)"."""
-    value = values[key]
-    low, high = (float(end) for end in interval[1:-1].split(","))
-    excluded = [low] * interval.startswith("(") + [high] * interval.endswith(")")
-    if not is_number(value) or not low <= value <= high or value in excluded:
-        raise ConfigError(f"{where}{key} must be in {interval}, not {value!r}.")
-    return float(value)
-
-
-def integer(values: Config, key: str, *, minimum: int = 1, where: str = "", also: str = "") -> int:
-    """A whole number of at least `minimum`; `also` as in `positive`."""
-    value = values[key]
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ConfigError(
-            f"{where}{key} must be {also}a whole number of at least {minimum}, not {value!r}."
-        )
-    return value
-
-
-def count(name: str, value: object, *, minimum: int = 1) -> int:
-    """A whole number of at least `minimum` that Python gives, NumPy's among them.
-
-    Raises:
-        ConfigError: it is none; the message calls it `name`.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ConfigError(f"{name} must be a whole number of at least {minimum}, not {value!r}.")
-    return integer({name: int(value)}, name, minimum=minimum)
-
-
-def flag(values: Config, key: str, *, where: str = "") -> bool:
-    """A truth value."""
-    value = values[key]
-    if not isinstance(value, bool):
-        raise ConfigError(f"{where}{key} is true or false, not {value!r}.")
-    return value
-
-
-def is_number(value: object) -> bool:
-    """Whether `value` is a number; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)

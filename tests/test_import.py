@@ -1,4 +1,4 @@
-"""`import fedsink` alone."""
+"""The import of fedsink, and nothing else."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from scipy.optimize import brentq
 from scipy.special import betaincinv, ndtri
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
 from fedsink.privacy.accounting.analytic import gaussian_delta
+from fedsink.values import privacy_checks as checks
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from scipy.stats import binom
 
 from fedsink.audit.bounds import checked_confidence, checked_delta
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
+from fedsink.values import privacy_checks as checks
 
 _MOST = 60.0  # e^−60 cannot be seen in doubles
 _FEWEST_GUESSES = 16

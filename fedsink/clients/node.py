@@ -34,7 +34,7 @@ from fedsink.clients.states import State, States, forget
 from fedsink.data.labelled import LabelledData
 from fedsink.data.partition import partition
 from fedsink.data.sources import load
-from fedsink.devices import device_named
+from fedsink.environment import device_named
 from fedsink.errors import (
     ConfigError,
     DataError,

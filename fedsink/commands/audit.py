@@ -30,7 +30,7 @@ from fedsink.privacy import (
     local_mechanism,
 )
 from fedsink.privacy.adjacency import ADD_REMOVE
-from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.output_files import write_atomic
 
 HELP = """Usage: fedsink audit mode=central [eps=1] [delta=1e-5] [rounds=4] [rate=0.2] [clip=record]
                                   [trials=4000] [canaries=1000]

@@ -34,8 +34,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if not keys.get("run"):
         raise ConfigError("run= is missing; fedsink compare --help says what to give.")
 
-    from fedsink.pages.compared import Compared
-    from fedsink.pages.comparison import NAME, Comparison
+    from fedsink.pages.compare_page import NAME, Comparison
+    from fedsink.pages.run_groups import Compared
 
     named: list[str] = keys["run"]
     comparison = Comparison(Compared.of(named))

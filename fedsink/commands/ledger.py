@@ -15,7 +15,7 @@ from fedsink.commands.keys import parse
 from fedsink.commands.names import ACTIONS
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.evaluation import format_table
-from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.output_files import write_atomic
 
 if TYPE_CHECKING:
     from fedsink.clients.policy import Policy

@@ -13,8 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from fedsink.commands.keys import not_a_pair
-from fedsink.conf.loading import composed
-from fedsink.conf.overrides import quoted_text
+from fedsink.conf.loading import composed, quoted_text
 from fedsink.errors import ConfigError
 
 _OF_GRAMMAR = set("'\"[]{}(),$\\")

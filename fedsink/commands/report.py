@@ -27,7 +27,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     keys = parse(arguments, {"run": str})
     if not keys.get("run"):
         raise ConfigError("run= is missing; fedsink report --help says what to give.")
-    from fedsink.pages.report import write_report
+    from fedsink.pages.report_page import write_report
 
     print(write_report(Path(keys["run"])))
     return 0

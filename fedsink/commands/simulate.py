@@ -17,9 +17,10 @@ from omegaconf.errors import OmegaConfBaseException
 from fedsink.commands.hydra_errors import one_sentence
 from fedsink.commands.overrides import overrides
 from fedsink.commands.sweep import sweep_of
-from fedsink.conf.loading import application, composed_run, resolved
+from fedsink.conf.acting import composed_run, resolved
+from fedsink.conf.loading import application
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.reporting.stream import ForgivingStream
+from fedsink.reporting.displays import ForgivingStream
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:

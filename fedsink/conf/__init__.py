@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 if __name__ != "fedsink.conf":
-    # A second copy would have classes and caches of its own.
+    # A second copy would define every class and cache again.
     raise ImportError(
         "The link conf/ at the repository's root is for readers: import fedsink.conf instead."
     )
@@ -20,7 +20,7 @@ def _rule(name: str, *, _root_: DictConfig) -> Any:
     from fedsink.conf.rule import value  # with torch, which completing a command need not load
 
     found = value(name, _root_)
-    # A plain list could be read, and not be put in the place of its interpolation (--resolve).
+    # OmegaConf cannot put a plain list where an interpolation stands (--resolve).
     return OmegaConf.create(found) if isinstance(found, list) else found
 
 

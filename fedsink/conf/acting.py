@@ -1,7 +1,8 @@
-"""Under which settings a key acts; one that was set and changes nothing is refused.
+"""The values of a run: resolved, and without a key that was set but changes nothing.
 
-One table says it, `RULES`. A key that is not in it acts wherever its group has it, or is refused by
-the class that reads it. Keys of `recipe` and `scales` act where a value refers to them.
+`CONDITIONS` lists the settings under which keys act. A key that is not in it acts wherever its
+group has it, or is refused by the class that reads it. Keys of `recipe` and `scales` act where a
+value refers to them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from fedsink.conf.loading import file_of, opened
 from fedsink.errors import ConfigError
 from fedsink.values import Config, leaves
 
@@ -28,9 +32,9 @@ class Need:
     """A setting that another key needs in order to act.
 
     Attributes:
-        key: of the setting. A configuration that lacks it says nothing against the other key.
-        holds: whether a value of it will do.
-        words: the same as text.
+        key: of the setting. A configuration that lacks it allows the other key.
+        holds: the test of the setting's value.
+        words: the needed values, as text.
     """
 
     key: str
@@ -39,13 +43,13 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """What keys need in order to act.
+class Condition:
+    """The settings under which some keys act.
 
     Attributes:
         keys: in full, or groups of keys.
-        needs: of which each must hold.
-        under: the rule is about configurations in which all of these hold.
+        needs: settings that all must hold.
+        under: the condition concerns configurations in which all of these settings hold.
     """
 
     keys: tuple[str, ...]
@@ -75,55 +79,103 @@ _WAITING = Need("engine.name", lambda name: name != "local", "engine=ray")
 _PROTECTED = Need("eps", lambda eps: eps != math.inf, "a finite eps")
 _ENTROPIC = _is("strategy.loss", "matched", "debiased")
 
-RULES = (
-    Rule(("map", "mechanism.label_eps", "shuffler_delta"), (_LDP,)),
-    Rule(("view", "rate", "clip"), (_CENTRAL,)),
-    Rule(("mechanism.label_eps",), _LABELS),
-    Rule(("shuffler_delta",), (_is("shuffler", "trusted"),)),
-    Rule(("strategy.bound", "adjacency", "delta", "accountant"), (_PROTECTED,), (_CENTRAL,)),
-    Rule(("data.root",), (_FILES,), (_SIMULATED,)),
-    Rule(("data.download",), (_SIMULATED, _FETCHED, _is("data.root", None))),
-    Rule(("engine.timeout",), (_WAITING,)),
-    Rule(("conditional",), (_CLASSES,)),
-    Rule(("partition",), (_CLASSES,), (_is("partition.name", "by_label"),)),
-    Rule(
+CONDITIONS = (
+    Condition(("map", "mechanism.label_eps", "shuffler_delta"), (_LDP,)),
+    Condition(("view", "rate", "clip"), (_CENTRAL,)),
+    Condition(("mechanism.label_eps",), _LABELS),
+    Condition(("shuffler_delta",), (_is("shuffler", "trusted"),)),
+    Condition(("strategy.bound", "adjacency", "delta", "accountant"), (_PROTECTED,), (_CENTRAL,)),
+    Condition(("data.root",), (_FILES,), (_SIMULATED,)),
+    Condition(("data.download",), (_SIMULATED, _FETCHED, _is("data.root", None))),
+    Condition(("engine.timeout",), (_WAITING,)),
+    Condition(("conditional",), (_CLASSES,)),
+    Condition(("partition",), (_CLASSES,), (_is("partition.name", "by_label"),)),
+    Condition(
         ("observation.deformation.length",),
         (Need("observation.deformation.std", bool, "observation.deformation.std above 0"),),
     ),
-    Rule(
+    Condition(
         ("observation.noise.cutoff",),
         (Need("observation.noise.std", bool, "observation.noise.std above 0"),),
     ),
-    Rule(("generator.one_hot_scale",), (_is("generator.per_class_first_layer", False),)),
-    Rule(("strategy.unmatched",), (_is("strategy.loss", "matched"),)),
-    Rule(("strategy.p",), (_is("strategy.self_term", "semi_debiased"),)),
-    Rule(("strategy.history",), (_is("strategy.self_term", "history"),)),
-    Rule(("strategy.label_weight",), (_BATCH, _is("strategy.schedule", "joint"), *_LABELS)),
-    Rule(("strategy.schedule", "strategy.critic.mismatch"), _LABELS),
-    Rule(("strategy.critic.scale",), (_is("strategy.critic.kind", "perceptron"),)),
-    Rule(("strategy.m",), (_is("strategy.cost", "mixed"),), (_CENTRAL,)),
-    Rule(("strategy.solver",), (_BATCH,), (_CENTRAL,)),
-    Rule(("strategy.solver", "strategy.finite_batch_factor"), (_ENTROPIC,), (_LDP,)),
-    Rule(
+    Condition(("generator.one_hot_scale",), (_is("generator.per_class_first_layer", False),)),
+    Condition(("strategy.unmatched",), (_is("strategy.loss", "matched"),)),
+    Condition(("strategy.p",), (_is("strategy.self_term", "semi_debiased"),)),
+    Condition(("strategy.history",), (_is("strategy.self_term", "history"),)),
+    Condition(("strategy.label_weight",), (_BATCH, _is("strategy.schedule", "joint"), *_LABELS)),
+    Condition(("strategy.schedule", "strategy.critic.mismatch"), _LABELS),
+    Condition(("strategy.critic.scale",), (_is("strategy.critic.kind", "perceptron"),)),
+    Condition(("strategy.m",), (_is("strategy.cost", "mixed"),), (_CENTRAL,)),
+    Condition(("strategy.solver",), (_BATCH,), (_CENTRAL,)),
+    Condition(("strategy.solver", "strategy.finite_batch_factor"), (_ENTROPIC,), (_LDP,)),
+    Condition(
         ("strategy.tolerance", "strategy.max_iterations"),
         (_ENTROPIC, _is("strategy.solver", "converged")),
     ),
-    Rule(("recipe.eps",), (_is("eps", None),)),
-    Rule(("recipe.eps",), (_is("sigma", None),), (_CENTRAL,)),
-    Rule(("recipe.rounds",), (_is("rounds", None),)),
-    Rule(("recipe.by_eps.label_eps",), (_is("mechanism.label_eps", None), *_LABELS)),
-    Rule(("recipe.by_eps.block",), (_is("map.block", None),)),
-    Rule(
+    Condition(("recipe.eps",), (_is("eps", None),)),
+    Condition(("recipe.eps",), (_is("sigma", None),), (_CENTRAL,)),
+    Condition(("recipe.rounds",), (_is("rounds", None),)),
+    Condition(("recipe.by_eps.label_eps",), (_is("mechanism.label_eps", None), *_LABELS)),
+    Condition(("recipe.by_eps.block",), (_is("map.block", None),)),
+    Condition(
         ("recipe.by_eps.finite_batch_factor",),
         (_ENTROPIC, _is("strategy.finite_batch_factor", None)),
     ),
 )
 _READ = ("recipe.eps", "recipe.rounds", "recipe.by_eps")
-"""Keys of a recipe that code reads, where RULES say so."""
+"""Keys of a recipe that code reads, under CONDITIONS."""
+
+
+def composed_run(
+    overrides: list[str], of: Literal["run", "sweep"] = "run"
+) -> tuple[dict[str, Any], Path]:
+    """Composes the values of a simulation, and its folder or that of the sweep that it belongs to.
+
+    Raises:
+        HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
+    """
+    with opened():
+        config: Any = hydra.compose("config", overrides=overrides, return_hydra_config=True)
+        folder = Path(config.hydra[of].dir).expanduser().absolute()
+        run = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+        return resolved(run, overrides), folder
+
+
+def resolved(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """Returns the values of a simulation: every interpolation resolved, every path absolute.
+
+    The paths allow resuming the run from any working directory.
+
+    Args:
+        config: as composed.
+        overrides: under which it was composed.
+
+    Raises:
+        ConfigError: a key was set that changes nothing.
+        OmegaConfBaseException: a value is missing, or refers to a missing one.
+    """
+    values = acting_values(config, overrides)
+    data = values["data"]
+    for group, key in ((data, "root"), (data, "clients_file"), (values, "policy")):
+        if group.get(key):
+            group[key] = str(Path(str(group[key])).expanduser().resolve())
+    return values
+
+
+def acting_values(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """Returns the values under overrides, every interpolation resolved.
+
+    Raises:
+        ConfigError: a key was set that changes nothing.
+        OmegaConfBaseException: a value is missing, or refers to a missing one.
+    """
+    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    refuse_idle(config, values, overrides)
+    return dict(values)
 
 
 def lacking(key: str, config: Config) -> list[Need]:
-    """The settings without which a key changes nothing in a configuration.
+    """Returns the settings that a key lacks in order to change something in a configuration.
 
     Args:
         key: in full, or a group.
@@ -136,26 +188,26 @@ def lacking(key: str, config: Config) -> list[Need]:
 
     return [
         need
-        for rule in RULES
-        if _of(key, rule.keys) and not any(map(fails, rule.under))
-        for need in rule.needs
+        for condition in CONDITIONS
+        if _of(key, condition.keys) and not any(map(fails, condition.under))
+        for need in condition.needs
         if fails(need)
     ]
 
 
 def refuse_idle(config: DictConfig, values: Config, overrides: Sequence[str]) -> None:
-    """Refuse a key that was typed, or that the experiment's own file sets, and that does not act.
+    """Refuses a key that was typed, or that the experiment's file sets, and that does not act.
 
-    What an experiment takes from one that it builds on is not refused, and neither is a key of its
-    own that a typed one has put out of use. Null sets nothing.
+    A key that an experiment takes from another one is not refused, nor a key of its file that a
+    typed key has put out of use. Null sets nothing.
 
     Args:
-        config: as it was composed.
-        values: the same, all interpolations resolved.
-        overrides: as they were typed.
+        config: as composed.
+        values: of the configuration, all interpolations resolved.
+        overrides: as typed.
 
     Raises:
-        ConfigError: naming the key and what it needs.
+        ConfigError: the message names the key and what it needs.
     """
     typed = dict(_stated(overrides))
     for key, value in typed.items():
@@ -179,12 +231,12 @@ def _refusal(what: str, needs: Sequence[Need]) -> str:
 
 
 def _of(key: str, groups: Sequence[str] | Mapping[str, Any]) -> bool:
-    """Whether a key is one of these, or in one of these groups."""
+    """Tells whether a key is in `groups`, by itself or by a group of it."""
     return any(key == group or key.startswith(f"{group}.") for group in groups)
 
 
 def _stated(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """The typed keys and their values, tables key by key."""
+    """Yields the typed keys and their values, tables key by key."""
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key, value = override.key_or_group.partition("@")[0], override.value()
         if override.is_delete() or value is None or key.startswith("hydra"):
@@ -194,19 +246,14 @@ def _stated(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _of_experiment(name: str) -> Iterator[tuple[str, Any]]:
-    """The keys of an experiment's own file; what its tables hold is not what it sets."""
-    from fedsink.conf.loading import file_of  # which calls this
-
-    own = {
-        str(k): v
-        for k, v in file_of("experiment", name).items()
-        if k not in (*_REFERRED_TO, "paper")
-    }
-    yield from ((key, value) for key, value in leaves(own) if value is not None)
+    """Yields the keys that an experiment's file sets, without its tables for other values."""
+    stated = file_of("experiment", name).items()
+    kept = {str(key): value for key, value in stated if key not in (*_REFERRED_TO, "paper")}
+    yield from ((key, value) for key, value in leaves(kept) if value is not None)
 
 
 def _is_referred_to(key: str, config: DictConfig, values: Config) -> bool:
-    """Returns True if any value that acts would be another without this one."""
+    """Tells whether a value that acts would change without the value of `key`."""
     without = deepcopy(config)
     with open_dict(without):
         OmegaConf.update(without, key, "???")

@@ -1,51 +1,58 @@
-"""Hydra over fedsink's YAML and that of installed packages."""
+"""Hydra over fedsink's YAML and that of installed packages; Python values as its overrides.
+
+>>> as_overrides({"eps": float("inf"), "strategy": {"rows": 20}, "data.root": "/a b"}, {"strategy"})
+['eps=inf', 'strategy.rows=20', "data.root='/a b'"]
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Any, Literal
+from numbers import Integral, Real
+from typing import Any
 
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.version import VersionBase
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.basecontainer import BaseContainer
 
-from fedsink.conf.acting import refuse_idle
+from fedsink.errors import ConfigError
 
 _VERSION = "1.3"
 _OF_ONE_PROCESS = (GlobalHydra, JobRuntime, Plugins, VersionBase)
+_KEY = re.compile(r"[A-Za-z_]\w*([./@][A-Za-z_]\w*)*", re.ASCII)
 
 
 class InstalledPackages(SearchPathPlugin):
-    """Lets Hydra look into the configuration folders that installed packages state.
+    """Adds the configuration folders that installed packages state to Hydra's search path.
 
-    A folder is a package with YAML files in it, laid out as `fedsink.conf`, which is searched
-    before it: no package can replace a file of fedsink's.
+    A folder is a package with YAML files, laid out as `fedsink.conf`. Hydra searches `fedsink.conf`
+    first: no package can replace a file of fedsink's.
 
         [project.entry-points."fedsink.conf"]
         my_package = "my_package.conf"
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the folders, in the order of their names."""
+        """Appends the folders, in the order of their names."""
         for entry in sorted(entry_points(group="fedsink.conf"), key=lambda entry: entry.value):
             search_path.append(provider=entry.name, path=f"pkg://{entry.value}")
 
 
 def application(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
-    """A Hydra application that reads `sys.argv` and gives the configuration to `task`.
+    """Makes a Hydra application that reads `sys.argv` and gives the configuration to `task`.
 
-    Hydra would print its own errors over several lines and exit: here they are raised.
+    Hydra's own errors are raised; by default Hydra prints them over several lines and exits.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"
     Plugins.instance().register(InstalledPackages)
@@ -57,7 +64,7 @@ def application(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
 
 @contextmanager
 def opened() -> Iterator[None]:
-    """Hydra, ready to compose; what a Hydra application of the caller's holds comes back after."""
+    """Makes Hydra ready to compose, and then restores the caller's Hydra application."""
     instances: dict[type, Any] = Singleton._instances
     before = {cls: instances.pop(cls, None) for cls in _OF_ONE_PROCESS}
     resolvers = dict(BaseContainer._resolvers)
@@ -74,7 +81,7 @@ def opened() -> Iterator[None]:
 
 
 def composed(overrides: list[str]) -> DictConfig:
-    """The configuration under overrides, interpolations left as they are.
+    """Composes the configuration under overrides, interpolations left as they are.
 
     Raises:
         HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
@@ -83,56 +90,8 @@ def composed(overrides: list[str]) -> DictConfig:
         return hydra.compose("config", overrides=overrides)
 
 
-def composed_run(
-    overrides: list[str], of: Literal["run", "sweep"] = "run"
-) -> tuple[dict[str, Any], Path]:
-    """The values of a simulation under overrides, and its folder, or the sweep's that it is of.
-
-    Raises:
-        HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
-    """
-    with opened():
-        config: Any = hydra.compose("config", overrides=overrides, return_hydra_config=True)
-        folder = Path(config.hydra[of].dir).expanduser().absolute()
-        run = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
-        return resolved(run, overrides), folder
-
-
-def resolved(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """The values of a simulation: every interpolation resolved, every path absolute.
-
-    Its run can be resumed from anywhere.
-
-    Args:
-        config: as it was composed.
-        overrides: under which.
-
-    Raises:
-        ConfigError: a key was set that changes nothing.
-        OmegaConfBaseException: a value is missing, or refers to one that is not there.
-    """
-    values = acting(config, overrides)
-    data = values["data"]
-    for group, key in ((data, "root"), (data, "clients_file"), (values, "policy")):
-        if group.get(key):
-            group[key] = str(Path(str(group[key])).expanduser().resolve())
-    return values
-
-
-def acting(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """The values under overrides, every interpolation resolved.
-
-    Raises:
-        ConfigError: a key was set that changes nothing.
-        OmegaConfBaseException: a value is missing, or refers to one that is not there.
-    """
-    values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    refuse_idle(config, values, overrides)
-    return dict(values)
-
-
 def file_of(group: str, choice: str) -> DictConfig:
-    """The content of a choice's file by itself, without what it builds on."""
+    """Reads a choice's file by itself, without the files that it builds on."""
     with opened():
         loader: Any = GlobalHydra.instance().config_loader()
         found = loader.repository.load_config(f"{group}/{choice}")
@@ -140,12 +99,82 @@ def file_of(group: str, choice: str) -> DictConfig:
 
 
 def choices(group: str) -> list[str]:
-    """What can be chosen in a configuration group."""
+    """Lists the choices of a configuration group."""
     with opened():
         return sorted(GlobalHydra.instance().config_loader().get_group_options(group))
 
 
 def groups() -> list[str]:
-    """The names of the configuration groups."""
+    """Lists the configuration groups."""
     with opened():
         return sorted(GlobalHydra.instance().config_loader().list_groups(""))
+
+
+def as_overrides(values: Mapping[str, Any], groups: Collection[str]) -> list[str]:
+    """Writes one override for each key, of which Hydra reads exactly the value that was given.
+
+    A mapping under the name of a group stands for the options of that group; under any other key it
+    is a table. Text that holds ``${`` is an interpolation, as on the command line.
+
+    Args:
+        values: None, truth values, numbers, text, paths, and lists, tuples and mappings of these,
+            by keys with or without dots.
+        groups: names of the configuration groups.
+
+    Raises:
+        ConfigError: a malformed key, a key given twice, or a value of another type.
+    """
+    overrides: dict[str, str] = {}
+    for key, value in _flat(values, groups):
+        if key in overrides:
+            raise ConfigError(f"{key} was given twice: leave one of them out.")
+        overrides[key] = f"{key}={_literal(key, value)}"
+    return list(overrides.values())
+
+
+def quoted_text(text: str) -> str:
+    """Quotes a text in Hydra's grammar, so that an interpolation in it is read as text.
+
+    >>> print(quoted_text("l'été"), quoted_text('"a"'))
+    "l'été" '"a"'
+    """
+    quote = Quote.single if '"' in text else Quote.double
+    escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+    return QuotedString(escaped, quote).with_quotes()
+
+
+def _flat(values: Mapping[str, Any], groups: Collection[str]) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if key in groups and isinstance(value, Mapping):
+            yield from ((f"{key}.{_checked(option)}", inner) for option, inner in value.items())
+        else:
+            yield _checked(key), value
+
+
+def _checked(key: object) -> str:
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise ConfigError(f"A key is a name such as eps or strategy.rows, not {key!r}.")
+    return key
+
+
+def _literal(key: str, value: object) -> str:
+    """Writes a value in the grammar of Hydra's overrides."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Integral):
+        return str(int(value))
+    if isinstance(value, Real):
+        return repr(float(value))
+    if isinstance(value, str | os.PathLike):
+        return QuotedString(os.fsdecode(value), Quote.single).with_quotes()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_literal(key, element) for element in value)}]"
+    if isinstance(value, Mapping):
+        items = (f"{_checked(name)}:{_literal(key, inner)}" for name, inner in value.items())
+        return f"{{{','.join(items)}}}"
+    raise ConfigError(
+        f"{key} is of the type {type(value).__name__}: give None, a truth value, a number, text, a "
+        "path, or a list or mapping of these."
+    )

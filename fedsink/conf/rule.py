@@ -1,8 +1,8 @@
-"""The rule that recipes follow where nothing was measured: settings from public sizes alone.
+"""The rule that recipes follow where nothing was measured: settings from public sizes only.
 
-It was read off the recipes that were measured (digits, MNIST and Fashion-MNIST) and meets them
-within a small factor (tests/conf/test_rule.py). It looks at the shape of a record, the number of
-classes, the nominal number of records, the clients and (ε, δ): at nothing that a client holds.
+The rule was fitted to the measured recipes (digits, MNIST and Fashion-MNIST) and meets them within
+a small factor (tests/conf/test_rule.py). It uses the shape of a record, the number of classes, the
+nominal number of records, the clients and (ε, δ), and nothing that a client holds.
 YAML refers to it as `${rule:NAME}`, `fedsink suggest` prints it.
 """
 
@@ -21,7 +21,7 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.privacy.accounting.analytic import gaussian_multiplier
 from fedsink.privacy.mechanisms.installed import local_mechanism
-from fedsink.values import flag, integer, within
+from fedsink.values import checks
 
 _NOISY = 2500.0
 _MOST_COORDINATES = 200.0
@@ -29,7 +29,7 @@ _MOST_COORDINATES = 200.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """The public sizes of a run on pictures, and what they suggest.
+    """The public sizes of a run on pictures, and the settings that they suggest.
 
     Attributes:
         shape: of a record, (channels, height, width).
@@ -56,20 +56,20 @@ class Sizes:
 
     @property
     def side(self) -> int:
-        """The shorter side of a picture."""
+        """Shorter side of a picture."""
         return min(self.shape[1:])
 
     @property
     def length(self) -> float:
-        """√(C·H·W), which lengths of pictures in [−1, 1] are in proportion to."""
+        """√(C·H·W): distances between pictures in [−1, 1] are proportional to it."""
         return math.sqrt(math.prod(self.shape))
 
     @cached_property
     def signal(self) -> float:
-        """(N/C)·μ/√K, μ of the Gaussian mechanism of (ε, δ): what a record's clip is worth.
+        """(N/C)·μ/√K with μ of the Gaussian mechanism of (ε, δ): signal over noise, at best.
 
-        The clipped sum of a class's records over the noise of K clients that each add their own,
-        if all of the budget went into one round. It saturates there however the rounds are chosen.
+        It is the clipped sum of a class's records over the noise of K clients that each add their
+        own noise, if the whole budget goes into one round. No number of rounds exceeds it.
         """
         if math.isinf(self.eps):
             return math.inf
@@ -77,11 +77,11 @@ class Sizes:
 
     @property
     def noisy(self) -> bool:
-        """Whether noise, and not the generator, limits the central mode."""
+        """Tells whether noise, and not the generator, limits the central mode."""
         return self.signal < _NOISY
 
     def central(self) -> dict[str, Any]:
-        """Settings of the central mode, by the name of their place in a recipe."""
+        """Returns settings of the central mode, by the name of their place in a recipe."""
         rows = _between(5, round(math.sqrt(self.per_class) / 4), 20)
         whole = math.sqrt(4 * _MOST_COORDINATES / math.pi / self.shape[0])
         radius = min(max(6.0, self.side / 2), whole, self.side)
@@ -92,7 +92,7 @@ class Sizes:
         }
         few = 4.0 * self.clients * self.classes / self.records  # four records of a class in a batch
         record = {"rate": 0.2, "lam": _rounded(lam), "bound": _rounded(bound), "rows": rows}
-        if self.noisy:  # a softer assignment makes contributions shorter, and the same σ less noise
+        if self.noisy:  # softer assignments shorten contributions: the same σ means less noise
             record |= {"rate": 0.5, "lam": _rounded(4 * lam), "bound": _rounded(bound / 2)}
         batch = {"rate": min(1.0, _rounded(few)), "lam": _rounded(lam), "bound": 1.0}
         batch["rows"] = max(3, rows // 2)
@@ -106,7 +106,7 @@ class Sizes:
         }
 
     def local(self) -> dict[str, Any]:
-        """Settings of the local mode, likewise; for a finite ε."""
+        """Returns settings of the local mode for a finite ε, by their place in a recipe."""
         finer = {"l1": (0.27, -1.05), "l2": (0.5, -1.0)}
         slope, start = finer[local_mechanism(self.mechanism).norm]
         block = 1.6 * math.log(self.eps) + slope * math.log(self.per_class) + start
@@ -125,8 +125,9 @@ class Sizes:
     def label_eps(self) -> float:
         """ε_l, the label's share of ε: where r(ε_l)/σ(ε − ε_l) is largest, up to half of ε.
 
-        r = (e^ε_l − 1)/(e^ε_l + C − 1) is what randomized response leaves of a difference between
-        classes, σ the noise of the picture: the ratio is what a class's mean is known by.
+        r = (e^ε_l − 1)/(e^ε_l + C − 1) is the share of a difference between classes that remains
+        after randomized response, and σ the picture's noise: the ratio limits how well the mean of
+        a class is known.
         """
         if self.classes < 2:
             return 0.0
@@ -156,7 +157,7 @@ class Sizes:
 
 
 def value(name: str, config: Mapping[str, Any]) -> Any:
-    """One setting of the rule for a configuration, `record.rate`; None while its data is unstated.
+    """Returns a setting such as `record.rate` for a configuration; None while its data is unstated.
 
     Raises:
         KeyError: the rule has no such setting.
@@ -171,10 +172,10 @@ def value(name: str, config: Mapping[str, Any]) -> Any:
 
 
 def sizes_of(config: Mapping[str, Any]) -> Sizes | None:
-    """The sizes in a configuration; None where it leaves a public fact of the data out.
+    """Reads the sizes in a configuration; None where it leaves a public fact of the data out.
 
     Raises:
-        ConfigError: a size is none, and the message names its key; or the data are points.
+        ConfigError: an invalid size, whose key the message names; or data that are points.
     """
     data = config["data"]
     facts = [data.get(key) for key in ("shape", "classes", "nominal_records")]
@@ -187,9 +188,9 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes | None:
             f"The rule is for pictures, and data.shape={list(spec.shape)} is a point's: choose "
             "data with (channels, height, width)."
         )
-    integer(config, "clients")
-    flag(config, "conditional")
-    within(config, "delta", "[0, 1)")
+    checks.count("clients", config["clients"])
+    checks.flag("conditional", config["conditional"])
+    checks.within("delta", config["delta"], "[0, 1)")
     recipe, eps = config["recipe"], config["eps"]
     usual = not isinstance(eps, int | float) or not eps > 0  # left out, or refused by the plan
     if usual or (math.isinf(eps) and config["mode"] == "ldp"):
@@ -214,5 +215,5 @@ def _between(low: int, number: int, high: int) -> int:
 
 
 def _rounded(number: float) -> float:
-    """Two significant digits: a rule of thumb has no more."""
+    """Rounds to two significant digits: a rule of thumb has no more."""
     return float(f"{number:.2g}")

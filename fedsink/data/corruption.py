@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsink.errors import ConfigError
-from fedsink.values import choice, integer, strictly, within
+from fedsink.values import checks, strictly
 
 _KINDS = ("invert",)
 
@@ -50,15 +50,15 @@ class Corruption:
         return strictly(cls, values, "data.corrupt")
 
     def __post_init__(self) -> None:
-        choice(vars(self), "kind", *_KINDS, where="data.corrupt.")
-        integer(vars(self), "seed", minimum=0, where="data.corrupt.")
+        checks.choice("data.corrupt.kind", self.kind, *_KINDS)
+        checks.count("data.corrupt.seed", self.seed, minimum=0)
         if (self.share is None) == (self.clients is None):
             raise ConfigError(
                 f"data.corrupt takes share or clients, one of them: it has share={self.share} and "
                 f"clients={self.clients}."
             )
         if self.share is not None:
-            within(vars(self), "share", "[0, 1]", where="data.corrupt.")
+            checks.within("data.corrupt.share", self.share, "[0, 1]")
         if self.clients is not None and not _are_numbers(self.clients):
             raise ConfigError(
                 "data.corrupt.clients must list numbers of clients, each once, not "

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedsink.errors import ConfigError, DataError
 from fedsink.registry import Registry
-from fedsink.values import integer, positive, within
+from fedsink.values import checks
 
 Indices = np.ndarray
 
@@ -45,7 +45,7 @@ class Dirichlet:
     alpha: float = 0.5
 
     def __post_init__(self) -> None:
-        positive(vars(self), "alpha", where="partition.")
+        checks.positive("partition.alpha", self.alpha)
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
         """Return one index array per client."""
@@ -71,7 +71,7 @@ class ByLabel:
     labels_per_client: int = 2
 
     def __post_init__(self) -> None:
-        integer(vars(self), "labels_per_client", where="partition.")
+        checks.count("partition.labels_per_client", self.labels_per_client)
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
         """Return one index array per client."""
@@ -112,7 +112,7 @@ class Unequal:
         """Accept a list for `sizes` and refuse weights that are not positive."""
         if self.sizes is not None:
             object.__setattr__(self, "sizes", tuple(self.sizes))
-        within(vars(self), "ratio", "(0, 1]", where="partition.")
+        checks.within("partition.ratio", self.ratio, "(0, 1]")
         if self.sizes is not None and not all(0 < s < float("inf") for s in self.sizes):
             raise ConfigError(f"partition.sizes must all be positive, got {self.sizes}.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedsink.errors import ConfigError
-from fedsink.values import Config, integer, strictly
+from fedsink.values import Config, checks, strictly
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class DataSpec:
         names = tuple(map(str, self.classes))
         if not all(names) or not names or len(set(names)) != len(names):
             raise ConfigError(f"data.classes must list at least one class, each once, got {names}.")
-        integer(vars(self), "nominal_records", where="data.")
+        checks.count("data.nominal_records", self.nominal_records)
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "classes", names)
 

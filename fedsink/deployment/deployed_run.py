@@ -29,7 +29,7 @@ from fedsink.server.running import build_generator, run_server
 from fedsink.server.settings import ServerEngine, ServerSettings
 from fedsink.strategies.quorum import Quorum
 from fedsink.strategies.registry import settings_of
-from fedsink.values import Config, choice, number, positive, strictly
+from fedsink.values import Config, checks, strictly
 
 COMMAND = "fedsink deploy"
 _FRAMES_AT_ONCE, _PAUSE_SECONDS = 16, 0.25
@@ -126,11 +126,10 @@ class DeployEngine(ServerEngine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        values, where = vars(self), "engine."
-        number(values, "wait", where=where)
-        positive(values, "ask_again", where=where)
+        checks.number("engine.wait", self.wait)
+        checks.positive("engine.ask_again", self.ask_again)
         if self.round_timeout is not None:
-            positive(values, "round_timeout", where=where, also="null or ")
+            checks.positive("engine.round_timeout", self.round_timeout, also="null or ")
 
     @property
     def patience(self) -> Patience:
@@ -181,7 +180,9 @@ def run_deployed(grid: Grid, run_config: Mapping[str, Any], tell: Callable[[str]
     name = str(run_config["name"])
     try:
         with run_at_home(name) as folder:
-            _ACTIONS[choice(run_config, "action", *_ACTIONS)](grid, folder, run_config)
+            _ACTIONS[checks.choice("action", run_config["action"], *_ACTIONS)](
+                grid, folder, run_config
+            )
             lines = frames(Results.of(name, folder).to_bytes())
     except Exception as error:
         _send(frames(Results(name, failure=failure_of(error)).to_bytes()), tell)

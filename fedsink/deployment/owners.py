@@ -19,7 +19,7 @@ from fedsink.deployment.pending import Pending
 from fedsink.protocol.identity import identity_query
 from fedsink.protocol.receipts import given_by, show_receipts
 from fedsink.protocol.signatures import sign
-from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.output_files import write_atomic
 
 log = logging.getLogger("fedsink.server")
 

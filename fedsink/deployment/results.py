@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedsink.errors import FedsinkError, TransferError
-from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.output_files import write_atomic
 from fedsink.server.folder import RunFolder
 
 _PUBLIC = re.compile(

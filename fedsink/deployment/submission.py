@@ -158,7 +158,7 @@ def submit(
         print(f"fedsink: {results.failure['message']}", file=sys.stderr)
         return int(results.failure["exit_code"])
     results.unpack(folder)
-    from fedsink.pages.report import report_at_end
+    from fedsink.pages.report_page import report_at_end
 
     report_at_end(folder)
     print(folder)

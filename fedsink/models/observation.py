@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fedsink.data import dct
 from fedsink.errors import ModelError
-from fedsink.values import Config, number, positive, strictly
+from fedsink.values import Config, checks, strictly
 
 if TYPE_CHECKING:
     from fedsink.privacy.randomness.noise import Stream
@@ -47,8 +47,8 @@ class ElasticDeformation:
     length: float = 0.12
 
     def __post_init__(self) -> None:
-        number(vars(self), "std", where="observation.deformation.")
-        positive(vars(self), "length", where="observation.deformation.")
+        checks.number("observation.deformation.std", self.std)
+        checks.positive("observation.deformation.length", self.length)
 
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
         """Return images (n, C, H, W) deformed, in their range; the same images where τ = 0.
@@ -99,8 +99,8 @@ class LowPassNoise:
     cutoff: float = 0.43
 
     def __post_init__(self) -> None:
-        number(vars(self), "std", where="observation.noise.")
-        positive(vars(self), "cutoff", where="observation.noise.")
+        checks.number("observation.noise.std", self.std)
+        checks.positive("observation.noise.cutoff", self.cutoff)
 
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
         """Return images (n, C, H, W) in [0, 1] with noise; the same images where s = 0.
@@ -150,7 +150,7 @@ class Observation:
     latent_range: float = 1.0
 
     def __post_init__(self) -> None:
-        positive(vars(self), "latent_range", where="observation.")
+        checks.positive("observation.latent_range", self.latent_range)
 
     @classmethod
     def from_dict(cls, values: Config) -> Self:

@@ -1,1 +1,1 @@
-"""Pages about runs: one file each, without scripts and without network."""
+"""Pages about runs: one file for each page, without scripts and without network."""

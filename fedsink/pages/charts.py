@@ -1,4 +1,4 @@
-"""Charts of pages: lines over rounds, drawn once for a light page and once for a dark one."""
+"""Charts of pages: lines over rounds, drawn once for a light page and once for a dark page."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 736, 300  # of a chart, in CSS pixels
-AT_MOST = 400  # points of a line; a longer one is shown by the means of so many parts
-_DECADES = 30.0  # how far apart numbers are on a logarithmic axis at least
+AT_MOST = 400  # points of a line; a longer line shows the means of as many parts
+_DECADES = 30.0  # smallest ratio of numbers for a logarithmic axis
 _DOTS = 96
 _LIGHT = {"ink": "#1b1f24", "soft": "#555d68", "rule": "#d5d9df"}
 _DARK = {"ink": "#e6e9ed", "soft": "#a3acb8", "rule": "#383e47"}
-# Told apart by people who see colours differently, and by the dashes in print.
+# Distinct to people who see colours differently, and by the dashes in print.
 _COLOURS = (
     ("#1a56a8", "#86b7ff"),
     ("#b3470f", "#ffa76b"),
@@ -37,7 +37,7 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        name: in the legend, which a chart of a single line has not.
+        name: in the legend, which a chart of a single line lacks.
         x, y: its points, in the order of x; None breaks the line.
     """
 
@@ -46,7 +46,7 @@ class Line:
     y: Sequence[float | None]
 
     def thinned(self, at_most: int = AT_MOST) -> Line:
-        """The means of at most so many consecutive parts, each at its part's last x."""
+        """Averages at most `at_most` consecutive parts; each mean stands at its part's last x."""
         if len(self.x) <= at_most:
             return self
         cuts = [len(self.x) * part // at_most for part in range(at_most + 1)]
@@ -61,7 +61,7 @@ class Chart:
 
     Attributes:
         light, dark: for a page of that colour scheme.
-        alt: what it shows, in words, for whoever does not see it.
+        alt: the content in words, for readers who do not see it.
         caption: the text below it.
         width, height: in CSS pixels.
     """
@@ -77,15 +77,15 @@ class Chart:
 def line_chart(
     lines: Sequence[Line], across: str, up: str, *, alt: str, caption: str = "", log: bool = False
 ) -> Chart:
-    """Lines over a common axis.
+    """Draws lines over a common axis.
 
     Args:
-        lines: at least one; names are shown where there are several.
-        across: what the horizontal axis is.
-        up: what the other one is.
-        alt: what the chart shows, in words.
-        caption: the text below it.
-        log: logarithmic upwards, where all numbers are positive and far apart.
+        lines: at least one; several lines are named in a legend.
+        across: title of the horizontal axis.
+        up: title of the vertical axis.
+        alt: the content in words.
+        caption: the text below the chart.
+        log: a logarithmic vertical axis, if all numbers are positive and far apart.
 
     Raises:
         ValueError: no line.
@@ -142,7 +142,7 @@ def _svg(lines: Sequence[Line], across: str, up: str, theme: dict[str, str], *, 
 
 
 def _dress(axes: Axes, theme: dict[str, str]) -> None:
-    """Quiet axes: a grid of thin horizontal rules, no frame."""
+    """Gives axes a grid of thin horizontal rules and no frame."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(theme["rule"])

@@ -1,4 +1,4 @@
-"""What left each client of a run, in public numbers."""
+"""The uploads of each client of a run, in public numbers."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from typing import Any
 
 from fedsink.configuration import Configuration
 from fedsink.models.generators import parameter_count
-from fedsink.pages.tables import MISSING, Table, number, size
+from fedsink.pages.page import MISSING, PageTable, number, size
 from fedsink.protocol.records import payload_bytes
 from fedsink.server.recorded import RecordedRun
 from fedsink.strategies.registry import settings_of
 from fedsink.strategies.settings import StrategySettings
 
 MOST_ROWS = 30
-"""Clients that have a row each; of more, neighbours who sent the same share one."""
+"""Clients up to which each has a row; above, neighbours with equal uploads share a row."""
 
 
 @dataclass(frozen=True)
 class Uploads:
-    """What clients sent, and what it says.
+    """Uploads of the clients.
 
     Attributes:
-        what: a reply's content, in words.
-        when: when a client answers, in words.
-        table: a row per client, or per range of clients alike.
+        what: content of a reply, in words.
+        when: times at which a client answers, in words.
+        table: a row for each client, or for each range of equal clients.
     """
 
     what: str
     when: str
-    table: Table
+    table: PageTable
 
     @classmethod
     def of(cls, run: RecordedRun) -> Uploads:
-        """The uploads until the run's last recorded round.
+        """Returns the uploads until the last round in metrics.jsonl.
 
         Sizes are those of the method's own replies, packed as they are sent.
 
         Raises:
-            FedsinkError: the stored configuration is none of this version.
+            FedsinkError: the stored configuration belongs to another version.
         """
         config = Configuration.read({k: v for k, v in run.config.items() if k != "plan"})
         settings = settings_of(config, "report")
@@ -61,10 +61,10 @@ def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, round
     def row(client: int) -> tuple[str, ...]:
         absent = missed.get(client, 0)
         messages, left = divmod(settings.asked(client, rounds), together)
-        each, last = sizes(together), sizes(left) if left else 0
+        full, last = sizes(together), sizes(left) if left else 0
         told = (MISSING, MISSING)
-        if each is not None and last is not None:
-            told = (size(each), size((messages - absent) * each + last))
+        if full is not None and last is not None:
+            told = (size(full), size((messages - absent) * full + last))
         replies = number(messages + (left > 0) - absent)
         return (settings.leaves, replies, *told, spent.get(client, MISSING))
 
@@ -73,7 +73,7 @@ def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, round
     return Uploads(
         settings.leaves,
         f"{_rhythm(stated)}{many}",
-        Table(
+        PageTable(
             columns,
             _grouped([row(k) for k in range(settings.clients)]),
             numeric=frozenset({2, 3, 4, 5}),
@@ -83,23 +83,24 @@ def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, round
 
 def _once(run: RecordedRun, settings: StrategySettings, weights: int) -> Uploads:
     stated = run.privacy or {}
-    one, two = (_size(settings, count, weights) for count in (1, 2))
-    each = MISSING if one is None or two is None else size(two - one)
+    # The difference leaves out what a reply takes besides its records.
+    of_one, of_two = (_size(settings, count, weights) for count in (1, 2))
+    per_record = MISSING if of_one is None or of_two is None else size(of_two - of_one)
     sent = bool(run.rounds)
     row = (
         settings.leaves,
         "once" if sent else "not yet",
-        each,
+        per_record,
         _epsilon(stated) if stated else MISSING,
     )
     columns = ["client", "what left it", "when", "bytes per record", "ε"]
     rows = _grouped([row] * settings.clients)
     when = "once, before the first training step; training longer costs nothing"
-    return Uploads(settings.leaves, when, Table(columns, rows, numeric=frozenset({3, 4})))
+    return Uploads(settings.leaves, when, PageTable(columns, rows, numeric=frozenset({3, 4})))
 
 
 def _grouped(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Rows under their clients' numbers, ranges of equal ones together where they are many."""
+    """Labels rows with their clients, and joins equal neighbours where there are many clients."""
     if len(rows) <= MOST_ROWS:
         return [(f"client {client}", *row) for client, row in enumerate(rows)]
     told = []
@@ -135,6 +136,6 @@ def _weights(config: Configuration) -> int:
 
 
 def _epsilon(entry: Mapping[str, Any]) -> str:
-    """ε, where null says that nothing is protected."""
+    """Writes ε; null means that nothing is protected."""
     epsilon = entry.get("epsilon")
     return "∞" if epsilon is None else number(epsilon)

@@ -33,7 +33,8 @@ from dataclasses import dataclass
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
+from fedsink.values import is_number
+from fedsink.values import privacy_checks as checks
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Interval:
 
     def check(self, value: float) -> float:
         """`value` as a float; raises PrivacyError unless it is a number inside the interval."""
-        if not checks.is_number(value) or not self.low <= value <= self.high:
+        if not is_number(value) or not self.low <= value <= self.high:
             raise PrivacyError(
                 f"{self.name} must be a number from {self.low:.4g} to {self.high:.4g}, received "
                 f"{value!r}: choose one that is far from the limits of floats."
@@ -71,6 +72,20 @@ class Interval:
             return True
         low, high = torch.aminmax(values)
         return bool((low >= self.low) & (high <= self.high))
+
+
+def noise_scale(value: float) -> float:
+    """The std or scale of noise as a float; raises PrivacyError outside 2⁻¹²⁶, ..., 2¹²⁰.
+
+    A release is float32: smaller noise would vanish in it, and larger noise would be infinite.
+    """
+    value = checks.positive("the scale of the noise", value)
+    if not 2.0**-126 <= value <= 2.0**120:
+        raise PrivacyError(
+            f"the scale of the noise must lie in [2^-126, 2^120], received {value!r}: "
+            "the release is rounded to float32."
+        )
+    return value
 
 
 def _symmetric(name: str, largest: float) -> Interval:

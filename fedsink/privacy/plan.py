@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks, domain
+from fedsink.privacy import domain
 from fedsink.privacy.accounting.accountants import check_accountant
 from fedsink.privacy.accounting.calibration import sigma_for, uses_for
 from fedsink.privacy.accounting.cost import Cost
@@ -24,6 +24,7 @@ from fedsink.privacy.sampling import (
     schedule_from_dict,
 )
 from fedsink.privacy.unprotected import UnprotectedPlan
+from fedsink.values import privacy_checks as checks
 
 _CONSISTENT = 1.001  # a stated ε may be exceeded by the rounding of a stated σ
 _AS_STATED = 0.99  # a plan that costs less than a stated ε is not the one that was stated

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks, domain
+from fedsink.privacy import domain
 from fedsink.privacy.randomness.noise import Stream, uniforms
+from fedsink.values import privacy_checks as checks
 
 MOST_PICKS = 10_000_000  # the public domain's rounds: `fedsink.privacy.domain`
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks, domain
+from fedsink.privacy import domain
 from fedsink.privacy.clips import CLIPS, Clip
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.privacy.sampling import (
@@ -24,6 +24,7 @@ from fedsink.privacy.sampling import (
     Schedule,
     schedule_from_dict,
 )
+from fedsink.values import privacy_checks as checks
 
 # No gradient at images is nearly as long, so that the factors of such a clip are exactly 1.
 UNREACHED = 2.0**100

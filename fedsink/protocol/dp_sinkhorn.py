@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedsink.privacy import checks, domain
+from fedsink.privacy import domain
 from fedsink.privacy.plan import CentralPlan, plan_from_dict
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.records import Packed, pack, packed, table, unpack
 from fedsink.protocol.run import UNNAMED, run_name
+from fedsink.values import privacy_checks as checks
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -233,7 +234,7 @@ def check_use(round: int, plan: CentralPlan, share: int) -> None:
     domain.ROUNDS.check_count(plan.rounds)
     checks.count("share", share)
     if plan.protected:
-        checks.noise_scale(plan.with_noise(1 / share).noise_std)
+        domain.noise_scale(plan.with_noise(1 / share).noise_std)
 
 
 def check_rows(rows: Tensor, labels: Tensor, classes: int) -> None:

@@ -21,10 +21,11 @@ from fedsink.models.critics import (
     LocalGenerator,
     PerceptronCritic,
 )
-from fedsink.privacy import CentralPlan, Stream, checks, domain, plan_from_dict
+from fedsink.privacy import CentralPlan, Stream, domain, plan_from_dict
 from fedsink.protocol.dp_sinkhorn import check_rows, check_use
 from fedsink.protocol.records import pack, table, unpack
 from fedsink.protocol.run import UNNAMED, run_name
+from fedsink.values import privacy_checks as checks
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict

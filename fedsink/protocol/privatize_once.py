@@ -15,11 +15,12 @@ from fedsink.privacy import (
     MatchedCost,
     ProductMechanism,
     RandomizedResponse,
-    checks,
     local_mechanism,
 )
+from fedsink.privacy.domain import noise_scale
 from fedsink.protocol.records import pack, unpack
 from fedsink.protocol.run import UNNAMED, run_name
+from fedsink.values import is_number
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -57,13 +58,13 @@ class LocalPlan:
                 f"and {type(self.map).__name__} bounds the {self.map.norm.upper()} norm: "
                 f"choose another mechanism.map."
             )
-        if not mechanism.needs_delta and not (checks.is_number(self.delta) and self.delta == 0):
+        if not mechanism.needs_delta and not (is_number(self.delta) and self.delta == 0):
             # It is charged: a negative one would pay for others.
             raise PrivacyError(
                 f"The {self.mechanism} mechanism has δ = 0, received {self.delta!r}."
             )
         # A plan that exists can be carried out: clients claim its place before they do.
-        checks.noise_scale(self.image_mechanism.scale)
+        noise_scale(self.image_mechanism.scale)
         _ = self.label_mechanism
 
     @cached_property

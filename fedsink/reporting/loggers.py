@@ -1,4 +1,4 @@
-"""`log=`: a run told to TensorBoard, to MLflow, or into a CSV file."""
+"""Observers of a run, and those that `log=` names: TensorBoard, MLflow, a CSV file."""
 
 from __future__ import annotations
 
@@ -6,18 +6,91 @@ import csv
 import io
 import json
 import os
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from fedsink.errors import ConfigError
 from fedsink.registry import Registry
-from fedsink.reporting.atomic import write_atomic
-from fedsink.reporting.observers import Ending, Observer, Observers
+from fedsink.reporting.displays import ForgivingStream
+from fedsink.reporting.output_files import write_atomic
 from fedsink.values import PLACES, leaves
+
+Ending = Literal["finished", "stopped", "failed"]
+"""End of training; a run that was stopped or has failed can be resumed."""
+
+
+class Observer:
+    """Listens to a run. Every event does nothing here; a subclass overrides those that it needs.
+
+    A resumed run begins again after a checkpoint: it repeats the events after the checkpoint, and
+    none before `keep`.
+    """
+
+    def begin(self, round: int) -> None:
+        """Training begins after `round`: 0, or the checkpoint's."""
+
+    def metrics(self, line: Mapping[str, Any]) -> None:
+        """A line was written to metrics.jsonl."""
+
+    def picture(self, round: int, path: Path) -> None:
+        """A PNG that shows `round` was written to samples/."""
+
+    def keep(self) -> None:
+        """A checkpoint is about to be written: store all events so far."""
+
+    def end(self, ending: Ending) -> None:
+        """Training has ended."""
+
+
+class Observers(Observer):
+    """Passes events on to several observers. An observer that fails gets no further events.
+
+    Args:
+        observers: by the name under which a failure is reported on standard error.
+    """
+
+    def __init__(self, observers: Mapping[str, Observer]) -> None:
+        self._observers = dict(observers)
+        self._begun = False
+
+    def begin(self, round: int) -> None:
+        """Passes the event on."""
+        self._begun = True
+        self._pass_on("begin", round)
+
+    def metrics(self, line: Mapping[str, Any]) -> None:
+        """Passes the event on."""
+        self._pass_on("metrics", line)
+
+    def picture(self, round: int, path: Path) -> None:
+        """Passes the event on."""
+        self._pass_on("picture", round, path)
+
+    def keep(self) -> None:
+        """Passes the event on."""
+        self._pass_on("keep")
+
+    def end(self, ending: Ending) -> None:
+        """Passes the end on, if there was a beginning."""
+        if self._begun:
+            self._pass_on("end", ending)
+
+    def _pass_on(self, event: str, *values: object) -> None:
+        for name, observer in list(self._observers.items()):
+            try:
+                getattr(observer, event)(*values)
+            except Exception as error:
+                del self._observers[name]
+                reason = " ".join(str(error).split()) or "no message"
+                ForgivingStream(sys.stderr).write(
+                    f"{name} failed ({type(error).__name__}: {reason}): the run continues without "
+                    "it.\n"
+                )
 
 
 class Logger(Observer, ABC):
@@ -30,7 +103,7 @@ class Logger(Observer, ABC):
     """
 
     package: ClassVar[str | None] = None
-    """What it imports, of the extra of its name; None: nothing."""
+    """The package that the logger imports, from the extra of the logger's name; None: none."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], privacy: Mapping[str, Any]) -> None:
         self._folder = folder
@@ -41,15 +114,15 @@ class Logger(Observer, ABC):
         self._privacy = dict(privacy)
 
     @abstractmethod
-    def record(self, record: Mapping[str, Any]) -> None:
-        """Log the figures of a round."""
+    def metrics(self, line: Mapping[str, Any]) -> None:
+        """Logs the figures of a round."""
 
 
 class CSVLogger(Logger):
     """metrics.csv in the run folder: a row for each round, a column for each figure."""
 
     def begin(self, round: int) -> None:
-        """Drop the rows after the checkpoint."""
+        """Drops the rows after the checkpoint."""
         self._path = self._folder / "metrics.csv"
         rows = []
         if self._path.is_file():
@@ -58,9 +131,9 @@ class CSVLogger(Logger):
         self._columns = list(rows[0]) if rows else []
         self._write(rows)
 
-    def record(self, record: Mapping[str, Any]) -> None:
-        """Append a row; a figure that is new adds a column to all of them."""
-        row = {key: json.dumps(v) if isinstance(v, list) else v for key, v in record.items()}
+    def metrics(self, line: Mapping[str, Any]) -> None:
+        """Appends a row; a new figure adds a column to all rows."""
+        row = {key: json.dumps(v) if isinstance(v, list) else v for key, v in line.items()}
         if new := [key for key in row if key not in self._columns]:
             with self._path.open(newline="") as file:
                 rows = list(csv.DictReader(file))
@@ -80,12 +153,12 @@ class CSVLogger(Logger):
 
 
 class TensorBoardLogger(Logger):
-    """Event files in tensorboard/ of the run folder: figures, pictures, what is promised."""
+    """Event files in tensorboard/ of the run folder: figures, pictures, the guarantee."""
 
     package = "tensorboard"
 
     def begin(self, round: int) -> None:
-        """Open a file; TensorBoard drops what earlier ones hold after the checkpoint."""
+        """Opens a file; TensorBoard drops what earlier files hold after the checkpoint."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(
@@ -96,13 +169,13 @@ class TensorBoardLogger(Logger):
                 text = json.dumps(values, indent=2, ensure_ascii=False)
                 self._writer.add_text(name, f"```\n{text}\n```", 0)
 
-    def record(self, record: Mapping[str, Any]) -> None:
-        """Add a scalar for each figure."""
-        for name, value in _figures(record):
-            self._writer.add_scalar(name, value, record["round"])
+    def metrics(self, line: Mapping[str, Any]) -> None:
+        """Adds a scalar for each figure."""
+        for name, value in _figures(line):
+            self._writer.add_scalar(name, value, line["round"])
 
     def picture(self, round: int, path: Path) -> None:
-        """Add an image."""
+        """Adds an image."""
         import numpy as np
         from PIL import Image
 
@@ -111,19 +184,19 @@ class TensorBoardLogger(Logger):
         self._writer.add_image("samples", pixels, round, dataformats="HWC")
 
     def keep(self) -> None:
-        """Write what is waiting."""
+        """Writes what is waiting."""
         self._writer.flush()
 
     def end(self, ending: Ending) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._writer.close()
 
 
 class MLflowLogger(Logger):
     """A run at MLFLOW_TRACKING_URI, or in mlruns/ of the run folder: parameters, figures, pictures.
 
-    Figures are sent together at every checkpoint: a tracking server is not asked in every round. It
-    is the run with the tag `fedsink.run`, in the experiment MLFLOW_EXPERIMENT_NAME or "fedsink".
+    Figures are sent together at every checkpoint, because a tracking server may be slow. The run
+    has the tag `fedsink.run`, in the experiment MLFLOW_EXPERIMENT_NAME or "fedsink".
     """
 
     package = "mlflow"
@@ -134,7 +207,7 @@ class MLflowLogger(Logger):
     }
 
     def begin(self, round: int) -> None:
-        """Find the run that is resumed, or make one."""
+        """Finds the run that is resumed, or makes one."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if uri is None:
@@ -167,25 +240,25 @@ class MLflowLogger(Logger):
             self._client.log_batch(self._run, params=params[start : start + 100])
         self._client.log_dict(self._run, self._privacy, "privacy.json")
 
-    def record(self, record: Mapping[str, Any]) -> None:
-        """Remember the figures for the next checkpoint."""
-        if record["round"] > self._last:
+    def metrics(self, line: Mapping[str, Any]) -> None:
+        """Keeps the figures until the next checkpoint."""
+        if line["round"] > self._last:
             now = int(time.time() * 1000)
-            step = record["round"]
-            self._waiting += [self._metric(name, v, now, step) for name, v in _figures(record)]
+            step = line["round"]
+            self._waiting += [self._metric(name, v, now, step) for name, v in _figures(line)]
 
     def picture(self, round: int, path: Path) -> None:
-        """Store the file."""
+        """Stores the file."""
         self._client.log_artifact(self._run, str(path), "samples")
 
     def keep(self) -> None:
-        """Send what is waiting."""
+        """Sends what is waiting."""
         for start in range(0, len(self._waiting), 1000):
             self._client.log_batch(self._run, metrics=self._waiting[start : start + 1000])
         self._waiting = []
 
     def end(self, ending: Ending) -> None:
-        """Send the rest, and say how it ended."""
+        """Sends the rest, and how the run ended."""
         self.keep()
         self._client.set_terminated(self._run, status=self._STATUS[ending])
 
@@ -196,10 +269,10 @@ LOGGERS: Registry[type[Logger]] = Registry(
 
 
 def logger_names(value: object) -> tuple[str, ...]:
-    """The loggers that `log` names: none, one, or a list of them.
+    """Returns the names of loggers in `log`: none, one, or a list.
 
     Raises:
-        ConfigError: a name is unknown, or stands twice.
+        ConfigError: an unknown name, or one that stands twice.
     """
     if value is None:
         return ()
@@ -212,10 +285,10 @@ def logger_names(value: object) -> tuple[str, ...]:
 
 
 def require_packages(names: Collection[str]) -> None:
-    """Refuse loggers whose package is not installed.
+    """Refuses loggers whose package is not installed.
 
     Raises:
-        ConfigError: one is missing; the message names the extra.
+        ConfigError: a package is missing; the message names the extra.
     """
     for name in names:
         package = LOGGERS.find(name).package
@@ -229,12 +302,12 @@ def require_packages(names: Collection[str]) -> None:
 def loggers(
     names: Collection[str], folder: Path, config: Mapping[str, Any], privacy: Mapping[str, Any]
 ) -> Observers:
-    """The named loggers of a run; none of them can stop it."""
+    """Makes the named loggers of a run; a logger that fails does not stop the run."""
     made = {f"log={name}": LOGGERS.find(name)(folder, config, privacy) for name in names}
     return Observers(made)
 
 
-def _figures(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in record.items():
+def _figures(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in line.items():
         if name != "round" and isinstance(value, int | float):
             yield name, float(value)

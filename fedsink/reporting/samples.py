@@ -1,4 +1,4 @@
-"""Files of labelled samples, each of which is there whole or not at all."""
+"""Files of labelled samples; a file or folder appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 from torch import Tensor
 
 from fedsink.errors import ConfigError, DataError
-from fedsink.reporting.atomic import atomic_file, write_atomic
+from fedsink.reporting.output_files import atomic_file, write_atomic
 
 ROWS = 1000
-"""Pictures in a row group of Parquet: what is held as PNG at a time."""
+"""Pictures in a row group of Parquet, as many as memory holds as PNG at a time."""
 
 
 def write_npz(path: Path, images: Tensor, labels: Tensor) -> None:
-    """Write x (pictures: uint8, (n, C, H, W); points: float32, (n, d)) and y (int64, (n,))."""
+    """Writes x (pictures: uint8, (n, C, H, W); points: float32, (n, d)) and y (int64, (n,))."""
     x = _bytes(images) if images.ndim == 4 else images
     buffer = io.BytesIO()
     np.savez_compressed(buffer, x=x.numpy(), y=labels.numpy())
@@ -30,10 +30,10 @@ def write_npz(path: Path, images: Tensor, labels: Tensor) -> None:
 
 
 def write_folder(path: Path, images: Tensor, labels: Tensor, names: Sequence[str]) -> None:
-    """Write path/CLASS/NUMBER.png.
+    """Writes path/CLASS/NUMBER.png.
 
     Raises:
-        DataError: these are no pictures that PNG can hold.
+        DataError: PNG cannot hold the samples.
     """
     check_pictures(tuple(images.shape[1:]))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,15 +53,15 @@ def write_folder(path: Path, images: Tensor, labels: Tensor, names: Sequence[str
 
 
 def write_parquet(path: Path, images: Tensor, labels: Tensor, names: Sequence[str]) -> None:
-    """Write the columns `image` and `label` as Hugging Face's `datasets` reads and shows them.
+    """Writes the columns `image` and `label` as Hugging Face's `datasets` reads and shows them.
 
     `image` is a struct of `bytes` (PNG) and `path`, `label` an int64; the schema's metadata say
     under "huggingface" that these are an Image and a ClassLabel with the names. A row group holds
-    `ROWS` pictures, and no more of them are in memory as PNG at a time.
+    `ROWS` pictures.
 
     Raises:
         ConfigError: pyarrow is missing.
-        DataError: these are no pictures that PNG can hold.
+        DataError: PNG cannot hold the samples.
     """
     check_pictures(tuple(images.shape[1:]))
     arrow, parquet = pyarrow()
@@ -82,7 +82,7 @@ def write_parquet(path: Path, images: Tensor, labels: Tensor, names: Sequence[st
 
 
 def pyarrow() -> tuple[Any, Any]:
-    """The packages pyarrow and pyarrow.parquet.
+    """Imports pyarrow and pyarrow.parquet.
 
     Raises:
         ConfigError: they are missing.
@@ -97,10 +97,10 @@ def pyarrow() -> tuple[Any, Any]:
 
 
 def check_pictures(shape: tuple[int, ...]) -> None:
-    """Refuse records of a shape, without the batch, that PNG cannot hold.
+    """Refuses samples of a shape, without the batch, that PNG cannot hold.
 
     Raises:
-        DataError: it says what can hold them.
+        DataError: the message says what can hold them.
     """
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise DataError(

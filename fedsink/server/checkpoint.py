@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fedsink.errors import CheckpointError
-from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.output_files import write_atomic
 
 _FILE = "state.safetensors"
 _UPLOADS = "uploads.safetensors"

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fedsink.errors import CheckpointError
-from fedsink.reporting.atomic import write_atomic
+from fedsink.reporting.output_files import write_atomic
 from fedsink.server.folder import RunFolder
 
 
@@ -28,12 +28,13 @@ def compose_config(
         ConfigError: an override sets a key that changes nothing.
         HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
     """
-    from fedsink.conf.loading import acting, composed
+    from fedsink.conf.acting import acting_values
+    from fedsink.conf.loading import composed
 
     config = composed(list(overrides))
     with open_dict(config):
         config.update(values or {})
-    return acting(config, overrides)
+    return acting_values(config, overrides)
 
 
 def store_config(folder: RunFolder, config: Mapping[str, Any]) -> None:

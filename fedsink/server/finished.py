@@ -18,7 +18,7 @@ from fedsink.models import Generator, Observation, load, sample
 from fedsink.privacy import Stream
 from fedsink.server.folder import RunFolder, command_for
 from fedsink.server.recorded import RecordedRun
-from fedsink.values import count
+from fedsink.values import checks
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class FinishedRun:
             ConfigError: n or seed is no such number, n pictures are more than this machine can
                 hold, a class that the run does not have, or classes of a generator without.
         """
-        n, seed = count("n", n), count("seed", seed, minimum=0)
+        n, seed = checks.count("n", n), checks.count("seed", seed, minimum=0)
         self._check_memory(n)
         stream = Stream(f"sample|{seed}".encode(), "sample")
         labels = self._labels(n, stream, balanced, classes)

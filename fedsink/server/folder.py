@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsink.errors import CheckpointError, ConfigError
-from fedsink.reporting import append_jsonl, truncate_jsonl, write_json
+from fedsink.reporting.output_files import append_jsonl, truncate_jsonl, write_json
 
 
 class RunFolder:

@@ -15,14 +15,14 @@ from flwr.serverapp import Grid
 from fedsink.errors import CheckpointError, ClientError
 from fedsink.models import save as save_generator
 from fedsink.protocol.exchange import Keeper
-from fedsink.reporting import Progress
-from fedsink.reporting.observers import Observer
+from fedsink.reporting.loggers import Observer
+from fedsink.reporting.progress import Progress
 from fedsink.server import checkpoint
 from fedsink.server.folder import RunFolder, command_for
 from fedsink.server.interrupt import InterruptedRunError, Interruption
 from fedsink.server.snapshot import snapshot
 from fedsink.strategies import RoundStrategy
-from fedsink.values import flag, integer, number
+from fedsink.values import checks
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class LoopSettings:
     html: bool = True
 
     def __post_init__(self) -> None:
-        number(vars(self), "checkpoint_seconds", where="report.")
-        integer(vars(self), "pictures", minimum=0, where="report.")
-        flag(vars(self), "html", where="report.")
+        checks.number("report.checkpoint_seconds", self.checkpoint_seconds)
+        checks.count("report.pictures", self.pictures, minimum=0)
+        checks.flag("report.html", self.html)
 
 
 def train(
@@ -137,7 +137,7 @@ def train(
                 "seconds": round(time.monotonic() - started, 4),
             }
             folder.log(record)
-            observer.record(record)
+            observer.metrics(record)
             unfinished = strategy.round < strategy.rounds
             name = "ε ≤" if unfinished and epsilon > 0.0 and not math.isinf(epsilon) else "ε"
             shown = "∞" if math.isinf(epsilon) else epsilon

@@ -11,8 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsink.errors import FedsinkError, ModelError
 from fedsink.models import Generator, build
-from fedsink.reporting.loggers import loggers
-from fedsink.reporting.observers import Observer
+from fedsink.reporting.loggers import Observer, loggers
 from fedsink.server.folder import RunFolder
 from fedsink.server.interrupt import InterruptedRunError
 from fedsink.server.loop import train

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedsink.configuration import Configuration
-from fedsink.devices import device_named
+from fedsink.environment import device_named
 from fedsink.reporting.loggers import logger_names
 from fedsink.server.loop import LoopSettings
 from fedsink.strategies.settings import StrategySettings
-from fedsink.values import choice, integer, positive, strictly
+from fedsink.values import checks, strictly
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,10 @@ class ServerEngine:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        values = vars(self)
         if self.timeout is not None:
-            positive(values, "timeout", where="engine.", also="null or ")
-        integer(values, "threads", where="engine.")
-        device_named(choice(values, "device", "cpu", "cuda", where="engine."), "engine.device")
+            checks.positive("engine.timeout", self.timeout, also="null or ")
+        checks.count("engine.threads", self.threads)
+        device_named(checks.choice("engine.device", self.device, "cpu", "cuda"), "engine.device")
 
 
 @dataclass(frozen=True)

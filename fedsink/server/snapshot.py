@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fedsink.models import sample
-from fedsink.reporting import save_grid, save_points
+from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.server.folder import RunFolder
 from fedsink.strategies import RoundStrategy
 

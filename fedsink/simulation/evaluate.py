@@ -26,11 +26,10 @@ from fedsink.evaluation.inception import load_inception
 from fedsink.evaluation.networks import limit_threads
 from fedsink.evaluation.sets import Labelled, Report
 from fedsink.evaluation.suites import RUNS
-from fedsink.pages.report import renew_report
-from fedsink.reporting import write_json
-from fedsink.reporting.atomic import write_atomic
+from fedsink.pages.report_page import renew_report
+from fedsink.reporting.output_files import write_atomic, write_json
 from fedsink.server.finished import FinishedRun, open_run
-from fedsink.values import choice, count, given
+from fedsink.values import checks, given
 
 SUITES = ("fast", "paper", "full")
 _SMALL = 16 * 16
@@ -91,11 +90,11 @@ def evaluate_run(
         FedsinkError: a value is unknown or belongs to another suite, the folder holds no
             finished run, or the file other weights.
     """
-    choice({"suite": suite}, "suite", *SUITES)
-    count("seed", seed, minimum=0)
+    checks.choice("suite", suite, *SUITES)
+    checks.count("seed", seed, minimum=0)
     for name, value, minimum in (("n", n, 20), ("runs", runs, 1), ("threads", threads, 1)):
         if value is not None:
-            count(name, value, minimum=minimum)
+            checks.count(name, value, minimum=minimum)
     if suite == "fast" and runs is not None:
         raise ConfigError("suite=fast has one run; runs= belongs to suite=paper and suite=full.")
     if suite == "fast" and classifiers != "ours":

@@ -13,11 +13,11 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.clients.settings import NodeSettings, Noise
 from fedsink.configuration import Configuration
 from fedsink.data.partition import scheme_from_dict
-from fedsink.devices import device_named
+from fedsink.environment import device_named
 from fedsink.errors import ConfigError
 from fedsink.server.settings import ServerEngine, ServerSettings
 from fedsink.simulation.identity_of_run import RunIdentity
-from fedsink.values import Config, choice, integer, number, positive, strictly
+from fedsink.values import Config, checks, strictly
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,21 @@ class EngineSettings(ServerEngine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        values = vars(self)
-        choice(values, "data", "path", "object_store", where="engine.")
-        positive(values, "revive_seconds", where="engine.")
+        checks.choice("engine.data", self.data, "path", "object_store")
+        checks.positive("engine.revive_seconds", self.revive_seconds)
         if self.address is not None:
             self._check_address(self.address)
         if self.actors is not None:
-            integer(values, "actors", where="engine.", also="null or ")
+            checks.count("engine.actors", self.actors, also="null or ")
         if self.num_cpus is not None:
             # Ray counts whole cores of its own; stock Flower deals out fractions of them.
-            check = partial(number, minimum=1.0) if self.name != "flower" else positive
-            check(values, "num_cpus", where="engine.", also="null or ")
-        if number(values, "num_gpus", where="engine.") > 1 and self.num_gpus % 1:  # Ray refuses it
+            check = (
+                checks.positive if self.name == "flower" else partial(checks.number, minimum=1.0)
+            )
+            check("engine.num_cpus", self.num_cpus, also="null or ")
+        if (
+            checks.number("engine.num_gpus", self.num_gpus) > 1 and self.num_gpus % 1
+        ):  # Ray refuses it
             raise ConfigError(f"engine.num_gpus must be whole above 1, not {self.num_gpus}.")
         if self.address is None:  # else Ray knows which nodes have GPUs
             device_named(self.client_device, f"engine.num_gpus={self.num_gpus:g}")
@@ -88,7 +91,7 @@ class EngineSettings(ServerEngine):
             ConfigError: a key is unknown or missing, or a value out of range.
         """
         names = ("auto", "ray", "local", "flower")
-        choice({"name": None, **engine}, "name", *names, where="engine.")
+        checks.choice("engine.name", engine.get("name"), *names)
         return strictly(cls, engine, "engine")
 
     def stored(self, given: Config) -> Config:
@@ -127,7 +130,7 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
         FedsinkError: a value is unknown or out of range, or contradicts another or the policy.
     """
     scheme = {"seed": 0, "keep": None, **config.partition}
-    seed_of_deal = integer(scheme, "seed", minimum=0, where="partition.")
+    seed_of_deal = checks.count("partition.seed", scheme["seed"], minimum=0)
     keep = _kept(scheme["keep"])
     del scheme["seed"], scheme["keep"]
     partition = scheme_from_dict(scheme)

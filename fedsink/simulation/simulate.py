@@ -18,10 +18,10 @@ from fedsink.configuration import Configuration
 from fedsink.data.partition import manifest
 from fedsink.data.sources import load, notes
 from fedsink.errors import CheckpointError, ConfigError
-from fedsink.pages.report import report_at_end
+from fedsink.pages.report_page import report_at_end
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
+from fedsink.reporting.displays import ForgivingStream
 from fedsink.reporting.loggers import require_packages
-from fedsink.reporting.stream import ForgivingStream
 from fedsink.server.compose import store_config, stored_config
 from fedsink.server.folder import RunFolder
 from fedsink.server.running import build_generator, server_app

@@ -25,7 +25,7 @@ from fedsink.transport import (
     transport_gradient,
 )
 from fedsink.transport.clipped_sums import reduced, sum_by_matmul
-from fedsink.values import choice, integer, positive, within
+from fedsink.values import checks
 
 # Any f keeps the clients' guarantee; a rough one serves the field as well as an exact one.
 POTENTIAL_SOLVER = ConvergedSolver(max_iterations=40, tolerance=1e-2)
@@ -54,11 +54,11 @@ class SelfTermSettings:
         return self.p if self.kind == "semi_debiased" else 0.0
 
     def __post_init__(self) -> None:
-        choice({"self_term": self.kind}, "self_term", "history", "semi_debiased", where="strategy.")
-        integer(vars(self), "history", where="strategy.")
-        within(vars(self), "p", "[0, 1]", where="strategy.")
+        checks.choice("strategy.self_term", self.kind, "history", "semi_debiased")
+        checks.count("strategy.history", self.history)
+        checks.within("strategy.p", self.p, "[0, 1]")
         if self.tether is not None:
-            positive(vars(self), "tether", where="strategy.", also="null or ")
+            checks.positive("strategy.tether", self.tether, also="null or ")
 
 
 class SelfParts(NamedTuple):

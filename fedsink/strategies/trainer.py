@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsink.errors import ConfigError
 from fedsink.models import Ema, Generator
-from fedsink.values import choice, integer, number, positive, within
+from fedsink.values import checks
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,18 @@ class OptimizerSettings:
     name: str = "adam"
 
     def __post_init__(self) -> None:
-        values, where = vars(self), "strategy.optimizer."
-        choice(values, "name", *_OPTIMIZERS, where=where)
-        positive(values, "lr", where=where)
+        checks.choice("strategy.optimizer.name", self.name, *_OPTIMIZERS)
+        checks.positive("strategy.optimizer.lr", self.lr)
         if len(self.betas) != 2:
-            raise ConfigError(f"{where}betas must be two numbers in [0, 1), not {self.betas}.")
+            raise ConfigError(
+                f"strategy.optimizer.betas must be two numbers in [0, 1), not {self.betas}."
+            )
         for beta in self.betas:
-            within({"betas": beta}, "betas", "[0, 1)", where=where)
-        number(values, "weight_decay", where=where)
-        choice(values, "schedule", "cosine", "constant", where=where)
-        integer(values, "warmup", minimum=0, where=where)
-        within(values, "ema", "[0, 1)", where=where)
+            checks.within("strategy.optimizer.betas", beta, "[0, 1)")
+        checks.number("strategy.optimizer.weight_decay", self.weight_decay)
+        checks.choice("strategy.optimizer.schedule", self.schedule, "cosine", "constant")
+        checks.count("strategy.optimizer.warmup", self.warmup, minimum=0)
+        checks.within("strategy.optimizer.ema", self.ema, "[0, 1)")
 
 
 class Trainer:

@@ -15,7 +15,7 @@ import torch
 import fedsink
 from fedsink.clients.node import close_nodes
 from fedsink.errors import ConfigError
-from fedsink.pages.tables import number
+from fedsink.pages.page import number
 
 
 @pytest.fixture(scope="module")

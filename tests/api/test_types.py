@@ -1,4 +1,4 @@
-"""What a type checker sees of `import fedsink` in a user's script."""
+"""The types that a checker finds for `import fedsink` in a script."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.reporting.records import append_jsonl
+from fedsink.reporting.output_files import append_jsonl
 
 from .conftest import commit_all, git
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedsink.pages.tables import number
+from fedsink.pages.page import number
 
 from .conftest import Outcome, run_many
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fedsink import __version__
-from fedsink.cli import COMMANDS, main
+from fedsink.cli import main
+from fedsink.commands.names import COMMANDS
 from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
 from fedsink.server.interrupt import InterruptedRunError
 

@@ -11,8 +11,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedsink.commands.overrides import overrides, quoted
-from fedsink.conf.loading import composed
-from fedsink.conf.overrides import quoted_text
+from fedsink.conf.loading import composed, quoted_text
 from fedsink.errors import ConfigError
 
 

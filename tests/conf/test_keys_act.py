@@ -24,9 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 from fedsink.clients.node import close_nodes
 from fedsink.commands.hydra_errors import one_sentence
 from fedsink.conf import acting
-from fedsink.conf.loading import acting as acting_values
-from fedsink.conf.loading import choices, composed
-from fedsink.conf.overrides import as_overrides
+from fedsink.conf.acting import acting_values
+from fedsink.conf.loading import as_overrides, choices, composed
 from fedsink.data import sources
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.server.compose import compose_config

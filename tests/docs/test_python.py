@@ -12,8 +12,8 @@ import pytest
 from fedsink.clients.node import close_nodes
 from fedsink.commands.overrides import overrides
 from fedsink.commands.sweep import sweep_of
-from fedsink.conf.loading import composed_run, groups
-from fedsink.conf.overrides import as_overrides
+from fedsink.conf.acting import composed_run
+from fedsink.conf.loading import as_overrides, groups
 from fedsink.data import sources
 from fedsink.errors import DataError
 from fedsink.simulation.simulate import start

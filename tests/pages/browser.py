@@ -24,7 +24,7 @@ page.dataset.measured = [innerWidth, page.scrollWidth, page.clientWidth].join(" 
 
 
 def screenshot(page: Path, width: int, height: int, *, dark: bool = False) -> Image.Image:
-    """What a window of this size shows."""
+    """Returns a picture of a window of this size."""
     target = page.with_name(f"{page.stem}-{width}-{'dark' if dark else 'light'}.png")
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     size = f"--window-size={width},{height}"

@@ -9,7 +9,7 @@ import torch
 
 from fedsink.clients.node import close_nodes
 from fedsink.data.spec import DataSpec
-from fedsink.reporting import save_grid, save_points
+from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.server.compose import compose_config, store_config
 from fedsink.server.folder import RunFolder
 from fedsink.simulation.identity_of_run import RunIdentity

@@ -18,7 +18,7 @@ RUNS = {
     "local": ("seed=0", "mode=ldp"),
     "secret": ("eps=10",),
 }
-"""Overrides of each; `a0`, `a1` and `a2` differ in their seed alone."""
+"""Overrides of each; `a0`, `a1` and `a2` differ only in their seed."""
 
 
 def make(folder: Path) -> None:

@@ -10,7 +10,7 @@ from flwr.app import Message
 from fedsink.clients.app import client_app
 from fedsink.pages.uploads import Uploads
 from fedsink.protocol.records import payload_bytes
-from fedsink.reporting import write_json
+from fedsink.reporting.output_files import write_json
 from fedsink.server.compose import compose_config, store_config
 from fedsink.server.folder import RunFolder
 from fedsink.server.recorded import RecordedRun
@@ -69,7 +69,7 @@ def _played(path: Path, *overrides: str) -> tuple[RunFolder, Counting]:
 def test_bytes_are_those_that_clients_send(tmp_path: Path, method: str) -> None:
     folder, grid = _played(tmp_path / "run", *METHODS[method])
     rows = Uploads.of(RecordedRun.of(folder.path)).table.rows
-    from fedsink.pages.tables import number, size
+    from fedsink.pages.page import number, size
 
     for client in range(5):
         sizes = grid.sizes[client]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 CELL = """
-from fedsink.reporting import Progress
+from fedsink.reporting.progress import Progress
 with Progress(300, "central") as progress:
     for round in range(1, 301):
         progress.update(round, loss=0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,14 @@ from PIL import Image
 
 from fedsink.errors import ConfigError
 from fedsink.reporting import loggers as module
-from fedsink.reporting.loggers import logger_names, loggers, require_packages
+from fedsink.reporting.loggers import (
+    Ending,
+    Observer,
+    Observers,
+    logger_names,
+    loggers,
+    require_packages,
+)
 
 CONFIG = {
     "mode": "central",
@@ -23,7 +31,7 @@ CONFIG = {
 PRIVACY = {"epsilon": 2.99, "delta": 1e-5, "protected": "the labels"}
 
 
-def record(round: int, **more: Any) -> dict[str, Any]:
+def line(round: int, **more: Any) -> dict[str, Any]:
     return {"round": round, "loss": 1 / round, "epsilon": None, "seconds": 0.5 * round, **more}
 
 
@@ -49,17 +57,17 @@ def killed_and_resumed(name: str, folder: Path, picture: Path) -> None:
     first = loggers([name], folder, CONFIG, PRIVACY)
     first.begin(0)
     for round in (1, 2):
-        first.record(record(round))
+        first.metrics(line(round))
     first.picture(2, picture)
     first.keep()
     for round in (3, 4):
-        first.record(record(round))
+        first.metrics(line(round))
     first.keep()  # a kill may come between this and the checkpoint
     second = loggers([name], folder, CONFIG, PRIVACY)
     second.begin(2)
     for round in (3, 4):
-        second.record(record(round))
-    second.record(record(5, absent=[1, 2], mean_noise_std=0.25))
+        second.metrics(line(round))
+    second.metrics(line(5, absent=[1, 2], mean_noise_std=0.25))
     second.picture(5, picture)
     second.keep()
     second.end("finished")
@@ -82,7 +90,7 @@ def test_csv_begins_anew_without_a_checkpoint(tmp_path: Path) -> None:
     for _ in range(2):
         logger = loggers(["csv"], tmp_path, CONFIG, PRIVACY)
         logger.begin(0)
-        logger.record(record(1))
+        logger.metrics(line(1))
     assert (tmp_path / "metrics.csv").read_text().splitlines() == [
         "round,loss,epsilon,seconds", "1,1.0,,0.5",
     ]  # fmt: skip
@@ -138,7 +146,7 @@ def test_mlflow_says_how_a_run_ended(
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
     logger = loggers(["mlflow"], tmp_path, CONFIG, PRIVACY)
     logger.begin(0)
-    logger.record(record(1))
+    logger.metrics(line(1))
     logger.end(ending)
     client = MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
@@ -181,3 +189,76 @@ def test_nobody_listens_without_loggers(tmp_path: Path) -> None:
     silent.begin(0)
     silent.end("finished")
     assert list(tmp_path.iterdir()) == []
+
+
+class Listener(Observer):
+    """Writes down what it is told, and fails at one event."""
+
+    def __init__(self, fails_at: str = "") -> None:
+        self.told: list[str] = []
+        self.fails_at = fails_at
+
+    def _note(self, event: str) -> None:
+        self.told.append(event)
+        if event == self.fails_at:
+            raise OSError(28, "No space\nleft")
+
+    def begin(self, round: int) -> None:
+        self._note(f"begin {round}")
+
+    def metrics(self, line: Mapping[str, Any]) -> None:
+        self._note(f"metrics {line['round']}")
+
+    def picture(self, round: int, path: Path) -> None:
+        self._note(f"picture {round} {path}")
+
+    def keep(self) -> None:
+        self._note("keep")
+
+    def end(self, ending: Ending) -> None:
+        self._note(f"end {ending}")
+
+
+def tell(observer: Observer) -> None:
+    observer.begin(3)
+    observer.metrics({"round": 4})
+    observer.picture(4, Path("x"))
+    observer.keep()
+    observer.end("finished")
+
+
+ALL = ["begin 3", "metrics 4", "picture 4 x", "keep", "end finished"]
+
+
+def test_all_are_told_everything_in_order() -> None:
+    listeners = Listener(), Listener()
+    tell(Observers(dict(zip("ab", listeners, strict=True))))
+    assert [listener.told for listener in listeners] == [ALL, ALL]
+
+
+@pytest.mark.parametrize("event", ALL)
+def test_one_that_fails_is_left_out_and_said_once(
+    event: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken, other = Listener(event), Listener()
+    tell(Observers({"log=broken": broken, "log=other": other}))
+    assert broken.told == ALL[: ALL.index(event) + 1]
+    assert other.told == ALL
+    assert capsys.readouterr().err == (
+        "log=broken failed (OSError: [Errno 28] No space left): the run continues without it.\n"
+    )
+
+
+def test_what_has_not_begun_does_not_end() -> None:
+    listener = Listener()
+    Observers({"a": listener}).end("failed")
+    assert listener.told == []
+
+
+def test_an_interrupt_is_no_failure_of_the_logger() -> None:
+    class Interrupted(Observer):
+        def keep(self) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Observers({"a": Interrupted()}).keep()

@@ -12,7 +12,7 @@ import pytest
 import fedsink
 from fedsink.errors import ConfigError
 from fedsink.reporting import loggers
-from fedsink.reporting.observers import Observer
+from fedsink.reporting.loggers import Observer
 from fedsink.server.loop import train
 
 SMALL: dict[str, Any] = {
@@ -43,16 +43,16 @@ def test_every_engine_logs_what_it_records(keys: dict[str, Any], tmp_path: Path)
 
 
 class Broken(Observer):
-    """Fails at the third record."""
+    """Fails at the third line."""
 
     package = None
 
     def __init__(self, *run: object) -> None:
-        self.records = 0
+        self.lines = 0
 
-    def record(self, record: object) -> None:
-        self.records += 1
-        if self.records == 3:
+    def metrics(self, line: object) -> None:
+        self.lines += 1
+        if self.lines == 3:
             raise RuntimeError("the server is gone")
 
 
@@ -74,7 +74,7 @@ def test_a_logger_that_fails_does_not_lose_the_run(
 def test_a_resumed_run_continues_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped after a round that no checkpoint holds: its row does not come twice."""
     endings: list[str] = []
-    from fedsink.reporting.observers import Observers
+    from fedsink.reporting.loggers import Observers
     from fedsink.server.folder import RunFolder
 
     log, end = RunFolder.log, Observers.end
@@ -100,7 +100,7 @@ def test_a_resumed_run_continues_its_log(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_failed_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endings: list[str] = []
     monkeypatch.setattr(
-        "fedsink.reporting.observers.Observers.end", lambda s, how: endings.append(how)
+        "fedsink.reporting.loggers.Observers.end", lambda s, how: endings.append(how)
     )
     monkeypatch.setattr("fedsink.server.running.train", _failing)
     with pytest.raises(RuntimeError, match="no more memory"):

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from fedsink.errors import ConfigError
-from fedsink.pages.origin import Origin, settings
+from fedsink.pages.command_line import CommandLine, shown_settings
 from fedsink.protocol.tree_sum import BLOCK
 from fedsink.server.folder import RunFolder
 from fedsink.server.recorded import RecordedRun
@@ -133,11 +133,11 @@ def test_a_run_says_stores_and_keeps_what_was_taken(
     assert stored["engine"] == {
         "name": "local", "timeout": None, "threads": 2, "device": "cpu", "chosen": chosen,
     }  # fmt: skip
-    assert settings(stored)["engine.chosen"] == f'"{chosen}"'
-    origin = Origin.of(RecordedRun(RunFolder(run)).config)
-    assert "engine=" not in origin.command
-    assert "engine.threads=2" in origin.command
-    assert [d.key for d in origin.differences if d.key.startswith("engine")] == ["engine.threads"]
+    assert shown_settings(stored)["engine.chosen"] == f'"{chosen}"'
+    line = CommandLine.of(RecordedRun(RunFolder(run)).config)
+    assert "engine=" not in line.command
+    assert "engine.threads=2" in line.command
+    assert [d.key for d in line.differences if d.key.startswith("engine")] == ["engine.threads"]
     # On a machine where auto would take another one, it goes on as it began.
     (run / "metrics.json").unlink()
     monkeypatch.setattr("fedsink.simulation.auto.seconds_saved", lambda *of: 1e3)

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from fedsink.configuration import Configuration
 from fedsink.models import Generator
 from fedsink.strategies import DPSinkhorn, DPSinkhornSettings
-from fedsink.values import positive
+from fedsink.values import checks
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class BoundedSinkhornSettings(DPSinkhornSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(vars(self), "largest_norm", where="strategy.")
+        checks.positive("strategy.largest_norm", self.largest_norm)
 
     @classmethod
     def from_config(cls, config: Configuration, run: str) -> Self:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from fedsink.errors import BudgetError, PrivacyError
-from fedsink.privacy import checks
+from fedsink.values import privacy_checks as checks
 
 Admission = Literal["reserve", "rdp-filter"]
 

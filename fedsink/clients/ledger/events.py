@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from fedsink.errors import LedgerError, PrivacyError
-from fedsink.privacy import checks
+from fedsink.values import privacy_checks as checks
 
 _MODULE = "dp_accounting.dp_event"
 

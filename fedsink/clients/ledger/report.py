@@ -11,9 +11,9 @@ from fedsink.clients.ledger.database import Database
 from fedsink.clients.ledger.events import event_from_json
 from fedsink.clients.ledger.tables import CEILINGS
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
 from fedsink.privacy.accounting.events import epsilon as epsilon_of
 from fedsink.privacy.adjacency import ADD_REMOVE
+from fedsink.values import privacy_checks as checks
 
 
 @dataclass(frozen=True)

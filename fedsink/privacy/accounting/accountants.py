@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
 from fedsink.privacy.accounting import grids
 from fedsink.privacy.accounting.analytic import gaussian_epsilon
+from fedsink.values import privacy_checks as checks
 
 LIBRARIES = {
     "pld": "dp-accounting",

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
+from fedsink.values import privacy_checks as checks
 
 _ASSUMPTION = (
     "A shuffler that all parties trust, and that does not collude with the server, removes the "

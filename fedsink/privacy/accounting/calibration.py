@@ -11,10 +11,10 @@ from collections.abc import Callable
 from functools import partial
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
 from fedsink.privacy.accounting import accountants, grids
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.adjacency import ADD_REMOVE
+from fedsink.values import privacy_checks as checks
 
 _TOLERANCE = 5e-4
 _SMALLEST_DELTA, _LARGEST_DELTA = 1e-12, 0.499  # outside, nobody asks

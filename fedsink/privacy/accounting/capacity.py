@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from scipy import stats
 
-from fedsink.privacy import checks
+from fedsink.values import privacy_checks as checks
 
 _SHARE = 1e-3
 

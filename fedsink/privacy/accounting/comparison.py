@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
 from fedsink.privacy.accounting.calibration import delta_for, rate_for, sigma_for, uses_for
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.adjacency import ADD_REMOVE
 from fedsink.privacy.clips import BatchClip, Clip, CriticClip, RecordClip, RowClip
 from fedsink.privacy.sampling import ClassSchedule, Schedule, TurnSchedule
+from fedsink.values import privacy_checks as checks
 
 CLIP_NAMES = RecordClip.name, BatchClip.name, CriticClip.name
 """The clips that are accounted for here."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import adjacency as adjacencies
-from fedsink.privacy import checks, domain
+from fedsink.privacy import domain
 from fedsink.privacy.accounting.accountants import (
     ACCOUNTANTS,
     check_accountant,
@@ -36,6 +36,7 @@ from fedsink.privacy.accounting.capacity import overflow_probability
 from fedsink.privacy.accounting.replacement import replacement_epsilon
 from fedsink.privacy.clips import CLIPS, Clip
 from fedsink.privacy.sampling import SCHEDULES, Schedule
+from fedsink.values import privacy_checks as checks
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import math
 from typing import Any
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
 from fedsink.privacy.accounting.accountants import check_accountant, poisson_gaussian_epsilon
 from fedsink.privacy.adjacency import ADD_REMOVE, REPLACE_ONE, check_adjacency
+from fedsink.values import privacy_checks as checks
 
 _GRID = 1e-4
 

@@ -10,7 +10,7 @@ import math
 
 from scipy.special import gammaln, logsumexp
 
-from fedsink.privacy import checks
+from fedsink.values import privacy_checks as checks
 
 _ORDERS = range(2, 257)
 

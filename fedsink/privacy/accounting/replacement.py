@@ -39,9 +39,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
 from fedsink.privacy.accounting import grids
 from fedsink.privacy.accounting.analytic import gaussian_epsilon
+from fedsink.values import privacy_checks as checks
 
 if TYPE_CHECKING:
     from fedsink.privacy.clips import Clip

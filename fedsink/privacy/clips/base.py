@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
 from fedsink.privacy.adjacency import CLIENT
+from fedsink.values import privacy_checks as checks
 
 if TYPE_CHECKING:
     from fedsink.privacy.clips.critics import ClipOfCritics

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
 from fedsink.privacy.clips.base import Clip, check_type, shrunk
+from fedsink.values import privacy_checks as checks
 
 if TYPE_CHECKING:
     from fedsink.privacy.sampling import Schedule

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
 from fedsink.privacy.clips import CLIPS, Clip
 from fedsink.privacy.randomness.noise import Stream, add_gaussian_each
+from fedsink.values import privacy_checks as checks
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
 from fedsink.privacy.accounting.analytic import gaussian_epsilon, gaussian_multiplier
 from fedsink.privacy.mechanisms.local import (
     LocalMechanism,
@@ -19,6 +18,7 @@ from fedsink.privacy.mechanisms.local import (
     slackened,
 )
 from fedsink.privacy.randomness.noise import Stream
+from fedsink.values import privacy_checks as checks
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedsink.privacy import checks
 from fedsink.privacy.mechanisms.local import LocalMechanism, MatchedCost, Norm, finite, slackened
 from fedsink.privacy.randomness.noise import Stream
+from fedsink.values import privacy_checks as checks
 
 
 @dataclass(frozen=True)

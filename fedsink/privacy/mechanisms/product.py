@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
 from fedsink.privacy.mechanisms.local import LocalMechanism, MatchedCost
 from fedsink.privacy.mechanisms.randomized_response import RandomizedResponse
 from fedsink.privacy.randomness.noise import Stream
+from fedsink.values import privacy_checks as checks
 
 
 @dataclass(frozen=True)

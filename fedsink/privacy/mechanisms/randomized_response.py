@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
 from fedsink.privacy.randomness.noise import Stream
+from fedsink.values import privacy_checks as checks
 
 _LARGEST_EPSILON = 20.0
 

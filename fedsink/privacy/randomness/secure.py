@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import checks
+from fedsink.privacy.domain import noise_scale
 from fedsink.privacy.randomness.noise import Stream
 
 _SLACK = 2.0**-24
@@ -109,7 +109,7 @@ def grid(scale: float, size: int, norm: int) -> tuple[float, int]:
     Raises:
         PrivacyError: If the scale is outside 2⁻¹²⁶, ..., 2¹²⁰.
     """
-    scale = checks.noise_scale(scale)
+    scale = noise_scale(scale)
     exponent = math.frexp(scale)[1] - 1  # 2^exponent ≤ scale
     terms = -(-(max(1, size) - 1).bit_length() // norm)  # 2^terms ≥ size^(1/norm)
     return scale * (1.0 + _SLACK), exponent - _GRID_BITS - terms

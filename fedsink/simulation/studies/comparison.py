@@ -12,16 +12,16 @@ from fedsink.clients.settings import NodeSettings
 from fedsink.conf.loading import choices
 from fedsink.data.sources import load
 from fedsink.errors import ConfigError
-from fedsink.pages.compared import Compared
-from fedsink.pages.comparison import NAME, Comparison
-from fedsink.reporting.stream import ForgivingStream
+from fedsink.pages.compare_page import NAME, Comparison
+from fedsink.pages.run_groups import Compared
+from fedsink.reporting.displays import ForgivingStream
 from fedsink.server.compose import compose_config
 from fedsink.server.finished import FinishedRun
 from fedsink.server.recorded import RecordedRun
 from fedsink.simulation.evaluate import evaluate_run
 from fedsink.simulation.studies.study import Study, StudyPlan
 from fedsink.strategies.registry import STRATEGIES
-from fedsink.values import Config, integer, leaves
+from fedsink.values import Config, checks, leaves
 
 SHARED = (
     "data", "partition", "clients", "conditional", "seed", "engine", "noise", "policy", "report",
@@ -62,7 +62,7 @@ class MethodComparison(Study):
 
     def __post_init__(self) -> None:
         if self.images != 0:
-            integer(vars(self), "images", minimum=20, where="study.", also="0 or ")
+            checks.count("study.images", self.images, minimum=20, also="0 or ")
         if not isinstance(self.methods, tuple) or len(set(self.methods)) < len(self.methods):
             raise ConfigError(
                 f"study.methods is a list of methods, each once, not {_plain(self.methods)!r}."
@@ -90,7 +90,7 @@ class MethodComparison(Study):
                     f"{_plain(self.seeds)!r}."
                 )
             for seed in self.seeds:
-                integer({"seeds": seed}, "seeds", minimum=0, where="study.")
+                checks.count("study.seeds", seed, minimum=0)
 
     def plan(self, config: Config, node: NodeSettings) -> StudyPlan:
         """Compose the configuration of each run.

@@ -19,12 +19,11 @@ from fedsink.data.sources import load
 from fedsink.errors import ConfigError
 from fedsink.evaluation.networks import limit_threads, train_cnn
 from fedsink.evaluation.table import format_table
-from fedsink.reporting import write_json
-from fedsink.reporting.atomic import write_atomic
-from fedsink.reporting.grids import save_side_by_side
+from fedsink.reporting.drawing import save_side_by_side
+from fedsink.reporting.output_files import write_atomic, write_json
 from fedsink.server.finished import FinishedRun
 from fedsink.simulation.studies.study import Study, StudyPlan
-from fedsink.values import Config, integer, within
+from fedsink.values import Config, checks
 
 CLEAN, SUSPECTS = "clean", "suspects"
 
@@ -77,11 +76,10 @@ class Debugging(Study):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        values = vars(self)
         for key in ("clean", "suspect"):
-            within(values, key, "[0, 1]", where="study.")
-        integer(values, "pictures", where="study.")
-        integer(values, "seed", minimum=0, where="study.")
+            checks.within(f"study.{key}", getattr(self, key), "[0, 1]")
+        checks.count("study.pictures", self.pictures)
+        checks.count("study.seed", self.seed, minimum=0)
         if self.suspect >= self.clean:
             raise ConfigError(
                 f"study.suspect={self.suspect} must be below study.clean={self.clean}: no client "

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.registry import Registry
-from fedsink.reporting.stream import ForgivingStream
+from fedsink.reporting.displays import ForgivingStream
 from fedsink.server.compose import store_config
 from fedsink.server.finished import open_run
 from fedsink.server.folder import RunFolder, command_for

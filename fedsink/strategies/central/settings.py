@@ -25,7 +25,7 @@ from fedsink.strategies.central.unprotected import unprotected_statement
 from fedsink.strategies.quorum import check_quorum
 from fedsink.strategies.settings import StrategySettings
 from fedsink.strategies.trainer import OptimizerSettings
-from fedsink.values import given, integer, strictly
+from fedsink.values import checks, given, strictly
 
 
 class CentralSettings(StrategySettings):
@@ -170,7 +170,7 @@ def central_plan(
     if config.capacity == "auto":
         free = plan(None)  # with a capacity its rounds can only become fewer
         return plan(capacity_for(free.rate, records, free.uses, config.delta))
-    return plan(integer(vars(config), "capacity", also="null, auto or "))
+    return plan(checks.count("capacity", config.capacity, also="null, auto or "))
 
 
 def signal_to_noise(energy: float, noise: float) -> dict[str, float]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedsink.configuration import noise_entries
 from fedsink.privacy import LIBRARIES, LOCAL_NOISE, CriticClip, NoiseShare, PrivacyPlan
-from fedsink.reporting.noise import noise_entries
 
 OF_IMAGES = "Poisson-subsampled Gaussian on clipped gradients of the generated images"
 

@@ -34,7 +34,7 @@ from fedsink.strategies.dp_sinkhorn.layout import Layout
 from fedsink.strategies.self_term import SelfTermSettings
 from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.transport import check_backend
-from fedsink.values import choice, integer
+from fedsink.values import checks
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -83,7 +83,7 @@ class DPSinkhornSettings(CentralSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for count in ("rows", "uses_per_message"):
-            integer(vars(self), count, where="strategy.")
+            checks.count(f"strategy.{count}", getattr(self, count))
         view_from_dict(self.view)  # refused now rather than in a client
         if self.plan.clip.per_record and not self.objective.is_quadratic:
             raise ConfigError(
@@ -103,8 +103,10 @@ class DPSinkhornSettings(CentralSettings):
         chosen = config.strategy
         classes, label_weight = len(config.classes), chosen["label_weight"]
         check_backend(chosen["backend"])
-        clip = CLIPS[choice(vars(config), "clip", "record", "batch")](chosen["bound"])
-        by_class = choice(chosen, "schedule", "class", "joint", where="strategy.") == "class"
+        clip = CLIPS[checks.choice("clip", config.clip, "record", "batch")](chosen["bound"])
+        by_class = (
+            checks.choice("strategy.schedule", chosen["schedule"], "class", "joint") == "class"
+        )
         schedule = ClassSchedule(classes) if by_class and classes > 1 else JointSchedule()
         return cls(
             plan=central_plan(config, clip, schedule),

@@ -34,7 +34,7 @@ from fedsink.protocol.gs_wgan import Critics
 from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.central.settings import CentralSettings, central_plan, common_settings
 from fedsink.strategies.trainer import OptimizerSettings
-from fedsink.values import flag, integer, positive, strictly
+from fedsink.values import checks, strictly
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -83,7 +83,7 @@ class GSWGANSettings(CentralSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("rows", "fakes"):
-            integer(vars(self), name, where="strategy.")
+            checks.count(f"strategy.{name}", getattr(self, name))
         turns = self.plan.schedule.cohorts
         if turns > self.clients:
             raise ConfigError(
@@ -108,7 +108,7 @@ class GSWGANSettings(CentralSettings):
                 raise ConfigError(
                     f"strategy={cls.name} clips the gradients of critics: leave out {key}={clip}."
                 )
-        published = flag(chosen, "published", where="strategy.")
+        published = checks.flag("strategy.published", chosen["published"])
         clip, schedule, sigma = (_published if published else _all_critics)(config)
         options = dict(chosen["critic"])
         kind, hidden, scale = (options.pop(name, None) for name in ("kind", "hidden", "scale"))
@@ -217,8 +217,8 @@ def _published(config: Configuration) -> _Mechanism:
             f"strategy.row_sigma={sigma} and sigma={config.sigma} both state the noise: leave one "
             "of them out."
         )
-    clip = RowClip(chosen["bound"], integer(chosen, "rows", where="strategy."))
+    clip = RowClip(chosen["bound"], checks.count("strategy.rows", chosen["rows"]))
     if sigma is not None:
-        sigma = positive(chosen, "row_sigma", where="strategy.", also="null or ")
+        sigma = checks.positive("strategy.row_sigma", chosen["row_sigma"], also="null or ")
         sigma /= math.sqrt(clip.rows)
     return clip, PickSchedule(config.clients, config.seed or 0), sigma

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from fedsink.data.maps import map_from_dict
 from fedsink.errors import ConfigError
 from fedsink.privacy import LOCAL_MECHANISMS, local_mechanism
 from fedsink.protocol.privatize_once import LocalPlan
+from fedsink.values import checks
 
 
 def local_plan(
@@ -50,10 +50,8 @@ def local_plan(
     chosen = local_mechanism(name)
     if eps is None and sigma is None:
         eps = float(recipe["eps"])
-    if eps is not None and (
-        isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf
-    ):
-        raise ConfigError(f"eps must be a positive number, not {eps!r}.")
+    if eps is not None:
+        checks.positive("eps", eps)
     if delta and not chosen.needs_delta:
         others = [other for other in LOCAL_MECHANISMS if local_mechanism(other).needs_delta]
         raise ConfigError(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsink.models.critics import Adam, PerceptronCritic, wgan_gp_losses
 from fedsink.privacy import Stream
-from fedsink.values import integer, positive
+from fedsink.values import checks
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class NoisyCriticSettings:
 
     def __post_init__(self) -> None:
         for name in ("hidden", "steps"):
-            integer(vars(self), name, where="strategy.critic.")
+            checks.count(f"strategy.critic.{name}", getattr(self, name))
         for name in ("lr", "penalty"):
-            positive(vars(self), name, where="strategy.critic.")
+            checks.positive(f"strategy.critic.{name}", getattr(self, name))
 
 
 class NoisyCritic:

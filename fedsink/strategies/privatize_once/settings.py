@@ -32,7 +32,7 @@ from fedsink.transport import (
     cost_named,
     solver_named,
 )
-from fedsink.values import choice, flag, given, integer, number, positive, strictly, within
+from fedsink.values import checks, given, strictly
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -104,18 +104,17 @@ class PrivatizeOnceSettings(StrategySettings):
     critic: NoisyCriticSettings | None = None
 
     def __post_init__(self) -> None:
-        values, where = vars(self), "strategy."
-        integer(values, "rounds")
-        integer(values, "batch", minimum=2, where=where)
-        within(values, "finite_batch_factor", "(0, 1]", where=where)
-        choice(values, "loss", *LOSSES, where=where)
-        flag(values, "unmatched", where=where)
-        integer(values, "max_iterations", where=where)
-        number(values, "tolerance", where=where)
+        checks.count("rounds", self.rounds)
+        checks.count("strategy.batch", self.batch, minimum=2)
+        checks.within("strategy.finite_batch_factor", self.finite_batch_factor, "(0, 1]")
+        checks.choice("strategy.loss", self.loss, *LOSSES)
+        checks.flag("strategy.unmatched", self.unmatched)
+        checks.count("strategy.max_iterations", self.max_iterations)
+        checks.number("strategy.tolerance", self.tolerance)
         check_quorum(self.quorum, self.clients)
-        integer(values, "chunk_size", where=where)
+        checks.count("strategy.chunk_size", self.chunk_size)
         if self.lam is not None:
-            positive(values, "lam", where=where)
+            checks.positive("strategy.lam", self.lam)
         _ = self.transport  # refuses cost, solver and backend
         self._check_loss()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedsink.configuration import noise_entries
 from fedsink.protocol.privatize_once import LocalPlan
-from fedsink.reporting.noise import noise_entries
 
 
 def local_statement(

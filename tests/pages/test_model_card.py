@@ -1,0 +1,42 @@
+"""The sentences of a card; tests/commands/test_card.py has the command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedsink.pages.model_card import model_card
+from fedsink.reporting.output_files import write_json
+from fedsink.server.recorded import RecordedRun
+
+from .conftest import Begin
+
+RESULT = {"rounds": 20, "label_prior": [0.1] * 10}
+
+
+def card(begin: Begin, *overrides: str, **evaluations: dict[str, Any]) -> str:
+    folder = begin(*overrides)
+    for name, evaluation in evaluations.items():
+        write_json(folder.path / f"evaluation-{name}.json", {"n": 40, **evaluation})
+    run = RecordedRun.of(folder.path)
+    return model_card(run, run.privacy or {}, RESULT, "mit")
+
+
+def test_real_data_stand_beside_the_generator_and_class_means_do_not(begin: Begin) -> None:
+    columns = {
+        "synthetic": {"mean": 0.8123, "sd": 0.01},
+        "real": {"mean": 0.951},
+        "class_means": {"mean": 0.642},
+    }
+    paper = {"accuracy": {"cnn": 0.8123}, "figures": {"accuracy/cnn": columns}, "seeds": [3, 4]}
+    bare = {"accuracy": {"cnn": 0.5}, "observation": False}
+    text = card(begin, "mode=central", paper=paper, bare=bare)
+    assert "| cnn | 81.2 ± 1.0 % | 95.1 % |" in text
+    assert "64.2" not in text
+    # How the pictures were drawn, in figures and in the command.
+    assert "Accuracy over 2 runs:" in text
+    assert "Accuracy over 1 run, without the observation model:" in text
+    assert "(with its observation model)" in text
+
+
+def test_points_are_not_observed(begin: Begin) -> None:
+    assert "observation model" not in card(begin, "mode=ldp", "data=half_circle")

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsink.errors import CheckpointError, ConfigError
+from fedsink.pages.run_groups import Compared, Group, differing, mean_and_sd, run_settings, status
+from fedsink.server.compose import compose_config, store_config
+from fedsink.server.folder import RunFolder
+from fedsink.server.recorded import RecordedRun
+
+from .small_runs import evaluated
+
+
+def of(runs: Path, *names: str) -> Compared:
+    return Compared.of([runs / name for name in names])
+
+
+def test_runs_that_differ_in_their_seed_alone_are_a_group(runs: Path) -> None:
+    compared = of(runs, "a0", "low", "a1", "a2")
+    assert [list(group.runs) for group in compared.groups] == [["a0", "a1", "a2"], ["low"]]
+    assert compared.groups[0].seeds == "3 runs, seeds 0, 1, 2"
+    assert compared.groups[1].seeds == "1 run, seed 0"
+    assert of(runs, "a0", "secret").groups[0].seeds == "2 runs, seeds 0, secret"
+    assert of(runs, "low", "secret").groups[1].seeds == "1 run, secret noise"
+
+
+def test_groups_are_titled_by_their_method_and_what_tells_them_apart(runs: Path) -> None:
+    titles = [group.title for group in of(runs, "a0", "low", "local").groups]
+    assert titles == [
+        "dp_sinkhorn, eps=10, engine.threads=1",
+        "dp_sinkhorn, eps=1, engine.threads=2",
+        "privatize_once",
+    ]
+    assert of(runs, "a0", "low").differing == ["eps", "engine.threads"]
+
+
+def recorded(path: Path, delta: float, losses: list[float]) -> RecordedRun:
+    folder = RunFolder(path)
+    folder.create()
+    stated = {"model": "central", "unit": "record", "adjacency": "add-remove", "delta": delta}
+    folder.write(folder.privacy, stated)
+    for round, loss in enumerate(losses, start=1):
+        folder.log({"round": round, "loss": loss})
+    return RecordedRun(folder)
+
+
+def test_a_promise_has_its_delta(tmp_path: Path) -> None:
+    deltas = 1e-5, 1e-5, 1e-6
+    runs = [recorded(tmp_path / str(n), delta, []) for n, delta in enumerate(deltas)]
+    first, same, other = (Group("", {"a": run}, {}).promise for run in runs)
+    assert first == same != other
+    assert (str(first)[-8:], str(other)[-8:]) == ("δ = 1e-5", "δ = 1e-6")
+
+
+def test_epsilons_are_together_only_where_they_promise_the_same(runs: Path) -> None:
+    found = of(runs, "a0", "low", "clients", "local").by_promise()
+    grouped = [[next(iter(group.runs)) for group in groups] for groups in found.values()]
+    assert grouped == [["a0", "low"], ["clients"], ["local"]]
+    assert [str(promise).split(",")[:2] for promise in found] == [
+        ["central model", " per record"], ["central model", " per client"],
+        ["local model", " per record"],
+    ]  # fmt: skip
+
+
+def test_losses_are_together_only_where_they_are_the_same_quantity(
+    runs: Path, tmp_path: Path
+) -> None:
+    from fedsink.server.compose import compose_config
+    from fedsink.simulation.simulate import start
+
+    small = ["engine=local", "clients=2", "rounds=3", "report.pictures=0", "seed=0", "eps=10"]
+    other = start(compose_config([*small, "strategy.optimizer.lr=1e-2"]), tmp_path / "other")
+    compared = Compared.of([runs / "a0", runs / "low", other, runs / "local"])
+    grouped = [[next(iter(group.runs)) for group in groups] for groups in compared.by_loss()]
+    assert [[Path(name).name for name in names] for names in grouped] == [
+        ["a0", "other"], ["low"], ["local"],
+    ]  # fmt: skip
+
+
+def test_losses_of_another_objective_are_apart(tmp_path: Path) -> None:
+    runs = {}
+    for name, lam, lr in (("a", 1.0, 0.1), ("b", 1.0, 0.2), ("c", 2.0, 0.1)):
+        runs[name] = recorded(tmp_path / name, 1e-5, [1.0])
+        strategy = {"name": "x", "lam": lam, "optimizer": {"lr": lr}}
+        store_config(runs[name].folder, {"mode": "central", "seed": 0, "strategy": strategy})
+    grouped = [[list(group.runs) for group in groups] for groups in Compared(runs).by_loss()]
+    assert grouped == [[["a"], ["b"]], [["c"]]]
+
+
+def test_a_curve_is_the_mean_of_the_runs_that_have_the_round(tmp_path: Path) -> None:
+    losses = {"a": [1.0, 4.0, 8.0], "b": [2.0, 5.0]}
+    runs = {name: recorded(tmp_path / name, 1e-5, values) for name, values in losses.items()}
+    assert Group("", runs, {}).mean("loss") == ([1.0, 2.0, 3.0], [1.5, 4.5, 8.0])
+    assert Group("", runs, {}).mean("unheard of") == ([], [])
+
+
+def test_figures_of_an_evaluation_are_those_of_the_runs_that_have_it(
+    runs: Path, tmp_path: Path
+) -> None:
+    for name in ("a0", "a1", "a2"):
+        shutil.copytree(runs / name, tmp_path / name)
+    (tmp_path / "a1" / "evaluation.json").unlink()
+    evaluated(tmp_path / "a2", 0.8)
+    (group,) = of(tmp_path, "a0", "a1", "a2").groups
+    assert group.measured("evaluation", "accuracy", "cnn") == [0.9, 0.8]
+    assert group.measured("evaluation-paper", "accuracy", "cnn") == []
+    assert group.measured("evaluation", "accuracy") == []
+
+
+def test_mean_and_sample_standard_deviation() -> None:
+    assert mean_and_sd([]) == "–"
+    assert mean_and_sd([0.5], 100) == "50.0"
+    assert mean_and_sd([0.4, 0.5, 0.6], 100) == "50.0 ± 10.0"
+
+
+def test_sweeps_and_studies_stand_for_their_runs(runs: Path, tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+    for number, name in (("2", "low"), ("10", "a0")):
+        shutil.copytree(runs / name, sweep / number)
+    (sweep / "multirun.yaml").touch()
+    assert list(Compared.of([sweep]).runs) == ["2", "10"]
+
+    store_config(RunFolder(sweep), {"study": {}, "plan": {"runs": {"2": {}, "10": {}, "late": {}}}})
+    study = Compared.of([sweep])
+    assert list(study.runs) == ["2", "10"]
+    assert study.warnings() == ["Not finished: late. Their figures will change."]
+
+
+def test_how_far_a_run_is(runs: Path, tmp_path: Path) -> None:
+    compared = of(runs, "a0", "stopped")
+    assert [status(run) for run in compared.runs.values()] == ["finished", "unfinished, round 2"]
+    assert compared.warnings() == ["Not finished: stopped. Their figures will change."]
+    shutil.copytree(runs / "stopped", tmp_path / "failed")
+    (tmp_path / "failed" / "failed.json").write_text('{"message": "Lost.", "exit_code": 1}')
+    failed = Compared.of([runs / "a0", tmp_path / "failed"])
+    assert status(list(failed.runs.values())[1]) == "failed after round 2"
+
+
+def test_runs_of_different_data_and_repetitions_are_warned_of(runs: Path, tmp_path: Path) -> None:
+    from fedsink.server.compose import stored_config
+
+    shutil.copytree(runs / "a0", tmp_path / "again")
+    again = Compared.of([runs / "a0", tmp_path / "again"])
+    assert again.warnings() == [
+        "dp_sinkhorn has several runs of seed 0: they are repetitions, and no evidence of their "
+        "own."
+    ]
+    folder = RunFolder(tmp_path / "again")
+    config = stored_config(folder)
+    store_config(folder, {**config, "data": {**config["data"], "root": "/secret/place"}})
+    assert Compared.of([runs / "a1", tmp_path / "again"]).warnings() == [
+        "The runs read their data from different folders: whether these hold the same records is "
+        "not recorded."
+    ]
+    store_config(folder, {**config, "data": {**config["data"], "name": "mnist"}})
+    (warning,) = Compared.of([runs / "a1", tmp_path / "again"]).warnings()
+    assert warning.startswith("These runs are of different data (digits, mnist; data.name differ)")
+
+
+def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a0 is named twice: name each run once"):
+        of(runs, "a0", "a1", "../" + runs.name + "/a0")
+    with pytest.raises(
+        ConfigError, match=r"needs two runs or more, not .*a0 alone: name others as"
+    ):
+        of(runs, "a0")
+    with pytest.raises(CheckpointError, match=r"nowhere is no folder: name one that holds a run"):
+        of(runs, "a0", "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"empty holds no fedsink run \(no config\.yaml, nor"):
+        of(tmp_path, "empty")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.yaml").write_text("logging: true\n")
+    with pytest.raises(CheckpointError, match=r"config\.yaml is not a run's configuration: name a"):
+        Compared.of([runs / "a0", tmp_path / "other"])
+    begun = RunFolder(tmp_path / "begun")
+    store_config(begun, {"study": {}, "plan": {"runs": {"late": {}}}})
+    with pytest.raises(ConfigError, match="needs two runs or more, not no run that has begun"):
+        Compared.of([begun.path])
+
+
+def settings_of(*overrides: str) -> dict[str, Any]:
+    return run_settings(compose_config(list(overrides)))
+
+
+@pytest.mark.quick("*seed*")
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((), ("seed=3",)),
+        ((), ("eps=10",)),  # as the recipe has it
+        ((), ("rounds=3000",)),
+        (("sigma=2",), ("sigma=2", "rounds=3000")),
+        (("mode=ldp",), ("mode=ldp", "eps=35", "rounds=800")),
+        (("mode=ldp", "sigma=2"), ("mode=ldp", "sigma=2", "rounds=800")),
+        (("data=mnist", "data.root=/a"), ("data=mnist", "data.root=/b")),
+        (("policy=/a/policy.toml",), ()),
+    ],
+    ids=str,
+)
+def test_what_makes_a_run_its_own_is_no_difference(
+    first: tuple[str, ...], second: tuple[str, ...]
+) -> None:
+    assert settings_of(*first) == settings_of(*second)
+
+
+@pytest.mark.quick("*rate=0.4*")
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (("eps=3",), ["eps"]),
+        (("sigma=2",), ["eps", "sigma"]),
+        (("eps=10", "sigma=2"), ["sigma", "rounds"]),  # which follow from one another
+        (("rate=0.4", "strategy.rows=6"), ["rate", "strategy.rows"]),
+        (("generator.hidden=[8]",), ["generator.hidden"]),
+    ],
+    ids=str,
+)
+def test_keys_that_differ_are_named_those_of_no_group_first(
+    overrides: tuple[str, ...], keys: list[str]
+) -> None:
+    assert sorted(differing([settings_of(), settings_of(*overrides)])) == sorted(keys)
+    dotted = ["." in key for key in differing([settings_of(), settings_of(*overrides)])]
+    assert dotted == sorted(dotted)
+
+
+def test_a_key_that_another_method_does_not_have_differs() -> None:
+    keys = differing([settings_of(), settings_of("strategy=gs_wgan")])
+    assert {"strategy.name", "strategy.lam", "strategy.critics"} <= set(keys)
+    assert not [key for key in keys if key.startswith("recipe")]

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import io
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedsink.reporting.displays import ForgivingStream, NotebookBar, Status, in_notebook
+from fedsink.reporting.progress import Progress
+
+
+def shell(monkeypatch: pytest.MonkeyPatch, **attributes: object) -> None:
+    import IPython
+
+    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(**attributes))
+
+
+def test_a_kernel_is_a_notebook_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    import IPython
+
+    assert not in_notebook()
+    shell(monkeypatch)
+    assert not in_notebook()  # IPython on a terminal has no kernel
+    shell(monkeypatch, kernel=object())
+    assert in_notebook()
+    monkeypatch.setattr(IPython, "get_ipython", lambda: None)
+    assert not in_notebook()
+    monkeypatch.delitem(sys.modules, "IPython")
+    assert not in_notebook()
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """Collects the outputs of a notebook, the first and those that replace it."""
+    import IPython.display
+
+    bundles: list[dict[str, str]] = []
+
+    class Handle:
+        def update(self, bundle: dict[str, str], raw: bool) -> None:
+            bundles.append(bundle)
+
+    def display(bundle: dict[str, str], raw: bool, display_id: bool) -> Any:
+        bundles.append(bundle)
+        return Handle()
+
+    monkeypatch.setattr(IPython.display, "display", display)
+    return bundles
+
+
+def test_the_bar_is_redrawn_in_place_a_few_times_a_second(shown: list[dict[str, str]]) -> None:
+    now = 0.0
+    bar = NotebookBar(1000, "<b>", 10, lambda: now)
+    assert shown[0]["text/html"].startswith('<progress value="10" max="1000"></progress>')
+    assert "&lt;b&gt;" in shown[0]["text/html"]
+    for round in range(11, 1001):
+        now += 0.01
+        bar.show(round, Status(((0, f"round {round}"),)))
+    bar.close()
+    assert 38 <= len(shown) <= 43
+    assert shown[-1]["text/plain"] == "round 1000"
+
+
+def test_progress_chooses_it_in_a_notebook(
+    shown: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell(monkeypatch, kernel=object())
+    with Progress(3, "central") as progress:
+        progress.update(2, loss=0.5)
+    assert "round 2/3  loss 0.5" in shown[-1]["text/plain"]
+    assert capsys.readouterr().err == ""
+    stream = io.StringIO()
+    with Progress(3, "central", stream=stream) as progress:  # a stream that was asked for is used
+        progress.update(3)
+    assert "round 3/3" in stream.getvalue()
+
+
+class Full(io.StringIO):
+    """Takes one write, then fails, then would take more again."""
+
+    def write(self, text: str) -> int:
+        if text == "second":
+            raise OSError(28, "No space left on device")
+        return super().write(text)
+
+
+def test_passes_text_on():
+    stream = io.StringIO()
+    assert ForgivingStream(stream).write("ε") == 1
+    assert stream.getvalue() == "ε"
+
+
+def test_falls_silent_for_good_after_a_failure():
+    stream = Full()
+    forgiving = ForgivingStream(stream)
+    assert [forgiving.write(text) for text in ("first", "second", "third")] == [5, 6, 5]
+    assert stream.getvalue() == "first"
+
+
+def test_a_closed_stream_is_forgiven():
+    for action in (lambda f: f.flush(), lambda f: f.write("x")):
+        stream = io.StringIO()
+        stream.close()
+        action(ForgivingStream(stream))
