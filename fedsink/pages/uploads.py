@@ -13,8 +13,8 @@ from fedsink.models.registry import parameter_count
 from fedsink.pages.tables import MISSING, Table, number, size
 from fedsink.protocol.records import payload_bytes
 from fedsink.server.recorded import RecordedRun
-from fedsink.strategies.registry import settings_of
-from fedsink.strategies.settings import StrategySettings
+from fedsink.strategies.methods import settings_of
+from fedsink.strategies.strategy_settings import StrategySettings
 
 MOST_ROWS = 30
 """Clients that have a row each; of more, neighbours who sent the same share one."""
