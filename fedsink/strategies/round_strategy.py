@@ -80,11 +80,10 @@ class RoundStrategy(Strategy):
             ClientError: a node does not answer, two nodes state one client, or more clients are
                 missing than the quorum allows.
         """
-        found: Mapping[int, int]
         if isinstance(grid, Roster):
             found = grid.roster()
-        else:  # the nodes are asked once
-            found = self._roster or self._ask_nodes(grid)
+        else:
+            found = self._roster or self._ask_every_node(grid)
         if found is not self._roster:
             everybody = range(self.clients)
             if any(client not in everybody for client in found) or (
@@ -96,7 +95,7 @@ class RoundStrategy(Strategy):
             self._roster, self._nodes = found, dict(sorted(found.items()))
         return self._nodes
 
-    def _ask_nodes(self, grid: Grid) -> dict[int, int]:
+    def _ask_every_node(self, grid: Grid) -> dict[int, int]:
         found: dict[int, int] = {}
         for reply in grid.send_and_receive([identity_query(node) for node in grid.get_node_ids()]):
             check(reply, "saying which client it is")
