@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedsink.models import Generator, build
 from fedsink.models.weights import flat_weights, pullback
-from fedsink.strategies.self_term import POTENTIAL_SOLVER
+from fedsink.strategies.dp_sinkhorn.self_term import POTENTIAL_SOLVER
 from fedsink.transport import (
     BACKENDS,
     L1,

@@ -32,7 +32,7 @@ from fedsink.server.finished import open_run
 from fedsink.server.running import build_generator
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.simulate import configure
-from fedsink.strategies import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.transport import append_labels, self_gradient, transport_gradient
 
 

@@ -29,8 +29,9 @@ from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.objective import Objective
 from fedsink.simulation.cohort import Hosted, fedsink_apps
 from fedsink.simulation.ray.grid import RayGrid
-from fedsink.strategies import DPSinkhorn, DPSinkhornSettings
-from fedsink.strategies.self_term import SelfTermSettings
+from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.strategies.trainer import OptimizerSettings
 
 RECORDS, CLASSES, SIZE, ROUNDS = 20_000, 10, 64, 10

@@ -64,10 +64,11 @@ from fedsink.simulation.identity import become
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.local import LocalGrid
 from fedsink.simulation.simulate import configure, start
-from fedsink.strategies import DPSinkhorn, DPSinkhornSettings
-from fedsink.strategies.central.statement import central_statement
-from fedsink.strategies.dp_sinkhorn.layout import Layout
-from fedsink.strategies.self_term import SelfTermSettings, self_term
+from fedsink.strategies.central_statement import central_statement
+from fedsink.strategies.dp_sinkhorn.rows import Layout
+from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings, self_term
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.strategies.trainer import OptimizerSettings
 
 from .support import streams, tiny

@@ -21,8 +21,9 @@ from fedsink.errors import ConfigError
 from fedsink.evaluation import format_table
 from fedsink.protocol.run import UNNAMED
 from fedsink.server.compose import compose_config
-from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
-from fedsink.strategies.registry import settings_of
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.strategies.methods import settings_of
+from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
 
 HELP = """Usage: fedsink suggest data=NAME [mode=central|ldp] [eps=…] [clients=…] [key=value …]
 

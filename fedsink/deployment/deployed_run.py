@@ -27,8 +27,8 @@ from fedsink.server.compose import compose_config, store_config, stored_config
 from fedsink.server.folder import RunFolder
 from fedsink.server.running import build_generator, run_server
 from fedsink.server.settings import ServerEngine, ServerSettings
-from fedsink.strategies.quorum import Quorum
-from fedsink.strategies.registry import settings_of
+from fedsink.strategies.methods import settings_of
+from fedsink.strategies.strategy_settings import Quorum
 from fedsink.values import Config, checks, strictly
 
 COMMAND = "fedsink deploy"

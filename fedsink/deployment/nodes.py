@@ -14,7 +14,7 @@ from fedsink.deployment.pending import CLIENTS_OWN, Pending
 from fedsink.errors import ClientError
 from fedsink.protocol.exchange import Exchange
 from fedsink.protocol.identity import identity_query, stated_client
-from fedsink.strategies.base import check
+from fedsink.strategies.round_strategy import check
 
 _LOOK_SECONDS = 2.0  # between two looks at who is connected
 _IDENTITY_SECONDS = 300.0  # for a node to say which client it is: it starts a process first

@@ -37,7 +37,7 @@ from fedsink.reporting.output_files import write_atomic
 from fedsink.server.folder import command_for
 from fedsink.server.loop import LoopSettings
 from fedsink.server.recorded import RecordedRun
-from fedsink.strategies.registry import STRATEGIES
+from fedsink.strategies.methods import STRATEGIES
 from fedsink.values import strictly
 
 FILE_NAME = "report.html"

@@ -13,8 +13,8 @@ from fedsink.models.generators import parameter_count
 from fedsink.pages.page import MISSING, PageTable, number, size
 from fedsink.protocol.records import payload_bytes
 from fedsink.server.recorded import RecordedRun
-from fedsink.strategies.registry import settings_of
-from fedsink.strategies.settings import StrategySettings
+from fedsink.strategies.methods import settings_of
+from fedsink.strategies.strategy_settings import StrategySettings
 
 MOST_ROWS = 30
 """Clients up to which each has a row; above, neighbours with equal uploads share a row."""

@@ -21,7 +21,7 @@ from fedsink.server import checkpoint
 from fedsink.server.folder import RunFolder, command_for
 from fedsink.server.interrupt import InterruptedRunError, Interruption
 from fedsink.server.snapshot import snapshot
-from fedsink.strategies import RoundStrategy
+from fedsink.strategies.round_strategy import RoundStrategy
 from fedsink.values import checks
 
 

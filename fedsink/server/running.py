@@ -17,8 +17,8 @@ from fedsink.server.interrupt import InterruptedRunError
 from fedsink.server.loop import train
 from fedsink.server.recorded import RecordedRun
 from fedsink.server.settings import ServerSettings
-from fedsink.strategies import RoundStrategy
-from fedsink.strategies.registry import strategy_of
+from fedsink.strategies.methods import strategy_of
+from fedsink.strategies.round_strategy import RoundStrategy
 
 
 def server_app(settings: ServerSettings) -> ServerApp:

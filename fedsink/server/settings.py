@@ -11,7 +11,7 @@ from fedsink.configuration import Configuration
 from fedsink.environment import device_named
 from fedsink.reporting.loggers import logger_names
 from fedsink.server.loop import LoopSettings
-from fedsink.strategies.settings import StrategySettings
+from fedsink.strategies.strategy_settings import StrategySettings
 from fedsink.values import checks, strictly
 
 

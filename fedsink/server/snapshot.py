@@ -10,7 +10,7 @@ import torch
 from fedsink.models import sample
 from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.server.folder import RunFolder
-from fedsink.strategies import RoundStrategy
+from fedsink.strategies.round_strategy import RoundStrategy
 
 _COLUMNS = 10
 _POINTS = 1000

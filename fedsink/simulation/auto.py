@@ -14,7 +14,7 @@ import torch
 
 from fedsink.protocol.tree_sum import BLOCK
 from fedsink.simulation.settings import EngineSettings
-from fedsink.strategies.settings import StrategySettings
+from fedsink.strategies.strategy_settings import StrategySettings
 
 _OF_RAY = ("address", "actors", "num_cpus", "num_gpus", "data", "revive_seconds", "timeout")
 _START = 8.0  # seconds until Ray's processes answer, less those until this one does

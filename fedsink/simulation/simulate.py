@@ -32,7 +32,7 @@ from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.local import LocalGrid
 from fedsink.simulation.settings import EngineSettings, RunSettings, node_settings
-from fedsink.strategies.registry import settings_of
+from fedsink.strategies.methods import settings_of
 from fedsink.values import Config
 
 if TYPE_CHECKING:

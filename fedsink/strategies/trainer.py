@@ -1,9 +1,9 @@
-"""One optimiser step of the generator from a gradient of its output."""
+"""Steps of the generator's optimiser, from gradients of its output."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ class OptimizerSettings:
 
 
 class Trainer:
-    """`apply(generator, gradient) → generator'`, with everything needed to resume.
+    """The generator's optimiser and averaged weights, with everything needed to resume.
 
     Args:
         generator: trained in place.
@@ -77,7 +77,7 @@ class Trainer:
         return self.ema.model if self.ema else self.generator
 
     def step(self, output: Tensor, gradient: Tensor, number: int) -> None:
-        """Backpropagate ∂L/∂output into the weights and take step `number` (from 1)."""
+        """Backpropagates ∂L/∂output into the weights and takes step `number` (from 1)."""
         self.optimizer.zero_grad(set_to_none=True)
         output.backward(gradient.to(output))
         for group in self.optimizer.param_groups:
@@ -87,44 +87,36 @@ class Trainer:
             self.ema.update(self.generator)
 
     def rate(self, number: int) -> float:
-        """The learning rate of step `number` (from 1)."""
-        return self.settings.lr * self._factor(number)
-
-    def _factor(self, number: int) -> float:
-        warm = min(1.0, number / max(1, self.settings.warmup))
-        if self.settings.schedule == "constant":
-            return warm
-        return warm * 0.5 * (1.0 + math.cos(math.pi * (number - 1) / self.steps))
+        """Returns the learning rate of step `number` (from 1)."""
+        factor = min(1.0, number / max(1, self.settings.warmup))
+        if self.settings.schedule == "cosine":
+            factor = factor * 0.5 * (1.0 + math.cos(math.pi * (number - 1) / self.steps))
+        return self.settings.lr * factor
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Weights, the optimiser's moments and the average, by name."""
+        """Returns weights, the optimiser's moments and the average, by name."""
         tensors = {f"generator.{k}": v for k, v in self.generator.state_dict().items()}
-        for name, moments in self._moments():
-            of = f"{self.settings.name}.{name}"
-            tensors |= {f"{of}.{key}": value for key, value in moments.items()}
+        for name, parameter in self.generator.named_parameters():
+            moments = self.optimizer.state.get(parameter, {})
+            tensors |= {f"{self.settings.name}.{name}.{k}": v for k, v in moments.items()}
         if self.ema:
             tensors |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
         values = {"ema_updates": self.ema.updates if self.ema else 0}
         return tensors, values
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restores what `state` returned."""
         self.generator.load_state_dict(_part(tensors, "generator."))
         moments = _part(tensors, f"{self.settings.name}.")
         for name, parameter in self.generator.named_parameters():
-            own = _part(moments, f"{name}.")
-            if own:
+            if of_parameter := _part(moments, f"{name}."):
                 self.optimizer.state[parameter] = {
                     k: v.clone() if k == "step" else v.to(parameter.device, copy=True)
-                    for k, v in own.items()
+                    for k, v in of_parameter.items()
                 }
         if self.ema:
             self.ema.model.load_state_dict(_part(tensors, "ema."))
             self.ema.updates = int(values["ema_updates"])
-
-    def _moments(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        for name, parameter in self.generator.named_parameters():
-            yield name, self.optimizer.state.get(parameter, {})
 
 
 def _adam(generator: Generator, settings: OptimizerSettings) -> torch.optim.Optimizer:

@@ -11,7 +11,7 @@ from fedsink.configuration import Configuration
 from fedsink.errors import FedsinkError
 from fedsink.protocol.run import UNNAMED
 from fedsink.server.compose import compose_config
-from fedsink.strategies.registry import settings_of
+from fedsink.strategies.methods import settings_of
 
 OWN = ["data=image_folder", "data.shape=[3,32,32]", "data.classes=[cat,dog]"]
 COUNTED = [*OWN, "data.nominal_records=50000"]

@@ -13,7 +13,7 @@ from fedsink.privacy import PrivacyPlan, UnprotectedPlan
 from fedsink.server.compose import compose_config
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.simulate import configure
-from fedsink.strategies import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.values import leaves
 
 from .conftest import FOLDER, NAMES, root, scales

@@ -22,8 +22,9 @@ from fedsink.server.settings import ServerSettings
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.settings import EngineSettings
 from fedsink.simulation.simulate import configure
-from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
-from fedsink.strategies.self_term import SelfTermSettings
+from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
 from fedsink.strategies.trainer import OptimizerSettings
 
 from .conftest import CONF

@@ -13,8 +13,7 @@ from fedsink.data import sources
 from fedsink.server.compose import compose_config
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.simulate import configure, start
-from fedsink.strategies import PrivatizeOnceSettings
-from fedsink.strategies.privatize_once.settings import LOSSES
+from fedsink.strategies.privatize_once.settings import LOSSES, PrivatizeOnceSettings
 
 
 def settings(name: str, folder: Path, *more: str) -> PrivatizeOnceSettings:

@@ -15,7 +15,7 @@ from fedsink.configuration import Configuration
 from fedsink.errors import FedsinkError
 from fedsink.protocol.run import UNNAMED
 from fedsink.server.compose import compose_config
-from fedsink.strategies.registry import settings_of
+from fedsink.strategies.methods import settings_of
 
 MNIST = Sizes((1, 28, 28), 10, 60_000, 10, 10.0, 1e-5)
 MEASURED = {

@@ -20,8 +20,9 @@ from fedsink.protocol.objective import Objective
 from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.local import LocalGrid
-from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
-from fedsink.strategies.self_term import SelfTermSettings
+from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
 from fedsink.strategies.trainer import OptimizerSettings
 
 from ..support.tiny import with_secret_key

@@ -23,7 +23,7 @@ from fedsink.server.loop import LoopSettings, train
 from fedsink.server.running import build_strategy, server_app
 from fedsink.server.settings import ServerSettings
 from fedsink.simulation.grid import client_context
-from fedsink.strategies import RoundStrategy
+from fedsink.strategies.round_strategy import RoundStrategy
 
 Grids = Callable[[str], Any]
 Settings = Callable[..., ServerSettings]

@@ -13,7 +13,8 @@ from fedsink.privacy import LOCAL_NOISE, NoiseShare, PrivacyPlan, capacity_for
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.settings import EngineSettings
 from fedsink.simulation.simulate import configure
-from fedsink.strategies import DPSinkhornSettings, PrivatizeOnceSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
 from fedsink.values import strictly
 
 from .conftest import Compose, Configure, write_policy

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from fedsink.errors import ConfigError
 from fedsink.simulation.simulate import resume, start
-from fedsink.strategies import DPSinkhornSettings, ParameterGradientSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.strategies.parameter_gradient import ParameterGradientSettings
 
 from .conftest import Compose, Configure
 

@@ -7,7 +7,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.commands.hydra_errors import one_sentence
 from fedsink.errors import ConfigError
-from fedsink.strategies import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 
 from .conftest import Compose, Configure
 

@@ -23,7 +23,7 @@ from fedsink.server.folder import RunFolder
 from fedsink.simulation.identity_of_run import RunIdentity, key_folder
 from fedsink.simulation.settings import RunSettings
 from fedsink.simulation.simulate import kind_of_noise, resume, start
-from fedsink.strategies import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 
 from .conftest import Compose, Config, Configure
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.privacy import UnprotectedPlan
 from fedsink.simulation.simulate import resume, start
-from fedsink.strategies import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 
 from .conftest import Compose, Configure, write_policy
 

@@ -16,13 +16,11 @@ from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.simulation.local import LocalGrid
-from fedsink.strategies import (
-    DPSinkhorn,
-    DPSinkhornSettings,
-    PrivatizeOnce,
-    PrivatizeOnceSettings,
-)
-from fedsink.strategies.self_term import SelfTermSettings
+from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
+from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
+from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
 from fedsink.strategies.trainer import OptimizerSettings
 
 from ..support.tiny import CLASSES, RECORDS, SIZE, points, tiny_clients

@@ -14,7 +14,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from fedsink.configuration import Configuration
 from fedsink.models import Generator
-from fedsink.strategies import DPSinkhorn, DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.values import checks
 
 

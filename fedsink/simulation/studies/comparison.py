@@ -20,7 +20,7 @@ from fedsink.server.finished import FinishedRun
 from fedsink.server.recorded import RecordedRun
 from fedsink.simulation.evaluate import evaluate_run
 from fedsink.simulation.studies.study import Study, StudyPlan
-from fedsink.strategies.registry import STRATEGIES
+from fedsink.strategies.methods import STRATEGIES
 from fedsink.values import Config, checks, leaves
 
 SHARED = (

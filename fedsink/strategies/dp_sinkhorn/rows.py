@@ -1,68 +1,135 @@
-"""Generated rows of a round, the same ones under every engine, and what is answered about them."""
+"""Public sizes of a round's generated rows, and the gradient that clients' answers make at them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from fedsink.data.views import View
-from fedsink.models import Generator
-from fedsink.privacy import Stream
+from fedsink.privacy.sampling import Schedule
 from fedsink.protocol.exchange import Sum
-from fedsink.strategies.dp_sinkhorn.layout import Label, Layout
-from fedsink.strategies.self_term import SelfParts
 
-
-class Rows:
-    """Makes rows of groups from latents that the server's key decides on.
-
-    Args:
-        generator: makes them.
-        view: their coordinates.
-        layout: of a round.
-        key: keys the latents (not secret).
-
-    Attributes:
-        latent_dim, latent_law: how many latents a row has, and what law they follow.
-    """
-
-    def __init__(self, generator: Generator, view: View, layout: Layout, key: bytes) -> None:
-        self._generator, self._view, self._layout, self._key = generator, view, layout, key
-        self.latent_dim, self.latent_law = generator.latent_dim, generator.latent_law
-
-    def __call__(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Rows of these latents and labels, (R, D), with their graph."""
-        points: Tensor = self._view(self._generator(z, labels))
-        return points
-
-    def latents(self, purpose: str, number: int, kinds: Tensor) -> tuple[Tensor, Tensor]:
-        """Latents, (R, latent_dim), and labels, (R,), of fresh groups of these kinds."""
-        labels = self._layout.row_labels(kinds).flatten()
-        return self._generator.latent(len(labels), Stream(self._key, purpose, number)), labels
-
-    @torch.no_grad()
-    def untrained(self, kinds: Tensor, number: int) -> Tensor:
-        """Rows before the first round, of groups of these kinds, (G, n + n′, D)."""
-        return self(*self.latents("history", number, kinds)).unflatten(0, (len(kinds), -1))
-
+Label = int | None
+"""The class that a client is asked about; None: all of them."""
 
 Labels = tuple[Label, ...]
-"""What one message asks about: a class for each of its uses."""
+"""The classes that one message asks about, one for each of its uses."""
 
 
 @dataclass(frozen=True)
-class Block:
-    """One round's rows and who is asked about which of them.
+class Layout:
+    """Sizes and labels of the rows of one round.
+
+    Rows come in `groups` of equal size, each a transport problem by itself, with the extra rows of
+    the self term at its end. Clients are asked about `blocks`: one group each under the class
+    schedule, all groups together under the joint one.
+
+    Attributes:
+        clients: K.
+        classes: C.
+        schedule: names the class that each client is asked about.
+        mixed: tells that a group mixes classes.
+        rows_per_class: n, rows of one class in one group.
+        debiased: extra rows of a group as a share of the others.
+    """
+
+    clients: int
+    classes: int
+    schedule: Schedule
+    mixed: bool
+    rows_per_class: int
+    debiased: float = 0.0
+
+    @property
+    def by_class(self) -> bool:
+        """Tells whether a round asks each client about one class."""
+        return self.schedule.classes > 1
+
+    @property
+    def groups(self) -> int:
+        """G, transport problems of the rows of one round."""
+        if self.by_class:
+            return min(self.clients, self.classes)
+        return 1 if self.mixed else self.classes
+
+    @property
+    def kinds(self) -> int:
+        """Number of different groups in all rounds: one per class, or one that mixes classes."""
+        return 1 if self.mixed else self.classes
+
+    @property
+    def group_rows(self) -> int:
+        """Rows of a group that clients see."""
+        return self.rows_per_class * (self.classes if self.mixed else 1)
+
+    @property
+    def extra(self) -> int:
+        """n′, further rows of a group, which only the self term sees."""
+        return int(self.group_rows * self.debiased)
+
+    @property
+    def blocks(self) -> int:
+        """P, number of different sets of rows that clients are asked about."""
+        return self.groups if self.by_class else 1
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of one client's gradient."""
+        return self.groups * self.group_rows // self.blocks
+
+    def label(self, client: int, round: int) -> Label:
+        """Returns the class that a client is asked about."""
+        return self.schedule.label(client, round)
+
+    def group_kinds(self, round: int) -> Tensor:
+        """Returns the kinds of a round's groups, (G,), increasing: classes, or 0 for a mixture."""
+        if not self.by_class:
+            return torch.arange(self.groups)
+        # The first G clients are asked about different classes, and so are all of them.
+        return torch.tensor(sorted(self.label(client, round) or 0 for client in range(self.groups)))
+
+    def row_labels(self, kinds: Tensor) -> Tensor:
+        """Returns the class of every row of groups of these kinds (G,), (G, n + n′)."""
+        if not self.mixed:
+            return kinds.unsqueeze(-1).expand(-1, self.group_rows + self.extra)
+        labels = torch.arange(self.classes).repeat_interleave(self.rows_per_class)
+        return torch.cat([labels, labels[: self.extra]]).expand(len(kinds), -1)
+
+    def groups_of(self, block: int) -> slice:
+        """Returns the groups that a client asked about a block sees."""
+        size = self.groups // self.blocks
+        return slice(block * size, (block + 1) * size)
+
+
+class SelfParts(NamedTuple):
+    """The share of the self term in the gradient of some groups of rows.
+
+    Attributes:
+        potentials: f for the clients' soft c-transform, (G, n); (G, 0) for `clip=batch`.
+        inside: gradient that clients add inside their clip, (G, n, D); (G, 0, 0) for
+            `clip=record`.
+        outside: gradient that the server adds after averaging, (G, n + n′, D).
+    """
+
+    potentials: Tensor
+    inside: Tensor
+    outside: Tensor
+
+
+@dataclass(frozen=True)
+class RoundRows:
+    """The generated rows of one round, in the coordinates of the view.
 
     Attributes:
         round: the round's number in the plan.
-        layout: sizes, and who is asked what.
-        kinds: the groups' kinds, (G,).
-        rows: every row in the view, extra ones included, (G, n + n′, D), on the CPU.
-        parts: the self term's share.
+        layout: sizes and labels.
+        kinds: of the groups, (G,).
+        rows: every row, extra ones included, (G, n + n′, D), on the CPU.
+        parts: the self term's share in the gradient.
     """
 
     round: int
@@ -81,48 +148,52 @@ class Block:
         """Shape of the gradient that a client answers with."""
         return self.layout.block_rows, self.rows.shape[-1]
 
-    def position(self, label: Label) -> int:
-        """Which of the layout's blocks a client asked about `label` sees."""
-        if not self.layout.by_class:
-            return 0
-        return self.kinds.tolist().index(label)
+    def block(self, label: Label) -> int:
+        """Returns the block that a client asked about `label` sees."""
+        return self.kinds.tolist().index(label) if self.layout.by_class else 0
 
-    def means(self, sums: Mapping[Labels, Sum], place: int) -> tuple[Tensor, list[int]]:
-        """The clients' mean gradient of each of the layout's blocks, and how many are in each.
+    def groups_of(self, label: Label) -> slice:
+        """Returns the groups that a client asked about `label` sees."""
+        return self.layout.groups_of(self.block(label))
+
+    def means(self, sums: Mapping[Labels, Sum], use: int) -> tuple[Tensor, list[int]]:
+        """Returns the clients' mean gradient of each block, and the number of clients in it.
 
         Args:
-            sums: of the gradients of those who were asked about the same classes.
-            place: which of the message's uses this block is.
+            sums: of the gradients of the clients that were asked about the same classes.
+            use: place of this round among the uses of its message.
 
         Returns:
             (P, block_rows, D) float64, zeros where nobody answered, and P numbers of clients.
         """
+        # Cohorts that a message of several uses tells apart may agree in this one.
         totals: dict[int, Sum] = {}
         for labels, part in sums.items():
-            position, total, clients = self.position(labels[place]), part.total[place], part.clients
-            if position in totals:
-                total, clients = totals[position].total + total, totals[position].clients + clients
-            totals[position] = Sum(total, clients)
+            block, total, clients = self.block(labels[use]), part.total[use], part.clients
+            if block in totals:
+                total, clients = totals[block].total + total, totals[block].clients + clients
+            totals[block] = Sum(total, clients)
         means = torch.zeros(self.layout.blocks, *self.shape, dtype=torch.float64)
-        for position, answered in totals.items():
-            means[position] = answered.total / answered.clients
-        counts = {position: answered.clients for position, answered in totals.items()}
-        return means, [counts.get(position, 0) for position in range(self.layout.blocks)]
+        counts = [0] * self.layout.blocks
+        for block, answered in totals.items():
+            means[block] = answered.total / answered.clients
+            counts[block] = answered.clients
+        return means, counts
 
-    def gradient(self, means: Tensor, answers: Sequence[int], scale: float) -> Tensor:
-        """The gradient at every row, (R, D) float64.
-
-        Rows that nobody answered about have none: their self term alone would push generated
-        points apart, with no data to pull them.
+    def gradient(self, means: Tensor, counts: Sequence[int], scale: float) -> Tensor:
+        """Returns the gradient at every row: the clients' means and the self term, (R, D) float64.
 
         Args:
             means: of the clients' gradients of each block, (P, block_rows, D) float64.
-            answers: how many clients answered about each block.
-            scale: what a sum over records is divided by.
+            counts: number of clients that answered about each block.
+            scale: divides the means, which are sums over records with `clip=record`.
         """
-        gradient = self.layout.gradient(means, self.parts.outside, scale)
-        for block, clients in enumerate(answers):
+        groups, n = self.layout.groups, self.layout.group_rows
+        shared = means.reshape(groups, n, -1) / scale
+        # No client sees the extra rows: only the self term moves them.
+        gradient = pad(shared, (0, 0, 0, self.layout.extra)) + self.parts.outside
+        for block, clients in enumerate(counts):
             if not clients:
-                groups = self.layout.groups_of(block)
-                gradient.unflatten(0, (self.layout.groups, -1))[groups] = 0.0
-        return gradient
+                # Their self term alone would push the rows apart, with no data to pull them.
+                gradient[self.layout.groups_of(block)] = 0.0
+        return gradient.flatten(0, 1)

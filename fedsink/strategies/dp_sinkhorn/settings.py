@@ -1,4 +1,4 @@
-"""Everything about a DP-Sinkhorn run that the server decides."""
+"""Public settings of a DP-Sinkhorn run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from fedsink.privacy.clips import CLIPS
 from fedsink.protocol.dp_sinkhorn import GradientReply, pack_replies
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.run import UNNAMED
-from fedsink.strategies.central.settings import (
+from fedsink.strategies.central import (
     CentralSettings,
     central_plan,
     common_settings,
     signal_to_noise,
 )
-from fedsink.strategies.central.statement import OF_IMAGES
-from fedsink.strategies.dp_sinkhorn.layout import Layout
-from fedsink.strategies.self_term import SelfTermSettings
+from fedsink.strategies.central_statement import OF_IMAGES, SampleOfRecords
+from fedsink.strategies.dp_sinkhorn.rows import Layout
+from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.transport import check_backend
 from fedsink.values import checks
@@ -55,15 +55,15 @@ class DPSinkhornSettings(CentralSettings):
         clients: K.
         nominal_records: N/K, a public number that scales gradients; never read from data.
         uses_per_message: U, rounds of the plan that one exchange of messages holds.
-        accountant: whose ε is reported, one of `fedsink.privacy.ACCOUNTANTS`.
+        accountant: of the reported ε, one of `fedsink.privacy.ACCOUNTANTS`.
         run: public name of the run, stated in every request.
-        share: whether each reply holds all of the plan's noise, or the sum of a cohort's does.
-        quorum: how many of the clients that are asked must answer, as in `Quorum`.
+        share: how much of the plan's noise a reply holds.
+        quorum: number of the clients asked that must answer, as in `Quorum`.
     """
 
     name: ClassVar[str] = "dp_sinkhorn"
     title: ClassVar[str] = "DP-Sinkhorn"
-    mechanism: ClassVar[str] = OF_IMAGES
+    sample: ClassVar[SampleOfRecords] = OF_IMAGES
     leaves: ClassVar[str] = "clipped, noised gradients of generated records"
 
     plan: CentralPlan
@@ -84,7 +84,7 @@ class DPSinkhornSettings(CentralSettings):
         super().__post_init__()
         for count in ("rows", "uses_per_message"):
             checks.count(f"strategy.{count}", getattr(self, count))
-        view_from_dict(self.view)  # refused now rather than in a client
+        view_from_dict(self.view)  # refused here, not in a client
         if self.plan.clip.per_record and not self.objective.is_quadratic:
             raise ConfigError(
                 "clip=record works with the squared Euclidean cost; "
@@ -95,10 +95,10 @@ class DPSinkhornSettings(CentralSettings):
 
     @classmethod
     def from_config(cls, config: Configuration, run: str) -> Self:
-        """Settings of the central mode.
+        """Reads the settings of DP-Sinkhorn.
 
         Raises:
-            FedsinkError: a value is unknown, out of range, or belongs to the other mode.
+            FedsinkError: a value is unknown, out of range, or belongs to the ldp mode.
         """
         chosen = config.strategy
         classes, label_weight = len(config.classes), chosen["label_weight"]
@@ -128,18 +128,18 @@ class DPSinkhornSettings(CentralSettings):
         )
 
     def reply(self, count: int, weights: int) -> RecordDict:
-        """A gradient at the rows of a block for each use."""
+        """Returns a gradient at the rows of a block for each use."""
         zeros = torch.zeros(self.layout.block_rows, view_from_dict(self.view).dimension)
         return pack_replies([GradientReply(zeros)] * count)
 
     @property
     def message_seconds(self) -> float:
-        """By the size of the reply, measured where many clients share a batch."""
+        """Estimate by the size of the reply, measured where many clients share a batch."""
         values = self.layout.block_rows * view_from_dict(self.view).dimension
         return 13e-6 + 45e-9 * values * self.uses_per_message
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
-        """Refuse a client with more records than the plan's capacity counts on."""
+        """Refuses a client with more records than the plan's capacity counts on."""
         most = self.plan.nominal_records
         if most is not None and max(sizes) > most:
             raise ConfigError(
@@ -156,32 +156,31 @@ class DPSinkhornSettings(CentralSettings):
 
     @cached_property
     def layout(self) -> Layout:
-        """Which rows a round generates, and who is asked about which of them."""
+        """Sizes and labels of a round's rows, and who is asked about which of them."""
         schedule = self.plan.schedule
-        by_class = schedule.classes > 1
         return Layout(
             clients=self.clients,
             classes=self.objective.classes,
             schedule=schedule,
-            mixed=not (by_class or self.plan.clip.per_record),
+            mixed=not (schedule.classes > 1 or self.plan.clip.per_record),
             rows_per_class=self.rows,
             debiased=self.self_term.debiased,
         )
 
     @property
     def gradient_scale(self) -> float:
-        """What the clients' mean is divided by: it is a sum over records with `clip=record`."""
+        """Divisor of the clients' mean, which is a sum over records with `clip=record`."""
         return self.nominal_batch if self.plan.clip.per_record else 1.0
 
     def signal_to_noise(
         self, energy: float, rounds: int = 1, answers: Sequence[int] | None = None
     ) -> dict[str, float]:
-        """‖signal‖/‖noise‖ of the clients' mean gradients, from the release alone.
+        """Estimates ‖signal‖/‖noise‖ of the clients' mean gradients, as `signal_to_noise`.
 
         Args:
-            energy: their squared norm; each is a mean over those who are asked about one block.
-            rounds: how many of the plan's rounds they are from.
-            answers: how many answered about each block of each round; None: everybody.
+            energy: squared norm of the mean gradients of all blocks.
+            rounds: number of the plan's rounds that they are from.
+            answers: number of answers about each block of each round; None: from everybody.
 
         Returns:
             {} without noise.

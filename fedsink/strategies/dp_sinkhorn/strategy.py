@@ -1,9 +1,24 @@
-"""Central mode: DP-Sinkhorn (Cao et al. 2021, Algorithm 1) over federated clients."""
+"""The server's lines of DP-Sinkhorn (Cao et al. 2021, Algorithm 1), over federated clients.
+
+The algorithm in the paper's order, and the place that computes each step:
+
+| step | | computed by |
+|---|---|---|
+| 1 | draw latents z and labels, generate X = G_θ(z, labels) | `DPSinkhorn._generate` |
+| 2 | self term −Ŵ(X[0:n], X[n′:n+n′]) (Definition 4.3) | `SelfTerm.__call__` |
+| 3 | sample records Y; ∂/∂X of 2Ŵ(X[0:n], Y) and self term; clip to Δ; noise 2Δσ | a client |
+| 4 | mean over clients; the self term's gradient at rows that no client sees | `RoundRows` |
+| 5 | backpropagate the gradient at X into θ (line 9), one step of Adam | `Trainer.step` |
+
+`configure_train` is steps 1 and 2, and asks the clients for step 3
+(`fedsink/clients/dp_sinkhorn.py`); `aggregate_train` is steps 4 and 5. Only step 3 sees private
+records: the steps after it are post-processing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -15,11 +30,10 @@ from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.protocol.dp_sinkhorn import GradientRequest, checked, packed_requests
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
-from fedsink.strategies.central.rounds import CentralRounds
-from fedsink.strategies.dp_sinkhorn.layout import Label
-from fedsink.strategies.dp_sinkhorn.rows import Block, Labels, Rows
+from fedsink.strategies.central import CentralRounds
+from fedsink.strategies.dp_sinkhorn.rows import Label, Labels, RoundRows, SelfParts
+from fedsink.strategies.dp_sinkhorn.self_term import self_term
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
-from fedsink.strategies.self_term import SelfParts, self_term
 from fedsink.strategies.trainer import Trainer
 
 
@@ -30,7 +44,7 @@ class DPSinkhorn(CentralRounds):
     classes at once (joint). Replies about the same rows are averaged over clients.
 
     One exchange of messages holds U rounds of the plan (`uses_per_message`): message r asks for
-    the rounds U(r−1)+1, …, min(Ur, T), each with rows of its own for the class its schedule
+    the rounds U(r−1)+1, …, min(Ur, T). Each of them has fresh rows for the class that its schedule
     names. With U > 1 the privacy and the number of noised gradients are unchanged, but training
     is not: all rows of a message come from one generator, the self term's history is that of the
     messages before, and one optimiser step follows the mean of the U gradients. So there are
@@ -44,111 +58,96 @@ class DPSinkhorn(CentralRounds):
     """
 
     Settings = DPSinkhornSettings
+    message_type: ClassVar[str] = "train.dp_sinkhorn"
+
     settings: DPSinkhornSettings
 
     def __init__(self, settings: DPSinkhornSettings, generator: Generator, key: bytes) -> None:
-        messages = -(-settings.plan.rounds // settings.uses_per_message)
-        trainer = Trainer(generator, settings.optimizer, messages)
+        trainer = Trainer(generator, settings.optimizer, settings.exchanges)
         super().__init__(settings, trainer, key, settings.uses_per_message)
         self.view, self.layout = view_from_dict(settings.view), settings.layout
-        self.generated = Rows(generator, self.view, self.layout, key)
+        self._like = torch.zeros(0, self.view.dimension)
         clip = settings.plan.clip.of_records()
         self.self_term = self_term(
             settings.self_term, settings.objective, clip, self.layout, self._like
         )
-        self._points: Tensor | None = None
-        self._blocks: list[Block] = []
-        self._asked: dict[Labels, Broadcast] = {}
+        self._points: Tensor | None = None  # X, with its graph
+        self._rounds: list[RoundRows] = []  # of the message under way
+        self._broadcasts: dict[Labels, Broadcast] = {}
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Generate this message's rows and ask every client for its gradients at them."""
+        """Generates this message's rows and asks every client for its gradients at them."""
         nodes = self.discover(grid)
         if self.round == 0:
-            self.self_term.fill(self.generated.untrained)
-        self._points, self._blocks = self._generate(self._rounds(server_round))
-        asked = list(zip(*(self.layout.asked(block.round) for block in self._blocks), strict=True))
-        # Clients that are asked about the same classes share one content.
-        sharing: dict[Labels, dict[int, int]] = {}
+            self.self_term.fill(self._untrained)
+
+        # Steps 1 and 2: X, and what the generated points say about themselves.
+        self._points, self._rounds = self._generate(self._rounds_of(server_round))
+
+        # Step 3, asked for. Clients asked about the same classes are one cohort: they share one
+        # content, their replies are added up, and so is the noise in them.
+        cohorts: dict[Labels, dict[int, int]] = {}
         for client, node in nodes.items():
-            sharing.setdefault(asked[client], {})[client] = node
-        self._asked = {labels: self._broadcast(labels, who) for labels, who in sharing.items()}
+            labels = tuple(self.layout.label(client, rows.round) for rows in self._rounds)
+            cohorts.setdefault(labels, {})[client] = node
+        self._broadcasts = {
+            labels: self._broadcast(labels, members) for labels, members in cohorts.items()
+        }
         needed = self.quorum.of(self.clients)
-        return Exchange("train.dp_sinkhorn", str(server_round), list(self._asked.values()), needed)
-
-    def _broadcast(self, labels: Labels, nodes: dict[int, int]) -> Broadcast:
-        asked = list(zip(self._blocks, labels, strict=True))
-        # Who is asked the same is one cohort: its replies are added up, and so is its noise.
-        share = self.settings.sharers(next(iter(nodes)))
-        requests = [self._about(block, label, share) for block, label in asked]
-        shape = (len(requests), *self._blocks[0].shape)
-        content = Content(lambda: checked(requests), lambda: packed_requests(requests))
-        return Broadcast(content, nodes, shape)
-
-    def _about(self, block: Block, label: Label, share: int) -> GradientRequest:
-        """What a client is asked about `label`, with the noise spread over `share` clients."""
-        settings, layout = self.settings, self.layout
-        groups = layout.groups_of(block.position(label))
-        return GradientRequest(
-            block.round,
-            label,
-            settings.plan,
-            settings.objective,
-            settings.view,
-            block.seen[groups].flatten(0, 1),
-            layout.row_labels(block.kinds[groups])[:, : layout.group_rows].flatten(),
-            block.parts.potentials[groups].flatten(),
-            block.parts.inside[groups].flatten(0, 1),
-            settings.run,
-            share,
+        return Exchange(
+            self.message_type, str(server_round), list(self._broadcasts.values()), needed
         )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the replies per round and class, add the self term, take one optimiser step."""
+        """Averages the replies per round and class, adds the self term, takes one Adam step."""
         if self._points is None:
             raise ClientError(f"Replies for round {server_round} came before its request.")
-        blocks = self._blocks
-        first, last = blocks[0].round, blocks[-1].round
+        first, last = self._rounds[0].round, self._rounds[-1].round
         where = f"rounds {first} to {last}" if last > first else f"round {first}"
-        asked = f"computing gradients in {where}"
-        sums = self._sums(self._asked, replies, asked, range(self.clients))
-        means, answers = zip(
-            *(block.means(sums, place) for place, block in enumerate(blocks)), strict=True
+        sums = self._sums(
+            self._broadcasts, replies, f"computing gradients in {where}", range(self.clients)
         )
-        scale = self.settings.gradient_scale
-        gradient = torch.cat(
-            [
-                block.gradient(mean, counts, scale)
-                for block, mean, counts in zip(blocks, means, answers, strict=True)
-            ]
-        )
-        energy = float(torch.stack(means).square().sum())
-        counts = [count for of_block in answers for count in of_block if count]
-        metrics = self.settings.signal_to_noise(
-            energy, len(blocks), counts if self.absent else None
-        ) | self._of_mean(min(counts))
-        self.trainer.step(self._points, gradient / len(blocks), server_round)
-        for block in blocks:
-            self.self_term.remember(block.seen, block.kinds)
+
+        # Step 4: the gradient at every row of X.
+        means, gradients, answers = [], [], []
+        for use, rows in enumerate(self._rounds):
+            mean, counts = rows.means(sums, use)
+            means.append(mean)
+            gradients.append(rows.gradient(mean, counts, self.settings.gradient_scale))
+            answers += [count for count in counts if count]
+        gradient, uses = torch.cat(gradients), len(self._rounds)
+
+        # Step 5: down into the weights.
+        self.trainer.step(self._points, gradient / uses, server_round)
+        for rows in self._rounds:
+            self.self_term.remember(rows.seen, rows.kinds)
         self.round = last
-        loss = float((gradient.square().sum() / len(blocks)).sqrt())
-        return None, MetricRecord({"loss": loss, **metrics})
+
+        energy = float(torch.stack(means).square().sum())
+        return None, MetricRecord(
+            {
+                "loss": float((gradient.square().sum() / uses).sqrt()),
+                **self.settings.signal_to_noise(energy, uses, answers if self.absent else None),
+                **self._mean_noise(min(answers)),
+            }
+        )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Weights, moments, average and history."""
-        tensors, values = self.trainer.state()
+        """Returns weights, moments, average and history."""
+        tensors, values = super().state()
         return tensors | self.self_term.state(), values
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
-        self.trainer.load_state(tensors, values)
+        """Restores what `state` returned."""
+        super().load_state(tensors, values)
         self.self_term.load_state(tensors)
 
-    def _rounds(self, message: int) -> range:
-        """The plan's rounds that one message asks for."""
+    def _rounds_of(self, message: int) -> range:
+        """Returns the plan's rounds that one message asks for."""
         per_message = self.rounds_per_message
         rounds = range(per_message * (message - 1) + 1, min(per_message * message, self.rounds) + 1)
         if not rounds:
@@ -158,24 +157,67 @@ class DPSinkhorn(CentralRounds):
             )
         return rounds
 
-    @property
-    def _like(self) -> Tensor:
-        """A tensor of the rows' type, device and dimension."""
-        return torch.zeros(0, self.view.dimension)
-
-    def _generate(self, rounds: Sequence[int]) -> tuple[Tensor, list[Block]]:
-        """All rows of one message with their graph, and a block of them for each round."""
+    def _generate(self, rounds: Sequence[int]) -> tuple[Tensor, list[RoundRows]]:
+        """Returns X of one message with its graph, and its rows and self parts by round."""
+        # Step 1. All rounds pass the generator together, so that one step follows all of them.
         layout = self.layout
-        kinds = [layout.group_labels(t) for t in rounds]
-        drawn = [self.generated.latents("train", t, k) for t, k in zip(rounds, kinds, strict=True)]
-        z, labels = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-        points = self.generated(z, labels)
-        # Requests and self term work on the CPU, wherever the generator lives.
-        rows = points.detach().cpu().unflatten(0, (len(rounds) * layout.groups, -1))
-        parts = self.self_term(rows, torch.cat(kinds), labels.unflatten(0, rows.shape[:2]))
-        of_rounds = zip(*(v.split(layout.groups) for v in (rows, *parts)), strict=True)
-        blocks = [
-            Block(t, layout, own_kinds, own_rows, SelfParts(*own_parts))
-            for t, own_kinds, (own_rows, *own_parts) in zip(rounds, kinds, of_rounds, strict=True)
+        kinds = torch.cat([layout.group_kinds(round) for round in rounds])
+        by_round = kinds.unflatten(0, (len(rounds), layout.groups))
+        latents = [self._latents("train", *drawn) for drawn in zip(rounds, by_round, strict=True)]
+        labels = layout.row_labels(kinds)
+        points = self._forward(torch.cat(latents), labels.flatten())
+
+        # Step 2. Requests and self term work on the CPU, wherever the generator lives.
+        rows = points.detach().cpu().unflatten(0, labels.shape)
+        parts = self.self_term(rows, kinds, labels)
+
+        generated = []
+        for place, round in enumerate(rounds):
+            groups = slice(place * layout.groups, (place + 1) * layout.groups)
+            of_round = SelfParts(*(part[groups] for part in parts))
+            generated.append(RoundRows(round, layout, kinds[groups], rows[groups], of_round))
+        return points, generated
+
+    def _latents(self, purpose: str, number: int, kinds: Tensor) -> Tensor:
+        """Returns z of all rows of fresh groups of these kinds, (R, latent_dim)."""
+        rows = self.layout.row_labels(kinds).numel()
+        return self.trainer.generator.latent(rows, self.latent_stream(purpose, number))
+
+    def _forward(self, z: Tensor, labels: Tensor) -> Tensor:
+        """Returns rows in the coordinates of the view, (R, D)."""
+        points: Tensor = self.view(self.trainer.generator(z, labels))
+        return points
+
+    @torch.no_grad()
+    def _untrained(self, kinds: Tensor, number: int) -> Tensor:
+        """Returns rows before the first round, of groups of these kinds, (G, n + n′, D)."""
+        labels = self.layout.row_labels(kinds)
+        z = self._latents("history", number, kinds)
+        return self._forward(z, labels.flatten()).unflatten(0, labels.shape)
+
+    def _broadcast(self, labels: Labels, members: dict[int, int]) -> Broadcast:
+        """Returns the requests about `labels` for a cohort, client → node."""
+        share = self.settings.sharers(next(iter(members)))
+        requests = [
+            self._request(rows, label, share)
+            for rows, label in zip(self._rounds, labels, strict=True)
         ]
-        return points, blocks
+        content = Content(lambda: checked(requests), lambda: packed_requests(requests))
+        return Broadcast(content, members, (len(requests), *self._rounds[0].shape))
+
+    def _request(self, rows: RoundRows, label: Label, share: int) -> GradientRequest:
+        """Returns the request about `label` to a client that adds 1/`share` of the noise."""
+        settings, layout, groups = self.settings, self.layout, rows.groups_of(label)
+        return GradientRequest(
+            round=rows.round,
+            label=label,
+            plan=settings.plan,
+            objective=settings.objective,
+            view=settings.view,
+            rows=rows.seen[groups].flatten(0, 1),
+            row_labels=layout.row_labels(rows.kinds[groups])[:, : layout.group_rows].flatten(),
+            potentials=rows.parts.potentials[groups].flatten(),
+            self_gradient=rows.parts.inside[groups].flatten(0, 1),
+            run=settings.run,
+            share=share,
+        )

@@ -1,4 +1,4 @@
-"""Everything about a GS-WGAN run that the server decides."""
+"""Public settings of a GS-WGAN run."""
 
 from __future__ import annotations
 
@@ -32,12 +32,50 @@ from fedsink.privacy.sampling import Schedule
 from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.gs_wgan import Critics
 from fedsink.protocol.run import UNNAMED
-from fedsink.strategies.central.settings import CentralSettings, central_plan, common_settings
+from fedsink.strategies.central import CentralSettings, central_plan, common_settings
+from fedsink.strategies.central_statement import SampleOfRecords
 from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.values import checks, strictly
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
+
+
+class SampleOfCritics(SampleOfRecords):
+    """Words for a mechanism that asks critics, each of which has its own part of the records."""
+
+    learned: ClassVar[str] = "which critics were asked"
+
+    def entries(self, plan: PrivacyPlan, accountant: str) -> dict[str, Any]:
+        """Returns how it is kept secret which critics are asked, and the ε left where it is not."""
+        if plan.rate < 1.0:
+            return {
+                "capacity": None,
+                "epsilon_unamplified": plan.epsilon_unamplified(accountant),
+                "sample_secrecy": (
+                    "In every round each critic is asked with the probability `rate`, by coins of "
+                    "its client. All are trained, asked or not, so that no critic remembers who "
+                    "was asked, and neither running time nor memory tells. Against somebody who "
+                    "learns the coins, epsilon_unamplified is what is left."
+                ),
+            }
+        return {
+            "capacity": None,
+            "epsilon_unamplified": plan.epsilon(accountant),
+            "sample_secrecy": (
+                "No sampling is assumed: everybody may know who answers in which round, on which "
+                "records, and for how long."
+            ),
+        }
+
+    def caveats(self, plan: PrivacyPlan) -> str:
+        """Returns the sentence of `not_protected` that follows from a rate below 1."""
+        if plan.rate == 1.0 or plan.adjacency == "client":
+            return ""
+        return (
+            " Which critics are asked has to stay secret: a simulation does not hide it from "
+            "whoever runs it."
+        )
 
 
 @dataclass(frozen=True)
@@ -47,25 +85,24 @@ class GSWGANSettings(CentralSettings):
     Attributes:
         plan: clip of the critics, noise, rounds and turns, with their accounting; without clip and
             noise an `UnprotectedPlan`.
-        critics: what a client's critics are, and how they learn.
+        critics: architecture and training of a client's critics.
         view: coordinates of the gradient, as `View.to_dict()`.
         rows: n, generated images of a round whose gradient is asked for.
-        fakes: f, further ones for the critics to train against.
+        fakes: f, further generated images for the critics to train against.
         optimizer: the generator's optimiser.
         clients: K.
-        accountant: whose ε is reported, one of `fedsink.privacy.ACCOUNTANTS`.
+        accountant: of the reported ε, one of `fedsink.privacy.ACCOUNTANTS`.
         run: public name of the run, stated in every request.
-        share: whether each reply holds all of the plan's noise, or the sum of a turn's does.
-        quorum: how many of the clients that are asked must answer, as in `Quorum`.
+        share: how much of the plan's noise a reply holds.
+        quorum: number of the clients asked that must answer, as in `Quorum`.
     """
 
     name: ClassVar[str] = "gs_wgan"
     title: ClassVar[str] = "GS-WGAN"
     remembers: ClassVar[bool] = True
-    mechanism: ClassVar[str] = (
+    sample: ClassVar[SampleOfRecords] = SampleOfCritics(
         "Gaussian on the sum of critics' gradients at the generated images, each clipped as a whole"
     )
-
     leaves: ClassVar[str] = "noised sums of critics' clipped gradients"
 
     plan: CentralPlan
@@ -90,11 +127,11 @@ class GSWGANSettings(CentralSettings):
                 f"strategy.turns={turns} leaves rounds in which none of clients={self.clients} is "
                 "asked: choose at most as many turns as clients."
             )
-        self.critics.architecture(view_from_dict(self.view))  # refused now rather than in a client
+        self.critics.architecture(view_from_dict(self.view))  # refused here, not in a client
 
     @classmethod
     def from_config(cls, config: Configuration, run: str) -> Self:
-        """Settings of GS-WGAN.
+        """Reads the settings of GS-WGAN.
 
         Raises:
             FedsinkError: a value is unknown, out of range, or belongs to another method or mode.
@@ -121,17 +158,17 @@ class GSWGANSettings(CentralSettings):
         )
 
     def reply(self, count: int, weights: int) -> RecordDict:
-        """A gradient at all rows, for the only use that a message asks for."""
+        """Returns a gradient at all rows, for the only use that a message asks for."""
         zeros = torch.zeros(self.rows, view_from_dict(self.view).dimension)
         return GradientReply(zeros).to_record()
 
     @property
     def message_seconds(self) -> float:
-        """By the steps of all critics, measured with the recipe for the digits."""
+        """Estimate by the steps of all critics, measured with the recipe for the digits."""
         return 45e-6 * self.critics.training.critics * self.critics.training.steps
 
     def statement(self, noise: str) -> dict[str, Any]:
-        """The content of privacy.json, with all adjacencies that the same ε holds under."""
+        """Returns the content of privacy.json, with all adjacencies that cost the same ε."""
         stated = super().statement(noise)
         if isinstance(self.plan, UnprotectedPlan):
             return stated
@@ -143,11 +180,11 @@ class GSWGANSettings(CentralSettings):
         }
         critics: dict[str, Any] = {"critics": self.critics.training.critics, "adjacencies": also}
         if self.plan.rate < 1.0:
-            critics["mechanism"] = f"Poisson-subsampled {self.mechanism}"
+            critics["mechanism"] = f"Poisson-subsampled {self.sample.mechanism}"
         return {**stated, **critics, **self._claim(self.plan)}
 
     def notice(self, stated: Mapping[str, Any]) -> str | None:
-        """What can be proved of the published form, beside what is claimed of it."""
+        """Returns the ε proved of the published form, beside the ε claimed of it."""
         if "epsilon_published" not in stated:
             return super().notice(stated)
         return (
@@ -156,7 +193,7 @@ class GSWGANSettings(CentralSettings):
         )
 
     def _claim(self, plan: PrivacyPlan) -> dict[str, Any]:
-        """What privacy.json says of the published form alone."""
+        """Returns the entries of privacy.json for only the published form."""
         clip, schedule = plan.clip, plan.schedule
         if not isinstance(clip, RowClip) or not isinstance(schedule, PickSchedule):
             return {}
@@ -181,9 +218,9 @@ _Mechanism = tuple[ClipOfCritics, Schedule, float | None]
 
 
 def _all_critics(config: Configuration) -> _Mechanism:
-    """Each critic's gradient clipped as a whole; all clients answer, or those whose turn it is.
+    """Clips each critic's gradient as a whole, and asks all clients or those whose turn it is.
 
-    Every critic of a client that answers is trained, whatever the rate at which critics are asked.
+    A client that answers trains all of its critics, whatever the rate at which they are asked.
     """
     chosen = config.strategy
     if chosen["row_sigma"] is not None:
@@ -197,7 +234,7 @@ def _all_critics(config: Configuration) -> _Mechanism:
 
 
 def _published(config: Configuration) -> _Mechanism:
-    """Each row clipped by itself, one client of one critic picked a round, and the multiplier."""
+    """Clips each row by itself, and asks one client of one critic, picked in every round."""
     chosen, sigma = config.strategy, config.strategy["row_sigma"]
     mismatch = chosen["critic"]["mismatch"]
     for key, value, only, why in (

@@ -1,10 +1,28 @@
-"""Central mode: GS-WGAN (Chen, Orekondy, Fritz 2020) over federated clients."""
+"""The server's lines of GS-WGAN (Chen, Orekondy, Fritz 2020, Algorithms 1 and 2).
+
+Algorithm 2 is the federated one: every client keeps a critic of its records. Algorithm 1 is a
+curator with many critics; here it is one client that holds them all. In the paper's order:
+
+| step | | computed by |
+|---|---|---|
+| 1 | draw latents z and labels, generate X = G_θ(z, labels) and fakes for the critics | `_rows` |
+| 2 | each critic: n_dis steps of WGAN-GP on its records and the fakes | a client |
+| 3 | each critic: ∂D/∂X, clipped to C; add noise of std 2Cσ to the sum over critics | a client |
+| 4 | mean over the critics that were asked, and its sign for the generator | `aggregate_train` |
+| 5 | backpropagate the gradient at X into θ, one step of the optimiser | `Trainer.step` |
+
+Two departures from the paper keep the guarantee exact. A reply is clipped as a whole, not row by
+row: all rows of a reply come from one critic, so that one record changes all of them at once
+(`strategy.published` clips as published). And a client replies once, after its n_dis steps, where
+Algorithm 2 as printed replies after each of them and accounts for one.
+
+The client's half is `fedsink/clients/gs_wgan.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -17,8 +35,7 @@ from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.gs_wgan import CriticRequest
-from fedsink.strategies.central.rounds import CentralRounds
-from fedsink.strategies.central.settings import signal_to_noise
+from fedsink.strategies.central import CentralRounds, signal_to_noise
 from fedsink.strategies.gs_wgan.settings import GSWGANSettings
 from fedsink.strategies.trainer import Trainer
 
@@ -27,8 +44,8 @@ class GSWGAN(CentralRounds):
     """Generate X, collect the sums of the clients' critics' gradients at X, step the generator.
 
     In every round each client that is asked trains all of its M critics on fresh generated rows,
-    and answers with Σ_m clip(∂D_m/∂X, C) and noise, over those of them that are asked: each with
-    the plan's rate, which is 1 unless it is stated. The generator ascends their mean.
+    and answers with Σ_m clip(∂D_m/∂X, C) and noise. The sum is over the critics that are asked,
+    each with the plan's rate, which is 1 unless it is stated. The generator ascends their mean.
 
     Args:
         settings: public parameters.
@@ -43,85 +60,97 @@ class GSWGAN(CentralRounds):
         trainer = Trainer(generator, settings.optimizer, settings.plan.rounds)
         super().__init__(settings, trainer, key)
         self.view = view_from_dict(settings.view)
+        # One public state for all critics: a client that lost theirs begins again from it.
         seed = int(Stream(key, "critics").uniform(1).item() * 2**52)
         self.critics = replace(settings.critics, seed=seed)
-        self._points: Tensor | None = None
-        self._asked: dict[int, Broadcast] = {}
-        self._everybody: list[int] = []  # whose turn the round is
+        self._points: Tensor | None = None  # X, with its graph
+        self._broadcasts: dict[int, Broadcast] = {}  # by the number of the round
+        self._turn: list[int] = []  # clients that the round is for
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Generate this round's rows and ask the clients whose turn it is for gradients at them."""
+        """Generates this round's rows and asks the clients whose turn it is about them."""
         if server_round > self.rounds:
             raise ClientError(
                 f"The plan has {self.rounds} rounds, and round {server_round} was to be played: "
                 "nobody accounted for it."
             )
-        schedule = self.settings.plan.schedule
-        everybody = [k for k in range(self.clients) if schedule.answers(k, server_round)]
-        self._everybody = everybody
-        found = self.discover(grid)
-        nodes = {client: found[client] for client in everybody if client in found}
-        needed = self.quorum.of(len(everybody))
-        if len(nodes) < needed:
-            raise ClientError(
-                f"Round {server_round} is the turn of {len(everybody)} clients, and {len(nodes)} "
-                "of them are connected: start the others, and continue with resume=."
-            )
-        self._points, row_labels = self._rows("train", server_round, self.settings.rows)
+        settings = self.settings
+        nodes, needed = self._members(server_round, grid)
+
+        # Step 1. The labels are public: a client takes fakes of its records' labels by itself.
+        self._points, row_labels = self._rows("train", server_round, settings.rows)
         with torch.no_grad():
-            fakes, fake_labels = self._rows("fakes", server_round, self.settings.fakes)
+            fakes, fake_labels = self._rows("fakes", server_round, settings.fakes)
+
+        # Steps 2 and 3, asked for.
         request = CriticRequest(
             round=server_round,
-            plan=self.settings.plan,
+            plan=settings.plan,
             critics=self.critics,
-            view=self.settings.view,
+            view=settings.view,
             rows=self._points.detach().cpu(),
             row_labels=row_labels,
             fakes=fakes.cpu(),
             fake_labels=fake_labels,
-            run=self.settings.run,
-            share=self.settings.sharers(next(iter(nodes))),
+            run=settings.run,
+            share=settings.sharers(next(iter(nodes))),
         )
         request.check()
         content = Content(lambda: [request], request.to_record)
         broadcast = Broadcast(content, nodes, (1, *request.rows.shape))
-        self._asked = {server_round: broadcast}
+        self._broadcasts = {server_round: broadcast}
         return Exchange("train.gs_wgan", str(server_round), [broadcast], needed)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the replies over the critics that were asked, and take one optimiser step."""
-        if self._points is None or server_round not in self._asked:
+        """Averages the replies over the critics that were asked, and takes one optimiser step."""
+        if self._points is None or server_round not in self._broadcasts:
             raise ClientError(f"Replies for round {server_round} came before its request.")
-        doing = f"asking critics in round {server_round}"
-        sums = self._sums(self._asked, replies, doing, self._everybody)
-        answered = sums[server_round]
-        variance = self.settings.noise_std(next(iter(self._asked[server_round].nodes))) ** 2
-        snr = signal_to_noise(
-            float(answered.total.square().sum()),
-            answered.clients * variance * answered.total.numel(),
-        )
-        asked = self.settings.plan.rate * self.critics.training.critics  # of a client, on average
-        critics = answered.clients * asked
-        gradient = -answered.total[0] / critics  # critics score records high: up is their way
+        task = f"asking critics in round {server_round}"
+        answered = self._sums(self._broadcasts, replies, task, self._turn)[server_round]
+
+        # Step 4. The number of critics is public, so the mean is too. Critics score records high:
+        # the generator ascends, and the optimiser descends.
+        asked_per_client = self.settings.plan.rate * self.critics.training.critics
+        critics = answered.clients * asked_per_client
+        gradient = -answered.total[0] / critics
+
+        # Step 5: down into the weights.
         self.trainer.step(self._points, gradient, server_round)
         self.round = server_round
-        snr |= self._of_mean(answered.clients)
-        return None, MetricRecord({"loss": float(gradient.norm()), **snr})
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Weights, moments and average."""
-        return self.trainer.state()
+        first = next(iter(self._broadcasts[server_round].nodes))
+        noise = answered.clients * self.settings.noise_std(first) ** 2 * answered.total.numel()
+        return None, MetricRecord(
+            {
+                "loss": float(gradient.norm()),
+                **signal_to_noise(float(answered.total.square().sum()), noise),
+                **self._mean_noise(answered.clients),
+            }
+        )
 
-    def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
-        self.trainer.load_state(tensors, values)
+    def _members(self, round: int, grid: Grid) -> tuple[dict[int, int], int]:
+        """Returns client → node of the connected clients whose turn it is, and the quorum."""
+        schedule = self.settings.plan.schedule
+        self._turn = [k for k in range(self.clients) if schedule.answers(k, round)]
+        found = self.discover(grid)
+        nodes = {client: found[client] for client in self._turn if client in found}
+        needed = self.quorum.of(len(self._turn))
+        if len(nodes) < needed:
+            raise ClientError(
+                f"Round {round} is the turn of {len(self._turn)} clients, and {len(nodes)} of them "
+                "are connected: start the others, and continue with resume=."
+            )
+        return nodes, needed
 
     def _rows(self, purpose: str, round: int, count: int) -> tuple[Tensor, Tensor]:
-        """Generated rows (count, D) with their graph, and labels, balanced over the rounds."""
+        """Returns generated rows (count, D) with their graph, and their labels.
+
+        The labels are public, never those of records, and balanced over the rounds.
+        """
         generator = self.trainer.generator
         labels = torch.arange((round - 1) * count, round * count) % generator.classes
         z = generator.latent(count, self.latent_stream(purpose, round))

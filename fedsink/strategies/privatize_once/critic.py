@@ -1,4 +1,4 @@
-"""A critic that tells generated values from privatized records: the noisy WGAN of local mode."""
+"""The critic of the noisy WGAN: it tells generated values from privatized records."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedsink.values import checks
 
 @dataclass(frozen=True)
 class NoisyCriticSettings:
-    """The critic of `strategy.loss=noisy_wgan`.
+    """Public options of the critic of `strategy.loss=noisy_wgan`.
 
     Attributes:
         hidden: width of its two layers.
-        steps: of the critic before each of the generator's.
-        lr: learning rate of its Adam.
+        steps: of the critic before each step of the generator.
+        lr: learning rate of Adam.
         penalty: weight of the gradient penalty.
 
     Raises:
@@ -47,8 +47,8 @@ class NoisyCritic:
     so that the layers see numbers of unit size; W₁ is multiplied by it again.
 
     Args:
-        settings: public.
-        targets: the records, (N, D): what has been uploaded is post-processed here.
+        settings: public options.
+        targets: the privatized records, (N, D).
         stream: public randomness of the first weights.
     """
 
@@ -60,7 +60,7 @@ class NoisyCritic:
         self._adam = Adam.start(self._weights)
 
     def train(self, noisy: Tensor, targets: Tensor, stream: Stream) -> None:
-        """One step of Adam on equally many generated values and records.
+        """Takes one step of Adam on equally many generated values and records.
 
         Args:
             noisy: generated values after the mechanism, (n, D).
@@ -88,7 +88,7 @@ class NoisyCritic:
 
     @torch.no_grad()
     def distance(self, noisy: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The critic's E_Q D − E_P D in units of the values, and its gradient at `noisy` (n, D)."""
+        """Returns E_Q D − E_P D in units of the values, and its gradient at `noisy` (n, D)."""
         fakes, records = (values[None] / self.unit for values in (noisy, targets))
         self._to(fakes.device)
         labels = self._labels(fakes)
@@ -97,7 +97,7 @@ class NoisyCritic:
         return self.unit * (real.mean() - fake.mean()), -slopes / len(noisy)
 
     def state(self) -> dict[str, Tensor]:
-        """Weights and moments, by name."""
+        """Returns weights and moments, by name."""
         adam = self._adam
         return {
             "critic.weights": self._weights,
@@ -107,7 +107,7 @@ class NoisyCritic:
         }
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `state` returned."""
+        """Restores what `state` returned."""
         names = ("weights", "mean", "square", "steps")
         self._weights, *moments = (tensors[f"critic.{name}"].clone() for name in names)
         self._adam = Adam(*moments)

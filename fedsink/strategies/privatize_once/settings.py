@@ -1,15 +1,16 @@
-"""What a local-mode run is, in public numbers."""
+"""Public settings of a run of the ldp mode."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
-from fedsink.configuration import Configuration
+from fedsink.configuration import Configuration, noise_entries
+from fedsink.data.maps import L1Ball, L2Ball, PixelRange
 from fedsink.errors import ConfigError
 from fedsink.privacy import LOCAL_NOISE
 from fedsink.privacy.accounting.amplification import shuffling_statement
@@ -17,10 +18,7 @@ from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply
 from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.privatize_once.budget import local_plan
 from fedsink.strategies.privatize_once.critic import NoisyCriticSettings
-from fedsink.strategies.privatize_once.denoising import check_denoisable
-from fedsink.strategies.privatize_once.statement import local_statement
-from fedsink.strategies.quorum import check_quorum
-from fedsink.strategies.settings import StrategySettings
+from fedsink.strategies.strategy_settings import StrategySettings, check_quorum
 from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.transport import (
     NATIVE,
@@ -42,15 +40,15 @@ EXACT = ("unregularised", "noisy_w1", "denoised")
 BY_CRITIC = ("noisy_wgan",)
 NOISY = ("noisy_w1", "noisy_wgan")  # generated values go through the mechanism as well
 LOSSES = ENTROPIC + EXACT + BY_CRITIC
-"""What the server may minimise; `fedsink.strategies.privatize_once.loss` has the equations."""
+"""Losses that the server may minimise; `fedsink/strategies/privatize_once/loss.py` defines them."""
 
 
 @dataclass(frozen=True)
 class PrivatizeOnceSettings(StrategySettings):
-    """Everything about a local-mode run; all of it is public.
+    """Everything about a run of the ldp mode; all of it is public.
 
     Attributes:
-        plan: what each client did to each record.
+        plan: what each client does to each record.
         rounds: training steps of the server. They cost no privacy (post-processing).
         batch: b, generated points and privatized records per step, divided evenly among the
             randomized labels.
@@ -58,20 +56,19 @@ class PrivatizeOnceSettings(StrategySettings):
         clients: K.
         finite_batch_factor: scales λ for minibatches (→ 1 as b grows); below 1 the matched
             channel is a narrower one, so it is reported.
-        loss: "matched" (Theorem 1), or one of its comparisons: "unregularised", "noisy_w1",
-            "noisy_wgan", "debiased", "denoised" (see `fedsink.strategies.privatize_once.loss`).
-        critic: of "noisy_wgan"; None: `NoisyCriticSettings` as it stands.
-        cost, lam: override the matched cost and λ; need `unmatched`.
+        loss: one of `LOSSES`; "matched" is that of Theorem 1.
+        critic: of "noisy_wgan"; None: `NoisyCriticSettings` with its defaults.
+        cost, lam: replace the matched cost and λ; need `unmatched`.
         unmatched: declares that cost and λ are not those of Theorem 1.
         solver: "converged", or "annealed" for the schedule of DP-Sinkhorn.
         max_iterations, tolerance: of "converged": Sinkhorn iterations, L1 marginal error at which
             they stop.
-        backend: who solves: "native", or the library "geomloss" or "keops".
+        backend: solves the problems: "native", or the library "geomloss" or "keops".
         chunk_size: records per upload message.
         run: public name of the run, stated in every request.
         shuffling: what a trusted shuffler would add to the guarantee, for privacy.json; None
             where nobody shuffles.
-        quorum: how many of the clients must upload their records, as in `Quorum`.
+        quorum: number of clients that must upload their records, as in `Quorum`.
 
     Raises:
         ConfigError: a value out of range, or two that contradict each other.
@@ -80,7 +77,6 @@ class PrivatizeOnceSettings(StrategySettings):
     name: ClassVar[str] = "privatize_once"
     mode: ClassVar[str] = "ldp"
     title: ClassVar[str] = "Sinkhorn GAN on LDP data"
-
     leaves: ClassVar[str] = "its records, each privatized, in random order"
 
     plan: LocalPlan
@@ -120,10 +116,10 @@ class PrivatizeOnceSettings(StrategySettings):
 
     @classmethod
     def from_config(cls, config: Configuration, run: str) -> Self:
-        """Settings of the local mode.
+        """Reads the settings of the ldp mode.
 
         Raises:
-            FedsinkError: a value is unknown, out of range, or belongs to the other mode.
+            FedsinkError: a value is unknown, out of range, or belongs to the central mode.
         """
         if config.noise.shared != LOCAL_NOISE:
             raise ConfigError(
@@ -174,17 +170,19 @@ class PrivatizeOnceSettings(StrategySettings):
             backend=chosen["backend"],
             chunk_size=chosen["chunk_size"],
             run=run,
-            shuffling=_shuffling(config, plan),
+            shuffling=None
+            if config.shuffler == "none"
+            else shuffling_statement(
+                plan.total_epsilon, plan.delta, config.data.nominal_records, config.shuffler_delta
+            ),
             quorum=chosen["quorum"],
-            critic=_critic(chosen["critic"]),
+            critic=None
+            if chosen["critic"] is None
+            else strictly(NoisyCriticSettings, chosen["critic"], "strategy.critic"),
         )
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
-        """Refuse a client without records: a server sees how many pictures each one uploads.
-
-        Raises:
-            ConfigError: there is one.
-        """
+        """Refuses a client without records: a server sees how many records a client uploads."""
         if min(sizes) == 0:
             raise ConfigError(
                 "mode=ldp shows a server how many records a client uploads, so that none can take "
@@ -192,16 +190,16 @@ class PrivatizeOnceSettings(StrategySettings):
             )
 
     def asked(self, client: int, rounds: int) -> int:
-        """Once, before the first training step."""
+        """Returns 1: a client uploads its records once, before the first training step."""
         return 1
 
     def reply(self, count: int, weights: int) -> RecordDict:
-        """A chunk of so many records."""
+        """Returns a chunk of so many records."""
         values = torch.zeros(count, self.plan.map.dimension)
         return PrivatizeReply(values, torch.zeros(count, dtype=torch.int64), 1).to_record()
 
     def statement(self, noise: str) -> dict[str, Any]:
-        """The content of privacy.json, with the loss that the server minimises."""
+        """Returns the content of privacy.json, with the loss that the server minimises."""
         training = {
             "loss": self.loss,
             "cost": "l2, by a critic" if self.loss in BY_CRITIC else self.effective_cost,
@@ -212,30 +210,65 @@ class PrivatizeOnceSettings(StrategySettings):
         }
         if self.loss in BY_CRITIC:
             training["critic"] = asdict(self.noisy_critic)
-        return local_statement(self.plan, self.clients, noise, training, shuffling=self.shuffling)
+        plan, image, label = self.plan, self.plan.image_mechanism, self.plan.label_mechanism
+        return {
+            "model": "ldp",
+            "epsilon": plan.total_epsilon,
+            "delta": plan.delta,
+            "unit": "record",
+            "adjacency": "replace-one",
+            "mechanism": plan.mechanism + (" + randomized response on the label" if label else ""),
+            "accountant": "summation of image and label (basic composition)",
+            "epsilon_image": image.epsilon,
+            "epsilon_label": None if label is None else label.epsilon,
+            "map": plan.map.to_dict(),
+            "sensitivity": plan.map.sensitivity,
+            "sensitivity_norm": plan.map.norm,
+            "sigma": image.scale,
+            "rounds": 1,
+            "rounds_per_record": 1,
+            "clients": self.clients,
+            "training": training,
+            # Beside the local ε and never instead of it.
+            **({} if self.shuffling is None else {"shuffling": self.shuffling}),
+            **noise_entries(noise),
+            "protected": (
+                "Every single record, before it leaves its client, against everybody, the server "
+                "included: whatever is computed from the uploads later, for however long, costs "
+                "nothing more. The guarantee holds between any two values of the record."
+            ),
+            "not_protected": (
+                "That a client takes part and how many records it holds; a person with several "
+                "records (their ε add up); records that are strongly correlated with one another."
+            ),
+        }
 
     def identity(self) -> dict[str, Any]:
-        """All except `shuffling`, which says something of the run and changes nothing in it."""
+        """Returns all values except `shuffling`, which changes nothing in the run."""
         identity = super().identity()
         del identity["shuffling"]
         return identity
 
     def _check_loss(self) -> None:
-        own = self.cost is not None or self.lam is not None
-        if own and self.loss != "matched":
+        replaced = self.cost is not None or self.lam is not None
+        if replaced and self.loss != "matched":
             raise ConfigError(
                 f"strategy.loss={self.loss} has a cost and λ of its own: leave strategy.cost and "
                 "strategy.lam out."
             )
-        if own and not self.unmatched:
+        if replaced and not self.unmatched:
             matched = self.plan.matched_cost
             raise ConfigError(
                 f"The {self.plan.mechanism} mechanism is inverted by cost={matched.cost} and "
                 f"λ={matched.lam:.4g} (Theorem 1); to train with strategy.cost or strategy.lam "
                 "of your own, say strategy.unmatched=true, and the run will be reported so."
             )
-        if self.loss == "denoised":
-            check_denoisable(self.plan.map)
+        if self.loss == "denoised" and not isinstance(self.plan.map, PixelRange | L1Ball | L2Ball):
+            raise ConfigError(
+                f"strategy.loss=denoised needs records that are whole pictures, and the map "
+                f"{self.plan.map.name} releases something else: choose map=pixel_range, l1_ball "
+                "or l2_ball."
+            )
         if self.loss not in ENTROPIC and self.backend != NATIVE:
             way = "left to a critic" if self.loss in BY_CRITIC else "exact transport"
             raise ConfigError(
@@ -255,7 +288,7 @@ class PrivatizeOnceSettings(StrategySettings):
 
     @property
     def matched(self) -> bool:
-        """Whether it is the loss of Theorem 1 (at a finite-batch factor of 1)."""
+        """Tells whether the loss is that of Theorem 1 (at a finite-batch factor of 1)."""
         return self.loss == "matched" and not self.unmatched
 
     @property
@@ -265,7 +298,7 @@ class PrivatizeOnceSettings(StrategySettings):
 
     @property
     def effective_cost(self) -> str:
-        """The cost trained with."""
+        """Name of the cost trained with."""
         if self.loss == "noisy_w1":
             return "l1"
         return self.cost or self.plan.matched_cost.cost
@@ -280,20 +313,8 @@ class PrivatizeOnceSettings(StrategySettings):
 
     @property
     def effective_lam(self) -> float:
-        """The λ trained with, finite-batch factor included; 0 for exact transport."""
+        """λ trained with, finite-batch factor included; 0 for exact transport."""
         if self.loss not in ENTROPIC:
             return 0.0
         lam = self.plan.matched_cost.lam if self.lam is None else self.lam
         return lam * self.finite_batch_factor
-
-
-def _critic(stated: Mapping[str, Any] | None) -> NoisyCriticSettings | None:
-    return None if stated is None else strictly(NoisyCriticSettings, stated, "strategy.critic")
-
-
-def _shuffling(config: Configuration, plan: LocalPlan) -> dict[str, Any] | None:
-    if config.shuffler == "none":
-        return None
-    return shuffling_statement(
-        plan.total_epsilon, plan.delta, config.data.nominal_records, config.shuffler_delta
-    )

@@ -1,4 +1,13 @@
-"""Local mode: an entropic Sinkhorn GAN on records that were privatized once."""
+"""The server's half of an entropic Sinkhorn GAN on privatized records (Reshetova et al. 2024).
+
+1. Clients privatize their records once and upload them, chunk by chunk       `collect`
+2. In every step, draw privatized records Y and generated points X = f(G_θ(z, labels))  `_batch`
+3. W_{c,λ}(X, Y) and its gradient at X (Theorem 1)                            `LocalLoss`
+4. Backpropagate the gradient into θ, one step of Adam                        `Trainer.step`
+
+Only step 1 meets records, at `fedsink/clients/privatize_once.py`. All later steps are
+post-processing: their number costs no ε.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +25,18 @@ from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.privatize_once import PrivatizeReply, PrivatizeRequest
-from fedsink.strategies.base import RoundStrategy
-from fedsink.strategies.privatize_once.loss import LocalLoss
+from fedsink.strategies.privatize_once.loss import LabelStrata, LocalLoss
 from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
-from fedsink.strategies.privatize_once.strata import LabelStrata
+from fedsink.strategies.round_strategy import RoundStrategy
 from fedsink.strategies.trainer import Trainer
 
 
 class PrivatizeOnce(RoundStrategy):
     """Collect the privatized records, then minimise W_{c,λ}(f(G(z)), Y) without debiasing.
 
-    With labels it does so among the records of each randomized label, against generated points
-    whose labels follow P(label | ỹ) (`fedsink.strategies.privatize_once.strata`: Theorem 1 for
-    the product mechanism). There is no debiasing term: the entropic bias is what removes the noise.
-    `settings.loss` names the comparisons (`fedsink.strategies.privatize_once.loss`).
+    With labels the loss compares the records of each randomized label ỹ with generated points
+    whose labels follow P(label | ỹ) (`LabelStrata`). There is no debiasing term: the entropic bias
+    is what removes the noise. `settings.loss` may name a comparison instead (`LocalLoss`).
 
     Args:
         settings: public parameters.
@@ -47,7 +54,7 @@ class PrivatizeOnce(RoundStrategy):
         self._values = torch.zeros(0, 0)
         self._labels = torch.zeros(0, dtype=torch.int64)
         self._prior = torch.zeros(0)
-        self._targets = self._values  # what the loss compares with; see `LocalLoss.targets`
+        self._targets = self._values  # the records as the loss compares them: `LocalLoss.targets`
         self._loss = LocalLoss(settings)
         self._strata: LabelStrata | None = None
 
@@ -57,37 +64,37 @@ class PrivatizeOnce(RoundStrategy):
         return self.trainer.averaged
 
     def render(self, images: Tensor) -> Tensor:
-        """The band of the images that was released: elsewhere the generator had no gradient."""
+        """Returns the released band of the images: elsewhere the generator had no gradient."""
         return self.settings.plan.map.render(self.settings.plan.map(images))
 
     def label_prior(self) -> Tensor:
-        """Class frequencies estimated from the randomized labels."""
+        """Returns class frequencies estimated from the randomized labels."""
         return self._prior
 
     def epsilon_so_far(self) -> float:
-        """Everything is released before the first training step."""
+        """Returns the whole ε once records arrived: training releases nothing more."""
         return self.settings.plan.total_epsilon if len(self._values) else 0.0
 
     def latent_stream(self, purpose: str, number: int) -> Stream:
-        """The server's randomness of one step."""
+        """Returns the server's randomness of one step."""
         return Stream(self._key, purpose, number)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nothing: the records arrived before the first step and are never asked for again."""
+        """Collects the records before the first step, and asks for nothing in any step."""
         if not len(self._values):
             self.collect(grid)
         return []
 
     def collect(self, grid: Grid) -> None:
-        """Ask every client for its privatized records, chunk by chunk.
+        """Asks every client for its privatized records, chunk by chunk.
 
-        Whoever fails in between is left out with all of its records.
+        A client that fails in between is left out with all of its records.
 
         Raises:
-            ClientError: more clients than the quorum allows fail, refuse, or send what the plan
-                does not allow.
+            ClientError: more clients than the quorum allows fail, refuse, or send values that the
+                plan does not allow.
         """
         nodes = self.discover(grid)
         received: dict[int, list[PrivatizeReply]] = {client: [] for client in nodes}
@@ -96,8 +103,9 @@ class PrivatizeOnce(RoundStrategy):
             request = PrivatizeRequest(
                 self.settings.plan, chunk, self.settings.chunk_size, self.settings.run
             )
-            asked = {client: nodes[client] for client in waiting if client in nodes}
-            broadcast = Broadcast(Content(None, request.to_record), asked, ())
+            connected = {client: nodes[client] for client in waiting if client in nodes}
+            broadcast = Broadcast(Content(None, request.to_record), connected, ())
+            # Clients that have uploaded everything count towards the quorum.
             needed = self.quorum.of(self.clients) - (self.clients - len(waiting) - len(absent))
             replies = grid.send_and_receive(
                 Exchange("train.privatize_once", str(chunk), [broadcast], max(0, needed))
@@ -121,7 +129,7 @@ class PrivatizeOnce(RoundStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """One optimiser step on a minibatch of privatized records."""
+        """Takes one optimiser step on a minibatch of privatized records."""
         if self._strata is None:
             raise RuntimeError("No records have arrived: configure_train or load_uploads first.")
         for step in range(self._loss.critic_steps):
@@ -137,28 +145,28 @@ class PrivatizeOnce(RoundStrategy):
         return None, MetricRecord({"loss": loss.value, "iterations": loss.iterations})
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Weights, moments and average, and the critic where the loss has one."""
+        """Returns weights, moments and average, and the critic where the loss has one."""
         tensors, values = self.trainer.state()
         if self._loss.critic:
             tensors |= self._loss.critic.state()
         return tensors, values
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Restore what `state` returned; the uploads are loaded first."""
+        """Restores what `state` returned; the uploads are loaded first."""
         self.trainer.load_state(tensors, values)
         if self._loss.critic:
             self._loss.critic.load_state(tensors)
 
     def uploads(self) -> dict[str, Tensor]:
-        """The privatized records: asked for once, kept for good."""
+        """Returns the privatized records: asked for once, kept for good."""
         return {"values": self._values, "labels": self._labels}
 
     def load_uploads(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `uploads` returned."""
+        """Restores what `uploads` returned."""
         self._accept(tensors["values"], tensors["labels"])
 
     def _batch(self, strata: LabelStrata, stream: Stream) -> tuple[Tensor, Tensor]:
-        """Generated values and records of a step, (S, n, D) each."""
+        """Returns generated values X and records Y of a step, (S, n, D) each."""
         records, labels = strata.draw(self.settings.batch, stream)
         generator = self.trainer.generator
         z = generator.latent(labels.numel(), stream)
@@ -180,7 +188,7 @@ class PrivatizeOnce(RoundStrategy):
             reply = PrivatizeReply.from_record(record)
         except ValueError as error:
             raise ClientError(f"Client {client} uploaded chunk {chunk} as: {error}") from error
-        # Only the last chunk may be smaller: who announces chunks for ever must fill them.
+        # Only the last chunk may be smaller: whoever announces endless chunks must fill them.
         smallest = self.settings.chunk_size if chunk + 1 < reply.chunks else 1
         if not smallest <= len(reply.labels) <= self.settings.chunk_size:
             raise ClientError(

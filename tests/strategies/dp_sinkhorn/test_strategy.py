@@ -26,7 +26,7 @@ from fedsink.protocol.errors import FAILED, REFUSED
 from fedsink.protocol.exchange import Reduction
 from fedsink.server import checkpoint
 from fedsink.simulation.local import LocalGrid
-from fedsink.strategies import DPSinkhorn
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.transport import ConvergedSolver, potential
 
 from ...support.models import weights
@@ -485,12 +485,12 @@ def test_shared_noise_adds_up_to_the_plans_in_every_mean(
             cohort = [k for k in range(7) if schedule == "joint" or k % 3 == client % 3]
             assert request.share == len(cohort)
             assert request.plan == strategy.settings.plan
-    sums = strategy._sums(strategy._asked, grid.send_and_receive(messages), "test", range(7))
-    for place, block in enumerate(strategy._blocks):
-        asked = block.layout.asked(block.round)
-        means = block.means(sums, place)[0].reshape(*block.seen.shape)
-        for kind, mean in zip(block.kinds.tolist(), means, strict=True):
-            m = 7 if schedule == "joint" else asked.count(kind)
+    sums = strategy._sums(strategy._broadcasts, grid.send_and_receive(messages), "test", range(7))
+    for use, rows in enumerate(strategy._rounds):
+        labels = [rows.layout.label(client, rows.round) for client in range(7)]
+        means = rows.means(sums, use)[0].reshape(*rows.seen.shape)
+        for kind, mean in zip(rows.kinds.tolist(), means, strict=True):
+            m = 7 if schedule == "joint" else labels.count(kind)
             noise = m * mean.flatten()
             p_values = [
                 float(stats.kstest(noise.numpy(), "norm", args=(0.0, scale * std)).pvalue)
@@ -516,7 +516,7 @@ def test_signal_to_noise_counts_the_shared_noise_once(
                 reply.content = GradientReply((noise + factor * std).float()).to_record()
             _, record = strategy.aggregate_train(1, replies)
             assert low <= float((record or {})["signal_to_noise"]) <= high
-            strategy._points, strategy._blocks = strategy._generate([1])
+            strategy._points, strategy._rounds = strategy._generate([1])
 
 
 def test_signal_to_noise_is_near_zero_for_noise_alone_and_large_for_signal(
@@ -534,7 +534,7 @@ def test_signal_to_noise_is_near_zero_for_noise_alone_and_large_for_signal(
         _, record = strategy.aggregate_train(1, replies)
         assert low <= float((record or {})["signal_to_noise"]) <= high
         # The graph is used up.
-        strategy._points, strategy._blocks = strategy._generate([1])
+        strategy._points, strategy._rounds = strategy._generate([1])
 
 
 @pytest.mark.parametrize("variant", VARIANTS[:6], ids=str)

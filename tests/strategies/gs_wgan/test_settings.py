@@ -20,8 +20,8 @@ from fedsink.privacy import (
 )
 from fedsink.privacy.accounting.analytic import gaussian_epsilon
 from fedsink.server.compose import compose_config
-from fedsink.strategies import GSWGANSettings
-from fedsink.strategies.registry import settings_of
+from fedsink.strategies.gs_wgan.settings import GSWGANSettings
+from fedsink.strategies.methods import settings_of
 
 
 def settings(*overrides: str) -> GSWGANSettings:

@@ -12,12 +12,12 @@ from fedsink.errors import ConfigError
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.objective import Objective
-from fedsink.strategies.dp_sinkhorn.layout import Layout
-from fedsink.strategies.self_term import SelfParts, SelfTerm, SelfTermSettings, self_term
+from fedsink.strategies.dp_sinkhorn.rows import Layout, SelfParts
+from fedsink.strategies.dp_sinkhorn.self_term import SelfTerm, SelfTermSettings, self_term
 from fedsink.transport import ConvergedSolver, Mixed, append_labels, self_gradient
 
-from ..support.clouds import cloud
-from ..support.streams import silent
+from ...support.clouds import cloud
+from ...support.streams import silent
 
 PLAIN = Objective(lam=1.0, classes=1, label_weight=0.0)
 LABELLED = Objective(lam=1.0, classes=2, m=0.3, label_weight=1.5)

@@ -1,22 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fedsink.errors import ConfigError
-from fedsink.strategies import (
-    DPSinkhorn,
-    DPSinkhornSettings,
-    PrivatizeOnce,
-)
-
-
-@dataclass(frozen=True)
-class OtherSettings(DPSinkhornSettings):
-    name: ClassVar[str] = "other"
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
+from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
+from fedsink.strategies.strategy_settings import Quorum, check_quorum
 
 
 def test_the_identity_is_all_that_changes_a_bit(
@@ -39,3 +32,15 @@ def test_what_a_client_may_hold_follows_from_the_capacity(
     fixed.check_sizes([20, 3])
     with pytest.raises(ConfigError, match=r"at most 20 records at a client .* deals 21 to one"):
         fixed.check_sizes([3, 21])
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.0, 1.5, -0.5, True, "all", float("nan")])
+def test_what_is_no_quorum_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"strategy\.quorum is null \(all\), a whole number"):
+        Quorum(value)
+
+
+def test_a_quorum_of_more_clients_than_there_are_is_refused() -> None:
+    check_quorum(3, 3)
+    with pytest.raises(ConfigError, match=r"strategy\.quorum=4 is more than clients=3"):
+        check_quorum(4, 3)

@@ -17,7 +17,6 @@ from fedsink.privacy import NoiseShare
 from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.errors import REFUSED
 from fedsink.simulation.grid import client_of
-from fedsink.strategies.quorum import Quorum, check_quorum
 
 Make = Callable[..., Any]
 
@@ -92,9 +91,9 @@ def test_rows_that_nobody_answered_about_leave_the_step(
     grid = make_grid()
     grid.change = without(1)
     gradient, metrics, _ = one_round(part, grid, monkeypatch)
-    (block,) = part._blocks
-    label = part.layout.asked(block.round)[1]
-    labels = part.layout.row_labels(block.kinds).flatten()
+    (rows,) = part._rounds
+    label = part.layout.label(1, rows.round)
+    labels = part.layout.row_labels(rows.kinds).flatten()
     assert bool((expected[labels == label] != 0).any())
     assert not bool(gradient[labels == label].any())
     assert torch.equal(gradient[labels != label], expected[labels != label])
@@ -169,18 +168,6 @@ def test_a_client_that_stops_uploading_is_left_out_with_all_of_its_records(
     grid.change = change
     with pytest.raises(ClientError, match="clients did not answer"):
         strict.collect(grid)
-
-
-@pytest.mark.parametrize("value", [0, -1, 0.0, 1.5, -0.5, True, "all", float("nan")])
-def test_what_is_no_quorum_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"strategy\.quorum is null \(all\), a whole number"):
-        Quorum(value)
-
-
-def test_a_quorum_of_more_clients_than_there_are_is_refused() -> None:
-    check_quorum(3, 3)
-    with pytest.raises(ConfigError, match=r"strategy\.quorum=4 is more than clients=3"):
-        check_quorum(4, 3)
 
 
 def test_shared_noise_needs_everybody(make_central: Make) -> None:

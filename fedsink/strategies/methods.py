@@ -1,4 +1,8 @@
-"""Methods by the name that `strategy.name` gives them."""
+"""Finds a method by the name that `strategy.name` gives it.
+
+A method is a `StrategySettings` and a `RoundStrategy` that names it in `Settings`. One line here
+makes it known; the entry points "fedsink.strategies" of installed packages add others.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,12 @@ from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.models import Generator
 from fedsink.registry import Registry
-from fedsink.strategies.base import RoundStrategy
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.strategies.gs_wgan.strategy import GSWGAN
-from fedsink.strategies.parameter_gradient.strategy import ParameterGradient
+from fedsink.strategies.parameter_gradient import ParameterGradient
 from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
-from fedsink.strategies.settings import StrategySettings
+from fedsink.strategies.round_strategy import RoundStrategy
+from fedsink.strategies.strategy_settings import StrategySettings
 
 STRATEGIES: Registry[type[RoundStrategy]] = Registry(
     "strategy.name",
@@ -23,7 +27,7 @@ STRATEGIES: Registry[type[RoundStrategy]] = Registry(
 
 
 def settings_of(config: Configuration, run: str) -> StrategySettings:
-    """Settings of the method that `strategy.name` names.
+    """Returns the settings of the method that `strategy.name` names.
 
     Args:
         config: names the method, and has its options.
@@ -57,7 +61,7 @@ def settings_of(config: Configuration, run: str) -> StrategySettings:
 
 
 def strategy_of(settings: StrategySettings, generator: Generator, key: bytes) -> RoundStrategy:
-    """The strategy that runs a method.
+    """Returns the strategy that runs a method.
 
     Args:
         settings: of the method.

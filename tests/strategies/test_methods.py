@@ -10,15 +10,12 @@ from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
 from fedsink.models import Generator
 from fedsink.server.compose import compose_config
-from fedsink.strategies import (
-    GSWGAN,
-    STRATEGIES,
-    DPSinkhorn,
-    DPSinkhornSettings,
-    ParameterGradient,
-    PrivatizeOnce,
-)
-from fedsink.strategies.registry import settings_of, strategy_of
+from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
+from fedsink.strategies.gs_wgan.strategy import GSWGAN
+from fedsink.strategies.methods import STRATEGIES, settings_of, strategy_of
+from fedsink.strategies.parameter_gradient import ParameterGradient
+from fedsink.strategies.privatize_once.strategy import PrivatizeOnce
 
 
 @dataclass(frozen=True)

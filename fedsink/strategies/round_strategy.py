@@ -1,4 +1,4 @@
-"""What every strategy of fedsink is to the server loop, on top of Flower's `Strategy`."""
+"""The interface between a strategy and the server's loop, on top of Flower's `Strategy`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from fedsink.privacy import Stream
 from fedsink.protocol.errors import MEANING
 from fedsink.protocol.exchange import Roster
 from fedsink.protocol.identity import identity_query, stated_client
-from fedsink.strategies.quorum import Quorum
-from fedsink.strategies.settings import StrategySettings
+from fedsink.strategies.strategy_settings import Quorum, StrategySettings
 
 T = TypeVar("T")
 
@@ -29,21 +28,20 @@ class RoundStrategy(Strategy):
     It runs under Flower's own `Strategy.start` as well as under `fedsink.server.loop`. The
     generator never leaves the server, so the `arrays` that Flower hands around stay empty.
 
-    What Flower calls a round is one exchange of messages, and may hold several of the T rounds
-    that are counted here (uses of a mechanism in central mode, training steps in local mode).
+    What Flower calls a round is one exchange of messages. It may hold several of the T rounds that
+    are counted here: uses of a mechanism in the central mode, training steps in the ldp mode.
 
     Args:
-        rounds: T, how many rounds the strategy runs.
-        clients: how many clients take part.
-        rounds_per_message: U, how many of them one exchange of messages holds.
-        quorum: how many of the clients that are asked must answer.
+        rounds: T.
+        clients: K.
+        rounds_per_message: U, rounds in one exchange of messages.
+        quorum: number of the clients asked that must answer, as in `Quorum`.
 
     Attributes:
-        Settings: of the method, where the registry finds it; it is then built from
-            (settings, generator, key).
-        round: how many of the T rounds are done.
-        absent: clients that the last exchange was for, and that did not answer.
-        missed: client → how many exchanges it did not answer.
+        Settings: of the method; the registry builds a strategy from (settings, generator, key).
+        round: number of rounds done.
+        absent: clients that did not answer in the last exchange.
+        missed: client → number of exchanges that it did not answer.
     """
 
     Settings: ClassVar[type[StrategySettings]]
@@ -72,20 +70,20 @@ class RoundStrategy(Strategy):
 
     @property
     def message(self) -> int:
-        """How many exchanges of messages are done."""
+        """Number of exchanges of messages done."""
         return -(-self.round // self.rounds_per_message)
 
     def discover(self, grid: Grid) -> dict[int, int]:
-        """Which client is at which node, in client order; asks each where the grid cannot tell.
+        """Returns client → node, in client order; asks every node if the grid has no roster.
 
         Raises:
-            ClientError: a node does not answer, clients are doubled, or more of them are missing
-                than the quorum allows.
+            ClientError: a node does not answer, two nodes state one client, or more clients are
+                missing than the quorum allows.
         """
         if isinstance(grid, Roster):
             found = grid.roster()
         else:
-            found = self._roster or self._ask_everybody(grid)
+            found = self._roster or self._ask_every_node(grid)
         if found is not self._roster:
             everybody = range(self.clients)
             if any(client not in everybody for client in found) or (
@@ -97,7 +95,7 @@ class RoundStrategy(Strategy):
             self._roster, self._nodes = found, dict(sorted(found.items()))
         return self._nodes
 
-    def _ask_everybody(self, grid: Grid) -> dict[int, int]:
+    def _ask_every_node(self, grid: Grid) -> dict[int, int]:
         found: dict[int, int] = {}
         for reply in grid.send_and_receive([identity_query(node) for node in grid.get_node_ids()]):
             check(reply, "saying which client it is")
@@ -107,25 +105,25 @@ class RoundStrategy(Strategy):
     def answers(
         self,
         replies: Iterable[Message],
-        doing: str,
-        asked: Collection[int],
+        task: str,
+        expected: Collection[int],
         read: Callable[[int, RecordDict], T],
         needed: int | None = None,
     ) -> dict[int, T]:
-        """What clients answered, in client order: float sums must not depend on who was first.
+        """Returns client → answer, and notes in `absent` and `missed` who did not answer.
 
-        Whoever is missing is noted in `absent` and `missed`.
+        The order is that of the clients: float sums must not depend on which reply came first.
 
         Args:
             replies: to one exchange.
-            doing: what the clients were asked to do, for errors.
-            asked: the clients that the exchange is for, those that could not be reached included.
-            read: makes of a client and a content what is used of it; raises ClientError where it
-                is of no use.
-            needed: how many answers are enough; None: the quorum of those asked.
+            task: what the clients were asked to do, for errors.
+            expected: the clients that the exchange is for, including those out of reach.
+            read: turns a client and its content into the answer; raises ClientError where the
+                content is of no use.
+            needed: number of answers that are enough; None: the quorum of `expected`.
 
         Raises:
-            ClientError: fewer of them answered.
+            ClientError: fewer clients answered.
         """
         clients = {node: client for client, node in self._nodes.items()}
         contents: dict[int, T] = {}
@@ -133,21 +131,20 @@ class RoundStrategy(Strategy):
         for reply in replies:
             client = clients.get(reply.metadata.src_node_id)
             try:
-                check(reply, doing, client)
-                if client is not None and client in asked:
+                check(reply, task, client)
+                if client is not None and client in expected:
                     contents[client] = read(client, reply.content)
             except ClientError as error:
                 failures.append(error)
-        needed = self.quorum.of(len(asked)) if needed is None else needed
-        self.absent = sorted(set(asked) - set(contents))
+        needed = self.quorum.of(len(expected)) if needed is None else needed
+        self.absent = sorted(set(expected) - set(contents))
         if len(contents) < needed:
             if failures:
                 raise failures[0]
-            missing = self.absent
             raise ClientError(
-                f"While {doing}, {len(missing)} of {len(asked)} clients did not answer "
-                f"(client {missing[0]} first); continue from the checkpoint with resume=, or raise "
-                "engine.timeout."
+                f"While {task}, {len(self.absent)} of {len(expected)} clients did not answer "
+                f"(client {self.absent[0]} first); continue from the checkpoint with resume=, or "
+                "raise engine.timeout."
             )
         for client in self.absent:
             self.missed[client] = self.missed.get(client, 0) + 1
@@ -160,65 +157,65 @@ class RoundStrategy(Strategy):
 
     @abstractmethod
     def render(self, images: Tensor) -> Tensor:
-        """What the generator's output looks like to a person (identity in central mode)."""
+        """Returns the generator's output as a person sees it (unchanged in the central mode)."""
 
     @abstractmethod
     def label_prior(self) -> Tensor:
-        """Public class probabilities for sampling, (C,)."""
+        """Returns public class probabilities for sampling, (C,)."""
 
     @abstractmethod
     def epsilon_so_far(self) -> float:
-        """An upper bound on the ε of everything released until now (information only)."""
+        """Returns an upper bound on the ε of everything released until now (information only)."""
 
     def epsilon_bound(self) -> float:
-        """An upper bound on `epsilon_so_far` that takes no time, for every round."""
+        """Returns an upper bound on `epsilon_so_far` that is cheap enough for every round."""
         return self.epsilon_so_far()
 
     @abstractmethod
     def latent_stream(self, purpose: str, number: int) -> Stream:
-        """The server's own keyed randomness (not secret)."""
+        """Returns keyed randomness of the server (not secret)."""
 
     @abstractmethod
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and JSON-able values from which `load_state` continues bit-identically."""
+        """Returns tensors and JSON-able values from which a run continues bit-identically."""
 
     @abstractmethod
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restores what `state` returned."""
 
     def uploads(self) -> dict[str, Tensor]:
-        """What was received once and never changes (stored once, beside the checkpoint)."""
+        """Returns what was received once and never changes (stored once, beside the checkpoint)."""
         return {}
 
     def load_uploads(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `uploads` returned."""
+        """Restores what `uploads` returned."""
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nothing: clients' data is no test set."""
+        """Asks for nothing: clients' data is no test set."""
         return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Nothing was asked."""
+        """Returns None: nothing was asked."""
         return None
 
     def summary(self) -> None:
-        """Flower logs a summary here; fedsink's run folder holds it."""
+        """Does nothing where Flower logs a summary: fedsink's run folder holds it."""
 
 
-def check(reply: Message, asked: str, client: int | None = None) -> None:
-    """Raise a `ClientError` naming who failed at what, if the reply is an error."""
+def check(reply: Message, task: str, client: int | None = None) -> None:
+    """Raises a `ClientError` that names who failed at what, if the reply is an error."""
     if reply.has_error():
         who = f"client {client}" if client is not None else f"node {reply.metadata.src_node_id}"
-        raise failure(reply.error.code, asked, who)
+        raise failure(reply.error.code, task, who)
 
 
-def failure(code: int, asked: str, who: str) -> ClientError:
-    """The error that says who failed at what, as far as a code tells."""
+def failure(code: int, task: str, who: str) -> ClientError:
+    """Returns the error that says who failed at what, as far as a code tells."""
     what = MEANING.get(code, f"answered with Flower's error {code}")
     return ClientError(
-        f"While {asked}, {who} {what}; its own log says why (--debug shows it in a simulation)."
+        f"While {task}, {who} {what}; its own log says why (--debug shows it in a simulation)."
     )

@@ -1,4 +1,4 @@
-"""The data-independent half of the Sinkhorn divergence: generated points against themselves.
+"""The self term of the Sinkhorn divergence: generated points against generated points.
 
 Nothing here touches private data; all of it may be published.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from fedsink.errors import ConfigError
 from fedsink.privacy import BatchClip, Clip
 from fedsink.protocol.objective import Objective
-from fedsink.strategies.dp_sinkhorn.layout import Layout
+from fedsink.strategies.dp_sinkhorn.rows import Layout, SelfParts
 from fedsink.transport import (
     ConvergedSolver,
     append_labels,
@@ -33,14 +32,15 @@ POTENTIAL_SOLVER = ConvergedSolver(max_iterations=40, tolerance=1e-2)
 
 @dataclass(frozen=True)
 class SelfTermSettings:
-    """Which self term.
+    """Public options of the self term.
 
     Attributes:
-        kind: "history" (against the last generated batches) or "semi_debiased" (Def. 4.3).
+        kind: "history" (against the last generated batches) or "semi_debiased" (Definition 4.3 of
+            Cao et al. 2021).
         history: H, number of remembered batches.
-        p: debiasing share of Def. 4.3; 0 biased, 1 unbiased, 0.2 best in the paper.
-        tether: k, how far a row may be from the others before it is drawn back, a factor on the
-            usual squared distance (`HistoryField`); None draws nothing back.
+        p: debiasing share of Definition 4.3; 0 biased, 1 unbiased, 0.2 best in the paper.
+        tether: k, a factor on the usual squared distance beyond which a row is drawn back
+            (`HistoryField`); None draws nothing back.
     """
 
     kind: str = "history"
@@ -50,7 +50,7 @@ class SelfTermSettings:
 
     @property
     def debiased(self) -> float:
-        """Rows that are generated for the self term alone, as a share of the others (n′/n)."""
+        """n′/n, rows that are generated for only the self term, as a share of the others."""
         return self.p if self.kind == "semi_debiased" else 0.0
 
     def __post_init__(self) -> None:
@@ -61,59 +61,41 @@ class SelfTermSettings:
             checks.positive("strategy.tether", self.tether, also="null or ")
 
 
-class SelfParts(NamedTuple):
-    """What the groups of a round contribute by themselves.
-
-    Attributes:
-        potentials: f for the clients' soft c-transform, (G, n); (G, 0) for `clip=batch`.
-        inside: gradient that clients add inside their clip, (G, n, D); (G, 0, 0) for
-            `clip=record`.
-        outside: gradient that the server adds after averaging, (G, n + n′, D).
-    """
-
-    potentials: Tensor
-    inside: Tensor
-    outside: Tensor
-
-
 class SelfTerm(ABC):
-    """Computes the self parts of groups of rows, and remembers what it needs.
-
-    Shapes are fixed, and history stays in its place, so that rounds can be recorded as a CUDA
-    graph.
-    """
+    """Computes the self parts of groups of rows, and remembers past rows where it needs them."""
 
     @property
     def memory(self) -> int:
-        """How many past batches must be remembered before the first call."""
+        """Number of past batches that must be remembered before the first call."""
         return 0
 
     @abstractmethod
     def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
-        """The self parts of G groups of one size, as one batch of problems.
+        """Returns the self parts of G groups of one size, as one batch of problems.
 
         Args:
-            rows: each group's rows, (G, n + n′, D).
-            kinds: which history is each group's, (G,): see `Layout.group_labels`.
+            rows: of each group, (G, n + n′, D).
+            kinds: of the groups, (G,), as `Layout.group_kinds`: each kind has its own history.
             row_labels: labels of the rows, (G, n + n′).
         """
 
     def remember(self, rows: Tensor, kinds: Tensor) -> None:  # noqa: B027 (one forgets)
-        """Take the groups' rows (G, n, D) into their histories; each kind comes once."""
+        """Takes the groups' rows (G, n, D) into their histories; no kind comes twice."""
 
-    def fill(self, made: Callable[[Tensor, int], Tensor]) -> None:  # noqa: B027 (one forgets)
-        """Before the first round: take what an untrained generator makes for the history.
+    def fill(self, generate: Callable[[Tensor, int], Tensor]) -> None:  # noqa: B027 (one forgets)
+        """Fills the histories before the first round with rows of the untrained generator.
 
         Args:
-            made: rows (G, n, D) of groups of given kinds (G,), for the number of a batch.
+            generate: returns rows (G, n, D) of groups of given kinds (G,), for the number of a
+                batch.
         """
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors to resume from, by names of their own."""
+        """Returns the tensors to resume from, by name."""
         return {}
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:  # noqa: B027 (one has none)
-        """Restore what `state` returned, from among other tensors."""
+        """Restores what `state` returned, from among other tensors."""
 
 
 class _Remembering(SelfTerm):
@@ -137,13 +119,13 @@ class _Remembering(SelfTerm):
         self._past.index_copy_(0, kinds, torch.cat([kept, rows.unsqueeze(1)], dim=1))
 
     def past(self, kinds: Tensor) -> Tensor:
-        """The remembered rows of groups of these kinds, (G, H·n, D)."""
+        """Returns the remembered rows of groups of these kinds, (G, H·n, D)."""
         return self._past.index_select(0, kinds).flatten(1, 2)
 
-    def fill(self, made: Callable[[Tensor, int], Tensor]) -> None:
+    def fill(self, generate: Callable[[Tensor, int], Tensor]) -> None:
         kinds = torch.arange(self._layout.kinds, device=self._past.device)
         for number in range(self.memory):
-            self.remember(made(kinds, number).to(self._past), kinds)
+            self.remember(generate(kinds, number).to(self._past), kinds)
 
     def state(self) -> dict[str, Tensor]:
         return dict(zip(self._names, self._past.to("cpu", copy=True), strict=True))
@@ -179,7 +161,7 @@ class HistoryField(_Remembering):
         self._tether = settings.tether
 
     def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
-        """Potentials against the remembered rows, and the field that they feel themselves."""
+        """Returns potentials against the remembered rows, and the field of those rows."""
         past, lam = self.past(kinds), self.objective.lam
         potentials = potential(rows, past, lam, solver=POTENTIAL_SOLVER)
         # All of it is public: no bound has to hold for one point whatever the others are.
@@ -192,7 +174,7 @@ class HistoryField(_Remembering):
 
 
 def _strays(rows: Tensor, past: Tensor, tether: float) -> tuple[Tensor, Tensor]:
-    """Which rows are far from the others, (G, n), and what brings them back, (G, n, D)."""
+    """Returns which rows are far from the past, (G, n), and their gradient back, (G, n, D)."""
     centre = past.median(dim=1, keepdim=True).values
     usual = (past - centre).square().sum(-1).median(dim=1, keepdim=True).values
     away = rows - centre
@@ -203,10 +185,10 @@ class HistoryTransport(_Remembering):
     """For `clip=batch`: −2 ∂_X Ŵ(X, past X), inside the clip."""
 
     def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
-        """The gradient against the remembered rows, to be clipped with the private one."""
+        """Returns the gradient against the remembered rows, to be clipped with the private one."""
         past, objective = self.past(kinds), self.objective
-        x = with_labels(rows, row_labels, objective, self._layout)
-        past = with_labels(past, row_labels.repeat(1, self.memory), objective, self._layout)
+        x = _with_labels(rows, row_labels, objective, self._layout)
+        past = _with_labels(past, row_labels.repeat(1, self.memory), objective, self._layout)
         cost, solver = objective.transport
         gradient = transport_gradient(x, past, cost, objective.lam, solver=solver).gradient
         inside = -2.0 * gradient[..., : rows.shape[-1]]
@@ -214,7 +196,7 @@ class HistoryTransport(_Remembering):
 
 
 class SemiDebiased(SelfTerm):
-    """The paper's −Ŵ(X[0:n], X[n':n+n']) (Def. 4.3): inside the clip for the first n rows.
+    """The paper's −Ŵ(X[0:n], X[n':n+n']) (Definition 4.3): inside the clip for the first n rows.
 
     The n' extra rows receive their own gradient, clipped separately, without noise: no client
     ever sees a private point through them.
@@ -222,13 +204,13 @@ class SemiDebiased(SelfTerm):
 
     def __init__(self, objective: Objective, clip: BatchClip, layout: Layout) -> None:
         self.objective, self.clip, self._layout = objective, clip, layout
-        self._cost, self._solver = objective.transport
 
     def __call__(self, rows: Tensor, kinds: Tensor, row_labels: Tensor) -> SelfParts:
-        """The gradient against the shifted rows; what falls on the extra rows stays outside."""
+        """Returns the gradient against the shifted rows; that of the extra rows is outside."""
         n, objective = self._layout.group_rows, self.objective
-        x = with_labels(rows, row_labels, objective, self._layout)
-        gradient = self_gradient(x, n, self._cost, objective.lam, solver=self._solver).gradient
+        x = _with_labels(rows, row_labels, objective, self._layout)
+        cost, solver = objective.transport
+        gradient = self_gradient(x, n, cost, objective.lam, solver=solver).gradient
         gradient = gradient[..., : rows.shape[-1]]
         outside = torch.zeros_like(gradient)
         if self._layout.extra:
@@ -236,8 +218,8 @@ class SemiDebiased(SelfTerm):
         return SelfParts(rows.new_zeros(len(rows), 0), gradient[:, :n], outside)
 
 
-def with_labels(points: Tensor, labels: Tensor, objective: Objective, layout: Layout) -> Tensor:
-    """Points with their labels appended where groups mix classes and labels enter the cost."""
+def _with_labels(points: Tensor, labels: Tensor, objective: Objective, layout: Layout) -> Tensor:
+    """Returns points, with labels appended where groups mix classes and labels enter the cost."""
     if not layout.mixed or objective.label_weight == 0.0:
         return points
     weight = objective.label_weight
@@ -245,12 +227,16 @@ def with_labels(points: Tensor, labels: Tensor, objective: Objective, layout: La
 
 
 def self_term(
-    settings: SelfTermSettings, objective: Objective, clip: Clip, layout: Layout, like: Tensor
+    settings: SelfTermSettings,
+    objective: Objective,
+    clip: Clip,
+    layout: Layout,
+    like: Tensor,
 ) -> SelfTerm:
-    """The self term that goes with a clip.
+    """Returns the self term that goes with a clip.
 
     Args:
-        settings: which one.
+        settings: public options.
         objective: the transport problem.
         clip: of the clients.
         layout: of a round.

@@ -22,8 +22,9 @@ from fedsink.privacy import ReproducibleKey, Stream
 from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest
 from fedsink.server import checkpoint
 from fedsink.simulation.grid import client_of
-from fedsink.strategies import DPSinkhorn, ParameterGradient, ParameterGradientSettings
-from fedsink.strategies.self_term import SelfTermSettings
+from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
+from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
+from fedsink.strategies.parameter_gradient import ParameterGradient, ParameterGradientSettings
 
 Make = Callable[..., ParameterGradient]
 Grids = Callable[..., Any]

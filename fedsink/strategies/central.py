@@ -1,0 +1,368 @@
+"""The base of every method of the central mode: its plan, its settings and its sums of replies.
+
+A method derives its settings from `CentralSettings` and its strategy from `CentralRounds`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from flwr.app import Message, RecordDict
+from torch import Tensor
+
+from fedsink.configuration import Configuration
+from fedsink.errors import ClientError, ConfigError
+from fedsink.models import Generator
+from fedsink.privacy import (
+    LOCAL_NOISE,
+    CentralPlan,
+    ClippedGaussian,
+    NoiseShare,
+    PrivacyPlan,
+    Stream,
+    UnprotectedPlan,
+    capacity_for,
+)
+from fedsink.privacy.accounting.accountants import check_accountant
+from fedsink.privacy.clips import Clip
+from fedsink.privacy.sampling import Schedule
+from fedsink.protocol.dp_sinkhorn import unpack_replies
+from fedsink.protocol.exchange import Broadcast, Reduction, Sum
+from fedsink.protocol.tree_sum import BLOCK, TreeSum
+from fedsink.strategies.central_statement import (
+    SampleOfRecords,
+    central_statement,
+    notice,
+    unprotected_statement,
+)
+from fedsink.strategies.round_strategy import RoundStrategy, failure
+from fedsink.strategies.strategy_settings import StrategySettings, check_quorum
+from fedsink.strategies.trainer import OptimizerSettings, Trainer
+from fedsink.values import checks, given, strictly
+
+Key = TypeVar("Key")
+"""Names one broadcast of an exchange."""
+
+
+class CentralSettings(StrategySettings):
+    """Everything public about a run of the central mode.
+
+    Attributes:
+        sample: words of privacy.json for the mechanism and the sample it draws.
+        plan: what is clipped and noised in every round, with its accounting; without clip and
+            noise an `UnprotectedPlan`.
+        accountant: of the reported ε, one of `fedsink.privacy.ACCOUNTANTS`.
+        share: how much of the plan's noise a reply holds: all of it, or a part that makes up
+            the whole in the sum of a cohort's replies.
+    """
+
+    mode: ClassVar[str] = "central"
+    sample: ClassVar[SampleOfRecords]
+
+    plan: CentralPlan
+    accountant: str
+    share: NoiseShare
+    quorum: float | None
+
+    def __post_init__(self) -> None:
+        check_accountant(self.accountant)
+        if not self.plan.protected and self.share != LOCAL_NOISE:
+            raise ConfigError(
+                f"noise.share={self.share.name} has nothing to share where eps=inf adds no noise: "
+                "leave one of them out."
+            )
+        self.share.check(self.plan.schedule, self.clients)
+        check_quorum(self.quorum, self.clients)
+        if self.quorum is not None and self.share != LOCAL_NOISE:
+            raise ConfigError(
+                f"noise.share={self.share.name} leaves too little noise in a sum that a client is "
+                f"missing from: leave strategy.quorum={self.quorum} out."
+            )
+
+    def statement(self, noise: str) -> dict[str, Any]:
+        """Returns the content of privacy.json."""
+        if isinstance(self.plan, UnprotectedPlan):
+            return unprotected_statement(self.plan, self.clients)
+        return central_statement(
+            self.plan, self.clients, noise, self.accountant, self.share, self.sample
+        )
+
+    def notice(self, stated: Mapping[str, Any]) -> str | None:
+        """Returns the promised ε, and what is left of it without its assumptions."""
+        return notice(stated, self.share, self.clients, self.sample)
+
+    def asked(self, client: int, rounds: int) -> int:
+        """Returns the number of the first rounds in which the schedule asks a client."""
+        return self.plan.schedule.answered(client, rounds + 1)
+
+    @property
+    def exchanges(self) -> int:
+        """⌈T/U⌉, exchanges that hold all rounds."""
+        return -(-self.plan.rounds // self.uses_per_message)
+
+    @property
+    def messages(self) -> int:
+        """Number of exchanges that hold the rounds of the first client."""
+        return -(-self.asked(0, self.plan.rounds) // self.uses_per_message)
+
+    def sharers(self, client: int) -> int:
+        """Returns n, the number of clients over which the noise of a client's cohort is spread."""
+        return self.share.sharers(self.plan.schedule, client, self.clients)
+
+    def noise_std(self, client: int) -> float:
+        """Returns the standard deviation of the noise in one client's reply, σS/√n."""
+        return self.plan.with_noise(1 / self.sharers(client)).noise_std
+
+
+def common_settings(config: Configuration, run: str) -> dict[str, Any]:
+    """Returns the fields that every method of the central mode reads from a configuration.
+
+    Raises:
+        ConfigError: `strategy.optimizer` is malformed or out of range.
+    """
+    chosen = config.strategy
+    return {
+        "view": {"shape": list(config.data.shape), **given(config.view)},
+        "rows": chosen["rows"],
+        "optimizer": strictly(OptimizerSettings, chosen["optimizer"], "strategy.optimizer"),
+        "clients": config.clients,
+        "accountant": config.accountant,
+        "run": run,
+        "share": config.noise.shared,
+        "quorum": chosen["quorum"],
+    }
+
+
+def central_plan(
+    config: Configuration, clip: Clip, schedule: Schedule, sigma: float | None = None
+) -> CentralPlan:
+    """Returns the plan that spends ε: two of (eps, sigma, rounds) give the third.
+
+    What is left out comes from the recipe; eps=inf is the same rounds with neither clip nor noise.
+
+    Args:
+        config: of the central mode.
+        clip: bounds what a unit can change.
+        schedule: names who is asked about what.
+        sigma: the noise multiplier; None: the configuration's.
+
+    Raises:
+        FedsinkError: a value is out of range or belongs to the ldp mode, or the three contradict
+            one another.
+    """
+    _check_mode(config)
+    records = math.ceil(config.data.nominal_records / config.clients)
+    eps = config.eps
+    if sigma is None:
+        sigma = config.sigma
+    rounds: Any = config.rounds
+    if eps is None and sigma is None:
+        eps = config.recipe["eps"]
+    if rounds is None and (sigma is None or eps is None):
+        rounds = config.recipe["rounds"]
+    if eps == math.inf and sigma is not None:
+        raise ConfigError(f"eps=inf adds no noise, so sigma={sigma} has no meaning: leave one out.")
+
+    def plan(capacity: int | None) -> CentralPlan:
+        limit = None if capacity is None else records
+        if eps == math.inf:
+            return UnprotectedPlan(config.rate, rounds, clip.name, schedule, capacity, limit)
+        return PrivacyPlan.solve(
+            rate=config.rate,
+            clip=clip,
+            schedule=schedule,
+            delta=config.delta,
+            eps=eps,
+            sigma=sigma,
+            rounds=rounds,
+            accountant=config.accountant,
+            adjacency=config.adjacency,
+            capacity=capacity,
+            nominal_records=limit,
+        )
+
+    if config.capacity is None:
+        return plan(None)
+    if config.capacity == "auto":
+        free = plan(None)  # with a capacity its rounds can only become fewer
+        return plan(capacity_for(free.rate, records, free.uses, config.delta))
+    return plan(checks.count("capacity", config.capacity, also="null, auto or "))
+
+
+def signal_to_noise(energy: float, noise: float) -> dict[str, float]:
+    """Returns the metric that estimates ‖signal‖/‖noise‖ of a release, from only the release.
+
+    ‖release‖² is on average ‖signal‖² + ‖noise‖², so r = ‖release‖²/E‖noise‖² − 1 estimates the
+    square without bias, and falls below 0 where the signal is less than one release can measure.
+    The metric is sign(r)·√|r|: a negative one says that, and means of its signed squares over
+    rounds are still without bias.
+
+    Args:
+        energy: squared norm of the release.
+        noise: expected squared norm of the noise in it.
+
+    Returns:
+        {} without noise.
+    """
+    if noise <= 0.0:
+        return {}
+    square = energy / noise - 1.0
+    return {"signal_to_noise": math.copysign(math.sqrt(abs(square)), square)}
+
+
+def _check_mode(config: Configuration) -> None:
+    mechanism = config.mechanism["name"]
+    if mechanism != ClippedGaussian.choice:
+        raise ConfigError(
+            f"mode=central noises gradients with mechanism={ClippedGaussian.choice}, not "
+            f"{mechanism!r}; mechanism={mechanism} belongs to mode=ldp."
+        )
+    if config.shuffler != "none":
+        raise ConfigError(
+            f"shuffler={config.shuffler} belongs to mode=ldp: a shuffler amplifies reports "
+            "that are private one by one, and those of mode=central are sums over a batch."
+        )
+
+
+class CentralRounds(RoundStrategy):
+    """A run of the central mode: its reports, its samples and the sums of its replies.
+
+    Args:
+        settings: public parameters.
+        trainer: of the generator.
+        key: keys the server's latents (not secret).
+        rounds_per_message: U, rounds in one exchange of messages.
+    """
+
+    def __init__(
+        self, settings: CentralSettings, trainer: Trainer, key: bytes, rounds_per_message: int = 1
+    ) -> None:
+        super().__init__(
+            settings.plan.rounds, settings.clients, rounds_per_message, settings.quorum
+        )
+        self.settings, self.trainer = settings, trainer
+        self._key = key
+
+    @property
+    def generator(self) -> Generator:
+        """The averaged generator."""
+        return self.trainer.averaged
+
+    def render(self, images: Tensor) -> Tensor:
+        """Returns images as they are."""
+        return images
+
+    def label_prior(self) -> Tensor:
+        """Returns the uniform distribution: class frequencies are private."""
+        classes = self.trainer.generator.classes
+        return torch.full((classes,), 1.0 / classes)
+
+    def epsilon_so_far(self) -> float:
+        """Returns ε of the rounds so far, under the run's accountant."""
+        return self.settings.plan.epsilon_after(self.round, self.settings.accountant)
+
+    def epsilon_bound(self) -> float:
+        """Returns ε of the rounds so far; before the last round a cheap Rényi upper bound."""
+        return self.settings.plan.epsilon_bound_after(self.round, self.settings.accountant)
+
+    def latent_stream(self, purpose: str, number: int) -> Stream:
+        """Returns the server's randomness of one round."""
+        return Stream(self._key, purpose, number)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Returns weights, moments and average."""
+        return self.trainer.state()
+
+    def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Restores what `state` returned."""
+        self.trainer.load_state(tensors, values)
+
+    def _sums(
+        self,
+        broadcasts: Mapping[Key, Broadcast],
+        replies: Iterable[Message] | Reduction,
+        task: str,
+        expected: Sequence[int],
+    ) -> dict[Key, Sum]:
+        """Returns the sum of the replies to each broadcast that somebody answered.
+
+        Args:
+            broadcasts: no client is in two of them.
+            replies: to the broadcasts, or the sums that a grid made of them.
+            task: what the clients were asked to do, for errors.
+            expected: all clients of this exchange, including those out of reach.
+
+        Raises:
+            ClientError: fewer clients than the quorum sent what they were asked for.
+        """
+        if isinstance(replies, Reduction):
+            return _reduced(broadcasts, replies, task)
+        shapes = {client: b.shape for b in broadcasts.values() for client in b.nodes}
+
+        def read(client: int, record: RecordDict) -> Tensor:
+            return self._checked(client, record, task, shapes[client])
+
+        received = self.answers(replies, task, expected, read)
+        sums = {key: _sum(broadcast, received) for key, broadcast in broadcasts.items()}
+        return {key: part for key, part in sums.items() if part.clients}
+
+    def _mean_noise(self, least: int) -> dict[str, float]:
+        """Returns the metric `mean_noise_std` of a round that some client missed: σS/√m.
+
+        Args:
+            least: m, the fewest answers that make up a mean.
+        """
+        return {"mean_noise_std": self.settings.noise_std(0) / least**0.5} if self.absent else {}
+
+    def _checked(
+        self, client: int, record: RecordDict, task: str, expected: tuple[int, ...]
+    ) -> Tensor:
+        """Returns a client's gradients if they are finite and of the rows that it was sent."""
+        try:
+            replies = unpack_replies(record)
+        except ValueError as error:
+            raise ClientError(f"While {task}, client {client} answered: {error}") from error
+        if len(replies) != expected[0]:
+            raise ClientError(
+                f"While {task}, client {client} answered with {len(replies)} gradients; "
+                f"expected {expected[0]}."
+            )
+        return torch.stack(
+            [finite(reply.gradient, expected[1:], task, client) for reply in replies]
+        )
+
+
+def finite(gradient: Tensor, expected: tuple[int, ...], task: str, client: int) -> Tensor:
+    """Returns a client's gradient; raises ClientError if it has another shape or is not finite."""
+    shape = tuple(gradient.shape)
+    if shape != expected or not bool(gradient.isfinite().all()):
+        raise ClientError(
+            f"While {task}, client {client} answered with a gradient of shape {shape}; "
+            f"expected finite values of shape {expected}."
+        )
+    return gradient
+
+
+def _sum(broadcast: Broadcast, received: Mapping[int, Tensor]) -> Sum:
+    total = TreeSum()
+    clients = [client for client in broadcast.nodes if client in received]
+    for block in range(-(-len(clients) // BLOCK)):
+        gradients = [received[client] for client in clients[block * BLOCK : (block + 1) * BLOCK]]
+        total.add_block(block, torch.stack(gradients))
+    return Sum(total.total() if clients else torch.zeros(0), len(clients))
+
+
+def _reduced(
+    broadcasts: Mapping[Key, Broadcast], reduction: Reduction, task: str
+) -> dict[Key, Sum]:
+    for client, code in sorted(reduction.failures.items()):
+        raise failure(code, task, f"client {client}")
+    sums = {}
+    for (key, broadcast), part in zip(broadcasts.items(), reduction.sums, strict=True):
+        if part is None or part.clients != len(broadcast.nodes):
+            raise ClientError(f"While {task}, not every client's answer was added up.")
+        sums[key] = part
+    return sums

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fedsink.privacy import (
+    ADJACENCIES,
+    LOCAL_NOISE,
+    BatchClip,
+    ClassSchedule,
+    JointSchedule,
+    NoiseShare,
+    PrivacyPlan,
+    RecordClip,
+    UnprotectedPlan,
+)
+from fedsink.privacy.adjacency import describe
+from fedsink.strategies.central_statement import (
+    central_statement,
+    notice,
+    unprotected_statement,
+)
+
+_BATCH = PrivacyPlan(0.1, 2.0, 100, BatchClip(0.5), ClassSchedule(10), 1e-5)
+_RECORD = PrivacyPlan(0.1, 2.0, 100, RecordClip(0.5), ClassSchedule(10), 1e-5)
+_SHARED = NoiseShare("secure_aggregation")
+
+
+@pytest.mark.parametrize("adjacency", sorted(set(ADJACENCIES) - {"user"}))
+def test_epsilon_is_stated_with_unit_adjacency_and_accountant(adjacency: str) -> None:
+    plan = replace(_BATCH, adjacency=adjacency)
+    stated = central_statement(plan, 3, "secret")
+    assert stated["epsilon"] == plan.epsilon("pld")
+    assert (stated["adjacency"], stated["adjacency_name"]) == (describe(adjacency), adjacency)
+    assert stated["unit"] == ("client" if adjacency == "client" else "record")
+    assert (stated["accountant"], stated["accountant_library"]) == ("pld", "dp-accounting")
+    assert [(c["client"], c["epsilon"]) for c in stated["clients"]] == [
+        (k, stated["epsilon"]) for k in range(3)
+    ]
+    assert ("client as a whole" in stated["not_protected"]) == (adjacency != "client")
+    assert ("Replacing one record" in stated["not_protected"]) == (adjacency == "add-remove")
+    json.dumps(stated)
+
+
+def test_whoever_starts_a_run_reads_what_is_left_without_amplification() -> None:
+    stated = central_statement(_BATCH, 3, "secret")
+    said = notice(stated, LOCAL_NOISE, 3)
+    assert said is not None
+    for key in ("epsilon", "epsilon_unamplified"):
+        assert f"ε = {stated[key]:.4g}" in said
+    hidden = replace(_BATCH, capacity=900, nominal_records=2000)
+    said = notice(central_statement(hidden, 3, "secret"), LOCAL_NOISE, 3)
+    assert said is not None
+    assert "without amplification" not in said
+
+
+def test_another_accountant_is_named_with_its_library() -> None:
+    stated = central_statement(_BATCH, 1, "secret", "rdp-opacus")
+    assert stated["epsilon"] == _BATCH.epsilon("rdp-opacus")
+    assert stated["accountant_library"] == "Opacus"
+
+
+def test_without_a_capacity_the_unamplified_epsilon_stands_beside_it() -> None:
+    stated = central_statement(_BATCH, 1, "reproducible")
+    assert stated["capacity"] is None
+    assert stated["epsilon_unamplified"] == _BATCH.epsilon_unamplified() > stated["epsilon"]
+    assert stated["sample_secrecy"].startswith("Not enforced")
+
+
+def test_with_a_capacity_it_does_not_and_the_overflow_is_stated() -> None:
+    plan = replace(_BATCH, clip=RecordClip(1.0), capacity=60, nominal_records=300)
+    stated = central_statement(plan, 1, "secret")
+    assert "epsilon_unamplified" not in stated
+    assert (stated["capacity"], stated["nominal_records"]) == (60, 300)
+    assert 0 < stated["delta_overflow"] == plan.overflow < 1e-5
+    assert "fixed capacity of 60 records" in stated["sample_secrecy"]
+
+
+@pytest.mark.parametrize("kind", ["reproducible", "secret", "secure", "node"])
+def test_every_kind_of_noise_is_explained(kind: str) -> None:
+    stated = central_statement(_BATCH, 1, kind)
+    assert stated["noise"] == kind
+    assert stated["noise_meaning"].endswith(".")
+
+
+def test_the_runs_epsilon_is_the_curators_and_that_of_a_reply_stands_beside_it() -> None:
+    stated = central_statement(_RECORD, 100, "secret", share=_SHARED)
+    assert stated["epsilon"] == _RECORD.epsilon()
+    alone = replace(_RECORD, noise_multiplier=2.0 * (1 / 10) ** 0.5)
+    assert stated["epsilon_without_aggregator"] == alone.epsilon() > 3 * stated["epsilon"]
+    (cohort,) = stated["noise_share"]["cohorts"]
+    assert (cohort["clients"], cohort["sharers"]) == (10, 10)
+    assert cohort["noise_std"] == pytest.approx(stated["noise_std"] / 10**0.5)
+    json.dumps(stated)
+
+
+def test_missing_shares_are_priced() -> None:
+    stated = central_statement(_RECORD, 100, "secret", share=_SHARED)
+    missing = stated["noise_share"]["missing_shares"]
+    assert [one["missing"] for one in missing] == [1, 4, 9]
+    for one in missing:
+        sigma = 2.0 * (1 - one["missing"] / 10) ** 0.5
+        assert one["sigma"] == pytest.approx(sigma)
+        left = replace(_RECORD, noise_multiplier=one["sigma"])
+        assert one["epsilon"] == left.epsilon() > stated["epsilon"]
+    assert missing[-1]["epsilon"] == stated["epsilon_without_aggregator"]
+
+
+def test_tolerated_shares_are_not_priced_and_the_first_more_is() -> None:
+    stated = central_statement(_RECORD, 100, "secret", share=NoiseShare("secure_aggregation", 4))
+    assert stated["epsilon"] == _RECORD.epsilon()
+    missing = stated["noise_share"]["missing_shares"]
+    assert [one["missing"] for one in missing] == [5, 9]
+    assert missing[0]["sigma"] == pytest.approx(2.0 * (5 / 6) ** 0.5)
+    assert stated["noise_share"]["tolerate_dropouts"] == 4
+
+
+def test_every_assumption_is_named_and_the_text_promises_no_more() -> None:
+    stated = central_statement(_RECORD, 100, "secret", share=_SHARED)
+    assumed = stated["noise_share"]["assumptions"]
+    assert set(assumed) == {"aggregation", "collusion", "dropout", "quantisation"}
+    assert "sum of a cohort's replies" in stated["protected"]
+    assert "server included" not in stated["protected"]
+    assert "their ε compose)" not in stated["not_protected"]
+    assert "those of one cohort change one sum" in stated["not_protected"]
+
+
+@pytest.mark.parametrize(("clients", "share"), [(100, LOCAL_NOISE), (10, _SHARED), (3, _SHARED)])
+def test_where_every_client_adds_the_whole_noise_the_statement_is_the_local_one(
+    clients: int, share: NoiseShare
+) -> None:
+    stated = central_statement(_RECORD, clients, "secret", share=share)
+    assert stated == central_statement(_RECORD, clients, "secret")
+    assert "server included" in stated["protected"]
+    assert "their ε compose" in stated["not_protected"]
+
+
+@pytest.mark.slow
+def test_one_line_says_what_holds_for_whom() -> None:
+    stated = central_statement(_RECORD, 105, "secret", share=_SHARED)
+    alone, epsilon = stated["epsilon_without_aggregator"], stated["epsilon"]
+    first = stated["noise_share"]["missing_shares"][0]
+    line = notice(stated, _SHARED, 105)
+    assert line is not None
+    assert line.startswith(
+        f"noise.share=secure_aggregation: ε = {epsilon:.3g} holds for sums of 10 or 11 replies; "
+        f"ε = {first['epsilon']:.3g} with 1 missing; "
+    )
+    bare = stated["epsilon_unamplified"]
+    assert f"ε = {alone:.3g} for a reply alone; ε = {bare:.4g} without amplification" in line
+
+
+def test_one_line_says_where_nothing_is_gained() -> None:
+    stated = central_statement(_RECORD, 10, "secret", share=_SHARED)
+    line, local = notice(stated, _SHARED, 10), notice(stated, LOCAL_NOISE, 10)
+    assert line is not None
+    assert line.endswith(
+        " noise.share=secure_aggregation changes nothing here: with clients=10 and "
+        "tolerate_dropouts=0 every client adds the whole noise."
+    )
+    assert line.partition(" noise.share=")[0] == local
+    plan = replace(_RECORD, schedule=JointSchedule())
+    local = notice(central_statement(plan, 10, "secret"), LOCAL_NOISE, 10)
+    assert local is not None
+    assert "noise.share" not in local
+
+
+def test_the_statement_promises_nothing_and_is_json() -> None:
+    plan = UnprotectedPlan(0.1, 100, "batch", ClassSchedule(10))
+    stated = json.loads(json.dumps(unprotected_statement(plan, 3), allow_nan=False))
+    assert (stated["epsilon"], stated["delta"]) == (None, None)
+    assert [(c["client"], c["epsilon"]) for c in stated["clients"]] == [(k, None) for k in range(3)]
+    assert stated["protected"] == "Nothing."
+    assert stated["not_protected"].startswith("Every record")
+    assert (stated["clip"], stated["noise"], stated["noise_std"]) == ("none", "none", 0.0)
+    assert "ε = ∞" in stated["mechanism"]
+
+
+def test_it_has_the_keys_of_a_statement_that_promises_something() -> None:
+    protecting = PrivacyPlan(0.1, 2.0, 100, BatchClip(0.5), ClassSchedule(10), 1e-5)
+    plan = UnprotectedPlan(0.1, 100, "batch", ClassSchedule(10))
+    assert set(unprotected_statement(plan, 3)) == set(central_statement(protecting, 3, "secret"))
