@@ -14,7 +14,7 @@ from scipy.special import betaincinv, ndtri
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
-from fedsink.privacy.accounting.analytic import gaussian_delta
+from fedsink.privacy.accounting.accountants import gaussian_delta
 
 
 @dataclass(frozen=True)

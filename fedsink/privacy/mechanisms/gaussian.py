@@ -10,7 +10,7 @@ import torch
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import checks
-from fedsink.privacy.accounting.analytic import gaussian_epsilon, gaussian_multiplier
+from fedsink.privacy.accounting.accountants import gaussian_epsilon, gaussian_multiplier
 from fedsink.privacy.mechanisms.local import (
     LocalMechanism,
     MatchedCost,

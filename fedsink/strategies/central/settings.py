@@ -11,7 +11,6 @@ from fedsink.errors import ConfigError
 from fedsink.privacy import (
     LOCAL_NOISE,
     CentralPlan,
-    ClippedGaussian,
     NoiseShare,
     PrivacyPlan,
     UnprotectedPlan,
@@ -196,9 +195,9 @@ def signal_to_noise(energy: float, noise: float) -> dict[str, float]:
 
 def _check_mode(config: Configuration) -> None:
     mechanism = config.mechanism["name"]
-    if mechanism != ClippedGaussian.choice:
+    if mechanism != PrivacyPlan.mechanism:
         raise ConfigError(
-            f"mode=central noises gradients with mechanism={ClippedGaussian.choice}, not "
+            f"mode=central noises gradients with mechanism={PrivacyPlan.mechanism}, not "
             f"{mechanism!r}; mechanism={mechanism} belongs to mode=ldp."
         )
     if config.shuffler != "none":
