@@ -54,7 +54,7 @@ from fedsink.privacy import (
     SecretKey,
     Stream,
 )
-from fedsink.privacy.accounting.analytic import gaussian_delta
+from fedsink.privacy.accounting.accountants import gaussian_delta
 from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest
 from fedsink.protocol.errors import MALFORMED
 from fedsink.protocol.objective import Objective

@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.special import betaincinv, ndtri
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy.accounting.analytic import gaussian_delta
+from fedsink.privacy.accounting.accountants import gaussian_delta
 from fedsink.values import privacy_checks as checks
 
 

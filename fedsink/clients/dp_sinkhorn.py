@@ -21,6 +21,7 @@ from fedsink.clients.pool import Batch, Places, Pool, Sample
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import BatchClip, Stream
+from fedsink.privacy.clips import ClipOfRecords
 from fedsink.protocol.dp_sinkhorn import (
     GradientReply,
     GradientRequest,
@@ -180,7 +181,7 @@ def client_totals(
         ValueError: the rows do not live in the request's view of this data.
     """
     refuse_other_view(requests[0], pool.coordinates(requests[0].view))
-    clip = requests[0].plan.clip.of_records()
+    clip = ClipOfRecords.expect(requests[0].plan.clip)
     if isinstance(clip, BatchClip):
         return clip.apply_each(client_batch_gradients(requests, pool, part, samples))
     return _record_totals(requests, pool, part, samples)

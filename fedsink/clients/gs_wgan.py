@@ -20,6 +20,7 @@ from fedsink.clients.states import State
 from fedsink.data.spec import DataSpec
 from fedsink.data.views import view_from_dict
 from fedsink.models.critics import Critic
+from fedsink.privacy.clips import ClipOfCritics
 from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
 
@@ -138,7 +139,7 @@ def critic_gradients(
         CheckpointError: a simulated client's state is lost.
     """
     critic, critics = architecture(request), request.critics
-    clip = request.plan.clip.of_critics()
+    clip = ClipOfCritics.expect(request.plan.clip)
     parts = pool.parts(request, clients)
     names = _names(request)
     kept = [task.state(names) for task in tasks]

@@ -17,6 +17,7 @@ from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
 from fedsink.models.weights import Pullback
 from fedsink.privacy import BatchClip, Stream
+from fedsink.privacy.clips import ClipOfRecords
 from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest
 from fedsink.transport.clipped_sums import clipped_pullback
 
@@ -152,7 +153,7 @@ def parameter_totals(
     inner = [request.gradient for request in requests]
     coordinates = pool.coordinates(inner[0].view)
     refuse_other_view(inner[0], coordinates)
-    clip = inner[0].plan.clip.of_records()
+    clip = ClipOfRecords.expect(inner[0].plan.clip)
     pulls = {id(r): r.pullback(coordinates.device) for r in {id(r): r for r in requests}.values()}
     if isinstance(clip, BatchClip):
         inside = client_batch_gradients(inner, pool, part, samples)

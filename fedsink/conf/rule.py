@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
-from fedsink.privacy.accounting.analytic import gaussian_multiplier
-from fedsink.privacy.mechanisms.installed import local_mechanism
+from fedsink.privacy.accounting.accountants import gaussian_multiplier
+from fedsink.privacy.mechanisms import local_mechanism
 from fedsink.values import checks
 
 _NOISY = 2500.0

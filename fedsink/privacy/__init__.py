@@ -13,16 +13,13 @@ from fedsink.privacy.accounting.capacity import capacity_for, overflow_probabili
 from fedsink.privacy.accounting.comparison import account_table, solve_account
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.accounting.events import epsilon
-from fedsink.privacy.accounting.published import gs_wgan_epsilon
 from fedsink.privacy.adjacency import ADJACENCIES
 from fedsink.privacy.clips import BatchClip, Clip, CriticClip, RecordClip, RowClip
-from fedsink.privacy.mechanisms.clipped_gaussian import ClippedGaussian
+from fedsink.privacy.mechanisms import LOCAL_MECHANISMS, local_mechanism
 from fedsink.privacy.mechanisms.gaussian import GaussianMechanism
-from fedsink.privacy.mechanisms.installed import LOCAL_MECHANISMS, local_mechanism
+from fedsink.privacy.mechanisms.labels import ProductMechanism, RandomizedResponse
 from fedsink.privacy.mechanisms.laplace import LaplaceMechanism
 from fedsink.privacy.mechanisms.local import LocalMechanism, MatchedCost
-from fedsink.privacy.mechanisms.product import ProductMechanism
-from fedsink.privacy.mechanisms.randomized_response import RandomizedResponse
 from fedsink.privacy.noise_share import LOCAL_NOISE, NoiseShare
 from fedsink.privacy.plan import CentralPlan, PrivacyPlan, plan_from_dict
 from fedsink.privacy.randomness.keys import EntropyKey, Key, ReproducibleKey, SecretKey
@@ -48,7 +45,6 @@ __all__ = [
     "CentralPlan",
     "ClassSchedule",
     "Clip",
-    "ClippedGaussian",
     "Cost",
     "CriticClip",
     "EntropyKey",
@@ -77,7 +73,6 @@ __all__ = [
     "capacity_for",
     "delta_for",
     "epsilon",
-    "gs_wgan_epsilon",
     "local_mechanism",
     "overflow_probability",
     "plan_from_dict",

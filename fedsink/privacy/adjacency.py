@@ -1,4 +1,4 @@
-"""Which two data sets a guarantee tells apart: its adjacency, in one word and in one sentence.
+"""Adjacencies: the pairs of data sets that a guarantee is about, each by a word and a sentence.
 
 An ε without its adjacency says nothing: the same recipe costs 9.2 under add-remove and 20.0 under
 replace-one. Every ε that fedsink prints goes with the words of `describe`.
@@ -32,10 +32,10 @@ def check_adjacency(name: object) -> str:
 
 
 def describe(name: str) -> str:
-    """What two neighbouring data sets differ in, in words."""
+    """The difference of two neighbouring data sets, in words."""
     return _WORDS[check_adjacency(name)]
 
 
 def unit_of(name: str) -> str:
-    """Whose secret is protected: ``"record"``, ``"user"`` or ``"client"``."""
+    """The unit that is protected: ``"record"``, ``"user"`` or ``"client"``."""
     return name if check_adjacency(name) in (USER, CLIENT) else "record"

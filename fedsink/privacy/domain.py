@@ -1,9 +1,10 @@
 """The public numeric domain: the numbers that plans, objectives and requests may hold.
 
 Floats lose their relative precision at their edges: a factor below 2⁻¹²⁶ rounds by up to half of
-itself in float32, and squares vanish or overflow long before that. No honest run comes near, so
-nothing at a node is computed from numbers that do. Everything here is public: it is compared
-before any record is read, and a number outside is refused.
+itself in float32, and squares vanish or overflow long before that. No honest run comes near these
+edges, so a node computes nothing from numbers that do. Everything here is public: it is compared
+before any record is read, and a number outside is refused. What only one method needs stands beside
+its message (`fedsink.protocol`).
 
 | number | smallest | largest |
 |---|---|---|
@@ -13,11 +14,6 @@ before any record is read, and a number outside is refused.
 | cost weight m, label weight α_c | 0 | 2²⁰ |
 | rows X, latents z, generator weights θ | −2²⁰ | 2²⁰ |
 | potentials f, gradients | −2⁴⁰ | 2⁴⁰ |
-| critics: scale s of the coordinates | 2⁻²⁰ | 2²⁰ |
-| critics: learning rate, weights of the penalty and the drift | 0 | 2²⁰ |
-| critics: steps, steps before the first round, width | 0, 0, 1 | 2¹⁴ |
-| critics: batch, history | 1 | 2¹⁴ |
-| critics: seed of their first weights | 0 | 2⁶² |
 | rounds T | 1 | 10⁷ |
 | clients K among whom a schedule picks | 1 | 2⁴⁰ |
 | capacity B, nominal records N | 1 | 2⁴⁰ |
@@ -67,7 +63,7 @@ class Interval:
         return int(value)
 
     def holds(self, values: torch.Tensor) -> bool:
-        """Whether every entry lies inside; never for NaN. It copies nothing."""
+        """Tells whether every entry lies inside, NaN never does. Copies nothing."""
         if values.numel() == 0:
             return True
         low, high = torch.aminmax(values)
@@ -102,17 +98,6 @@ LATENTS = _symmetric("a latent coordinate", 2.0**20)
 WEIGHTS = _symmetric("a generator's weight", 2.0**20)
 POTENTIALS = _symmetric("a potential", 2.0**40)
 GRADIENTS = _symmetric("a gradient's entry", 2.0**40)
-CRITIC_SCALE = Interval("the scale of a critic's coordinates", 2.0**-20, 2.0**20)
-CRITIC_RATE = Interval("the learning rate of the critics", 0.0, 2.0**20)
-CRITIC_PENALTY = Interval("the weight of the critics' penalty", 0.0, 2.0**20)
-CRITIC_DRIFT = Interval("the weight of the critics' drift", 0.0, 2.0**20)
-CRITIC_STEPS = Interval("the critics' steps", 0, 2.0**14)
-CRITIC_WARM = Interval("the critics' steps before the first round", 0, 2.0**14)
-CRITIC_WARM_GENERATOR = Interval("the steps of the critics' local generators", 0, 2.0**14)
-CRITIC_WIDTH = Interval("the critics' width", 1, 2.0**14)
-CRITIC_BATCH = Interval("the critics' batch", 1, 2.0**14)
-CRITIC_SEED = Interval("the seed of the critics' weights", 0, 2.0**62)
-CRITIC_HISTORY = Interval("the critics' history", 1, 2.0**14)
 ROUNDS = Interval("rounds", 1, 10_000_000)
 CLIENTS = Interval("a number of clients", 1, 2.0**40)
 RECORDS = Interval("a number of records", 1, 2.0**40)

@@ -1,4 +1,25 @@
-"""One object that couples sampler, clip, noise and accounting event of the central mode."""
+"""The plan of the central mode couples sampler, clip, noise and accounting event in one object.
+
+It is for whoever starts a run and for the node that answers it: both read σ and ε from the same
+plan, so that no noise is added that is not accounted for. `PrivacyPlan.solve` is the entry point:
+any two of ε, σ and rounds give the third.
+
+>>> from fedsink.privacy import ClassSchedule, RecordClip, Stream
+>>> plan = PrivacyPlan.solve(
+...     rate=0.2, clip=RecordClip(8.0), schedule=ClassSchedule(10), delta=1e-5, eps=10, rounds=3000
+... )
+>>> print(f"σ = {plan.noise_multiplier:.3f}, ε = {plan.epsilon():.2f}: {plan.adjacency_words}")
+σ = 1.900, ε = 10.00: zero-out/add-remove of one labelled record at one client
+>>> print(f"{plan.uses} rounds a record; ε = {plan.epsilon_unamplified():.1f} without sampling")
+300 rounds a record; ε = 79.6 without sampling
+
+In every round a client clips and sums, and releases its total through the plan:
+
+>>> plan.release(torch.zeros(2, 3), Stream(b"key", "noise", 1)).shape
+torch.Size([2, 3])
+
+How (q, σ, T) become ε under each adjacency is in `fedsink.privacy.accounting.cost`.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +37,7 @@ from fedsink.privacy.accounting.calibration import sigma_for, uses_for
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.adjacency import ADD_REMOVE, describe, unit_of
 from fedsink.privacy.clips import Clip, clip_from_dict
-from fedsink.privacy.mechanisms.clipped_gaussian import ClippedGaussian
-from fedsink.privacy.randomness.noise import Stream
+from fedsink.privacy.randomness.noise import Stream, add_gaussian_each
 from fedsink.privacy.sampling import (
     PoissonSampler,
     Schedule,
@@ -28,32 +48,35 @@ from fedsink.values import privacy_checks as checks
 
 _CONSISTENT = 1.001  # a stated ε may be exceeded by the rounding of a stated σ
 _AS_STATED = 0.99  # a plan that costs less than a stated ε is not the one that was stated
-_CURVE_STEP = 1.25
+_CURVE_STEP = 1.25  # from one number of uses that `epsilon_after` prices exactly to the next
 
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """What every client runs in every round, and what it costs.
+    """The rounds that every client runs, and what they cost.
 
     A client samples each record with probability q (`rate`), clips, and releases
-    ``total + N(0, (σ·S)² I)`` where σ is the noise multiplier and S the clip's sensitivity. One
-    round is a Poisson-subsampled Gaussian with (q, σ); a record takes part in `uses` of the T
-    rounds. Clients hold disjoint records and run identical plans, so the run's ε is one
-    client's. Source: Cao et al. 2021, Algorithm 1 (its noise 2Δσ, not Theorem 4.1's Δσ).
+    ``total + N(0, (σ·S)² I)`` where σ is the noise multiplier and S the clip's sensitivity: 2Δ for
+    a batch's gradient, Δ for a record's contribution. One round is a Poisson-subsampled Gaussian
+    with (q, σ); a record takes part in `uses` of the T rounds. Clients hold disjoint records and
+    run identical plans, so the run's ε is one client's. Source: Cao et al. 2021, Algorithm 1 (its
+    noise 2Δσ, not the Δσ of their Theorem 4.1).
 
-    With a `CriticClip` no records are sampled: every critic is trained in every round, and q is the
-    probability with which it is asked.
+    A clip may sample no records; q is then the probability with which each part of a client's
+    records is asked (see `fedsink.privacy.clips`).
 
     The guarantee needs the sample to stay secret; `epsilon_unamplified` is what is left otherwise.
 
     Guarantees:
         - The noise's standard deviation is the multiplier times the sensitivity the clip states.
+        - Every coordinate gets independent noise of that standard deviation.
+        - Nothing is released where the total is not finite.
         - The event has the sampler's rate, the noise's multiplier and the schedule's uses; that of
-          critics is unsampled, whatever their rate.
+          a clip that samples no records is unsampled, whatever the rate.
         - Under the client adjacency the event is unsampled and counts every round that the client
           answers.
         - ε is stated under the plan's adjacency, and no other adjacency costs the same by accident:
-          add-remove, replace-one and user do with a clip of critics.
+          add-remove, replace-one and user do with a clip that samples no records.
         - Where a full batch can change what a record does, its probability is taken out of δ.
         - epsilon_after bounds ε at every round, and ends at epsilon; epsilon_bound_after bounds it
           too, and ends at epsilon.
@@ -63,12 +86,10 @@ class PrivacyPlan:
         rate: q in (0, 1].
         noise_multiplier: σ = noise std / sensitivity, > 0.
         rounds: T ≥ 1.
-        clip: `BatchClip`, `RecordClip`, `CriticClip`, or with rate 1 `RowClip`.
-        schedule: `JointSchedule`, `ClassSchedule`, `TurnSchedule` or `PickSchedule`.
+        clip: one of `fedsink.privacy.clips.CLIPS`.
+        schedule: one of `fedsink.privacy.sampling.SCHEDULES`.
         delta: δ in (0, 1).
-        adjacency: ``"add-remove"`` (zero-out or add-remove of one labelled record at one client),
-            ``"replace-one"``, ``"user"`` (all records of a user, with the critic clip) or
-            ``"client"`` (all records of a client); see `fedsink.privacy.accounting.cost`.
+        adjacency: one of `fedsink.privacy.ADJACENCIES`.
         capacity: B ≥ 1: at most B sampled records take part; None: all of them.
         nominal_records: N ≥ 1, public: no client takes part with more records. Needed where a
             capacity meets the record clip.
@@ -89,6 +110,7 @@ class PrivacyPlan:
     nominal_records: int | None = None
 
     protected: ClassVar[bool] = True
+    mechanism: ClassVar[str] = "gaussian"  # its name among the configuration's mechanisms
 
     def __post_init__(self) -> None:
         cost = self.cost
@@ -108,17 +130,12 @@ class PrivacyPlan:
 
     @property
     def cost(self) -> Cost:
-        """How the plan's parameters turn into ε."""
+        """ε as a function of rate, σ, uses and δ under this plan's clip, schedule and adjacency."""
         return Cost(self.clip, self.schedule, self.adjacency, self.capacity, self.nominal_records)
 
     @property
-    def mechanism(self) -> ClippedGaussian:
-        """One release."""
-        return ClippedGaussian(self.clip, self.noise_multiplier)
-
-    @property
     def unit(self) -> str:
-        """Whose secret is protected: ``"record"``, ``"user"`` or ``"client"``."""
+        """The unit that is protected: ``"record"``, ``"user"`` or ``"client"``."""
         return unit_of(self.adjacency)
 
     @property
@@ -128,7 +145,7 @@ class PrivacyPlan:
 
     @property
     def adjacency_words(self) -> str:
-        """What neighbouring data sets differ in, for wherever ε is printed."""
+        """The difference of two neighbouring data sets in words, to be printed beside ε."""
         return describe(self.adjacency)
 
     @property
@@ -138,18 +155,18 @@ class PrivacyPlan:
 
     @property
     def uses(self) -> int:
-        """In how many of the T rounds one record may take part."""
+        """Number of the T rounds in which one record may take part."""
         return self.schedule.uses(self.rounds)
 
     @property
     def sensitivity(self) -> float:
-        """S in L2, as the clip states it: 2Δ per batch or critic, Δ per record, 2Δ√n for rows."""
-        return self.mechanism.sensitivity
+        """S in L2, as the clip states it."""
+        return self.clip.sensitivity
 
     @property
     def noise_std(self) -> float:
         """σ·S, the standard deviation of the noise on each released coordinate."""
-        return self.mechanism.noise_std
+        return self.noise_multiplier * self.sensitivity
 
     @property
     def event(self) -> Any:
@@ -176,7 +193,7 @@ class PrivacyPlan:
         return cost.epsilon(self.rate, self.noise_multiplier, uses, self.delta, accountant)
 
     def rough_epsilon(self, ceiling: float) -> float | None:
-        """A rough ε where it is far above a ceiling, in milliseconds; None where it may be near."""
+        """ε roughly where it is far above a ceiling, in milliseconds; None where it may be near."""
         cost = self.cost
         uses = cost.uses(self.rounds)
         return cost.rough_epsilon(ceiling, self.rate, self.noise_multiplier, uses, self.delta)
@@ -184,8 +201,8 @@ class PrivacyPlan:
     def epsilon_unamplified(self, accountant: str = "pld") -> float:
         """ε of the same uses of the unsampled Gaussian.
 
-        This is what remains against somebody who learns who was sampled, for example from the
-        size or the running time of a batch without a fixed capacity.
+        It remains against somebody who learns which records were sampled, for example from the size
+        or the running time of a batch without a fixed capacity.
         """
         cost = self.cost
         uses = cost.uses(self.rounds)
@@ -197,9 +214,9 @@ class PrivacyPlan:
     def epsilon_after(self, rounds: int, accountant: str = "pld") -> float:
         """An upper bound on ε after the first `rounds` rounds, cheap enough for every round.
 
-        The accountant is run on a geometric grid of uses only, and its value at the next grid
+        The accountant is run only on a geometric grid of uses, and its value at the next grid
         point bounds the points before it; the RDP bound fills the gaps where there is one. PRV,
-        which takes too long for that, is run for the last round alone.
+        which takes too long for that, is run only for the last round.
 
         Raises:
             PrivacyError: If `rounds` is not in 0, ..., T.
@@ -232,13 +249,14 @@ class PrivacyPlan:
     def epsilon_bound_after(self, rounds: int, accountant: str = "pld") -> float:
         """An upper bound on `epsilon_after` that takes no time, for every round's progress.
 
-        Rényi DP where it gives a bound and rounds are left, at most the ε of the whole run; else
-        `epsilon_after` itself.
+        Before the last round it is the lesser of the Rényi bound and the whole run's ε. After the
+        last round, and where Rényi DP has no bound, it is `epsilon_after`.
         """
         cost, left = self.cost, checks.count("rounds", rounds, minimum=0) < self.rounds
         if left and rounds and not cost.by_pairs(self.rate):
-            uses = cost.uses(rounds)
-            quick = cost.quick_bound(self.rate, self.noise_multiplier, uses, self.delta)
+            quick = cost.quick_bound(
+                self.rate, self.noise_multiplier, cost.uses(rounds), self.delta
+            )
             return min(quick, self.epsilon(accountant))
         return self.epsilon_after(rounds, accountant)
 
@@ -249,26 +267,31 @@ class PrivacyPlan:
         return replace(self, noise_multiplier=self.noise_multiplier * math.sqrt(variance))
 
     def release(self, total: torch.Tensor, stream: Stream) -> torch.Tensor:
-        """`total` + N(0, noise_std² I): one `ClippedGaussian.release`."""
-        return self.mechanism.release(total, stream)
+        """`total` + N(0, noise_std² I) in float64, returned as float32 on the same device.
+
+        Args:
+            total: a clipped gradient or a sum of clipped contributions, of any shape.
+            stream: a stream for only this client and round; never one used before.
+
+        Raises:
+            PrivacyError: If the total holds a non-finite entry; it was not clipped.
+        """
+        _refuse_infinite(total)
+        return stream.add_gaussian(total, self.noise_std)
 
     def release_each(self, totals: torch.Tensor, streams: Sequence[Stream]) -> torch.Tensor:
-        """Totals of several clients, (k, ...): one `ClippedGaussian.release_each`."""
-        return self.mechanism.release_each(totals, streams)
+        """Releases of several totals, (k, ...), each as by `release` with its stream, stacked.
+
+        Raises:
+            PrivacyError: If a total holds a non-finite entry; then none is released.
+        """
+        _refuse_infinite(totals)
+        return add_gaussian_each(streams, totals, self.noise_std)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-able values; `from_dict` gives the same plan back."""
-        return {
-            "rate": self.rate,
-            "noise_multiplier": self.noise_multiplier,
-            "rounds": self.rounds,
-            "clip": self.clip.to_dict(),
-            "schedule": self.schedule.to_dict(),
-            "delta": self.delta,
-            "adjacency": self.adjacency,
-            "capacity": self.capacity,
-            "nominal_records": self.nominal_records,
-        }
+        parts = {"clip": self.clip.to_dict(), "schedule": self.schedule.to_dict()}
+        return {**vars(self), **parts}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PrivacyPlan:
@@ -315,16 +338,16 @@ class PrivacyPlan:
 
         Args:
             rate: q in (0, 1].
-            clip: `BatchClip`, `RecordClip`, `CriticClip`, or with rate 1 `RowClip`.
-            schedule: `JointSchedule`, `ClassSchedule`, `TurnSchedule` or `PickSchedule`.
+            clip: as in the plan.
+            schedule: as in the plan.
             delta: δ in (0, 1).
-            eps: Target ε of the whole run under `adjacency`; the plan costs at most this much.
-            sigma: Noise multiplier; never rounded down where it is solved for.
+            eps: target ε of the whole run under `adjacency`; the plan costs at most this much.
+            sigma: noise multiplier; never rounded down where it is solved for.
             rounds: T; where it is solved for, the largest that fits (within 1e-3).
-            accountant: One of `ACCOUNTANTS`; under replace-one ``"pld"`` alone.
-            adjacency: As in the plan, like `capacity` and `nominal_records`.
-            capacity: B or None.
-            nominal_records: N or None.
+            accountant: one of `ACCOUNTANTS`; under replace-one only ``"pld"``.
+            adjacency: as in the plan.
+            capacity: as in the plan.
+            nominal_records: as in the plan.
 
         Raises:
             PrivacyError: If fewer than two are given, a value is out of range, or three disagree.
@@ -364,6 +387,11 @@ def plan_from_dict(values: Mapping[str, Any]) -> CentralPlan:
     """
     kind = UnprotectedPlan if "unprotected" in values else PrivacyPlan
     return kind.from_dict(values)
+
+
+def _refuse_infinite(total: torch.Tensor) -> None:
+    if not bool(torch.isfinite(total).all()):
+        raise PrivacyError("the total to release is not finite: clip it before releasing.")
 
 
 def _two_of_three(eps: float | None, sigma: float | None, rounds: int | None) -> str:

@@ -1,9 +1,15 @@
-"""Who takes part in a round: Poisson samples of records, public schedules of classes and clients.
+"""Samplers and schedules: the records and the clients that each round uses.
+
+A `PoissonSampler` draws a secret batch of a client's records; a `Schedule` says by public numbers
+which clients, and which classes of records, a round may use. Both enter a `PrivacyPlan`: rate q of
+the sampler, and number of rounds that can use one record (`Schedule.uses`).
 
 >>> ClassSchedule(10).uses(3000), TurnSchedule(50).uses(3000), JointSchedule().uses(3000)
 (300, 60, 3000)
 >>> PickSchedule(50).uses(3000)  # of the client that is picked most
 80
+>>> PoissonSampler(0.2).draw(30, Stream(b"key", "batch", 7)).tolist()
+[8, 11, 13, 15, 20, 29]
 """
 
 from __future__ import annotations
@@ -17,12 +23,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from fedsink.errors import PrivacyError
 from fedsink.privacy import domain
 from fedsink.privacy.randomness.noise import Stream, uniforms
 from fedsink.values import privacy_checks as checks
-
-MOST_PICKS = 10_000_000  # the public domain's rounds: `fedsink.privacy.domain`
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class PoissonSampler:
     Guarantees:
         - Each record is included independently with probability q.
         - Whether one record is included does not depend on the number of records after it.
-        - A capacity keeps a uniformly random part of a larger sample, and all of another one.
+        - A capacity keeps a uniformly random part of a larger sample, and all of a smaller one.
 
     Args:
         rate: q in (0, 1].
@@ -54,10 +57,10 @@ class PoissonSampler:
         return torch.nonzero(stream.uniform(n) < self.rate).flatten()
 
     def draw_each(self, sizes: Sequence[int], streams: Sequence[Stream]) -> torch.Tensor:
-        """Which records of several owners `draw` would sample, each with its own stream.
+        """Marks of the records that `draw` samples at several owners, each with its own stream.
 
         Returns:
-            (Σ sizes,) bool, one owner's records after the other's.
+            (Σ sizes,) bool, the owners' records one after the other.
         """
         if any(type(stream) is not Stream for stream in streams):  # with draws of their own kind
             drawn = [s.uniform(size) for s, size in zip(streams, sizes, strict=True)]
@@ -69,12 +72,12 @@ class PoissonSampler:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The sample of `draw` in `capacity` places; of a larger one a uniformly random part.
 
-        The places hold the records with the smallest uniforms. Given the sample, those are
-        independent and alike, so whom an overflow leaves out is independent of the records.
+        The places hold the records with the smallest uniforms. Given the sample, its uniforms are
+        independent and alike, so the records that an overflow leaves out depend on no record.
 
         Returns:
-            Indices (capacity,) int64, from n on where n < capacity, and which places are taken by
-            a sampled record, (capacity,) bool. No shape depends on the sample.
+            Indices (capacity,) int64, from n on where n < capacity, and marks of the places that a
+            sampled record takes, (capacity,) bool. No shape depends on the sample.
         """
         checks.count("n", n, minimum=0)
         checks.count("capacity", capacity)
@@ -84,7 +87,10 @@ class PoissonSampler:
 
 
 class Schedule(ABC):
-    """Which clients and which of their records each round may use, by public numbers.
+    """The clients, and those of their records, that each round may use, by public numbers.
+
+    Rounds ask P = `cohorts` parts in turn, so that one part is asked in ⌈T/P⌉ of the first T
+    rounds. A part is a class of labels at every client, or a group of clients.
 
     Attributes:
         name: as in a configuration and in a message.
@@ -99,20 +105,20 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def cohorts(self) -> int:
-        """Into how many cohorts the clients fall, if there are so many."""
+        """P, number of cohorts of clients, if there are so many clients."""
 
     @property
     def of_client(self) -> Schedule:
-        """The schedule that a whole client sees: this one."""
+        """The schedule of a whole client's rounds: this one."""
         return self
 
-    @abstractmethod
     def uses(self, rounds: int) -> int:
-        """How many of the first T rounds can touch one record."""
+        """Number of the first T rounds that can touch one record: ⌈T/P⌉."""
+        return -(-checks.count("rounds", rounds, minimum=0) // self.cohorts)
 
-    @abstractmethod
     def rounds_within(self, uses: int) -> int:
-        """The largest number of rounds that touch a record at most `uses` times."""
+        """The largest number of rounds that touch a record at most `uses` times: uses·P."""
+        return checks.count("uses", uses, minimum=0) * self.cohorts
 
     def label(self, client: int, round: int) -> int | None:
         """The class that `client` uses in this round; None: all of them."""
@@ -123,12 +129,15 @@ class Schedule(ABC):
         return True
 
     def answered(self, client: int, round: int) -> int:
-        """In how many rounds before this one `client` is asked."""
+        """Number of rounds before this one in which `client` is asked."""
         return round - 1
 
-    @abstractmethod
     def cohort(self, client: int, clients: int) -> int:
-        """m, how many of K clients are asked the same as `client` in every round."""
+        """m, number of the K clients that are asked the same as `client`: those equal to it mod P.
+
+        They are the same clients in every round, and m is ⌊K/P⌋ or ⌈K/P⌉.
+        """
+        return len(range(client % self.cohorts, clients, self.cohorts))
 
     def to_dict(self) -> dict[str, Any]:
         """The schedule as JSON-able values; `schedule_from_dict` gives the same schedule back."""
@@ -137,27 +146,15 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class JointSchedule(Schedule):
-    """Every round may use every record: a record is used in all T rounds."""
+    """Every round may use every record: P = 1, and a record is used in all T rounds."""
 
     name: ClassVar[str] = "joint"
     cohorts: ClassVar[int] = 1
 
-    def uses(self, rounds: int) -> int:
-        """How many of the first T rounds can touch one record: T."""
-        return checks.count("rounds", rounds, minimum=0)
-
-    def rounds_within(self, uses: int) -> int:
-        """The largest number of rounds that touch a record at most `uses` times."""
-        return checks.count("uses", uses, minimum=0)
-
-    def cohort(self, client: int, clients: int) -> int:
-        """m, how many of K clients are asked the same as `client` in every round: all K."""
-        return clients
-
 
 @dataclass(frozen=True)
 class ClassSchedule(Schedule):
-    """In round t client k uses only its records of class (k + t) mod C, with C public classes.
+    """In round t client k uses only its records of class (k + t) mod C, with P = C public classes.
 
     A labelled record is then touched in at most ⌈T/C⌉ of the first T rounds: parallel
     composition by label, valid under zero-out / add-remove of one *labelled* record at one
@@ -181,32 +178,17 @@ class ClassSchedule(Schedule):
 
     @property
     def cohorts(self) -> int:
-        """Into how many cohorts the clients fall, if there are so many: C."""
+        """C, number of cohorts of clients, if there are so many clients."""
         return self.classes
 
     @property
     def of_client(self) -> JointSchedule:
-        """The schedule that a whole client sees: it takes part in every round."""
+        """The schedule of a whole client's rounds: it takes part in all of them."""
         return JointSchedule()
-
-    def uses(self, rounds: int) -> int:
-        """How many of the first T rounds can touch one record: ⌈T/C⌉."""
-        return -(-checks.count("rounds", rounds, minimum=0) // self.classes)
-
-    def rounds_within(self, uses: int) -> int:
-        """The largest number of rounds that touch a record at most `uses` times: uses·C."""
-        return checks.count("uses", uses, minimum=0) * self.classes
 
     def label(self, client: int, round: int) -> int:
         """The class that `client` uses in `round`: (client + round) mod C."""
         return (client + round) % self.classes
-
-    def cohort(self, client: int, clients: int) -> int:
-        """m, how many of K clients use the same class as `client`: those equal to it mod C.
-
-        They are the same ones in every round, and m is ⌊K/C⌋ or ⌈K/C⌉.
-        """
-        return len(range(client % self.classes, clients, self.classes))
 
 
 @dataclass(frozen=True)
@@ -214,8 +196,8 @@ class TurnSchedule(Schedule):
     """Clients answer in turn: client k in the rounds t ≡ k mod P, with all of its records.
 
     A client, and so each of its records, is touched in at most ⌈T/P⌉ of the first T rounds. The
-    turns are public: nothing is amplified, and nobody is asked more often than anybody else, as
-    clients that are picked at random would be.
+    turns are public: nothing is amplified. No client is asked more often than another, as clients
+    that are picked at random are.
 
     Guarantees:
         - No client answers more than ⌈T/P⌉ times in its first T rounds.
@@ -235,51 +217,16 @@ class TurnSchedule(Schedule):
 
     @property
     def cohorts(self) -> int:
-        """Into how many cohorts the clients fall, if there are so many: P."""
+        """P, number of cohorts of clients, if there are so many clients."""
         return self.turns
 
-    def uses(self, rounds: int) -> int:
-        """How many of the first T rounds can touch one record: ⌈T/P⌉."""
-        return -(-checks.count("rounds", rounds, minimum=0) // self.turns)
-
-    def rounds_within(self, uses: int) -> int:
-        """The largest number of rounds that touch a record at most `uses` times: uses·P."""
-        return checks.count("uses", uses, minimum=0) * self.turns
-
     def answers(self, client: int, round: int) -> bool:
-        """Whether `client` is asked in `round`: where round ≡ client mod P."""
+        """Tells whether `client` is asked in `round`: where round ≡ client mod P."""
         return (round - client) % self.turns == 0
 
     def answered(self, client: int, round: int) -> int:
-        """In how many rounds before this one `client` is asked."""
+        """Number of rounds before this one in which `client` is asked."""
         return len(range((client - 1) % self.turns + 1, round, self.turns))
-
-    def cohort(self, client: int, clients: int) -> int:
-        """m, how many of K clients answer in the rounds of `client`: those equal to it mod P."""
-        return len(range(client % self.turns, clients, self.turns))
-
-
-class _Picks(NamedTuple):
-    """Whom a `PickSchedule` picks in the first rounds, and how often it has picked somebody most.
-
-    Attributes:
-        clients: of each round.
-        most: uses of the client picked most, up to and including each round.
-    """
-
-    clients: np.ndarray
-    most: np.ndarray
-
-
-@lru_cache(maxsize=4)
-def _picks(clients: int, seed: int, rounds: int) -> _Picks:
-    uniform = Stream(b"fedsink picks", seed).uniform(rounds).numpy()
-    picked = (uniform * clients).astype(np.int64)
-    order = np.argsort(picked, kind="stable")
-    sorted_picks = picked[order]
-    uses = np.empty(rounds, np.int64)
-    uses[order] = np.arange(1, rounds + 1) - np.searchsorted(sorted_picks, sorted_picks)
-    return _Picks(picked, np.maximum.accumulate(uses))
 
 
 @dataclass(frozen=True)
@@ -289,11 +236,11 @@ class PickSchedule(Schedule):
     This is the published schedule of GS-WGAN (Chen, Orekondy, Fritz 2020), there to compare with.
     The picks are public: nothing is amplified, and ε is that of the client which is picked most.
     They are a function of K, the seed and the round, so that its number of uses is known before
-    the first round. With K turns it would be ⌈T/K⌉, no more than for any other client.
+    the first round. With K turns it would be ⌈T/K⌉, as for every other client.
 
     Guarantees:
         - No client answers more often than `uses` in the first T rounds, and one does as often.
-        - Whom a round picks does not depend on how many rounds there are.
+        - The client that a round picks does not depend on the number of rounds.
 
     Args:
         clients: K, public.
@@ -315,11 +262,11 @@ class PickSchedule(Schedule):
 
     @property
     def cohorts(self) -> int:
-        """Into how many cohorts the clients fall: each is one of its own."""
+        """K: every client is a cohort by itself."""
         return self.clients
 
     def uses(self, rounds: int) -> int:
-        """How many of the first T rounds can touch one record: those of the most picked client.
+        """Number of the first T rounds that can touch one record: of the client picked most.
 
         Raises:
             PrivacyError: T is negative or outside the public domain.
@@ -338,22 +285,46 @@ class PickSchedule(Schedule):
         return int(np.searchsorted(self._until(rounds).most, uses, side="right"))
 
     def answers(self, client: int, round: int) -> bool:
-        """Whether `client` is asked in `round`: where it is picked."""
+        """Tells whether `client` is asked in `round`: where it is picked."""
         return bool(self._until(round).clients[round - 1] == client)
 
     def answered(self, client: int, round: int) -> int:
-        """In how many rounds before this one `client` is asked."""
+        """Number of rounds before this one in which `client` is asked."""
         return int((self._until(round).clients[: round - 1] == client).sum())
 
     def cohort(self, client: int, clients: int) -> int:
-        """m, how many of K clients answer in the rounds of `client`: itself."""
+        """1: no other client answers in the rounds of `client`."""
         return 1
 
     def _until(self, rounds: int) -> _Picks:
         """The picks of these rounds and of some more, so that few lengths are drawn."""
-        if checks.count("rounds", rounds) > MOST_PICKS:
-            raise PrivacyError(f"rounds must be at most {MOST_PICKS:.4g}, received {rounds}.")
+        rounds = domain.ROUNDS.check_count(rounds)
         return _picks(self.clients, self.seed, 1 << max(10, (rounds - 1).bit_length()))
+
+
+class _Picks(NamedTuple):
+    """The picks of the first rounds.
+
+    Attributes:
+        clients: the client picked in each round.
+        most: uses of the client picked most, up to and including each round.
+    """
+
+    clients: np.ndarray
+    most: np.ndarray
+
+
+@lru_cache(maxsize=4)
+def _picks(clients: int, seed: int, rounds: int) -> _Picks:
+    uniform = Stream(b"fedsink picks", seed).uniform(rounds).numpy()
+    picked = (uniform * clients).astype(np.int64)
+    # A stable sort puts each client's rounds side by side, in order: the distance of a round from
+    # the first of them counts the client's picks until then.
+    order = np.argsort(picked, kind="stable")
+    sorted_picks = picked[order]
+    uses = np.empty(rounds, np.int64)
+    uses[order] = np.arange(1, rounds + 1) - np.searchsorted(sorted_picks, sorted_picks)
+    return _Picks(picked, np.maximum.accumulate(uses))
 
 
 SCHEDULES: dict[str, type[Schedule]] = {

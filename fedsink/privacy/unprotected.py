@@ -1,4 +1,4 @@
-"""The central mode without privacy: what a published row is when nothing is clipped or noised.
+"""The central mode without privacy, for ceilings: rounds of which nothing is clipped or noised.
 
 >>> from fedsink.privacy.sampling import JointSchedule
 >>> UnprotectedPlan(rate=0.1, rounds=10, kind="batch", schedule=JointSchedule()).epsilon()
@@ -34,21 +34,20 @@ UNREACHED = 2.0**100
 class UnprotectedPlan:
     """The rounds of a `PrivacyPlan` with neither clip nor noise; ε = ∞.
 
-    For ceilings on public data only. A node answers it only where its owner's settings say so,
-    which no policy can, and no message.
+    For ceilings on public data only. A node answers it only where its owner's settings say so;
+    neither a policy nor a message can.
 
     Guarantees:
         - What is released is what was computed, without noise and unclipped.
         - ε is infinite from the first round on.
-        - It is never taken for a plan that protects, nor one that protects for it.
+        - It is never read as a plan that protects, and no such plan is read as this one.
 
     Args:
         rate: q in (0, 1], probability with which a record enters a round's batch.
         rounds: T ≥ 1.
-        kind: ``"record"`` (contributions of records are summed), ``"batch"`` (the gradient of
-            the whole batch), ``"critic"`` (gradients of critics are summed) or ``"row"`` (rows of
-            one critic's gradient): what would be clipped.
-        schedule: `JointSchedule`, `ClassSchedule`, `TurnSchedule` or `PickSchedule`.
+        kind: name of the clip that the same rounds would have under protection, one of
+            `fedsink.privacy.clips.CLIPS`.
+        schedule: one of `fedsink.privacy.sampling.SCHEDULES`.
         capacity: B ≥ 1: at most B sampled records take part; None: all of them.
         nominal_records: N ≥ 1, public: no client takes part with more records; None: any.
 
@@ -81,7 +80,7 @@ class UnprotectedPlan:
 
     @property
     def clip(self) -> Clip:
-        """The clip of this kind with a bound that nothing reaches."""
+        """The clip of this kind, with a bound that no gradient reaches."""
         return CLIPS[self.kind](UNREACHED)
 
     @property
@@ -91,7 +90,7 @@ class UnprotectedPlan:
 
     @property
     def uses(self) -> int:
-        """In how many of the T rounds one record may take part."""
+        """Number of the T rounds in which one record may take part."""
         return self.schedule.uses(self.rounds)
 
     def epsilon(self, accountant: str = "pld") -> float:
@@ -120,15 +119,7 @@ class UnprotectedPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-able values; `from_dict` gives the same plan back."""
-        return {
-            "unprotected": True,
-            "rate": self.rate,
-            "rounds": self.rounds,
-            "kind": self.kind,
-            "schedule": self.schedule.to_dict(),
-            "capacity": self.capacity,
-            "nominal_records": self.nominal_records,
-        }
+        return {"unprotected": True, **vars(self), "schedule": self.schedule.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> UnprotectedPlan:

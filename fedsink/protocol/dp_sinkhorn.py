@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsink.privacy import domain
+from fedsink.privacy.clips import ClipOfRecords
 from fedsink.privacy.plan import CentralPlan, plan_from_dict
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.records import Packed, pack, packed, table, unpack
@@ -86,7 +87,7 @@ class GradientRequest:
             ValueError: with what does not fit.
         """
         check_use(self.round, self.plan, self.share)
-        self.plan.clip.of_records()
+        ClipOfRecords.expect(self.plan.clip)
         check_rows(self.rows, self.row_labels, self.objective.classes)
         self.objective.check_plan(self.plan)
         n = len(self.rows)

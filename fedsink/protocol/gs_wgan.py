@@ -21,7 +21,9 @@ from fedsink.models.critics import (
     LocalGenerator,
     PerceptronCritic,
 )
-from fedsink.privacy import CentralPlan, Stream, domain, plan_from_dict
+from fedsink.privacy import CentralPlan, Stream, plan_from_dict
+from fedsink.privacy.clips import ClipOfCritics
+from fedsink.privacy.domain import Interval
 from fedsink.protocol.dp_sinkhorn import check_rows, check_use
 from fedsink.protocol.records import pack, table, unpack
 from fedsink.protocol.run import UNNAMED, run_name
@@ -37,13 +39,21 @@ MOST_PAIRS = 1 << 24  # of a record and a generated row, that a message shows to
 MOST_FAKES = 1 << 20  # rows that a client keeps to train against
 
 _ARRAYS = ("rows", "row_labels", "fakes", "fake_labels")
-_DOMAIN = {"lr": domain.CRITIC_RATE, "penalty": domain.CRITIC_PENALTY, "drift": domain.CRITIC_DRIFT}
+# Their part of the public numeric domain, see `fedsink.privacy.domain`.
+_SCALE = Interval("the scale of a critic's coordinates", 2.0**-20, 2.0**20)
+_WIDTH = Interval("the critics' width", 1, 2.0**14)
+_SEED = Interval("the seed of the critics' weights", 0, 2.0**62)
+_DOMAIN = {
+    "lr": Interval("the learning rate of the critics", 0.0, 2.0**20),
+    "penalty": Interval("the weight of the critics' penalty", 0.0, 2.0**20),
+    "drift": Interval("the weight of the critics' drift", 0.0, 2.0**20),
+}
 _COUNTS = {
-    "steps": domain.CRITIC_STEPS,
-    "warm": domain.CRITIC_WARM,
-    "warm_generator": domain.CRITIC_WARM_GENERATOR,
-    "batch": domain.CRITIC_BATCH,
-    "history": domain.CRITIC_HISTORY,
+    "steps": Interval("the critics' steps", 0, 2.0**14),
+    "warm": Interval("the critics' steps before the first round", 0, 2.0**14),
+    "warm_generator": Interval("the steps of the critics' local generators", 0, 2.0**14),
+    "batch": Interval("the critics' batch", 1, 2.0**14),
+    "history": Interval("the critics' history", 1, 2.0**14),
 }
 
 
@@ -77,9 +87,9 @@ class Critics:
         if self.kind not in KINDS:
             raise ConfigError(f"A critic is a {' or a '.join(KINDS)}, not {self.kind!r}.")
         checks.count("classes", self.classes)
-        domain.CRITIC_SEED.check_count(self.seed)
-        domain.CRITIC_WIDTH.check_count(self.hidden)
-        domain.CRITIC_SCALE.check(self.scale)
+        _SEED.check_count(self.seed)
+        _WIDTH.check_count(self.hidden)
+        _SCALE.check(self.scale)
         for name, interval in _DOMAIN.items():
             interval.check(getattr(self.training, name))
         for name, interval in _COUNTS.items():
@@ -220,7 +230,7 @@ class CriticRequest:
         check_use(self.round, self.plan, self.share)
         training = self.critics.training
         check_rows(self.rows, self.row_labels, self.critics.classes)
-        self.plan.clip.of_critics().check_size(training.critics, len(self.rows))
+        ClipOfCritics.expect(self.plan.clip).check_size(training.critics, len(self.rows))
         check_rows(self.fakes, self.fake_labels, self.critics.classes)
         if self.fakes.shape[1] != self.rows.shape[1]:
             raise ValueError(

@@ -19,7 +19,6 @@ from fedsink.models import Generator
 from fedsink.privacy import (
     LOCAL_NOISE,
     CentralPlan,
-    ClippedGaussian,
     NoiseShare,
     PrivacyPlan,
     Stream,
@@ -215,9 +214,9 @@ def signal_to_noise(energy: float, noise: float) -> dict[str, float]:
 
 def _check_mode(config: Configuration) -> None:
     mechanism = config.mechanism["name"]
-    if mechanism != ClippedGaussian.choice:
+    if mechanism != PrivacyPlan.mechanism:
         raise ConfigError(
-            f"mode=central noises gradients with mechanism={ClippedGaussian.choice}, not "
+            f"mode=central noises gradients with mechanism={PrivacyPlan.mechanism}, not "
             f"{mechanism!r}; mechanism={mechanism} belongs to mode=ldp."
         )
     if config.shuffler != "none":

@@ -32,7 +32,7 @@ from fedsink.clients.node import close_nodes
 from fedsink.clients.shard import Shard
 from fedsink.data import sources
 from fedsink.privacy import ADJACENCIES, Stream
-from fedsink.privacy.mechanisms.clipped_gaussian import ClippedGaussian
+from fedsink.privacy.plan import PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import unpack_requests
 from fedsink.protocol.errors import MEANING
 from fedsink.protocol.gs_wgan import CriticRequest
@@ -254,7 +254,7 @@ class History:
         self._at = self.nodes[0]
         patch.setattr(Task, "stream", self._coupled(Task.stream))
         for name in ("release", "release_each"):
-            patch.setattr(ClippedGaussian, name, self._watched(getattr(ClippedGaussian, name)))
+            patch.setattr(PrivacyPlan, name, self._watched(getattr(PrivacyPlan, name)))
         patch.setattr(privatizer, "privatize", self._mapped(privatizer.privatize))
 
     def begin(self) -> None:
@@ -437,14 +437,14 @@ class History:
     def _watched(self, release: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The real release, after a look at what noise is added to."""
 
-        def watched(mechanism: ClippedGaussian, totals: Tensor, streams: Any) -> Tensor:
+        def watched(plan: PrivacyPlan, totals: Tensor, streams: Any) -> Tensor:
             if isinstance(streams, Coupled):
                 each = [(totals, streams)]
             else:
                 each = list(zip(totals, streams, strict=True))
             for total, stream in each:
-                self._at.saw(Use(total.detach().clone(), mechanism.noise_std, stream.origin))
-            return release(mechanism, totals, streams)
+                self._at.saw(Use(total.detach().clone(), plan.noise_std, stream.origin))
+            return release(plan, totals, streams)
 
         return watched
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import (
     ADJACENCIES,
     BatchClip,
     ClassSchedule,
-    ClippedGaussian,
     CriticClip,
     JointSchedule,
     PrivacyPlan,
@@ -36,12 +36,15 @@ FIXED = replace(PLAN, capacity=178, nominal_records=600)
 PARTS = {"clip": RecordClip(8.0), "schedule": ClassSchedule(10), "delta": 1e-5}
 
 
-def test_the_noise_std_is_the_multiplier_times_the_clips_sensitivity():
+@given(st.floats(0.01, 100), st.floats(0.1, 50))
+def test_the_noise_std_is_the_multiplier_times_the_clips_sensitivity(bound, sigma):
     """Algorithm 1's 2Δσ for the batch clip, not Theorem 4.1's Δσ."""
+    by_batch = replace(BATCH, clip=BatchClip(bound), noise_multiplier=sigma)
+    by_record = replace(PLAN, clip=RecordClip(bound), noise_multiplier=sigma)
+    assert (by_batch.noise_std, by_record.noise_std) == (sigma * (2 * bound), sigma * bound)
     assert BATCH.noise_std == pytest.approx(2 * 1.5 * 0.9)
     assert PLAN.noise_std == pytest.approx(8.0 * 2.0)
     assert replace(PLAN, clip=BatchClip(8.0)).noise_std == 2 * PLAN.noise_std
-    assert PLAN.mechanism == ClippedGaussian(RecordClip(8.0), 2.0)
     assert PLAN.sensitivity == 8.0
 
 
@@ -100,9 +103,24 @@ def test_release_adds_to_the_total_as_float32():
     assert not torch.equal(PLAN.release(total, Stream(b"other")), released)
 
 
-def test_nothing_is_released_where_the_total_is_not_finite():
+def test_every_coordinate_gets_independent_noise_of_that_standard_deviation():
+    noise = BATCH.release(torch.zeros(200, 100), Stream(b"key")).numpy()
+    law = stats.norm(scale=2 * 1.5 * 0.9)
+    assert stats.kstest(noise.ravel(), law.cdf).pvalue > 0.001
+    for wrong in (2 / 3, 3 / 2):
+        assert stats.kstest(wrong * noise.ravel(), law.cdf).pvalue < 1e-9
+    columns = np.corrcoef(noise.T)[np.triu_indices(100, 1)]
+    assert abs(columns).max() < 5.5 / math.sqrt(200)
+    assert stats.kstest(columns * math.sqrt(200), stats.norm.cdf).pvalue > 0.001
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_nothing_is_released_where_the_total_is_not_finite(bad):
+    total = torch.tensor([0.0, bad])
     with pytest.raises(PrivacyError, match="not finite: clip it before releasing"):
-        PLAN.release(torch.tensor([0.0, math.nan]), Stream(b"key"))
+        PLAN.release(total, Stream(b"key"))
+    with pytest.raises(PrivacyError, match="not finite: clip it before releasing"):
+        PLAN.release_each(torch.stack([total[:1], total[1:]]), [Stream(b"key", k) for k in (1, 2)])
 
 
 @pytest.mark.parametrize("plan", [PLAN, BATCH, CLIENT, FIXED])
@@ -294,7 +312,7 @@ def test_no_plan_lives_at_the_edge_of_the_floats(changes, message):
         ({"delta": 1}, r"delta must lie in \(0, 1\), received 1"),
         (
             {"clip": 0.5},
-            "clip must be one of BatchClip, RecordClip, CriticClip, RowClip, received 0.5",
+            "clip must be one of RecordClip, BatchClip, CriticClip, RowClip, received 0.5",
         ),
         ({"schedule": 10}, "schedule must be one of JointSchedule, .*, received 10"),
         ({"accountant": "gdp"}, "accountant 'gdp' is unknown"),

@@ -425,7 +425,7 @@ def test_nothing_of_a_run_stays_in_memory_for_the_next_one(
             raise RuntimeError("no noise")
 
         monkeypatch.setattr("fedsink.privacy.randomness.noise.Stream.add_gaussian", refuse)
-        monkeypatch.setattr("fedsink.privacy.mechanisms.clipped_gaussian.add_gaussian_each", refuse)
+        monkeypatch.setattr("fedsink.privacy.plan.add_gaussian_each", refuse)
         with pytest.raises(ClientError) as caught:
             start(composed("seed=0"), tmp_path / "run")
         kept.append(caught)  # as a sweep keeps its failures, with their frames

@@ -1,18 +1,28 @@
-"""What a plan's parameters cost under its adjacency: the step from (q, σ, T) to ε.
+"""The cost of a plan's parameters under its adjacency: the step from (q, σ, T) to ε.
 
-| adjacency | clip | what one unit sees |
+`PrivacyPlan`, the search for a σ and `fedsink account` ask a `Cost`; it asks the clip and the
+schedule what they are, and one of the accountants for a number.
+
+>>> from fedsink.privacy.clips import BatchClip
+>>> from fedsink.privacy.sampling import JointSchedule
+>>> for adjacency in ("add-remove", "replace-one", "client"):
+...     cost = Cost(BatchClip(1.0), JointSchedule(), adjacency)
+...     print(adjacency, round(cost.epsilon(0.07, 0.9, 200, 1e-5), 2))
+add-remove 8.39
+replace-one 9.55
+client 189.59
+
+| adjacency | clip | mechanism that one unit sees |
 |---|---|---|
-| add-remove | record, batch | Poisson-subsampled Gaussian (q, σ), the schedule's uses |
-| replace-one | record, batch | the dominating pairs of `replacement`; accountant pld only |
-| client | batch | Gaussians of multiplier σ: any two clipped gradients are within 2Δ |
-| client | record, capacity B | Gaussians of multiplier σ/B: at most B contributions of norm Δ |
-| add-remove, replace-one, user | critic | Gaussians of multiplier σ: one critic's part changes |
-| the same, critics asked at q < 1 | critic | the dominating pair of `replacement`; pld only |
-| client | critic, M critics | Gaussians of multiplier σ/M: all parts change |
-| all | row | Gaussians of multiplier σ: the one critic of a client changes, at every row |
+| add-remove | of sampled records | Poisson-subsampled Gaussian (q, σ), the schedule's uses |
+| replace-one | of sampled records | the dominating pairs of `replacement`; only accountant pld |
+| client | any | Gaussians of multiplier σ/f, with f of `Clip.of_client` |
+| all others | of parts, rate 1 | Gaussians of multiplier σ: all that changes is one part |
+| all others | of parts, rate q < 1 | the dominating pair of `replacement`; only accountant pld |
 
-A client as a unit is not sampled, and a class schedule reaches it in every round. With the critic
-clip no records are sampled, and every part of them is trained on in every use.
+A clip of parts samples no records: each part of a client's records takes part in every use, or is
+asked at rate q in secret. A client as a unit is not sampled either, and a class schedule reaches it
+in every round.
 """
 
 from __future__ import annotations
@@ -43,13 +53,7 @@ from fedsink.values import privacy_checks as checks
 class Cost:
     """ε as a function of (rate, σ, uses, δ) for one adjacency, clip, schedule and capacity.
 
-    Args:
-        clip: `BatchClip`, `RecordClip`, `CriticClip` or `RowClip`.
-        schedule: `JointSchedule`, `ClassSchedule`, `TurnSchedule` or `PickSchedule`.
-        adjacency: ``"add-remove"``, ``"replace-one"``, ``"user"`` or ``"client"``.
-        capacity: B ≥ 1, at most so many sampled records take part; None: all of them.
-        nominal_records: N ≥ 1, public; no client takes part with more records. Needed where a
-            capacity meets the record clip.
+    Arguments as in `fedsink.privacy.plan.PrivacyPlan`.
 
     Raises:
         PrivacyError: If a value is out of range, or the adjacency has no guarantee here.
@@ -88,7 +92,7 @@ class Cost:
         return replaced or self._asked_in_secret(rate)
 
     def uses(self, rounds: int) -> int:
-        """How many of the first T rounds can touch one unit."""
+        """Number of the first T rounds that can touch one unit."""
         return (self.schedule.of_client if self._by_client else self.schedule).uses(rounds)
 
     def rounds_within(self, uses: int) -> int:
@@ -99,8 +103,8 @@ class Cost:
     def event(self, rate: float, sigma: float, uses: int) -> Any:
         """All uses of one unit as a `dp_accounting.DpEvent`, to be read under the adjacency.
 
-        Of critics that are asked in secret it is unsampled: no event has their pair under
-        add-remove, so that what composes events counts them without amplification.
+        Where parts are asked in secret it is unsampled: no event has their pair under add-remove,
+        so that whatever composes events counts them without amplification.
         """
         self.clip.check_rate(rate)
         if not (self._unsampled(rate) or self._asked_in_secret(rate)):
@@ -135,33 +139,37 @@ class Cost:
         Raises:
             PrivacyError: If a value is out of range, or the accountant has no bound here.
         """
-        return self._epsilon(rate, rate, sigma, uses, delta, accountant)
+        self._check(rate, accountant)
+        return self._epsilon(rate, sigma, uses, self._left(rate, uses, delta), accountant)
 
     def epsilon_unamplified(
         self, rate: float, sigma: float, uses: int, delta: float, accountant: str = "pld"
     ) -> float:
-        """The same uses if everybody could see who was sampled: no amplification.
+        """ε(δ) of the same uses for whoever sees which units take part: nothing is amplified.
 
         A capacity's overflow keeps the probability it has at the true rate.
         """
-        return self._epsilon(1.0, rate, sigma, uses, delta, accountant)
+        self._check(rate, accountant)
+        return self._epsilon(1.0, sigma, uses, self._left(rate, uses, delta), accountant)
 
     def rough_epsilon(
         self, ceiling: float, rate: float, sigma: float, uses: int, delta: float
     ) -> float | None:
-        """A rough ε where it is far above a ceiling, in milliseconds; None where it may be near.
+        """ε roughly where it is far above a ceiling, in milliseconds; None where it may be near.
 
-        It refuses a plan, and proves nothing about one. "Far" leaves room for what Rényi DP and a
-        coarse grid of losses read above ε: up to 5ε + 1/(2σ²) + ½, and up to 1.05ε + 0.3.
+        It serves to refuse a plan, and proves nothing about one that is not refused. "Far" leaves
+        room for what Rényi DP and a coarse grid of losses read above ε: up to 5ε + 1/(2σ²) + ½,
+        and up to 1.05ε + 0.3.
         """
-        delta -= self.overflow(rate, uses)
+        delta = self._left(rate, uses, delta)
         if delta <= 0:
             return math.inf
         if self._unsampled(rate):
             exact = poisson_gaussian_epsilon(1.0, self._of_unit(sigma), uses, delta)
             return exact if exact > ceiling else None
         if self._asked_in_secret(rate):
-            sigma *= 2.0  # against C: one critic that answers, or does not, costs no more
+            # Against the bound: a part that answers, or does not, costs no more than a change.
+            sigma *= self.clip.sensitivity / self.clip.bound
         rough = rdp_epsilon(rate, sigma, uses, delta)
         if rough > 5.0 * ceiling + 0.5 / sigma**2 + 0.5:
             return rough
@@ -169,10 +177,10 @@ class Cost:
         return rough if rough > 1.05 * ceiling + 0.3 else None
 
     def quick_bound(self, rate: float, sigma: float, uses: int, delta: float) -> float:
-        """A bound by Rényi DP for every round's progress; infinite where there is none."""
+        """The bound by Rényi DP, for every round's progress; infinite where there is none."""
         if self.by_pairs(rate):
             return math.inf
-        delta -= self.overflow(rate, uses)
+        delta = self._left(rate, uses, delta)
         if delta <= 0:
             return math.inf
         if self._unsampled(rate):
@@ -180,29 +188,37 @@ class Cost:
         return rdp_epsilon(rate, sigma, uses, delta)
 
     def _epsilon(
-        self, seen: float, rate: float, sigma: float, uses: int, delta: float, accountant: str
+        self, rate: float, sigma: float, uses: int, delta: float, accountant: str
     ) -> float:
-        self.clip.check_rate(rate)
-        if check_accountant(accountant) not in self.accountants(rate):
-            what = "of critics at a rate below 1" if self._asked_in_secret(rate) else ""
-            raise PrivacyError(
-                f"the {accountant} accountant has no bound {what or 'under replace-one'}: Rényi "
-                "accountants know no dominating pair for it, and PRV accounts for the remove "
-                "direction alone. Use accountant='pld'."
-            )
-        delta = checks.failure_probability(delta) - self.overflow(rate, uses)
+        """ε at the δ that a full batch leaves; infinite where it leaves none."""
         if delta <= 0:
             return math.inf
-        if self._unsampled(seen):
-            seen, sigma = 1.0, self._of_unit(sigma)
-        elif self._asked_in_secret(seen):
-            try:
-                return replacement_epsilon(seen, sigma, uses, delta, self.clip, self.schedule)
-            except PrivacyError:  # no grid is fine enough for so little noise
-                seen = 1.0
-        elif self.by_pairs(seen):
-            return replacement_epsilon(seen, sigma, uses, delta, self.clip, self.schedule)
-        return poisson_gaussian_epsilon(seen, sigma, uses, delta, accountant)
+        if self._unsampled(rate):
+            return poisson_gaussian_epsilon(1.0, self._of_unit(sigma), uses, delta, accountant)
+        if not self.by_pairs(rate):
+            return poisson_gaussian_epsilon(rate, sigma, uses, delta, accountant)
+        try:
+            return replacement_epsilon(rate, sigma, uses, delta, self.clip, self.schedule)
+        except PrivacyError:
+            if not self._asked_in_secret(rate):
+                raise
+            # No grid is fine enough for so little noise. Without amplification ε is no less.
+            return poisson_gaussian_epsilon(1.0, sigma, uses, delta, accountant)
+
+    def _check(self, rate: float, accountant: str) -> None:
+        self.clip.check_rate(rate)
+        if check_accountant(accountant) not in self.accountants(rate):
+            secret = self._asked_in_secret(rate)
+            where = "for parts that are asked at a rate below 1" if secret else "under replace-one"
+            raise PrivacyError(
+                f"the {accountant} accountant has no bound {where}: Rényi accountants know no "
+                "dominating pair for it, and PRV accounts only for the remove direction. Use "
+                "accountant='pld'."
+            )
+
+    def _left(self, rate: float, uses: int, delta: float) -> float:
+        """δ less the part that a full batch costs."""
+        return checks.failure_probability(delta) - self.overflow(rate, uses)
 
     @property
     def _by_client(self) -> bool:
@@ -217,7 +233,7 @@ class Cost:
         return self._by_client or not (self.clip.sampled or self._asked_in_secret(rate))
 
     def _asked_in_secret(self, rate: float) -> bool:
-        """Tells whether the critic that holds a unit is asked in a secret part of the rounds."""
+        """Tells whether the part that holds a unit is asked in a secret part of the rounds."""
         return self.clip.asked_in_secret(rate) and not self._by_client
 
     def _of_unit(self, sigma: float) -> float:

@@ -1,20 +1,24 @@
-"""ε under replace-one, by privacy loss distributions: its dominating pairs and what composes them.
+"""ε under replace-one, by privacy loss distributions: its dominating pairs, and their composition.
 
-One labelled record is replaced by any other. Two things can happen, and ε is the worse of them.
+One labelled record is replaced by any other. Two things can happen, and ε is the worse of them. A
+clip names the pair of the first in `Clip.replacement`.
 
 *Its content changes, its label stays.* In each of the record's `uses` rounds:
 
-- record clip: (1 − q)·N(0) + q·N(Δ) against (1 − q)·N(0) + q·N(−Δ). The contributions are a sum, so
-  the two records share one coin and move the same total (dp_accounting's REPLACE_ONE).
-- batch clip: the three clipped gradients (without the record, with x, with x') lie within 2Δ of one
-  another. By advanced joint convexity (Balle, Barthe, Gaboardi 2018, Theorem 2) the hockey stick
-  at e^ε ≥ 1 is at most that of (1 − q)·N(0) + q·N(2Δ) against N(0), and below 1 that of the
-  reverse: the pair of sampling *without* replacement (Zhu, Dong, Wang 2022, Theorem 11). No single
-  order of that pair has this curve, so the distribution is built from the larger of the two.
+- ``"opposite"``, the record clip: (1 − q)·N(0) + q·N(Δ) against (1 − q)·N(0) + q·N(−Δ). The
+  contributions are a sum, so the two records share one coin and move the same total
+  (dp_accounting's REPLACE_ONE).
+- ``"without-replacement"``, the batch clip: the clipped gradients (without the record, with x, with
+  x') lie within 2Δ of one another. By advanced joint convexity (Balle, Barthe, Gaboardi 2018,
+  Theorem 2) the hockey stick at e^ε ≥ 1 is at most that of (1 − q)·N(0) + q·N(2Δ) against N(0), and
+  below 1 that of the reverse: the pair of sampling *without* replacement (Zhu, Dong, Wang 2022,
+  Theorem 11). Neither order of that pair has this curve by itself, so the distribution is built
+  from the larger of the two.
 
-- critic clip, with each critic asked at rate q: the record clip's pair with C for Δ. g and g', what
-  one critic answers with the two records, are two vectors of norm ≤ C under one coin, zero where
-  it is not asked. It is the cost of adding and removing too: an answer changes, none vanishes.
+A clip whose parts are each asked at rate q has the record clip's pair, with its bound C for Δ: g
+and g', the answers of one part with the two records, are two vectors of norm ≤ C under one coin,
+zero where the part is not asked. It is the cost of adding and removing too: an answer changes, none
+vanishes.
 
 *The pair of opposites dominates* for any two g, g' within Δ of 0. Let P = (1 − q)·N(0) + q·N(g), Q
 the same with g', in units of the noise. For α ≥ 1 their hockey stick is E[F(U, V)] with
@@ -27,7 +31,7 @@ opposite, and from there with the length of either. For α < 1 exchange P and Q.
 *Its label changes* under a class schedule: the old label's rounds lose a record and the new label's
 rounds gain one, `uses` of each. In a joint schedule the label is part of the content.
 
-Rényi accountants give no such bound, and Opacus' PRV has the remove direction alone: both refuse.
+Rényi accountants give no such bound, and Opacus' PRV has only the remove direction: both refuse.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ import numpy as np
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy.accounting import grids
-from fedsink.privacy.accounting.analytic import gaussian_epsilon
+from fedsink.privacy.accounting.accountants import gaussian_epsilon
 from fedsink.values import privacy_checks as checks
 
 if TYPE_CHECKING:
@@ -56,10 +60,10 @@ def replacement_epsilon(
     Args:
         rate: q in (0, 1].
         sigma: Noise multiplier: noise std / the *clip's* sensitivity (Δ, 2Δ or 2C).
-        uses: In how many rounds one record may take part.
+        uses: Number of rounds in which one record may take part.
         delta: δ in (0, 1).
-        clip: Which content pair applies.
-        schedule: Whether a change of label moves the record to other rounds.
+        clip: names the pair of a changed content.
+        schedule: of several classes where a change of label moves the record to other rounds.
 
     Raises:
         PrivacyError: If a value is out of range, or no grid gives a reliable answer.
@@ -67,12 +71,12 @@ def replacement_epsilon(
     rate, sigma = checks.probability("rate", rate), checks.positive("sigma", sigma)
     uses, delta = checks.count("uses", uses), checks.failure_probability(delta)
     if clip.replacement == "opposite":
-        sigma *= clip.sensitivity / clip.bound  # the means lie at ±Δ, or at ±C
+        sigma *= clip.sensitivity / clip.bound  # the two means lie at plus and minus the bound
     pairs = [clip.replacement, *(["two-labels"] if schedule.classes > 1 else [])]
     return max(_epsilon(pair, rate, sigma, uses, delta) for pair in pairs)
 
 
-# How far apart, in clip sensitivities, one round's two means are, and the rounds per use.
+# Distance of one round's two means, in units of σ's sensitivity, and number of rounds per use.
 _UNSAMPLED = {"opposite": (2.0, 1), "without-replacement": (1.0, 1), "two-labels": (1.0, 2)}
 
 

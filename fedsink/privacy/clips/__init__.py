@@ -1,4 +1,4 @@
-"""Clips: they bound what one unit can change, and answer for it."""
+"""Clips by name: each bounds what one unit can change in a release, and answers for the bound."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 CLIPS: dict[str, type[Clip]] = {
-    clip.name: clip for clip in (BatchClip, RecordClip, CriticClip, RowClip)
+    clip.name: clip for clip in (RecordClip, BatchClip, CriticClip, RowClip)
 }
 
 

@@ -1,14 +1,16 @@
-"""What every clip answers: how far one unit moves a release, and which plans it fits.
+"""The clip of a plan: it bounds what one unit can change in a release, and answers for that bound.
 
-Only fedsink's own clips exist, without an entry point: a stranger's clip could state a sensitivity
-that it does not keep.
+Samplers, accountants and audits ask the clip and never which clip it is. A new one is a subclass of
+`Clip`, in the table of `fedsink.privacy.clips`. No entry point adds clips: a stranger's clip could
+state a sensitivity that it does not keep.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
@@ -17,8 +19,6 @@ from fedsink.privacy.adjacency import CLIENT
 from fedsink.values import privacy_checks as checks
 
 if TYPE_CHECKING:
-    from fedsink.privacy.clips.critics import ClipOfCritics
-    from fedsink.privacy.clips.records import ClipOfRecords
     from fedsink.privacy.sampling import Schedule
 
 # Relative room below the bound for the roundings of norms, products and the cast to float32.
@@ -36,11 +36,14 @@ class Clip(ABC):
 
     Attributes:
         name: as in a configuration and in a message.
+        needed: sentence of `expect` for a clip of another family, with a place for its name.
         sampled: a batch of records is drawn; else every record takes part in every use.
         per_record: each record's contribution is clipped by itself, and their sum is released.
         published: there to compare with published work, in simulations.
-        replacement: the dominating pair where another record takes a record's place, or another
-            answer an answer's; see `fedsink.privacy.accounting.replacement`.
+        replacement: name of the dominating pair where one record or one answer replaces another;
+            see `fedsink.privacy.accounting.replacement`.
+        account_options: names of what an account may state beside rate, noise and rounds; "turns"
+            is about the schedule, the others are read by `for_account`.
 
     Raises:
         PrivacyError: the bound is not a finite number > 0.
@@ -48,10 +51,12 @@ class Clip(ABC):
 
     bound: float
     name: ClassVar[str]
+    needed: ClassVar[str]
     sampled: ClassVar[bool]
     per_record: ClassVar[bool] = False
     published: ClassVar[bool] = False
     replacement: ClassVar[str]
+    account_options: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bound", checks.positive("bound", self.bound))
@@ -59,7 +64,12 @@ class Clip(ABC):
     @property
     @abstractmethod
     def sensitivity(self) -> float:
-        """S in L2: how far one unit moves a release, a client as the unit excepted."""
+        """S in L2: how far one unit moves a release; for a client as the unit see `of_client`."""
+
+    @property
+    def claimed_sensitivity(self) -> float:
+        """The distance in L2 by which published work divides the noise: S, or less than it."""
+        return self.sensitivity
 
     @abstractmethod
     def of_client(self, capacity: int | None) -> int:
@@ -77,20 +87,24 @@ class Clip(ABC):
     def check_rate(self, rate: float) -> float:
         """The rate as a float in (0, 1]; raises PrivacyError for one that the clip does not fit."""
 
-    @abstractmethod
-    def of_records(self) -> ClipOfRecords:
-        """This clip, for a gradient of sampled records; raises PrivacyError for another."""
+    @classmethod
+    def expect(cls, clip: Clip) -> Self:
+        """`clip`, which belongs to this family of clips; raises PrivacyError for any other."""
+        if not isinstance(clip, cls):
+            raise PrivacyError(cls.needed.format(clip.name))
+        return clip
 
-    @abstractmethod
-    def of_critics(self) -> ClipOfCritics:
-        """This clip, for gradients of critics; raises PrivacyError for another."""
+    @classmethod
+    def for_account(cls, options: Mapping[str, int]) -> Clip:
+        """The clip with a bound of 1, for no ε depends on the bound, and with `account_options`."""
+        return cls(1.0)
 
     def asked_in_secret(self, rate: float) -> bool:
         """Tells whether a rate says in which rounds a part of the records is asked."""
         return False
 
     def overflows(self, adjacency: str, capacity: int | None) -> bool:
-        """Tells whether a full batch changes what a record does: its chance is part of δ then."""
+        """Tells whether a full batch changes what a record does; δ then includes its chance."""
         return self.per_record and capacity is not None and adjacency != CLIENT
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -30,6 +31,7 @@ MOST_ROWS = 1 << 20
 class ClipOfCritics(Clip):
     """A clip of gradients of critics: every part of the records takes part in every use."""
 
+    needed: ClassVar[str] = "A sum over critics needs clip=critic, not {}."
     sampled: ClassVar[bool] = False
 
     @property
@@ -63,16 +65,6 @@ class ClipOfCritics(Clip):
                 "schedule."
             )
 
-    def of_records(self) -> NoReturn:
-        """Raise PrivacyError."""
-        raise PrivacyError(
-            f"clip={self.name} is for gradients of critics: choose clip=record or clip=batch."
-        )
-
-    def of_critics(self) -> Self:
-        """This clip."""
-        return self
-
 
 @dataclass(frozen=True)
 class CriticClip(ClipOfCritics):
@@ -87,8 +79,9 @@ class CriticClip(ClipOfCritics):
     With a rate q < 1 a client asks each critic with probability q in every round, and keeps secret
     which: g_m is zero where critic m is not asked. The coins of the round are independent of what
     g_m is a function of, because *every critic is trained in every round, asked or not*: no state
-    remembers them. A critic that were trained only when it is asked would, and nothing would be
-    amplified. For the pair of laws of a round see `fedsink.privacy.accounting.replacement`.
+    remembers them. The state of a critic that is trained only when it is asked would remember
+    them, and nothing would be amplified. For the pair of laws of a round see
+    `fedsink.privacy.accounting.replacement`.
 
     Guarantees:
         - Each critic's clipped gradient has norm at most C, in exact arithmetic, for any gradient.
@@ -107,6 +100,7 @@ class CriticClip(ClipOfCritics):
     critics: int = MOST_CRITICS
     name: ClassVar[str] = "critic"
     replacement: ClassVar[str] = "opposite"
+    account_options: ClassVar[tuple[str, ...]] = ("critics", "turns", "rows")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,6 +119,19 @@ class CriticClip(ClipOfCritics):
     def check_rate(self, rate: float) -> float:
         """The rate as a float in (0, 1]; raises PrivacyError for any other value."""
         return checks.probability("rate", rate)
+
+    @classmethod
+    def for_account(cls, options: Mapping[str, int]) -> ClipOfCritics:
+        """The clip of M "critics" (default 1) with a bound of 1; given n "rows", the published one.
+
+        As published (`RowClip`) each of the n rows is clipped by itself.
+        """
+        whole = cls(1.0, options.get("critics", 1))
+        if "rows" not in options:
+            return whole
+        by_rows = RowClip(1.0, options["rows"])
+        by_rows.check_size(whole.critics, by_rows.rows)
+        return by_rows
 
     def asked_in_secret(self, rate: float) -> bool:
         """Tells whether critics are asked in a secret part of the rounds: at a rate below 1."""
@@ -196,6 +203,11 @@ class RowClip(ClipOfCritics):
     def sensitivity(self) -> float:
         """2C√n: what a critic's part of the records can change at all n rows together."""
         return 2.0 * self.bound * math.sqrt(self.rows)
+
+    @property
+    def claimed_sensitivity(self) -> float:
+        """2C: what a critic's part of the records can change at one row."""
+        return 2.0 * self.bound
 
     def check_rate(self, rate: float) -> float:
         """1.0; raises PrivacyError for any other rate."""

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class ClipOfRecords(Clip):
     """A clip of a gradient of sampled records."""
 
+    needed: ClassVar[str] = "clip={} samples no records: choose clip=record or clip=batch."
     sampled: ClassVar[bool] = True
 
     def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
@@ -33,21 +34,13 @@ class ClipOfRecords(Clip):
             self.of_client(capacity)
         if adjacency == USER:
             raise PrivacyError(
-                "the user adjacency is known for clip=critic alone, where one critic holds all "
-                f"records of a user, received clip={self.name}: choose adjacency=client."
+                "the user adjacency needs a clip that keeps all records of a user together, "
+                f"received clip={self.name}: choose adjacency=client."
             )
 
     def check_rate(self, rate: float) -> float:
         """The rate as a float in (0, 1]; raises PrivacyError for any other value."""
         return checks.probability("rate", rate)
-
-    def of_records(self) -> Self:
-        """This clip."""
-        return self
-
-    def of_critics(self) -> NoReturn:
-        """Raise PrivacyError."""
-        raise PrivacyError(f"A sum over critics needs clip=critic, not {self.name}.")
 
 
 @dataclass(frozen=True)

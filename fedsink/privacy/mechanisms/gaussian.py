@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy.accounting.analytic import gaussian_epsilon, gaussian_multiplier
+from fedsink.privacy.accounting.accountants import gaussian_epsilon, gaussian_multiplier
 from fedsink.privacy.mechanisms.local import (
     LocalMechanism,
     MatchedCost,

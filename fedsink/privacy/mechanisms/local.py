@@ -44,7 +44,7 @@ class LocalMechanism(ABC):
     The sensitivity Δ is a *diameter*, sup‖x − x'‖ in the mechanism's norm, from public bounds.
     Subclasses are frozen dataclasses; whatever else the package wants to know of a mechanism
     it asks here, so that no other file knows a mechanism by name.
-    `fedsink.privacy.mechanisms.installed` finds them.
+    `fedsink.privacy.mechanisms` finds them.
 
     Guarantees:
         - One release of a record is (ε, δ) local differential privacy, replace-one.

@@ -28,6 +28,7 @@ from torch import Tensor
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ClientError
 from fedsink.models import Generator
+from fedsink.privacy.clips import ClipOfRecords
 from fedsink.protocol.dp_sinkhorn import GradientRequest, checked, packed_requests
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.strategies.central import CentralRounds
@@ -67,7 +68,7 @@ class DPSinkhorn(CentralRounds):
         super().__init__(settings, trainer, key, settings.uses_per_message)
         self.view, self.layout = view_from_dict(settings.view), settings.layout
         self._like = torch.zeros(0, self.view.dimension)
-        clip = settings.plan.clip.of_records()
+        clip = ClipOfRecords.expect(settings.plan.clip)
         self.self_term = self_term(
             settings.self_term, settings.objective, clip, self.layout, self._like
         )

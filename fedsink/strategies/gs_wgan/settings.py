@@ -24,7 +24,6 @@ from fedsink.privacy import (
     RowClip,
     TurnSchedule,
     UnprotectedPlan,
-    gs_wgan_epsilon,
 )
 from fedsink.privacy.adjacency import ADJACENCIES, describe
 from fedsink.privacy.clips import ClipOfCritics
@@ -34,6 +33,7 @@ from fedsink.protocol.gs_wgan import Critics
 from fedsink.protocol.run import UNNAMED
 from fedsink.strategies.central import CentralSettings, central_plan, common_settings
 from fedsink.strategies.central_statement import SampleOfRecords
+from fedsink.strategies.gs_wgan.published import gs_wgan_epsilon
 from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.values import checks, strictly
 

@@ -11,6 +11,7 @@ from fedsink.data.maps import Map, map_from_dict
 from fedsink.errors import ConfigError
 from fedsink.privacy import LOCAL_MECHANISMS, LocalMechanism, local_mechanism
 from fedsink.protocol.privatize_once import LocalPlan
+from fedsink.values import checks
 
 
 def local_plan(

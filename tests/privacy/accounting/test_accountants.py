@@ -16,6 +16,7 @@ from fedsink.privacy import epsilon, poisson_gaussian
 from fedsink.privacy.accounting.accountants import (
     ACCOUNTANTS,
     LIBRARIES,
+    gaussian_delta,
     pld_epsilon,
     pld_epsilon_on_grid,
     poisson_gaussian_epsilon,
@@ -24,7 +25,6 @@ from fedsink.privacy.accounting.accountants import (
     rdp_epsilon,
     rdp_opacus_epsilon,
 )
-from fedsink.privacy.accounting.analytic import gaussian_delta
 
 MNIST = (1 / 1200, 1.1)
 FASHION = (1 / 1200, 0.9)

@@ -19,8 +19,7 @@ from fedsink.privacy import (
     overflow_probability,
     poisson_gaussian,
 )
-from fedsink.privacy.accounting.accountants import pld_epsilon, rdp_epsilon
-from fedsink.privacy.accounting.analytic import gaussian_epsilon
+from fedsink.privacy.accounting.accountants import gaussian_epsilon, pld_epsilon, rdp_epsilon
 from fedsink.privacy.accounting.replacement import replacement_epsilon
 
 RECORD, BATCH = RecordClip(1.0), BatchClip(1.0)
@@ -44,7 +43,7 @@ def test_replace_one_has_its_own_pairs_and_pld_alone():
     for accountant in ("prv", "rdp", "rdp-opacus", "rdp-classic"):
         with pytest.raises(PrivacyError, match=f"{accountant} accountant has no bound under repl"):
             cost.epsilon(0.2, 2.0, 30, 1e-5, accountant)
-    with pytest.raises(PrivacyError, match="PRV accounts for the remove direction alone"):
+    with pytest.raises(PrivacyError, match="PRV accounts only for the remove direction"):
         cost.epsilon_unamplified(0.2, 2.0, 30, 1e-5, "prv")
 
 
@@ -113,7 +112,7 @@ def test_unamplified_keeps_the_overflow_of_the_true_rate():
     [
         (
             {"clip": 0.5},
-            "clip must be one of BatchClip, RecordClip, CriticClip, RowClip, received 0.5",
+            "clip must be one of RecordClip, BatchClip, CriticClip, RowClip, received 0.5",
         ),
         ({"schedule": 10}, "schedule must be one of JointSchedule, .*, received 10"),
         ({"adjacency": "swap"}, "adjacency 'swap' is unknown"),
@@ -207,7 +206,7 @@ def test_critics_that_are_asked_in_secret_cost_a_record_that_is_replaced(adjacen
     assert cost.epsilon_unamplified(rate, 2.0, uses, 1e-5) == whole
     assert cost.quick_bound(rate, 2.0, uses, 1e-5) == math.inf
     assert cost.accountants(rate) == ("pld",)
-    with pytest.raises(PrivacyError, match="rdp accountant has no bound of critics at a rate be"):
+    with pytest.raises(PrivacyError, match="rdp accountant has no bound for parts that are ask"):
         cost.epsilon(rate, 2.0, uses, 1e-5, "rdp")
 
 
@@ -253,7 +252,10 @@ def test_a_client_sees_all_its_critics_change_in_its_turns():
     [
         ({"capacity": 5}, "clip=critic draws no batch of records, so capacity=5 has no meaning"),
         ({"schedule": SPLIT}, "clip=critic has no class schedule: a critic learns from records of"),
-        ({"clip": BATCH, "adjacency": "user"}, "user adjacency is known for clip=critic alone"),
+        (
+            {"clip": BATCH, "adjacency": "user"},
+            "user adjacency needs a clip that keeps all records of",
+        ),
         ({"clip": RECORD, "adjacency": "user"}, "received clip=record: choose adjacency=client"),
     ],
 )

@@ -14,8 +14,7 @@ from fedsink.privacy import (
     epsilon,
     poisson_gaussian,
 )
-from fedsink.privacy.accounting.accountants import poisson_gaussian_epsilon
-from fedsink.privacy.accounting.analytic import gaussian_epsilon
+from fedsink.privacy.accounting.accountants import gaussian_epsilon, poisson_gaussian_epsilon
 
 LABEL = RandomizedResponse(10, 5.0)
 

@@ -8,8 +8,7 @@ from scipy import stats
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, RecordClip
-from fedsink.privacy.accounting.accountants import pld_epsilon
-from fedsink.privacy.accounting.analytic import gaussian_epsilon
+from fedsink.privacy.accounting.accountants import gaussian_epsilon, pld_epsilon
 from fedsink.privacy.accounting.replacement import _epsilon, _pmf, replacement_epsilon
 
 RECORD, BATCH = RecordClip(1.0), BatchClip(1.0)

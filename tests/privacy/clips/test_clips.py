@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import BatchClip, CriticClip, RecordClip, RowClip, Stream
-from fedsink.privacy.clips import clip_from_dict
+from fedsink.privacy.clips import ClipOfCritics, ClipOfRecords, clip_from_dict
 from fedsink.privacy.clips.base import shrunk
 from fedsink.privacy.clips.critics import MOST_CRITICS, MOST_ROWS
 from fedsink.transport import clipped_sums
@@ -327,11 +327,10 @@ def test_a_clip_is_written_and_read(clip):
 
 
 def test_a_clip_of_critics_is_none_of_sampled_records():
-    assert BatchClip(1.0).of_records() == BatchClip(1.0)
-    with pytest.raises(PrivacyError, match="clip=critic is for gradients of critics: choose clip="):
-        CriticClip(1.0).of_records()
-    with pytest.raises(PrivacyError, match="clip=row is for gradients of critics: choose clip="):
-        RowClip(1.0).of_records()
-    assert RowClip(1.0).of_critics() == RowClip(1.0)
+    assert ClipOfRecords.expect(BatchClip(1.0)) == BatchClip(1.0)
+    for clip in (CriticClip(1.0), RowClip(1.0)):
+        assert ClipOfCritics.expect(clip) is clip
+        with pytest.raises(PrivacyError, match=f"clip={clip.name} samples no records: choose clip"):
+            ClipOfRecords.expect(clip)
     with pytest.raises(PrivacyError, match="over critics needs clip=critic, not batch"):
-        BatchClip(1.0).of_critics()
+        ClipOfCritics.expect(BatchClip(1.0))

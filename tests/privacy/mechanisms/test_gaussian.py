@@ -11,7 +11,7 @@ from scipy import integrate, stats
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import GaussianMechanism, MatchedCost, Stream, epsilon
-from fedsink.privacy.accounting.analytic import gaussian_delta
+from fedsink.privacy.accounting.accountants import gaussian_delta
 
 EPSILONS = st.floats(0.01, 200)
 DELTAS = st.floats(1e-12, 0.1)

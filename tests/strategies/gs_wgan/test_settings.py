@@ -16,10 +16,10 @@ from fedsink.privacy import (
     RowClip,
     TurnSchedule,
     UnprotectedPlan,
-    gs_wgan_epsilon,
 )
-from fedsink.privacy.accounting.analytic import gaussian_epsilon
+from fedsink.privacy.accounting.accountants import gaussian_epsilon
 from fedsink.server.compose import compose_config
+from fedsink.strategies.gs_wgan.published import gs_wgan_epsilon
 from fedsink.strategies.gs_wgan.settings import GSWGANSettings
 from fedsink.strategies.methods import settings_of
 

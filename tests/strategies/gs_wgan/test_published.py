@@ -16,8 +16,8 @@ from fedsink.privacy import (
     PrivacyPlan,
     RowClip,
     TurnSchedule,
-    gs_wgan_epsilon,
 )
+from fedsink.strategies.gs_wgan.published import gs_wgan_epsilon
 
 ROUNDS, ROWS, CRITICS, DELTA, SIGMA = 20_000, 32, 1000, 1e-5, 1.07
 

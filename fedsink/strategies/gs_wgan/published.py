@@ -1,4 +1,4 @@
-"""The ε that published code claims for itself, where fedsink can prove another one.
+"""ε that GS-WGAN claims for itself (Chen, Orekondy, Fritz 2020), where fedsink proves another one.
 
 >>> round(gs_wgan_epsilon(1.07, uses=20_000 * 32, critics=1000, delta=1e-5), 3)
 9.993
@@ -16,19 +16,19 @@ _ORDERS = range(2, 257)
 
 
 def gs_wgan_epsilon(sigma: float, *, uses: int, critics: int, delta: float) -> float:
-    """ε that GS-WGAN's Theorem A.1 claims for `uses` rows, each of one critic of many.
+    """ε that Theorem A.1 claims for `uses` rows, each of one critic of many.
 
-    Each row of a gradient counts as a Gaussian of multiplier σ on a critic that was picked for it
-    alone: Rényi DP of one record of `critics` drawn without replacement (Wang, Balle,
+    Each row of a gradient counts as a Gaussian of multiplier σ on a critic that was picked only for
+    this row: Rényi DP of one record of `critics` drawn without replacement (Wang, Balle,
     Kasiviswanathan 2019, Theorem 9), composed, with Mironov's conversion (2017, Prop. 3).
 
-    It is a claim and no guarantee of that algorithm: all rows of a round ask one and the same
-    critic, so that they are selected together, and one record changes all of them.
+    It is a claim and no guarantee of that algorithm: all rows of a round ask the same critic, so
+    that they are selected together, and one record changes all of them.
 
     Args:
         sigma: Noise std over twice the clip of a row.
-        uses: T·B rows over the whole run.
-        critics: of which one is asked at a time, ≥ 1.
+        uses: T·B, number of rows over the whole run.
+        critics: number of critics of which one is asked at a time, ≥ 1.
         delta: δ in (0, 1).
 
     Raises:
@@ -41,7 +41,7 @@ def gs_wgan_epsilon(sigma: float, *, uses: int, critics: int, delta: float) -> f
 
 
 def _renyi(rate: float, variance: float, order: int) -> float:
-    """The divergence of one use at a whole order α ≥ 2."""
+    """Rényi divergence of one use at a whole order α ≥ 2."""
     second = 1.0 / variance  # the Gaussian's divergence at order 2; at order j it is j/(2σ²)
     terms = [0.0]
     for j in range(2, order + 1):
