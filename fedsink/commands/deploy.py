@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsink.commands.keys import not_a_pair
-from fedsink.deployment.home import deployed_name
+from fedsink.deployment.server_folder import deployed_name
 from fedsink.deployment.submission import Submission, app_at, new_folder, submit
 from fedsink.errors import ConfigError
 from fedsink.server.folder import RunFolder
