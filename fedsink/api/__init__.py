@@ -18,7 +18,7 @@ from fedsink.conf.loading import composed_run, groups
 from fedsink.conf.overrides import as_overrides
 from fedsink.environment import quieten_flower
 from fedsink.errors import ConfigError
-from fedsink.server.interrupt import InterruptedRunError
+from fedsink.server.loop import InterruptedRunError
 
 __all__ = ["Run", "load", "resume", "simulate"]
 

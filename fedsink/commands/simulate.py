@@ -118,7 +118,7 @@ def _task(
     """
 
     def task(config: DictConfig) -> None:
-        from fedsink.server.interrupt import InterruptedRunError
+        from fedsink.server.loop import InterruptedRunError
         from fedsink.simulation.simulate import start
 
         hydra = HydraConfig.get()

@@ -29,8 +29,7 @@ from fedsink.protocol.run import new_run_name
 from fedsink.reporting.loggers import require_packages
 from fedsink.server.compose import compose_config, store_config, stored_config
 from fedsink.server.folder import RunFolder
-from fedsink.server.running import build_generator, run_server
-from fedsink.server.settings import ServerEngine, ServerSettings
+from fedsink.server.running import ServerEngine, ServerSettings, build_generator, run_server
 from fedsink.strategies.quorum import Quorum
 from fedsink.strategies.registry import settings_of
 from fedsink.values import Config, choice, number, positive, strictly

@@ -12,7 +12,7 @@ import pytest
 from fedsink import __version__
 from fedsink.cli import COMMANDS, main
 from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
-from fedsink.server.interrupt import InterruptedRunError
+from fedsink.server.loop import InterruptedRunError
 
 from .conftest import FEDSINK, Command, Outcome, run_many
 
