@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.api.run import Run
-from fedsink.commands.hydra_errors import one_sentence
+from fedsink.commands.hydra_keys import one_sentence
 from fedsink.conf.loading import composed_run, groups
 from fedsink.conf.overrides import as_overrides
 from fedsink.environment import quieten_flower

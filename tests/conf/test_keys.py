@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedsink.commands.hydra_errors import known_keys
+from fedsink.commands.hydra_keys import known_keys
 from fedsink.configuration import Configuration, NoiseSettings
 from fedsink.deployment.deployed_run import DeployEngine
 from fedsink.server.compose import compose_config
