@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsink.commands.hydra_errors import one_sentence
+from fedsink.commands.hydra_keys import one_sentence
 from fedsink.conf.acting import composed_run
 from fedsink.conf.loading import as_overrides, groups
 from fedsink.environment import quieten_flower
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.server.finished import FinishedRun, open_run
-from fedsink.server.interrupt import InterruptedRunError
+from fedsink.server.loop import InterruptedRunError
 from fedsink.server.recorded import RecordedRun
 
 if TYPE_CHECKING:

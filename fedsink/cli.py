@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from fedsink.commands.names import COMMANDS
+from fedsink.commands import ACTIONS, COMMANDS
 from fedsink.environment import quieten_flower
 
 
@@ -83,8 +83,6 @@ def _dispatch(arguments: list[str], debug: bool) -> int:
         print(f"fedsink {__version__}")
         return 0
     if command in ("-sc", "--shell-completion"):
-        from fedsink.commands.completion import complete
-
         return complete(arguments)
     if command not in COMMANDS:
         from fedsink.registry import did_you_mean
@@ -98,8 +96,39 @@ def _dispatch(arguments: list[str], debug: bool) -> int:
     return _guarded(command, rest, debug)
 
 
+def complete(arguments: Sequence[str]) -> int:
+    """Answers `fedsink --shell-completion install=bash|query=bash` and the like.
+
+    Sub-commands are fedsink's; whatever follows `simulate` is completed by Hydra.
+    """
+    line = os.environ.get("COMP_LINE", "")
+    words = line.split(" ")
+    if any(a.startswith("query=") for a in arguments):
+        if len(words) <= 2:
+            typed = words[1] if len(words) == 2 else ""
+            print("\n".join(name for name in COMMANDS if name.startswith(typed)))
+            return 0
+        if len(words) == 3 and words[1] in ACTIONS:
+            print("\n".join(name for name in ACTIONS[words[1]] if name.startswith(words[2])))
+            return 0
+        if words[1] != "simulate":
+            return 0
+        os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]])
+    from fedsink.conf.loading import application
+
+    def never(config: object) -> None:
+        raise RuntimeError("completion runs no task")
+
+    before, sys.argv = sys.argv, ["fedsink", *arguments]
+    try:
+        application(never)()
+    finally:
+        sys.argv = before
+    return 0
+
+
 def _log(debug: bool) -> None:
-    """Shows log messages under --debug only; without a handler Python would print warnings."""
+    """Shows fedsink's log with --debug; without a handler Python would print warnings itself."""
     import logging
 
     handler = logging.StreamHandler() if debug else logging.NullHandler()

@@ -42,6 +42,7 @@ from fedsink.data.maps import PixelRange, PointBall
 from fedsink.data.partition import Iid, Unequal
 from fedsink.data.spec import DataSpec
 from fedsink.errors import BudgetError, PrivacyError, ReleaseRefusedError
+from fedsink.flower_internals import become
 from fedsink.models import build
 from fedsink.privacy import (
     BatchClip,
@@ -60,7 +61,6 @@ from fedsink.protocol.errors import MALFORMED
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.records import digest
-from fedsink.simulation.identity import become
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.local import LocalGrid
 from fedsink.simulation.simulate import configure, start

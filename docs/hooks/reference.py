@@ -22,7 +22,7 @@ import fedsink
 from fedsink import errors
 from fedsink.cli import main
 from fedsink.clients.answers import ANSWERS
-from fedsink.commands.names import COMMANDS
+from fedsink.commands import COMMANDS
 from fedsink.protocol import errors as refusals
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,1 +1,23 @@
-"""The sub-commands of `fedsink`; each module has `run(arguments, debug) -> exit code`."""
+"""The sub-commands of `fedsink`: each is a module with `run(arguments, debug) -> exit code`."""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "simulate": "learn a generator from simulated clients (mode=central or mode=ldp)",
+    "suggest": "settings for data of your own, from public sizes alone",
+    "deploy": "learn a generator on real nodes, through a Flower SuperLink",
+    "node": "answer a SuperLink from private data, under their owner's policy",
+    "fetch": "get the results of a deployed run that ended without you",
+    "sample": "draw labelled images from a finished run into .npz, .parquet or a folder",
+    "card": "a model card of a finished run, in the format of Hugging Face",
+    "evaluate": "train classifiers on synthetic images and test them on real ones",
+    "report": "one page about a run: its promise, what left each client, its pictures",
+    "compare": "runs side by side in a page: promises, pictures, accuracy, curves",
+    "ledger": "what a node has charged and keeps: ledger show, check, export or forget-states",
+    "operator": "the key that signs a deployment's requests, for the owners' policies",
+    "account": "ε, σ, rate or rounds of either mode, by every accountant",
+    "audit": "lower bounds on ε from canaries and repeated runs, beside the claim",
+}
+
+ACTIONS = {"ledger": ("show", "check", "export", "forget-states")}
+"""Second words of the commands that have them."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsink.commands.keys import not_a_pair
-from fedsink.deployment.home import deployed_name
+from fedsink.deployment.server_folder import deployed_name
 from fedsink.deployment.submission import Submission, app_at, new_folder, submit
 from fedsink.errors import ConfigError
 from fedsink.server.folder import RunFolder
@@ -102,8 +102,8 @@ def _checked(overrides: Sequence[str], name: str) -> dict[str, object]:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from fedsink.commands.hydra_errors import one_sentence
-    from fedsink.commands.overrides import overrides as readable
+    from fedsink.commands.hydra_keys import one_sentence
+    from fedsink.commands.hydra_keys import overrides as readable
     from fedsink.deployment.deployed_run import deployable, deployed_settings, received
     from fedsink.server.running import build_generator
 

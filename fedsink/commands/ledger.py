@@ -11,8 +11,8 @@ from fedsink.clients.ledger.check import problems
 from fedsink.clients.ledger.database import Database
 from fedsink.clients.ledger.export import FORMAT, export
 from fedsink.clients.ledger.report import AccountReport, refusals, report
+from fedsink.commands import ACTIONS
 from fedsink.commands.keys import parse
-from fedsink.commands.names import ACTIONS
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.evaluation import format_table
 from fedsink.reporting.output_files import write_atomic

@@ -76,7 +76,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _serve(fleet: Fleet, runner: RunnerProcess) -> None:
-    from fedsink.deployment.fleet import LostMessageError
+    from fedsink.flower_internals import LostMessageError
 
     last = time.monotonic()
     while True:

@@ -26,11 +26,15 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         return 0
     keys = parse(arguments, {"key": Path})
 
-    from fedsink.deployment.home import server_home
-    from fedsink.deployment.operator_key import FILE_NAME, make_operator_key, operator_key
+    from fedsink.deployment.server_folder import (
+        KEY_FILE,
+        make_operator_key,
+        operator_key,
+        server_home,
+    )
     from fedsink.protocol.signatures import shown_key
 
-    path = keys.get("key", server_home() / FILE_NAME).expanduser()
+    path = keys.get("key", server_home() / KEY_FILE).expanduser()
     make_operator_key(path)
     key = operator_key(path)
     if key is None:

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsink.commands.hydra_errors import one_sentence
-from fedsink.commands.overrides import overrides
-from fedsink.commands.sweep import sweep_of
+from fedsink.commands.hydra_keys import one_sentence, overrides
 from fedsink.conf.acting import composed_run, resolved
-from fedsink.conf.loading import application
+from fedsink.conf.loading import application, opened
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.reporting.displays import ForgivingStream
+
+LONGEST_NAME = 100
+"""Bytes of a folder's name: file systems end at 255, and paths have other parts."""
+
+_PLUGINS = ("hydra/sweeper", "hydra/launcher", "hydra.sweeper.")
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
@@ -75,6 +82,51 @@ def _parted(arguments: Sequence[str]) -> tuple[list[str], list[str], bool]:
     return parsed.overrides, flags, parsed.multirun or "hydra.mode=MULTIRUN" in parsed.overrides
 
 
+def sweep_of(keys: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the keys of each run of a sweep by its folder's name, in the order in which they run.
+
+    Args:
+        keys: in Hydra's grammar.
+
+    Returns:
+        {} where another sweeper or launcher than Hydra's own was chosen.
+
+    Raises:
+        HydraException: a sweep without an end.
+    """
+    if any(key.lstrip("+").startswith(_PLUGINS) for key in keys):
+        return {}
+    with opened():
+        loader = GlobalHydra.instance().config_loader()
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(keys))
+    (runs,) = BasicSweeper.split_arguments(parsed, None)
+    swept = [number for number, key in enumerate(parsed) if key.is_sweep_override()]
+    names = folder_names([[run[number] for number in swept] for run in runs])
+    return dict(zip(names, runs, strict=True))
+
+
+def folder_names(differing: Sequence[Sequence[str]]) -> list[str]:
+    """Names a folder for each run, by the keys that differ between runs.
+
+    Only letters, digits and ``. , = + _ -`` are left as they are. A name that is too long, or would
+    be another run's on a file system that knows no capitals, ends with the run's number.
+
+    >>> folder_names([["eps=1", "seed=0"], ["eps=1", "data.root='/a/b'"]])
+    ['eps=1,seed=0', 'eps=1,data.root=-a-b']
+    """
+    names: list[str] = []
+    for number, keys in enumerate(differing):
+        plain = (re.sub(r"['\"]", "", key.lstrip("+")) for key in keys)
+        name = re.sub(r"[^\w.,=+-]", "-", ",".join(plain)).rstrip(".") or str(number)
+        taken = {other.casefold() for other in names}
+        if len(name.encode()) > LONGEST_NAME or name.casefold() in taken:
+            end = f"-{number}"
+            cut = name.encode()[: LONGEST_NAME - len(end)].decode(errors="ignore")
+            name = cut + end
+        names.append(name)
+    return names
+
+
 def _checked_sweep(keys: Sequence[str], flags: Sequence[str]) -> list[str]:
     """Check every run of a sweep, before the first of them; the names of their folders.
 
@@ -119,7 +171,7 @@ def _task(
     """
 
     def task(config: DictConfig) -> None:
-        from fedsink.server.interrupt import InterruptedRunError
+        from fedsink.server.loop import InterruptedRunError
         from fedsink.simulation.simulate import start
 
         hydra = HydraConfig.get()

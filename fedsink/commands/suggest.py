@@ -11,8 +11,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsink.commands.hydra_errors import one_sentence
-from fedsink.commands.overrides import overrides
+from fedsink.commands.hydra_keys import one_sentence, overrides
 from fedsink.conf.loading import choices, composed
 from fedsink.conf.rule import Sizes, sizes_of
 from fedsink.configuration import Configuration

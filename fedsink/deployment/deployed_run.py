@@ -1,4 +1,8 @@
-"""A run on real nodes: configured by whoever submits it, privatized by who owns the data."""
+"""A run on real nodes: configured by whoever submits it, privatized by who owns the data.
+
+`app` is the Flower `ServerApp` that deploy/pyproject.toml names. The submitter's command checks the
+same configuration by `deployable`, `received` and `deployed_settings` before it sends it.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +10,26 @@ import json
 import math
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.serverapp import Grid
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
 
 from fedsink.configuration import Configuration
-from fedsink.deployment.frames import frames
-from fedsink.deployment.home import run_at_home, server_home
-from fedsink.deployment.nodes import NodeGrid, Patience
-from fedsink.deployment.operator_key import FILE_NAME, operator_key
-from fedsink.deployment.owners import OwnersGrid
-from fedsink.deployment.results import Results, failure_of
+from fedsink.deployment.node_grid import NodeGrid, Patience
+from fedsink.deployment.results import Results, failure_of, frames
+from fedsink.deployment.server_folder import KEY_FILE, held_run, operator_key, server_home
+from fedsink.deployment.signing_grid import SigningGrid
 from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.protocol.run import new_run_name
 from fedsink.reporting.loggers import require_packages
 from fedsink.server.compose import compose_config, store_config, stored_config
 from fedsink.server.folder import RunFolder
-from fedsink.server.running import build_generator, run_server
-from fedsink.server.settings import ServerEngine, ServerSettings
+from fedsink.server.running import ServerEngine, ServerSettings, build_generator, run_server
 from fedsink.strategies.methods import settings_of
 from fedsink.strategies.strategy_settings import Quorum
 from fedsink.values import Config, checks, strictly
@@ -34,9 +37,9 @@ from fedsink.values import Config, checks, strictly
 COMMAND = "fedsink deploy"
 _FRAMES_AT_ONCE, _PAUSE_SECONDS = 16, 0.25
 
-# What a node's owner decides, and where: the key, its only value here, and why.
+# Decisions of a node's owner: the key, its only value here, and why.
 _OWNERS = (
-    ("seed", None, "every node draws noise of its own"),
+    ("seed", None, "every node draws its own noise"),
     ("noise", "fast", "every node's policy says how its noise is drawn"),
     ("noise.share", "local", "nodes answer the server one by one, and nothing adds them up before"),
     ("strategy.backend", "native", "real nodes solve their problems with fedsink alone"),
@@ -54,7 +57,7 @@ _OWNERS = (
 
 
 def deployable(overrides: Sequence[str]) -> dict[str, Any]:
-    """Compose a configuration for real nodes.
+    """Composes a configuration for real nodes.
 
     Raises:
         ConfigError: a key that has no meaning here, because data and noise are the owners'.
@@ -69,7 +72,7 @@ def deployable(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_owners(config: Config) -> None:
-    """Refuse values that are the owners' to choose."""
+    """Refuses values that are the owners' to choose."""
     noise, data = config["noise"], config["data"]
     chosen = {**config, "noise": noise["backend"], "noise.share": noise["share"]}
     chosen |= {f"data.{key}": data.get(key) for key in ("clients_file", "corrupt")}
@@ -90,10 +93,10 @@ def _check_owners(config: Config) -> None:
 
 
 def received(text: str) -> dict[str, Any]:
-    """A configuration as a submitter sends it: resolved, in JSON.
+    """Reads a configuration as a submitter sends it: resolved, in JSON.
 
     Raises:
-        ConfigError: it is not what `deployable` makes.
+        ConfigError: the text is not what `deployable` makes.
     """
     if "${" in text:  # resolved here, it would tell the submitter what this machine holds
         raise ConfigError("A submitted configuration is resolved: it holds no ${….")
@@ -111,7 +114,7 @@ def received(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DeployEngine(ServerEngine):
-    """What the server of a deployment takes from `engine.*`.
+    """Values that the server of a deployment takes from `engine.*`.
 
     Attributes:
         wait, round_timeout, ask_again: seconds, as in `Patience`.
@@ -133,14 +136,14 @@ class DeployEngine(ServerEngine):
 
     @property
     def patience(self) -> Patience:
-        """How long the server waits for what."""
+        """Seconds that the server waits for what."""
         return Patience(self.wait, self.round_timeout, self.ask_again)
 
 
 def deployed_settings(
     values: Config, folder: RunFolder, run: Mapping[str, Any]
 ) -> tuple[ServerSettings, Patience]:
-    """The settings of a run on real nodes, and how long to wait for these.
+    """Returns the settings of a run on real nodes, and how long to wait for the nodes.
 
     Args:
         values: from `deployable`, or stored by an earlier process.
@@ -164,7 +167,7 @@ def deployed_settings(
 
 
 def run_deployed(grid: Grid, run_config: Mapping[str, Any], tell: Callable[[str], object]) -> None:
-    """Do what `run_config` says, and tell its results to whoever submitted it.
+    """Does what `run_config` says, and tells its results to whoever submitted it.
 
     Its keys are `name` (of the run), `action` ("run", "resume" or "fetch") and `config` (for "run":
     see `received`). Everything is written to `server_home`.
@@ -179,7 +182,7 @@ def run_deployed(grid: Grid, run_config: Mapping[str, Any], tell: Callable[[str]
     """
     name = str(run_config["name"])
     try:
-        with run_at_home(name) as folder:
+        with held_run(name) as folder:
             _ACTIONS[checks.choice("action", run_config["action"], *_ACTIONS)](
                 grid, folder, run_config
             )
@@ -256,11 +259,21 @@ def _train(grid: Grid, folder: RunFolder, settings: ServerSettings, patience: Pa
     clients = settings.strategy.clients
     needed = Quorum(settings.strategy.quorum).of(clients)
     home = server_home()
-    owners = OwnersGrid(grid, home / "receipts.json", operator_key(home / FILE_NAME))
+    signing = SigningGrid(grid, home / "receipts.json", operator_key(home / KEY_FILE))
     try:
-        run_server(NodeGrid(owners, clients, needed, patience), settings)
+        run_server(NodeGrid(signing, clients, needed, patience), settings)
     except Exception as error:
         folder.write(folder.failed, failure_of(error))
         raise
     finally:
-        owners.collect()
+        signing.collect()
+
+
+app = ServerApp()
+"""Runs what `run_config` says on the nodes that are connected."""
+
+
+@app.main()
+def _main(grid: Grid, context: Context) -> None:
+    # Flower relays what is written here to whoever submitted the run.
+    run_deployed(grid, context.run_config, lambda line: sys.stdout.write(line))

@@ -1,4 +1,4 @@
-"""A node's side of a SuperLink, over Flower's Fleet API: take a message, send a reply."""
+"""A node's side of a SuperLink: signs on, takes messages, sends replies, waits while it is away."""
 
 from __future__ import annotations
 
@@ -8,48 +8,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-    RegisterNodeFleetRequest,
-    UnregisterNodeFleetRequest,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.error import FlowerError
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.inflatable.inflatable_object import (
-    UnexpectedObjectContentError,
-    get_all_nested_objects,
-    get_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    pull_and_inflate_object_from_tree,
-    push_objects,
-)
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedsink.errors import ClientError
+from fedsink.flower_internals import (
+    FleetClient,
+    Heartbeats,
+    LostMessageError,
+    Request,
+    Response,
+    told_by_superlink,
+)
 
 HEARTBEAT = 30.0
 """Seconds between signs of life; after two that are missing Flower takes a node for offline."""
@@ -58,18 +31,9 @@ _AWAY = (502, 503, 504)
 _ENDED = 403  # Flower's word for an object or a reply of a run that is no longer running
 _PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
-_UNREADABLE = (ObjectPullError, UnexpectedObjectContentError, LookupError, TypeError, ValueError)
-
-Request = TypeVar("Request")
-Response = TypeVar("Response")
-
-
-class LostMessageError(Exception):
-    """A message cannot be read, or its run has ended and nobody waits for the reply."""
-
 
 class Fleet:
-    """One node of a SuperLink; a context manager that signs it on and off.
+    """One node of a SuperLink; a context manager that signs the node on and off.
 
     While a SuperLink that has answered once is away, calls wait for it.
 
@@ -91,36 +55,28 @@ class Fleet:
         *,
         insecure: bool = False,
     ) -> None:
-        private = ec.generate_private_key(ec.SECP384R1()) if key is None else key
         self.address = address
         self._registers = key is None
-        self._public = public_key_to_bytes(private.public_key())
-        self._client = FleetHttpClient.from_server_address(
+        self._client = FleetClient(
             address,
-            insecure,
-            None if certificate is None else str(certificate),
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-                NodeAuthHttpInterceptor(private, private.public_key()),
-            ],
+            certificate,
+            ec.generate_private_key(ec.SECP384R1()) if key is None else key,
+            insecure=insecure,
+            calling=self._call,
         )
         self._closing = threading.Event()
         self._lost = ""
-        self._node = Node()
-        self._heartbeats = HeartbeatSender(self._beat)
+        self._heartbeats = Heartbeats(self._beat)
 
     def __enter__(self) -> Self:
         try:
             if self._registers:
-                self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._public))
-            activated = self._client.ActivateNode(
-                ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT)
-            )
+                self._client.register()
+            self._client.activate(HEARTBEAT)
         except httpx.HTTPError as error:
             raise ClientError(
                 f"The SuperLink at {self.address} did not accept this node: {_reason(error)}"
             ) from error
-        self._node = Node(node_id=activated.node_id)
         self._heartbeats.start()
         return self
 
@@ -133,73 +89,33 @@ class Fleet:
         self._closing.set()
         self._heartbeats.stop()
         try:
-            self._client.DeactivateNode(DeactivateNodeRequest(node_id=self.node_id))
+            self._client.deactivate()
             if self._registers:
-                self._client.UnregisterNode(UnregisterNodeFleetRequest(node_id=self.node_id))
+                self._client.unregister()
         except (httpx.HTTPError, RuntimeError):
-            pass  # it is offline after two missing heartbeats anyway
+            pass  # the node is offline after two missing heartbeats anyway
         self._client.close()
 
     @property
     def node_id(self) -> int:
         """The SuperLink's number of this node."""
-        return int(self._node.node_id)
+        return self._client.node_id
 
     def receive(self) -> Message | None:
-        """The oldest message that waits for this node; None where there is none.
+        """Returns the oldest message that waits for this node; None where there is none.
 
         Raises:
             ClientError: the SuperLink no longer knows this node.
             LostMessageError: the message cannot be read, or its run has ended.
         """
-        response = self._call(self._client.PullMessages, PullMessagesRequest(node=self._node))
-        if not response.messages_list:
-            return None
-        tree, run = response.message_object_trees[0], response.messages_list[0].metadata.run_id
-        pull = make_pull_object_fn_protobuf(self._calling(self._client.PullObject), self._node, run)
-        confirm = make_confirm_message_received_fn_protobuf(
-            self._calling(self._client.ConfirmMessageReceived), self._node, run
-        )
-        try:
-            message: Message = pull_and_inflate_object_from_tree(
-                tree, pull, confirm, return_type=Message, initial_backoff=0.1
-            )
-        except _UNREADABLE as error:
-            raise LostMessageError(f"it cannot be read: {error}") from error
-        _set_id(message, tree.object_id)
-        return message
+        return self._client.receive()
 
     def send(self, reply: Message, seconds: float) -> None:
-        """Send the reply to a message that took so long; raises like `receive`."""
-        _set_id(reply, reply.object_id)
-        run = reply.metadata.run_id
-        with no_object_id_recompute():
-            response = self._call(
-                self._client.PushMessages,
-                PushMessagesRequest(
-                    node=self._node,
-                    messages_list=[message_to_proto(remove_content_from_message(reply))],
-                    message_object_trees=[get_object_tree(reply)],
-                    clientapp_runtime_list=[seconds],
-                ),
-            )
-            push = make_push_object_fn_protobuf(
-                self._calling(self._client.PushObject), self._node, run, response.session_id
-            )
-            try:
-                push_objects(
-                    get_all_nested_objects(reply),
-                    push,
-                    object_ids_to_push=set(response.objects_to_push),
-                )
-            except ObjectPushError as error:
-                raise LostMessageError(f"the reply was not taken: {error}") from error
-
-    def _calling(self, call: Callable[[Request], Response]) -> Callable[[Request], Response]:
-        return lambda request: self._call(call, request)
+        """Sends the reply to a message that took so long; raises like `receive`."""
+        self._client.send(reply, seconds)
 
     def _call(self, call: Callable[[Request], Response], request: Request) -> Response:
-        """Call the SuperLink, and wait for it while it is away."""
+        """Calls the SuperLink, and waits for it while it is away."""
         pause, since = _PAUSE, time.monotonic()
         while True:
             if self._lost:
@@ -220,7 +136,7 @@ class Fleet:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _check(self, error: httpx.HTTPError) -> None:
-        """Raise for an answer that waiting will not change."""
+        """Raises for an answer that waiting will not change."""
         if isinstance(error, httpx.TransportError):
             return
         if not isinstance(error, httpx.HTTPStatusError):
@@ -233,10 +149,9 @@ class Fleet:
             ) from error
 
     def _beat(self) -> bool:
-        """One sign of life, in a thread of its own; whether the SuperLink took it."""
-        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT)
+        """Gives one sign of life, in the thread of heartbeats; False where nobody heard it."""
         try:
-            known = self._client.SendNodeHeartbeat(request).success
+            known = self._client.beat(HEARTBEAT)
         except httpx.TransportError:
             return False
         except httpx.HTTPStatusError as error:
@@ -248,14 +163,9 @@ class Fleet:
         return True
 
 
-def _set_id(message: Message, message_id: str) -> None:
-    metadata: Any = message.metadata
-    metadata.__dict__["_message_id"] = message_id
-
-
 def _reason(error: httpx.HTTPError) -> str:
-    """One line of what the SuperLink or the network says."""
+    """Returns one line of what the SuperLink or the network says."""
     if isinstance(error, httpx.HTTPStatusError):
-        told = FlowerError.from_json(error.response.text)
-        return f"HTTP {error.response.status_code}" if told is None else told.message
+        told = told_by_superlink(error.response.text)
+        return f"HTTP {error.response.status_code}" if told is None else told
     return str(error) or type(error).__name__

@@ -12,8 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fedsink.deployment.frames import Receiver
-from fedsink.deployment.results import Results
+from fedsink.deployment.results import Receiver, Results
 from fedsink.errors import ClientError, ConfigError, TransferError
 
 _STARTED = re.compile(r"Successfully started run (\d+)")

@@ -1,37 +1,49 @@
-"""The training loop: rounds, metrics, pictures, checkpoints; stop and continue."""
+"""The training loop of every run: rounds, metrics, pictures, checkpoints; stop and continue.
+
+`train` asks the strategy for the messages of a round, a grid answers them, and the strategy takes a
+step. Ctrl-C and SIGTERM end a run between two rounds, with a checkpoint.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, ClassVar
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from fedsink.errors import CheckpointError, ClientError
+from fedsink.errors import CheckpointError, ClientError, FedsinkError
+from fedsink.models import sample
 from fedsink.models import save as save_generator
 from fedsink.protocol.exchange import Keeper
+from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.reporting.loggers import Observer
 from fedsink.reporting.progress import Progress
 from fedsink.server import checkpoint
 from fedsink.server.folder import RunFolder, command_for
-from fedsink.server.interrupt import InterruptedRunError, Interruption
-from fedsink.server.snapshot import snapshot
 from fedsink.strategies.round_strategy import RoundStrategy
 from fedsink.values import checks
+
+_COLUMNS = 10
+_POINTS = 1000
 
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """How a run is watched and saved.
+    """Values of `report.*`: when a run is saved and shown.
 
     Attributes:
         checkpoint_seconds: at most this much work is lost by a kill.
-        pictures: how many sample grids are drawn between the first and the last.
+        pictures: number of sample grids between the first and the last.
         html: whether report.html is written when the run has ended.
 
     Raises:
@@ -61,18 +73,18 @@ def train(
     command: str | None = None,
     observer: Observer | None = None,
 ) -> dict[str, Any]:
-    """Run the strategy to its last round, from its checkpoint if there is one.
+    """Runs the strategy to its last round, from its checkpoint if there is one.
 
     Args:
-        grid: how clients are reached.
+        grid: reaches the clients.
         strategy: owns the generator.
-        folder: where everything is written.
-        settings: how often.
+        folder: holds all that is written.
+        settings: when checkpoints and pictures are made.
         identity: public values that a checkpoint must share to be resumed (plan, seed).
         title: shown by the progress display.
         classes: names of the generator's classes, for its pictures.
         timeout: seconds to wait for the replies of one round; None waits for ever.
-        command: what continues a stopped run, for its last words; None: a simulation's.
+        command: continues a stopped run, for its last words; None: a simulation's command.
         observer: is told what is logged and pictured, from the checkpoint on; None: nobody is.
 
     Returns:
@@ -93,7 +105,7 @@ def train(
 
     def save() -> None:
         nonlocal saved
-        # First: a checkpoint must never be ahead of what the clients can go on from.
+        # First: the clients must be able to continue from wherever the checkpoint stands.
         if isinstance(grid, Keeper):
             grid.keep(strategy.round)
         observer.keep()
@@ -125,23 +137,23 @@ def train(
                 replies = grid.send_and_receive(messages, timeout=timeout) if messages else []
                 _, metrics = strategy.aggregate_train(number, replies)
             except ClientError:
-                # A simulation's clients have gone on, and remember a round that has failed.
+                # A simulation's clients remember this failed round already.
                 if before > 0 and not isinstance(grid, Keeper):
                     save()
                 raise
-            record: dict[str, Any] = {
+            line: dict[str, Any] = {
                 "round": strategy.round,
                 **dict(metrics or {}),
                 **({"absent": strategy.absent} if strategy.absent else {}),
                 "epsilon": _finite(epsilon := strategy.epsilon_bound()),
                 "seconds": round(time.monotonic() - started, 4),
             }
-            folder.log(record)
-            observer.metrics(record)
+            folder.log(line)
+            observer.metrics(line)
             unfinished = strategy.round < strategy.rounds
             name = "ε ≤" if unfinished and epsilon > 0.0 and not math.isinf(epsilon) else "ε"
             shown = "∞" if math.isinf(epsilon) else epsilon
-            columns = {"loss": record["loss"], name: shown, **_signal(record)}
+            columns = {"loss": line["loss"], name: shown, **_signal(line)}
             progress.update(strategy.round, **columns)
             if unfinished and any(before < round <= strategy.round for round in pictured):
                 picture()
@@ -169,7 +181,7 @@ def train(
 
 
 def _participation(strategy: RoundStrategy) -> dict[str, Any]:
-    """Who missed what, for privacy.json: public, since the server knows it."""
+    """Counts missed messages by client for privacy.json: public, since the server knows them."""
     return {
         "messages": strategy.message,
         "missed": [
@@ -184,21 +196,21 @@ def _participation(strategy: RoundStrategy) -> dict[str, Any]:
     }
 
 
-def _signal(record: Mapping[str, Any]) -> dict[str, float | str]:
-    """The signal-to-noise ratio as the display shows it; {} where there is none."""
-    ratio = record.get("signal_to_noise")
+def _signal(line: Mapping[str, Any]) -> dict[str, float | str]:
+    """Returns the signal-to-noise ratio as the display shows it; {} where there is none."""
+    ratio = line.get("signal_to_noise")
     if ratio is None:
         return {}
     return {"S/N": f"{ratio:.2g}" if ratio > 0.0 else "below measurement"}
 
 
 def _finite(epsilon: float) -> float | None:
-    """ε for a JSON record, which has no ∞: null says that nothing is protected."""
+    """Returns ε for JSON, which has no ∞: null says that nothing is protected."""
     return None if math.isinf(epsilon) else epsilon
 
 
 def _restore(strategy: RoundStrategy, folder: RunFolder, identity: dict[str, Any]) -> float:
-    """Load the checkpoint, if there is one; seconds spent until then."""
+    """Loads the checkpoint if there is one. Returns the seconds spent before it."""
     if uploads := checkpoint.load_uploads(folder.checkpoint):
         strategy.load_uploads(uploads)
     if not checkpoint.exists(folder.checkpoint):
@@ -215,3 +227,71 @@ def _restore(strategy: RoundStrategy, folder: RunFolder, identity: dict[str, Any
     strategy.missed = {int(client): count for client, count in values["missed"].items()}
     folder.rewind(strategy.round)
     return float(values["seconds"])
+
+
+def snapshot(strategy: RoundStrategy, folder: RunFolder, classes: Sequence[str]) -> Path:
+    """Writes samples/round-NNNNNN.png and returns its path.
+
+    Every picture shows ten samples per class of the same latents. Points are shown by their first
+    two coordinates; those on a line lie at height 0.
+    """
+    generator = strategy.generator
+    path = folder.samples / f"round-{strategy.round:06d}.png"
+    stream = strategy.latent_stream("picture", 0)
+    if len(generator.shape) == 1:
+        labels = torch.zeros(_POINTS, dtype=torch.int64)
+        points = sample(generator, _POINTS, labels, stream)
+        save_points(torch.nn.functional.pad(points, (0, 1))[:, :2], None, path)
+        return path
+    labels = torch.arange(generator.classes).repeat_interleave(_COLUMNS)
+    images = strategy.render(
+        sample(generator, len(labels), labels, stream, mix=strategy.label_prior())
+    )
+    save_grid(images, labels, classes, path, columns=_COLUMNS)
+    return path
+
+
+class InterruptedRunError(FedsinkError):
+    """The user stopped the run; its checkpoint is complete.
+
+    Args:
+        stopped: a sentence that says where.
+        command: continues the run.
+    """
+
+    exit_code: ClassVar[int] = 130
+
+    def __init__(self, stopped: str, command: str) -> None:
+        super().__init__(f"{stopped} Continue with: {command}")
+        self.stopped = stopped
+
+
+class Interruption:
+    """Turns the first SIGINT or SIGTERM into a request; the second one interrupts at once.
+
+    Signals reach the main thread only: in another, as under stock Flower, the request never comes.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for caught in (signal.SIGINT, signal.SIGTERM):
+                self._previous[caught] = signal.signal(caught, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for caught, handler in self._previous.items():
+            signal.signal(caught, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True

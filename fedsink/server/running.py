@@ -1,28 +1,142 @@
-"""From settings to a finished run folder."""
+"""A run at the server: its settings, and from them to a finished run folder.
+
+`server_app` makes the Flower `ServerApp` of a simulation, `run_server` is what it runs; a
+deployment calls it with real nodes.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsink.configuration import Configuration
+from fedsink.environment import device_named
 from fedsink.errors import FedsinkError, ModelError
 from fedsink.models import Generator, build
-from fedsink.reporting.loggers import Observer, loggers
+from fedsink.reporting.loggers import Observer, logger_names, loggers
 from fedsink.server.folder import RunFolder
-from fedsink.server.interrupt import InterruptedRunError
-from fedsink.server.loop import train
+from fedsink.server.loop import InterruptedRunError, LoopSettings, train
 from fedsink.server.recorded import RecordedRun
-from fedsink.server.settings import ServerSettings
 from fedsink.strategies.methods import strategy_of
 from fedsink.strategies.round_strategy import RoundStrategy
+from fedsink.strategies.strategy_settings import StrategySettings
+from fedsink.values import checks, strictly
+
+
+@dataclass(frozen=True)
+class ServerEngine:
+    """Values that the server takes from `engine.*`, whatever answers it.
+
+    Attributes:
+        name: of the engine.
+        timeout: seconds to wait for a round's replies; None: no end.
+        threads: torch threads of the server.
+        device: of the generator, "cpu" or "cuda".
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    name: str
+    timeout: float | None = None
+    threads: int = 1
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None:
+            checks.positive("engine.timeout", self.timeout, also="null or ")
+        checks.count("engine.threads", self.threads)
+        device_named(checks.choice("engine.device", self.device, "cpu", "cuda"), "engine.device")
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """One run as the server sees it: public numbers only, small and picklable.
+
+    Attributes:
+        folder: the run folder.
+        strategy: the algorithm with its parameters.
+        generator: registered name of the generator.
+        generator_options: its options.
+        shape: shape of one record.
+        classes: names of the classes.
+        server_seed: keys initial weights and latents; not secret, kept in the checkpoint.
+        loop: when the run is saved and shown.
+        engine: the server's device and threads, and how long it waits.
+        command: continues this run if it is stopped; None: a simulation's command.
+        log: names of the loggers that are told how the run goes.
+    """
+
+    folder: Path
+    strategy: StrategySettings
+    generator: str
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    server_seed: int
+    generator_options: dict[str, Any] = field(default_factory=dict)
+    loop: LoopSettings = field(default_factory=LoopSettings)
+    engine: ServerEngine = field(default_factory=lambda: ServerEngine("local"))
+    command: str | None = None
+    log: tuple[str, ...] = ()
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Configuration,
+        strategy: StrategySettings,
+        engine: ServerEngine,
+        folder: Path,
+        server_seed: int,
+        command: str | None = None,
+    ) -> Self:
+        """Reads the server's half of a configuration, in a simulation and in a deployment.
+
+        Raises:
+            ConfigError: an entry of `report` is unknown or out of range, or a logger is unknown.
+        """
+        options = dict(config.generator)
+        return cls(
+            folder=folder,
+            strategy=strategy,
+            generator=str(options.pop("name", None)),
+            generator_options=options,
+            shape=config.data.shape,
+            classes=config.classes,
+            server_seed=server_seed,
+            loop=strictly(LoopSettings, config.report, "report"),
+            engine=engine,
+            command=command,
+            log=logger_names(config.log),
+        )
+
+    @property
+    def server_key(self) -> bytes:
+        """Key of the strategy's randomness: latents of rounds and pictures. Not secret."""
+        return f"server|{self.server_seed}".encode()
+
+    def identity(self) -> dict[str, Any]:
+        """Values that a checkpoint must share with a run that continues from it."""
+        public = {
+            "strategy": self.strategy.identity(),
+            "generator": [self.generator, self.generator_options],
+            "shape": self.shape,
+            "classes": self.classes,
+            "server_seed": self.server_seed,
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(public, sort_keys=True, default=str))
+        return plain
 
 
 def server_app(settings: ServerSettings) -> ServerApp:
-    """A `ServerApp` that trains one generator into `settings.folder`, under any engine."""
+    """Returns a `ServerApp` that trains one generator into `settings.folder`."""
     app = ServerApp()
 
     @app.main()
@@ -33,7 +147,7 @@ def server_app(settings: ServerSettings) -> ServerApp:
 
 
 def run_server(grid: Grid, settings: ServerSettings) -> None:
-    """Train one generator into `settings.folder`."""
+    """Trains one generator into `settings.folder`."""
     torch.set_num_threads(settings.engine.threads)
     strategy = build_strategy(settings)
     with observed(settings) as observer:
@@ -53,7 +167,7 @@ def run_server(grid: Grid, settings: ServerSettings) -> None:
 
 @contextmanager
 def observed(settings: ServerSettings) -> Iterator[Observer]:
-    """Whoever is told how the run goes, and in the end how it ended."""
+    """Yields whoever is told how the run goes, and tells it in the end how the run ended."""
     observer = Observer()
     if settings.log:
         run = RecordedRun(RunFolder(settings.folder))
@@ -70,7 +184,7 @@ def observed(settings: ServerSettings) -> Iterator[Observer]:
 
 
 def build_strategy(settings: ServerSettings) -> RoundStrategy:
-    """The strategy with a freshly initialised generator.
+    """Returns the strategy with a freshly initialised generator.
 
     Raises:
         ModelError: the generator cannot make records of this shape.
@@ -79,7 +193,7 @@ def build_strategy(settings: ServerSettings) -> RoundStrategy:
 
 
 def build_generator(settings: ServerSettings) -> Generator:
-    """The generator with weights that depend on `server_seed` alone.
+    """Returns the generator with initial weights that depend on `server_seed` only.
 
     Raises:
         ModelError: it cannot be built with these options, or makes no records of this shape.

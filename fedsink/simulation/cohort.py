@@ -13,11 +13,11 @@ from flwr.clientapp import ClientApp
 from fedsink.clients.app import client_app
 from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.settings import NodeSettings
+from fedsink.flower_internals import become, set_message_id
 from fedsink.protocol.errors import UNUSABLE
 from fedsink.protocol.exchange import Answers, Content
 from fedsink.protocol.tree_sum import BLOCK, TreeSum
 from fedsink.simulation.grid import client_context, client_of
-from fedsink.simulation.identity import become, set_message_id
 from fedsink.simulation.partial import Part, Partial
 
 

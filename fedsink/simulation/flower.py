@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
-import warnings
-from collections.abc import Callable
+import time
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedsink.deployment.waiting import wait_for_nodes
+from fedsink.errors import ClientError
+from fedsink.flower_internals import run_stock_simulation
 
 _START_SECONDS = 60.0
+_POLL_SECONDS = 1.0
 
 
 def run_flower(
     server: ServerApp, client: ClientApp, clients: int, *, num_cpus: float, num_gpus: float
 ) -> None:
-    """Run both apps under `flwr.simulation.run_simulation`.
+    """Run both apps under Flower's `run_simulation`.
 
     Flower runs the server in a thread and reports its failure only in a log, so the error is
     carried out of it here.
@@ -27,39 +28,38 @@ def run_flower(
         ClientError: not all nodes were there after a minute.
         Exception: whatever the `ServerApp` raised.
     """
-    from flwr.simulation import run_simulation
-
     caught: list[BaseException] = []
     carrying = ServerApp()
 
     @carrying.main()
     def main(grid: Grid, context: Context) -> None:
-        def started() -> None:
-            # Flower starts the server beside its nodes, on a busy machine before them.
-            advice = "fewer clients=, or engine=ray, start sooner"
-            wait_for_nodes(grid, clients, _START_SECONDS, advice=advice)
+        try:
+            wait_for_nodes(grid, clients, _START_SECONDS)
             server(grid, context)
-
-        _guard(started, caught)
+        except BaseException as error:
+            caught.append(error)
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run_simulation(
-            server_app=carrying,
-            client_app=client,
-            num_supernodes=clients,
-            backend_config={
-                "client_resources": {"num_cpus": num_cpus, "num_gpus": num_gpus},
-                "init_args": {"include_dashboard": False, "log_to_driver": False},
-            },
-        )
+    backend = {
+        "client_resources": {"num_cpus": num_cpus, "num_gpus": num_gpus},
+        "init_args": {"include_dashboard": False, "log_to_driver": False},
+    }
+    run_stock_simulation(carrying, client, clients, backend)
     if caught:
         raise caught[0]
 
 
-def _guard(call: Callable[[], None], caught: list[BaseException]) -> None:
-    try:
-        call()
-    except BaseException as error:
-        caught.append(error)
+def wait_for_nodes(grid: Grid, nodes: int, seconds: float) -> None:
+    """Return once `nodes` nodes are there: on a busy machine Flower starts the server before them.
+
+    Raises:
+        ClientError: fewer are there after so many seconds.
+    """
+    deadline = time.monotonic() + seconds
+    while (found := len(list(grid.get_node_ids()))) < nodes:
+        if time.monotonic() > deadline:
+            raise ClientError(
+                f"{found} of {nodes} nodes are connected after {seconds:g} s: fewer clients=, or "
+                "engine=ray, start sooner."
+            )
+        time.sleep(_POLL_SECONDS)

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
+from fedsink.flower_internals import SERVER_NODE, Run, become, empty_run, set_message_id
 from fedsink.protocol.exchange import Exchange
-from fedsink.simulation.identity import SERVER_NODE, become, empty_run, set_message_id
 from fedsink.simulation.partial import Partial, reduction
 
 _FIRST_NODE = 1000

@@ -15,7 +15,7 @@ from fedsink.configuration import Configuration
 from fedsink.data.partition import scheme_from_dict
 from fedsink.environment import device_named
 from fedsink.errors import ConfigError
-from fedsink.server.settings import ServerEngine, ServerSettings
+from fedsink.server.running import ServerEngine, ServerSettings
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.values import Config, checks, strictly
 

@@ -24,8 +24,7 @@ from fedsink.reporting.displays import ForgivingStream
 from fedsink.reporting.loggers import require_packages
 from fedsink.server.compose import store_config, stored_config
 from fedsink.server.folder import RunFolder
-from fedsink.server.running import build_generator, server_app
-from fedsink.server.settings import ServerSettings
+from fedsink.server.running import ServerSettings, build_generator, server_app
 from fedsink.simulation.auto import taken
 from fedsink.simulation.cohort import fedsink_apps
 from fedsink.simulation.grid import SimulationGrid, client_context

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fedsink.simulation.identity import become
+from fedsink.flower_internals import become
 
 from ..support.tiny import points
 

@@ -8,10 +8,10 @@ import pytest
 from torch import Tensor
 
 from fedsink.clients.settings import NodeSettings
+from fedsink.flower_internals import become
 from fedsink.privacy import Stream
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.objective import Objective
-from fedsink.simulation.identity import become
 
 from ..support import streams
 from ..support.policies import limits, policy

@@ -11,9 +11,9 @@ import pytest
 
 from fedsink import __version__
 from fedsink.cli import main
-from fedsink.commands.names import COMMANDS
+from fedsink.commands import COMMANDS
 from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
-from fedsink.server.interrupt import InterruptedRunError
+from fedsink.server.loop import InterruptedRunError
 
 from .conftest import FEDSINK, Command, Outcome, run_many
 

@@ -23,7 +23,7 @@ KEYS = ("clients=2", "rounds=20", "eps=5")
 _FLWR = """#!{python}
 import json, os, sys, time, tomllib
 from pathlib import Path
-from fedsink.deployment.frames import frames
+from fedsink.deployment.results import frames
 from fedsink.deployment.results import Results
 asked = sys.argv[1:]
 with open(os.environ["ASKED"], "a") as file:
@@ -180,7 +180,7 @@ def test_a_superlink_that_cannot_be_reached_is_named(
     [
         (("eps=0",), "eps must be a finite number > 0, received 0."),
         (("epss=3",), "Unknown key 'epss'. Did you mean eps?"),
-        (("seed=1",), "takes no seed=1: every node draws noise of its own"),
+        (("seed=1",), "takes no seed=1: every node draws its own noise"),
         (("data.root=x",), "the server sees no data"),
         (("engine=ray",), "runs on real nodes: leave out engine=ray"),
         (("generator.hidden=x",), "generator=dct_mlp cannot be built"),

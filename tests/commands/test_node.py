@@ -32,10 +32,10 @@ from fedsink.clients.node import close_nodes
 from fedsink.commands.node import LONGEST, SHORTEST, _knock, _tls, pause
 from fedsink.deployment.runner_process import RunnerProcess
 from fedsink.errors import ClientError, ConfigError
+from fedsink.flower_internals import become
 from fedsink.protocol.dp_sinkhorn import unpack_replies
 from fedsink.protocol.errors import FAILED, MALFORMED
 from fedsink.protocol.objective import Objective
-from fedsink.simulation.identity import become
 
 from ..support.hospital import CLASSES, SHAPE, hospital
 from ..support.processes import children, gone

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsink.commands.operator import run
-from fedsink.deployment.operator_key import operator_key
+from fedsink.deployment.server_folder import operator_key
 from fedsink.errors import ConfigError
 from fedsink.protocol.signatures import read_key, shown_key
 

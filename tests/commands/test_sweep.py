@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsink.commands.sweep import LONGEST_NAME, folder_names, sweep_of
+from fedsink.commands.simulate import LONGEST_NAME, folder_names, sweep_of
 
 from .conftest import SMALL, Outcome, run_many
 

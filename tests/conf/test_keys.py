@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from fedsink.commands.hydra_errors import known_keys
+from fedsink.commands.hydra_keys import known_keys
 from fedsink.configuration import Configuration, NoiseSettings
 from fedsink.deployment.deployed_run import DeployEngine
 from fedsink.server.compose import compose_config
 from fedsink.server.loop import LoopSettings
-from fedsink.server.settings import ServerSettings
+from fedsink.server.running import ServerSettings
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.settings import EngineSettings
 from fedsink.simulation.simulate import configure

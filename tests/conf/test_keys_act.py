@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.clients.node import close_nodes
-from fedsink.commands.hydra_errors import one_sentence
+from fedsink.commands.hydra_keys import one_sentence
 from fedsink.conf import acting
 from fedsink.conf.acting import acting_values
 from fedsink.conf.loading import as_overrides, choices, composed

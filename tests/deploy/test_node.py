@@ -92,8 +92,7 @@ import os
 import signal
 import sys
 
-from fedsink import cli
-from fedsink.deployment import fleet
+from fedsink import cli, flower_internals
 
 uploads = 0
 
@@ -106,7 +105,7 @@ def push_objects(*words, **keys):
     whole(*words, **keys)
 
 
-whole, fleet.push_objects = fleet.push_objects, push_objects
+whole, flower_internals.push_objects = flower_internals.push_objects, push_objects
 sys.exit(cli.main(sys.argv[1:]))
 """
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
+from fedsink.flower_internals import become
 from fedsink.protocol.objective import Objective
-from fedsink.simulation.identity import become
 
 from ..support.hospital import CLASSES, SHAPE, hospital
 from ..support.requests import gradient_request, plan_of

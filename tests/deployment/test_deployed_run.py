@@ -14,10 +14,9 @@ from fedsink.clients.app import app as client
 from fedsink.clients.ledger.database import Database
 from fedsink.clients.ledger.report import report
 from fedsink.clients.node import close_nodes
-from fedsink.deployment.app import app as server
+from fedsink.deployment.deployed_run import app as server
 from fedsink.deployment.deployed_run import deployable, run_deployed
-from fedsink.deployment.frames import Receiver
-from fedsink.deployment.results import Results
+from fedsink.deployment.results import Receiver, Results
 from fedsink.errors import (
     CheckpointError,
     ClientError,
@@ -267,7 +266,7 @@ def test_a_run_with_a_quorum_ends_without_an_absent_node(
 def test_results_that_are_too_large_for_a_log_are_named(
     folder: RunFolder, grid: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsink.deployment.frames.MOST_BYTES", 10_000)
+    monkeypatch.setattr("fedsink.deployment.results.MOST_BYTES", 10_000)
     submitter = Submitter()
     with pytest.raises(TransferError):
         run_deployed(grid(), submitted(*LOCAL), submitter)
@@ -287,7 +286,7 @@ def test_missing_nodes_are_named(grid: Callable[..., Nodes]) -> None:
     ("overrides", "message"),
     [
         (("eps=0",), "eps must be a finite number > 0, received 0"),
-        (("seed=1",), "fedsink deploy takes no seed=1: every node draws noise of its own"),
+        (("seed=1",), "fedsink deploy takes no seed=1: every node draws its own noise"),
         (("noise=secure",), "fedsink deploy takes no noise=secure: every node's policy says"),
         (
             ("noise.share=secure_aggregation",),

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fedsink.clients.node import close_nodes
-from fedsink.commands.overrides import overrides
-from fedsink.commands.sweep import sweep_of
+from fedsink.commands.hydra_keys import overrides
+from fedsink.commands.simulate import sweep_of
 from fedsink.conf.acting import composed_run
 from fedsink.conf.loading import as_overrides, groups
 from fedsink.data import sources

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from fedsink.commands.hydra_errors import known_keys
+from fedsink.commands.hydra_keys import known_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 

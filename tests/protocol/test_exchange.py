@@ -4,9 +4,9 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
+from fedsink.flower_internals import become
 from fedsink.protocol.exchange import Broadcast, Content, Exchange, Reduction
 from fedsink.protocol.records import digest, packed
-from fedsink.simulation.identity import become
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from fedsink.data.spec import DataSpec
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.privatize_once import LocalPlan
-from fedsink.server.settings import ServerSettings
+from fedsink.server.running import ServerSettings
 from fedsink.simulation.local import LocalGrid
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings

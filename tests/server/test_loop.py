@@ -15,13 +15,10 @@ from PIL import Image
 
 from fedsink.errors import CheckpointError, ClientError
 from fedsink.models import load
-from fedsink.server import checkpoint
-from fedsink.server import snapshot as snapshots
+from fedsink.server import checkpoint, loop
 from fedsink.server.folder import RunFolder
-from fedsink.server.interrupt import InterruptedRunError
-from fedsink.server.loop import LoopSettings, train
-from fedsink.server.running import build_strategy, server_app
-from fedsink.server.settings import ServerSettings
+from fedsink.server.loop import InterruptedRunError, Interruption, LoopSettings, train
+from fedsink.server.running import ServerSettings, build_strategy, server_app
 from fedsink.simulation.grid import client_context
 from fedsink.strategies.round_strategy import RoundStrategy
 
@@ -356,10 +353,10 @@ def test_a_snapshot_has_the_classes_mixed_as_in_training(
         mixes.append(mix.tolist())
         return torch.zeros(n, *generator.shape)
 
-    monkeypatch.setattr(snapshots, "sample", drawn)
+    monkeypatch.setattr(loop, "sample", drawn)
     strategy = build_strategy(make_settings("central", tmp_path))
     monkeypatch.setattr(strategy, "label_prior", lambda: torch.tensor([0.75, 0.25]))
-    snapshots.snapshot(strategy, folder_at(tmp_path / "run"), ("a", "b"))
+    loop.snapshot(strategy, folder_at(tmp_path / "run"), ("a", "b"))
     assert mixes == [[0.75, 0.25]]
 
 
@@ -393,3 +390,46 @@ def test_the_identity_survives_json(tmp_path: Path, make_settings: Settings) -> 
         identity = make_settings(mode, tmp_path).identity()
         assert json.loads(json.dumps(identity)) == identity
         assert identity == make_settings(mode, tmp_path / "moved").identity()
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_a_request_and_the_second_interrupts(number: int) -> None:
+    before = signal.getsignal(number)
+    with Interruption() as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), number)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(number) is before
+
+
+def test_handlers_are_given_back_after_an_error() -> None:
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+
+    def work() -> None:
+        with Interruption():
+            assert signal.getsignal(signal.SIGINT) is not before[0]
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        work()
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_outside_the_main_thread_signals_are_left_alone() -> None:
+    """Stock Flower runs the server in a thread, where handlers cannot be set."""
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def work() -> None:
+        with Interruption() as stop:
+            seen.append((stop.requested, signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(False, before)]
+    assert signal.getsignal(signal.SIGINT) is before

@@ -8,8 +8,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
+from fedsink.flower_internals import become
 from fedsink.simulation.grid import client_of, node_of
-from fedsink.simulation.identity import become
 from fedsink.simulation.local import LocalGrid
 
 app = ClientApp()

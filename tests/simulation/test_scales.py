@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsink.commands.hydra_errors import one_sentence
+from fedsink.commands.hydra_keys import one_sentence
 from fedsink.errors import ConfigError
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 

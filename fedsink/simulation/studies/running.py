@@ -15,7 +15,7 @@ from fedsink.reporting.displays import ForgivingStream
 from fedsink.server.compose import store_config
 from fedsink.server.finished import open_run
 from fedsink.server.folder import RunFolder, command_for
-from fedsink.server.interrupt import InterruptedRunError
+from fedsink.server.loop import InterruptedRunError
 from fedsink.simulation.settings import RunSettings
 from fedsink.simulation.studies.comparison import MethodComparison
 from fedsink.simulation.studies.debugging import Debugging

@@ -13,7 +13,7 @@ import yaml
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.server.finished import open_run
 from fedsink.server.folder import RunFolder
-from fedsink.server.interrupt import InterruptedRunError
+from fedsink.server.loop import InterruptedRunError
 from fedsink.simulation.identity_of_run import RunIdentity
 from fedsink.simulation.simulate import configure, resume, start
 from fedsink.simulation.studies import debugging

@@ -1,4 +1,4 @@
-"""A grid of nodes that belong to others: receipts are kept and shown, requests are signed."""
+"""Flower's grid with what a server owes to the nodes' owners: signed requests, kept receipts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.superlink.grid import HttpGrid
 
-from fedsink.deployment.around import GridAround
-from fedsink.deployment.arrivals import Arrivals
-from fedsink.deployment.pending import Pending
+from fedsink.deployment.node_grid import Inquiry
+from fedsink.flower_internals import ForwardingGrid, complete_replies
 from fedsink.protocol.identity import identity_query
 from fedsink.protocol.receipts import given_by, show_receipts
 from fedsink.protocol.signatures import sign
@@ -27,38 +25,37 @@ _IDENTITY = "query.identity"
 _LAST_SECONDS = 20.0  # for the nodes' last receipts
 
 
-class OwnersGrid(GridAround):
-    """Flower's grid, with what a server owes to the owners of the nodes.
+class SigningGrid(ForwardingGrid):
+    """Shows every node the receipts that the server keeps, and signs other messages for it.
 
-    It shows every node the receipts that it keeps, of this run and of those before, and keeps the
-    one that the node answers with. Every other message is signed for its receiver.
+    Receipts are of this run and of those before. A node answers with another, which is kept.
 
     Args:
         grid: Flower's.
-        receipts: the file of all receipts by the names of the nodes.
+        receipts: file of all receipts by the names of the nodes.
         key: the operator's; None: nothing is signed.
     """
 
     def __init__(self, grid: Grid, receipts: Path, key: Ed25519PrivateKey | None) -> None:
         super().__init__(grid)
         self._path, self._key = receipts, key
-        self._pull = Arrivals(grid).pull if isinstance(grid, HttpGrid) else grid.pull_messages
+        self._pull = complete_replies(grid)
         self._names: dict[int, str] = {}  # node → the name it gave
 
     def collect(self) -> None:
-        """Ask the nodes of this run for a last receipt; those that are slow keep theirs."""
+        """Asks the nodes of this run for a last receipt; those that are slow keep theirs."""
         connected = set(self._grid.get_node_ids())
         nodes = [node for node in self._names if node in connected]
         if not nodes:
             return
-        pending = Pending(self, [identity_query(node) for node in nodes])
+        inquiry = Inquiry(self, [identity_query(node) for node in nodes])
         deadline = time.monotonic() + _LAST_SECONDS
-        while pending.working and time.monotonic() < deadline:
+        while inquiry.working and time.monotonic() < deadline:
             time.sleep(0.2)
-            pending.pull()
+            inquiry.pull()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages, with what their receivers need."""
+        """Sends messages, with what their receivers need."""
         messages = list(messages)
         asks = any(message.metadata.message_type == _IDENTITY for message in messages)
         kept = list(self._receipts().values()) if asks else []
@@ -73,7 +70,7 @@ class OwnersGrid(GridAround):
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies that have arrived; the receipts in them are kept."""
+        """Returns replies that have arrived, and keeps the receipts in them."""
         replies = list(self._pull(message_ids))
         new = {}
         for reply in replies:

@@ -1,4 +1,4 @@
-"""Keys as a user types them, read before Hydra reads them, so that a mistake gets advice."""
+"""Keys of Hydra as a user types them, and its errors in one sentence: a mistake gets advice."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from functools import lru_cache
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from fedsink.commands.keys import not_a_pair
-from fedsink.conf.loading import composed, quoted_text
-from fedsink.errors import ConfigError
+from fedsink.conf.loading import choices, composed, quoted_text
+from fedsink.errors import ConfigError, FedsinkError
+from fedsink.registry import did_you_mean
 
 _OF_GRAMMAR = set("'\"[]{}(),$\\")
 """Characters that a value may mean something by: it is left to the user to quote them."""
@@ -23,9 +26,9 @@ _ELEMENT = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^,]*?)\s*(?:,
 
 
 def overrides(arguments: Sequence[str], *, sweep: bool = False) -> list[str]:
-    """The keys in Hydra's grammar.
+    """Returns the keys in Hydra's grammar.
 
-    Hydra reads letters of other alphabets, `~` and some signs in quotes alone. Where it cannot
+    Hydra reads letters of other alphabets, `~` and some signs in quotes only. Where it cannot
     read a value, or an element of a list, that holds no sign of its grammar (quotes, brackets,
     commas, backslashes, $), it is quoted, and a `~` at the start of a value becomes the home
     folder, as in a shell.
@@ -82,7 +85,7 @@ def _readable(argument: str, sweep: bool) -> str:
 
 
 def quoted(argument: str) -> str:
-    """How key=value is typed in a shell so that Hydra takes a value as it stands.
+    """Returns key=value as it is typed in a shell so that Hydra takes the value as it stands.
 
     In a list every element is quoted that Hydra does not read by itself; empty ones are left out.
     """
@@ -94,7 +97,7 @@ def quoted(argument: str) -> str:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """The names in `[A,B]`, of which those with a comma stand in quotes.
+    """Returns the names in `[A,B]`, of which those with a comma stand in quotes.
 
     >>> names("[chat,l'été,'a, b']")
     ('chat', "l'été", 'a, b')
@@ -110,14 +113,14 @@ def _unquoted(element: str) -> str:
 
 
 def _one_value(key: str, value: str) -> str:
-    """Advice for one who means a single value by text with commas."""
+    """Advises a user who means a single value by text with commas."""
     if OmegaConf.is_list(OmegaConf.select(composed([]), key.lstrip("+"))):
         return f"list, write it in brackets: {quoted(f'{key}=[{value}]')}"
     return f"value, quote it: {quoted(f'{key}={value}')}"
 
 
 def _plain(value: str) -> list[str]:
-    """A value in quotes, or a list with quotes around some elements, where no sign is in them."""
+    """Quotes a value, or elements of a list, where no sign of the grammar is in them."""
     if not _OF_GRAMMAR & set(value):
         home = os.path.expanduser(value) if value.startswith("~") else value
         return [quoted_text(home)]
@@ -128,7 +131,7 @@ def _plain(value: str) -> list[str]:
 
 
 def _elements(value: str) -> list[str] | None:
-    """The elements of a list as they are typed; None where the value is no list."""
+    """Returns the elements of a list as they are typed; None where the value is no list."""
     if not (value.startswith("[") and value.endswith("]")):
         return None
     inner, place, elements = value[1:-1], 0, []
@@ -146,7 +149,7 @@ def _element(text: str) -> str:
 
 
 def _reads(element: str) -> bool:
-    """Whether Hydra reads it as one element of a list."""
+    """Tells whether Hydra reads the text as one element of a list."""
     parsed = _parsed(f"x=[{element}]")
     read = None if parsed is None else parsed.value()
     return isinstance(read, list) and len(read) == 1
@@ -157,3 +160,86 @@ def _parsed(text: str) -> Override | None:
         return OverridesParser.create().parse_override(text)
     except HydraException:
         return None
+
+
+def one_sentence(error: Exception) -> str:
+    """Says what was wrong, what was received, and what to do, of an error of Hydra or OmegaConf."""
+    text = str(error)
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return _unknown_key(match.group(1))
+    if match := re.search(r"Key '([^']+)' is not in struct", text):
+        return _unknown_key(match.group(1))
+    if match := re.search(r"Could not find 'recipe/default/([^'/]+)/([^'/]+)/([^'/]+)'", text):
+        return _no_recipe(*match.groups())
+    if match := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
+        group, choice = match.groups()
+        return (
+            f"There is no {group}={choice}: choose one of {', '.join(choices(group)) or 'nothing'}."
+        )
+    if isinstance(error, MissingMandatoryValue):
+        key = error.full_key or str(error.key)
+        return f"{key} must be given: add {key}=… to the command."
+    if isinstance(error, InterpolationResolutionError):
+        if (refused := _refusal(error)) is not None:
+            return str(refused)
+        if match := re.search(r"key 'scales\.([^.']+)\.\w+' not found", text):
+            return f"This experiment has no scale={match.group(1)}: choose smoke, cpu or paper."
+        match = re.search(r"key 'recipe\.([^.']+)\.\w+' not found", text)
+        if match and match.group(1) not in ("record", "batch"):
+            return f"clip is record or batch, not {match.group(1)!r}."
+        return (
+            f"A value refers to another that this mode or recipe does not have: {_flat(text)} "
+            "Does the generator or strategy belong to the other mode?"
+        )
+    return f"The configuration is not valid: {_flat(text)}"
+
+
+def _refusal(error: BaseException | None) -> FedsinkError | None:
+    """Returns fedsink's own error that OmegaConf wrapped while it resolved a value, if any."""
+    while error is not None and not isinstance(error, FedsinkError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+@lru_cache(maxsize=1)
+def known_keys() -> list[str]:
+    """Lists every group and dotted key of the default configuration and of all group files."""
+    keys: list[str] = []
+    for mode in ("central", "ldp"):
+        config = composed([f"mode={mode}"])
+        keys += list(_dotted(OmegaConf.to_container(config, resolve=False), ""))
+    return sorted(set(keys))
+
+
+def _unknown_key(key: str) -> str:
+    if key in known_keys():
+        return (
+            f"{key} is a key of another mode, strategy or engine than those chosen: leave it "
+            "out, or choose the one that has it. Without it, --cfg job lists the keys that there "
+            "are."
+        )
+    tail = ".".join(key.split(".")[-2:])  # mechanism.map.block: the group itself exists
+    near = [tail] if tail in known_keys() else []
+    hint = f" Did you mean {near[0]}?" if near else did_you_mean(key, known_keys(), cutoff=0.5)
+    return f"Unknown key {key!r}.{hint} fedsink simulate --cfg job lists them all."
+
+
+def _no_recipe(mode: str, mechanism: str, records: str) -> str:
+    folder = f"recipe/default/{mode}"
+    fitting = [name for name in choices("mechanism") if records in choices(f"{folder}/{name}")]
+    return f"mode={mode} has no mechanism={mechanism}: choose {' or '.join(fitting)}."
+
+
+def _dotted(node: object, prefix: str) -> list[str]:
+    if not isinstance(node, dict):
+        return []
+    words = []
+    for key, value in node.items():
+        words.append(f"{prefix}{key}")
+        words += _dotted(value, f"{prefix}{key}.")
+    return words
+
+
+def _flat(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "; ".join(line.rstrip(".") for line in lines[:2]) + "."

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from fedsink.deployment import nodes, pending
-from fedsink.deployment.nodes import NodeGrid, Patience
+from fedsink.deployment import node_grid
+from fedsink.deployment.node_grid import CLIENTS_OWN, NodeGrid, Patience
 from fedsink.errors import ClientError
 from fedsink.protocol.errors import OTHER_VERSION, REFUSED
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
@@ -76,8 +76,8 @@ class Link(SimulationGrid):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(nodes, "_IDENTITY_SECONDS", 0.1)
+    monkeypatch.setattr(node_grid, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(node_grid, "_IDENTITY_SECONDS", 0.1)
 
 
 def grid(link: Link, needed: int | None = None, **patience: Any) -> NodeGrid:
@@ -261,7 +261,7 @@ def test_at_first_everybody_is_waited_for_and_not_the_quorum_alone() -> None:
 def test_two_nodes_of_one_number_are_named() -> None:
     link = Link(2)
     link.connected[102] = 0
-    with pytest.raises(ClientError, match="nodes 101 and 102 both are client 0: give each a part"):
+    with pytest.raises(ClientError, match="nodes 101 and 102 both are client 0: give each another"):
         grid(link).roster()
 
 
@@ -269,7 +269,7 @@ def test_two_nodes_of_one_number_are_named() -> None:
     ("identity", "why"),
     [
         (lambda m: Message(RecordDict({"identity": ConfigRecord({"client": 1})}), reply_to=m),
-         "Node 102 takes no part: The other side speaks a version of the protocol before 4"),
+         "Node 102 takes no part: The other side speaks a version of the protocol before 3"),
         (lambda m: Message(RecordDict({"identity": ConfigRecord({"client": 1, "protocol": 9})}),
                            reply_to=m),
          "Node 102 takes no part: The other side speaks protocol 9, this one 4: install one"),
@@ -325,4 +325,4 @@ def test_messages_that_the_superlink_does_not_take(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(link, "push_messages", lambda messages: [])
     with pytest.raises(ClientError, match="The SuperLink took 0 of 2 messages: ask for less"):
         of.send_and_receive(asked)
-    assert pending.CLIENTS_OWN <= REFUSED
+    assert CLIENTS_OWN <= REFUSED

@@ -10,8 +10,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message, RecordDict
 
-from fedsink.deployment.nodes import NodeGrid, Patience
-from fedsink.deployment.owners import OwnersGrid
+from fedsink.deployment.node_grid import NodeGrid, Patience
+from fedsink.deployment.signing_grid import SigningGrid
 from fedsink.errors import BadSignatureError, UnsignedRequestError
 from fedsink.protocol.identity import identity_query, identity_record
 from fedsink.protocol.receipts import Given, give, shown_receipts
@@ -59,13 +59,13 @@ class Link(SimulationGrid):
 def test_receipts_are_kept_and_shown_again_by_the_next_process(tmp_path: Path) -> None:
     path = tmp_path / "receipts.json"
     link = Link()
-    grid = NodeGrid(OwnersGrid(link, path, None), 2, 2, Patience(wait=1.0, poll=0.01))
+    grid = NodeGrid(SigningGrid(link, path, None), 2, 2, Patience(wait=1.0, poll=0.01))
     assert grid.roster() == {0: 101, 1: 102}
     first = json.loads(path.read_text())
     assert list(first) == ["a1"]
     assert [shown_receipts(content) for _, _, content in link.seen] == [[], []]
 
-    owners = OwnersGrid(link, path, None)
+    owners = SigningGrid(link, path, None)
     list(owners.pull_messages(owners.push_messages([identity_query(102)])))
     assert shown_receipts(link.seen[-1][2]) == list(first.values())
 
@@ -74,7 +74,7 @@ def test_the_receipts_of_other_nodes_and_runs_stay(tmp_path: Path) -> None:
     path = tmp_path / "receipts.json"
     path.write_text('{"c3": "of another run"}')
     link = Link({101: "a1", 102: "b2"})
-    owners = OwnersGrid(link, path, None)
+    owners = SigningGrid(link, path, None)
     for node, kept in ((101, {"a1", "c3"}), (102, {"a1", "b2", "c3"}), (101, {"a1", "b2", "c3"})):
         list(owners.pull_messages(owners.push_messages([identity_query(node)])))
         assert set(json.loads(path.read_text())) == kept
@@ -83,7 +83,7 @@ def test_the_receipts_of_other_nodes_and_runs_stay(tmp_path: Path) -> None:
 
 def test_the_last_receipts_are_asked_for_at_the_end(tmp_path: Path) -> None:
     path, link = tmp_path / "receipts.json", Link()
-    owners = OwnersGrid(link, path, None)
+    owners = SigningGrid(link, path, None)
     owners.collect()  # nobody has said who it is
     assert link.seen == []
     NodeGrid(owners, 2, 2, Patience(wait=1.0, poll=0.01)).roster()
@@ -97,13 +97,13 @@ def test_the_last_receipts_are_asked_for_at_the_end(tmp_path: Path) -> None:
 def test_damaged_receipts_are_lost_and_not_fatal(tmp_path: Path, content: str) -> None:
     path, link = tmp_path / "receipts.json", Link()
     path.write_text(content)
-    NodeGrid(OwnersGrid(link, path, None), 2, 2, Patience(wait=1.0, poll=0.01)).roster()
+    NodeGrid(SigningGrid(link, path, None), 2, 2, Patience(wait=1.0, poll=0.01)).roster()
     assert list(json.loads(path.read_text())) == ["a1"]
 
 
 def test_requests_are_signed_for_each_node_and_shared_content_stays(tmp_path: Path) -> None:
     link = Link()
-    owners = OwnersGrid(link, tmp_path / "receipts.json", KEY)
+    owners = SigningGrid(link, tmp_path / "receipts.json", KEY)
     NodeGrid(owners, 2, 2, Patience(wait=1.0, poll=0.01)).roster()
     content = pack({"run": "r"}, {})
     messages = [Message(content, dst_node_id=n, message_type="train.x") for n in (101, 102)]
@@ -119,7 +119,7 @@ def test_requests_are_signed_for_each_node_and_shared_content_stays(tmp_path: Pa
 def test_each_node_gets_a_signature_of_its_own(tmp_path: Path) -> None:
     names = {101: "a1", 102: "b2"}
     link = Link(names)
-    owners = OwnersGrid(link, tmp_path / "receipts.json", KEY)
+    owners = SigningGrid(link, tmp_path / "receipts.json", KEY)
     NodeGrid(owners, 2, 2, Patience(wait=1.0, poll=0.01)).roster()
     content = pack({"run": "r"}, {})
     messages = [Message(content, dst_node_id=n, message_type="train.x") for n in names]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fedsink.commands.overrides import overrides, quoted
+from fedsink.commands.hydra_keys import overrides, quoted
 from fedsink.conf.loading import composed, quoted_text
 from fedsink.errors import ConfigError
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsink.deployment.home import deployed_name, run_at_home, server_home
+from fedsink.deployment.server_folder import deployed_name, held_run, server_home
 from fedsink.errors import ClientError, ConfigError
 
 
@@ -32,7 +32,7 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path
      "a\n", "ä", "x" * 101, None, 3],
 )  # fmt: skip
 def test_names_that_are_no_part_of_a_path_are_refused(home: Path, name: Any) -> None:
-    with pytest.raises(ConfigError, match="A run's name is 1 to 100 of"), run_at_home(name):
+    with pytest.raises(ConfigError, match="A run's name is 1 to 100 of"), held_run(name):
         pass
     assert not home.exists()
 
@@ -47,7 +47,7 @@ def test_a_name_that_is_taken_stays_one_part_of_a_path(name: str) -> None:
 
 
 def test_a_run_lies_in_a_folder_of_the_server_alone(home: Path) -> None:
-    with run_at_home("2026-01.a_b") as folder:
+    with held_run("2026-01.a_b") as folder:
         assert folder.path == home / "runs" / "2026-01.a_b"
         assert not folder.path.exists()
     for name in ("runs", "locks"):
@@ -56,27 +56,27 @@ def test_a_run_lies_in_a_folder_of_the_server_alone(home: Path) -> None:
 
 def test_a_folder_that_others_can_open_is_refused(home: Path) -> None:
     (home / "runs").mkdir(parents=True, mode=0o755)
-    with pytest.raises(ConfigError, match="is open to others"), run_at_home("run"):
+    with pytest.raises(ConfigError, match="is open to others"), held_run("run"):
         pass
 
 
 @pytest.mark.parametrize("place", ["runs", "runs/run", "locks/run"])
 def test_links_are_not_followed(home: Path, tmp_path: Path, place: str) -> None:
-    with run_at_home("other"):
+    with held_run("other"):
         pass
     link = home / place
     if link.is_dir():
         link.rmdir()
     target = tmp_path / "elsewhere"
     link.symlink_to(target)
-    with pytest.raises((ConfigError, OSError)), run_at_home("run"):
+    with pytest.raises((ConfigError, OSError)), held_run("run"):
         pass
     assert not target.exists()
 
 
 def test_a_run_is_held_by_one_process(home: Path) -> None:
     goes_on = pytest.raises(ClientError, match="The run run still goes on")
-    with run_at_home("run"), run_at_home("other"), goes_on, run_at_home("run"):
+    with held_run("run"), held_run("other"), goes_on, held_run("run"):
         pass
-    with run_at_home("run"):
+    with held_run("run"):
         pass

@@ -1,0 +1,132 @@
+"""The server's own folder: runs by their names, since a submitter names no path, and its key."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsink.errors import ClientError, ConfigError
+from fedsink.server.folder import RunFolder
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+KEY_FILE = "operator.key"
+"""Name of the operator's key in the server's folder."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def deployed_name(value: object) -> str:
+    """Returns the value, if it can name a deployed run: one part of a path on any disk.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not isinstance(value, str) or _NAME.fullmatch(value) is None:
+        raise ConfigError(
+            f"A run's name is 1 to 100 of A-Z a-z 0-9 . _ -, the first of them a letter or a "
+            f"digit, not {str(value)[:120]!r}."
+        )
+    return value
+
+
+def server_home() -> Path:
+    """Returns $FEDSINK_STATE, or $XDG_STATE_HOME/fedsink/server (default ~/.local/state)."""
+    if named := os.environ.get("FEDSINK_STATE"):
+        return Path(named).expanduser().absolute()
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base).absolute() / "fedsink" / "server"
+
+
+@contextmanager
+def held_run(name: object) -> Iterator[RunFolder]:
+    """Yields the folder of a deployed run, held by this process only; it need not exist.
+
+    Guarantees:
+        - It lies in the folder `runs` of `server_home`, whatever the name says.
+        - That folder has mode 0700; neither it nor the run's is a link.
+
+    Raises:
+        ConfigError: the name cannot name a run, or others can open the server's folder.
+        ClientError: another process holds the run.
+    """
+    name, home = deployed_name(name), server_home()
+    for folder in (home / "runs", home / "locks"):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _refuse_link(folder)
+        if stat.S_IMODE(folder.stat().st_mode) & 0o077:
+            raise ConfigError(f"{folder} is open to others: chmod 700 it.")
+    run = home / "runs" / name
+    _refuse_link(run)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    held = os.open(home / "locks" / name, flags, 0o600)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ClientError(
+                f"The run {name} still goes on: fetch it when it has ended, or stop it (flwr stop)."
+            ) from None
+        yield RunFolder(run)
+    finally:
+        os.close(held)
+
+
+def make_operator_key(path: Path) -> None:
+    """Writes a new key, PEM, to a file of mode 0600; where there is a file, changes nothing.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+    )
+
+    from fedsink.privacy.files import write_once
+
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key = Ed25519PrivateKey.generate()
+    write_once(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def operator_key(path: Path) -> Ed25519PrivateKey | None:
+    """Returns the key that signs requests; None where there is no file: nothing is signed.
+
+    Raises:
+        ConfigError: the file holds something else, or others can read it.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    if not path.exists():
+        return None
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & 0o077:
+        raise ConfigError(
+            f"The operator's key {path} has mode {mode:04o}, so others can read it: make another "
+            "one, and tell the owners of the nodes."
+        )
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(
+            f"{path} holds no unencrypted ed25519 key in PEM: make one with fedsink operator."
+        )
+    return key
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise ConfigError(f"{path} is a link, and the server's folder holds none: remove it.")
