@@ -72,7 +72,7 @@ def simulate(
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(one_sentence(error)) from error
     with _undisturbed(path):
-        from fedsink.simulation.simulate import start
+        from fedsink.simulation.simulated_run import start
 
         return Run(start(config, path))
 
@@ -86,7 +86,7 @@ def resume(folder: str | os.PathLike[str]) -> Run:
     """
     path = Path(folder).expanduser().resolve()
     with _undisturbed(path):
-        from fedsink.simulation.simulate import resume
+        from fedsink.simulation.simulated_run import resume
 
         return Run(resume(path))
 

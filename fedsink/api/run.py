@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from fedsink.evaluation.labelled import Report
     from fedsink.models import Generator
-    from fedsink.simulation.evaluate import Measured
+    from fedsink.simulation.run_figures import Measured
 
 
 class Run:
@@ -157,7 +157,7 @@ class Run:
         Raises:
             FedsinkError: a value belongs to another suite, or the run has not finished.
         """
-        from fedsink.simulation.evaluate import evaluate_run
+        from fedsink.simulation.run_figures import evaluate_run
 
         return evaluate_run(
             str(self.folder),

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from fedsink.errors import FedsinkError
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.server.folder import RunFolder
-from fedsink.simulation.partial import parts
-from fedsink.simulation.simulate import resume, start
+from fedsink.simulation.partial_sums import parts
+from fedsink.simulation.simulated_run import resume, start
 
 Compose = Callable[..., Any]
 SMALL = (
