@@ -37,7 +37,7 @@ class MethodComparison(Study):
     `fedsink simulate mode=… strategy=METHOD data=…` composes, its recipes included, with the ε of
     its privacy model, its overrides, and the study's values of the keys in `SHARED`.
 
-    Runs of one seed differ in their method alone: they share reproducible noise, which is no
+    Runs of one seed differ only in their method: they share reproducible noise, which is no
     secret. Without `seed` each run has a key of its own.
 
     Attributes:
