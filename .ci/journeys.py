@@ -31,7 +31,7 @@ Hook = Callable[[FrameType, str, Any], None]
 def simulated(folder: Path, hook: Hook) -> None:
     """Run the simulation under a profile hook, every client by a message of its own."""
     import fedsink
-    from fedsink.simulation.local import LocalGrid
+    from fedsink.simulation.virtual_clients import LocalGrid
 
     LocalGrid.adds_up = lambda self, message_type: False  # type: ignore[method-assign]
     sys.setprofile(hook)

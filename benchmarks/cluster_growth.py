@@ -28,10 +28,9 @@ from typing import Any
 from flwr.serverapp import Grid
 from simulation_rounds import settings_for, timed_server
 
-from fedsink.simulation.cohort import fedsink_apps
 from fedsink.simulation.grid import SimulationGrid, client_context
-from fedsink.simulation.local import LocalGrid
-from fedsink.simulation.ray.grid import RayGrid
+from fedsink.simulation.ray.ray_grid import RayGrid
+from fedsink.simulation.virtual_clients import LocalGrid, fedsink_apps
 
 CLIENTS = (100, 1000)
 NODES = (1, 2, 3)

@@ -30,8 +30,8 @@ from fedsink.protocol.objective import Objective
 from fedsink.server.compose import compose_config
 from fedsink.server.finished import open_run
 from fedsink.server.running import build_generator
-from fedsink.simulation.identity_of_run import RunIdentity
-from fedsink.simulation.simulate import configure
+from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.simulated_run import configure
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.transport import append_labels, self_gradient, transport_gradient
 

@@ -22,7 +22,7 @@ from hydra import compose, initialize_config_module
 from interleaved import table
 from omegaconf import OmegaConf
 
-from fedsink.simulation import simulate
+from fedsink.simulation import simulated_run
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 
 PHASES = {
@@ -50,7 +50,9 @@ PHASES = {
     ],
     "clients: clipped sums": ["fedsink.clients.dp_sinkhorn:client_totals"],
     "clients: noise": ["fedsink.privacy.plan:PrivacyPlan.release_each"],
-    "clients: the rest of an answer, and adding up": ["fedsink.simulation.cohort:Cohort.add_up"],
+    "clients: the rest of an answer, and adding up": [
+        "fedsink.simulation.virtual_clients:Cohort.add_up"
+    ],
 }
 _REST = "messages and all else"
 _WARM_UP = 20
@@ -129,7 +131,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         patch.object(DPSinkhorn, "configure_train", counted),
     ):
-        simulate.start(config, Path(folder) / "run")
+        simulated_run.start(config, Path(folder) / "run")
     total = sum(seconds.values())
     rows = [
         [

@@ -27,8 +27,8 @@ from fedsink.data.spec import DataSpec
 from fedsink.models import build
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.objective import Objective
-from fedsink.simulation.cohort import Hosted, fedsink_apps
-from fedsink.simulation.ray.grid import RayGrid
+from fedsink.simulation.ray.ray_grid import RayGrid
+from fedsink.simulation.virtual_clients import Hosted, fedsink_apps
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn

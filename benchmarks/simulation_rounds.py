@@ -34,14 +34,13 @@ from omegaconf import OmegaConf
 
 from fedsink.clients.app import client_app
 from fedsink.server.running import build_strategy
-from fedsink.simulation.cohort import fedsink_apps
-from fedsink.simulation.flower import run_flower
+from fedsink.simulation.flower_engine import run_flower
 from fedsink.simulation.grid import SimulationGrid, client_context
-from fedsink.simulation.identity_of_run import RunIdentity
-from fedsink.simulation.local import LocalGrid
-from fedsink.simulation.ray.grid import RayGrid
-from fedsink.simulation.settings import RunSettings
-from fedsink.simulation.simulate import configure
+from fedsink.simulation.ray.ray_grid import RayGrid
+from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.run_settings import RunSettings
+from fedsink.simulation.simulated_run import configure
+from fedsink.simulation.virtual_clients import LocalGrid, fedsink_apps
 
 # Flower's engine takes half a minute for a round of a thousand clients.
 STOCK_ROUNDS = {10: 15, 100: 6, 1000: 2}

@@ -27,8 +27,8 @@ from flwr.clientapp import ClientApp
 from fedsink.protocol.exchange import Answers, Broadcast, Content, Exchange
 from fedsink.protocol.records import pack, unpack
 from fedsink.protocol.tree_sum import BLOCK
-from fedsink.simulation.cohort import Hosted
-from fedsink.simulation.ray.grid import RayGrid
+from fedsink.simulation.ray.ray_grid import RayGrid
+from fedsink.simulation.virtual_clients import Hosted
 
 SHAPE = (60, 784)
 ACTORS = 2

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from fedsink.evaluation.sets import Report
     from fedsink.models import Generator
-    from fedsink.simulation.evaluate import Measured
+    from fedsink.simulation.run_figures import Measured
 
 __all__ = ["Run", "load", "resume", "simulate"]
 
@@ -81,7 +81,7 @@ def simulate(
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(one_sentence(error)) from error
     with _undisturbed(path):
-        from fedsink.simulation.simulate import start
+        from fedsink.simulation.simulated_run import start
 
         return Run(start(config, path))
 
@@ -95,7 +95,7 @@ def resume(folder: str | os.PathLike[str]) -> Run:
     """
     path = Path(folder).expanduser().resolve()
     with _undisturbed(path):
-        from fedsink.simulation.simulate import resume
+        from fedsink.simulation.simulated_run import resume
 
         return Run(resume(path))
 
@@ -245,7 +245,7 @@ class Run:
         Raises:
             FedsinkError: a value belongs to another suite, or the run has not finished.
         """
-        from fedsink.simulation.evaluate import evaluate_run
+        from fedsink.simulation.run_figures import evaluate_run
 
         return evaluate_run(
             str(self.folder),

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from fedsink.data.sources import load
 from fedsink.evaluation import exact_w2
 from fedsink.server.finished import open_run
-from fedsink.simulation.simulate import start
+from fedsink.simulation.simulated_run import start
 
 # A public disc of radius 2 around the arc of radius 1: f leaves the generator free to be wrong. On
 # the unit disc it would help both, by projecting an over-dispersed generator back onto the arc.

@@ -182,7 +182,7 @@ def test_pykeops_is_imported_nowhere_but_where_it_is_used() -> None:
         [
             sys.executable,
             "-c",
-            "import sys, fedsink.cli, fedsink.simulation.simulate, fedsink.transport\n"
+            "import sys, fedsink.cli, fedsink.simulation.simulated_run, fedsink.transport\n"
             "sys.exit('pykeops' in sys.modules)",
         ],
         capture_output=True,

@@ -61,9 +61,9 @@ from fedsink.protocol.errors import MALFORMED
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
 from fedsink.protocol.records import digest
-from fedsink.simulation.identity_of_run import RunIdentity
-from fedsink.simulation.local import LocalGrid
-from fedsink.simulation.simulate import configure, start
+from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.simulated_run import configure, start
+from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.central_statement import central_statement
 from fedsink.strategies.dp_sinkhorn.rows import Layout
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings, self_term

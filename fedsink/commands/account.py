@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from fedsink.commands.account_local import HELP as LOCAL_HELP
-from fedsink.commands.account_local import KEYS as LOCAL_KEYS
-from fedsink.commands.account_local import local_rows
-from fedsink.commands.keys import choice, parse, real, whole
+from fedsink.audit.gs_wgan import GS_WGAN_ACCOUNT
+from fedsink.audit.method import CentralAccount
+from fedsink.audit.privatize_once import PrivatizeOnceAccount
+from fedsink.commands.keys import Parser, choice, parse, parsers_of, real, whole
 from fedsink.errors import ConfigError
 from fedsink.evaluation import format_table
-from fedsink.privacy import ACCOUNTANTS, ADJACENCIES, LIBRARIES, CriticClip, solve_account
-from fedsink.privacy.accounting.comparison import CLIP_NAMES
+from fedsink.privacy import (
+    ACCOUNTANTS,
+    ADJACENCIES,
+    LIBRARIES,
+    BatchClip,
+    RecordClip,
+    solve_account,
+)
 from fedsink.privacy.adjacency import describe
 
-HELP = (
-    """Usage: fedsink account rate=… sigma=… rounds=… [delta=1e-5] [eps=…] [key=value …]
-       fedsink account clip=critic sigma=… rounds=… [delta=1e-5] [eps=…] [key=value …]
-       fedsink account mechanism=laplace|gaussian sensitivity=… eps=…|sigma=… [key=value …]
+METHODS: dict[str, CentralAccount] = {account.clip: account for account in (GS_WGAN_ACCOUNT,)}
+"""The methods with an account of their own in the central mode, by their clip."""
+
+_HELP = """Usage: {usage}
 
 Central mode: ε of `rounds` rounds that sample every record with probability `rate` and add
 Gaussian noise of `sigma` times the clip's sensitivity. Give eps= and leave out one of rate,
@@ -26,53 +31,75 @@ sigma, rounds and delta to solve for it. The accountants stand side by side; PLD
 fedsink uses for its own claims, rdp-classic the one of the DP-Sinkhorn paper.
 
   classes=C       a class schedule: a record is used in ⌈rounds/C⌉ rounds
-  adjacency=A     add-remove (default), replace-one, client, or with clip=critic user
-  clip=K          record (default) or batch, which differ under replace-one and client; or critic
+  adjacency=A     add-remove (default), replace-one, client{adjacencies}
+  clip=K          record (default) or batch, which differ under replace-one and client{clips}
   capacity=B      at most B sampled records take part
   records=N       no client holds more records (with capacity= and clip=record)
   persons=J       one person with a record at each of J clients
-  accountant=…    """
-    + ", ".join(ACCOUNTANTS)
-    + """; all that apply unless given
+  accountant=…    {accountants}; all that apply unless given
 
-clip=critic is the account of strategy=gs_wgan. rate is the probability with which a critic is
-asked in a round, in secret; left out it is 1, and nothing is assumed to be secret.
-
-  turns=P         clients answer in turn, each in ⌈rounds/P⌉ rounds
-  critics=M       of a client (default 1); matters under client
-  rows=N          each of N rows is clipped by itself, as published; sigma is the noise of a row
+{explanations}
 
   fedsink account rate=0.000833333 sigma=1.1 eps=10               how many rounds?
   fedsink account rate=0.2 sigma=2.291 rounds=4000 classes=10 adjacency=replace-one
   fedsink account rate=1 sigma=2.291 rounds=4000 classes=10       the same without amplification
-  fedsink account clip=critic eps=10 rounds=1000 turns=50         how much noise?
-  fedsink account clip=critic sigma=1.07 rounds=20 rows=32        as published, 20 uses in turn
+{examples}
 
-"""
-    + LOCAL_HELP
-)
+{local}"""
 
-_KEYS: dict[str, Callable[[str], Any]] = {
-    "rate": real, "sigma": real, "rounds": whole(1), "delta": real, "eps": real,
-    "classes": whole(1), "adjacency": choice(*ADJACENCIES), "clip": choice(*CLIP_NAMES),
-    "capacity": whole(1), "records": whole(1), "turns": whole(1), "critics": whole(1),
-    "rows": whole(1), "persons": whole(1), "accountant": choice(*ACCOUNTANTS),
-}  # fmt: skip
+_SOLVABLE = "rate", "sigma", "rounds", "eps"
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Print the table."""
     if not arguments or {"-h", "--help"} & set(arguments):
-        print(HELP)
-        return 0
-    if any(argument.startswith("mechanism=") for argument in arguments):
-        print(format_table(local_rows(parse(arguments, LOCAL_KEYS))))
-        return 0
-    keys = parse(arguments, _KEYS)
-    solvable: tuple[str, ...] = ("rate", "sigma", "rounds", "eps")
-    if keys.get("clip") == CriticClip.name:
-        solvable = solvable[1:]
-    missing = [k for k in solvable if k not in keys]
+        print(_help())
+    elif any(argument.startswith("mechanism=") for argument in arguments):
+        account = PrivatizeOnceAccount(**parse(arguments, parsers_of(PrivatizeOnceAccount)))
+        print(format_table(account.rows()))
+    else:
+        _central(arguments)
+    return 0
+
+
+def _help() -> str:
+    methods = METHODS.values()
+    usages = [
+        "rate=… sigma=… rounds=… [delta=1e-5] [eps=…] [key=value …]",
+        *(method.usage for method in methods),
+        PrivatizeOnceAccount.usage,
+    ]
+    return _HELP.format(
+        usage="\n       ".join(f"fedsink account {usage}" for usage in usages),
+        adjacencies="".join(
+            f", or with clip={method.clip} {' or '.join(method.adjacencies)}"
+            for method in methods
+            if method.adjacencies
+        ),
+        clips="".join(f"; or {clip}" for clip in METHODS),
+        accountants=", ".join(ACCOUNTANTS),
+        explanations="\n\n".join(method.explanation for method in methods),
+        examples="\n".join(method.examples for method in methods),
+        local=PrivatizeOnceAccount.explanation,
+    )
+
+
+def _parsers() -> dict[str, Parser]:
+    clips = RecordClip.name, BatchClip.name, *METHODS
+    parsers: dict[str, Parser] = {
+        "rate": real, "sigma": real, "rounds": whole(1), "delta": real, "eps": real,
+        "classes": whole(1), "adjacency": choice(*ADJACENCIES), "clip": choice(*clips),
+        "capacity": whole(1), "records": whole(1), "persons": whole(1),
+        "accountant": choice(*ACCOUNTANTS),
+    }  # fmt: skip
+    return parsers | {name: whole(1) for method in METHODS.values() for name in method.counts}
+
+
+def _central(arguments: Sequence[str]) -> None:
+    keys = parse(arguments, _parsers())
+    method = METHODS.get(keys.get("clip", RecordClip.name))
+    solvable = [name for name in _SOLVABLE if method is None or name not in method.given]
+    missing = [name for name in solvable if name not in keys]
     if missing:
         keys.setdefault("delta", 1e-5)
     elif "delta" not in keys:
@@ -83,17 +110,14 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
             f"{', '.join(missing) or 'none of them'}."
         )
     adjacency = keys.setdefault("adjacency", ADJACENCIES[0])
-    for word, field in (("records", "nominal_records"), ("persons", "clients")):
-        if word in keys:
-            keys[field] = keys.pop(word)
+    for key, argument in (("records", "nominal_records"), ("persons", "clients")):
+        if key in keys:
+            keys[argument] = keys.pop(key)
     if "accountant" in keys:
         keys["accountants"] = [keys.pop("accountant")]
-    table = solve_account(**keys)
-    solved = missing[0]
     rows = [
-        {"accountant": name, solved: f"{value:,.6g}", "library": LIBRARIES[name]}
-        for name, value in table.items()
+        {"accountant": name, missing[0]: f"{value:,.6g}", "library": LIBRARIES[name]}
+        for name, value in solve_account(**keys).items()
     ]
     print(format_table(rows))
     print(f"\nAdjacency: {describe(adjacency)}.")
-    return 0

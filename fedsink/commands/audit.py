@@ -4,39 +4,32 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from fedsink.audit.dp_sinkhorn import DPSinkhornAudit
 from fedsink.audit.finding import Finding
-from fedsink.audit.gs_wgan import audit_critics
-from fedsink.audit.ldp import audit_local, line_plan
-from fedsink.audit.one_run import audit_one_run
-from fedsink.audit.schema import audit_critic_schema, audit_schema
-from fedsink.audit.transcripts import audit_transcripts
-from fedsink.commands.keys import parse, real, whole
+from fedsink.audit.gs_wgan import GSWGANAudit
+from fedsink.audit.method import MethodAudit
+from fedsink.audit.privatize_once import PrivatizeOnceAudit
+from fedsink.commands.keys import Parser, parse, parsers_of, whole
 from fedsink.errors import ConfigError
 from fedsink.evaluation import format_table
 from fedsink.privacy import (
-    LOCAL_MECHANISMS,
-    BatchClip,
-    Clip,
-    CriticClip,
-    JointSchedule,
-    LaplaceMechanism,
-    PrivacyPlan,
-    RecordClip,
     ReproducibleKey,
-    local_mechanism,
 )
-from fedsink.privacy.adjacency import ADD_REMOVE
+from fedsink.registry import Registry
 from fedsink.reporting.output_files import write_atomic
 
-HELP = """Usage: fedsink audit mode=central [eps=1] [delta=1e-5] [rounds=4] [rate=0.2] [clip=record]
-                                  [trials=4000] [canaries=1000]
-       fedsink audit mode=central clip=critic [critics=4] [adjacency=add-remove] [eps=1]
-                                  [delta=1e-5] [rounds=4] [trials=4000]
-       fedsink audit mode=ldp [mechanism=laplace] [eps=1] [delta=1e-5] [trials=10000]
+METHODS: Registry[type[MethodAudit]] = Registry(
+    "method",
+    {method.name: method for method in (DPSinkhornAudit, GSWGANAudit, PrivatizeOnceAudit)},
+)
+"""The methods that can be audited, in the order of the help."""
+
+_HELP = """Usage: {usage}
        and for all [confidence=0.95] [seed=0] [json=FILE]
 
 Runs the clients' own code on canaries and prints the ε that their replies exclude (a lower bound,
@@ -44,143 +37,88 @@ each with the given confidence) beside the ε that is claimed (an upper bound). 
 exceeds a claim, or a reply holds more than its noised gradient. A bound below the claim refutes
 nothing and proves no privacy. "most" is the largest bound that so few trials could prove.
 
-mode=central  σ is solved from eps, rate and rounds. clip=record, clip=batch or clip=critic.
-  transcripts `trials` runs with and as many without one worst-case record, at the plan's rate and
-              at rate 1 with the same σ; the time grows with trials·rounds.
-  threshold   log((TPR − δ)/FPR) and its mirror image, Clopper–Pearson; needs no assumption, and
-              many trials: it is weak for Gaussian noise.
-  Gaussian    Φ⁻¹(TPR) − Φ⁻¹(FPR) against μ = √rounds/σ: exact at rate 1, finds small faults.
-  1 run       each of `canaries` records is in by a toss; Steinke, Nasr, Jagielski (2023),
-              Theorem 5.2. Weak with clip=batch, where all canaries share one bound.
-clip=critic   the critics of strategy=gs_wgan, each asked with probability `rate` (default 1):
-              adjacency=add-remove, replace-one, user or client. A change of one critic's records
-              turns its gradient round, all 2C. Runs are told apart along the known difference,
-              and along a direction that half of them show.
-mode=ldp      uploads of two records a diameter apart; mechanism=laplace or mechanism=gaussian.
+mode=central  σ is solved from eps, rate and rounds. {clips}.
+{explanations}
 
-Example: fedsink audit mode=central eps=1 rate=1 clip=batch
-         fedsink audit mode=central eps=10 clip=critic critics=20"""
-
-_COMMON = {"mode", "confidence", "seed", "json", "eps", "delta", "trials"}
-_OF_CRITICS = {"critics", "adjacency"}
-_OF_MODE = {
-    "central": {"rounds", "rate", "clip", "canaries"} | _OF_CRITICS,
-    "ldp": {"mechanism"},
-}
-_CLIPS: dict[str, Clip] = {"record": RecordClip(1.0), "batch": BatchClip(1.0)}
+Example: {examples}"""
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Print the table; 1 where a claim is refuted."""
     if not arguments or {"-h", "--help"} & set(arguments):
-        print(HELP)
+        print(_help())
         return 0
-    keys = parse(
-        arguments,
-        {
-            "mode": str, "eps": real, "delta": real, "rounds": whole(1), "rate": real, "clip": str,
-            "mechanism": str, "critics": whole(1), "adjacency": str, "trials": whole(8),
-            "canaries": whole(2), "confidence": real, "seed": whole(0), "json": _writable,
-        },
-    )  # fmt: skip
-    mode = keys.pop("mode", None)
-    if mode not in _OF_MODE:
-        raise ConfigError(f"mode must be central or ldp, received {mode!r}: add mode=central.")
-    for name in keys:
-        if name not in _COMMON | _OF_MODE[mode]:
-            raise ConfigError(f"{name} has no meaning with mode={mode}: leave it out.")
-    file = keys.pop("json", None)
-    seed = keys.pop("seed", 0)
-    keys.setdefault("confidence", 0.95)
-    audit = _local if mode == "ldp" else _critics if _of_critics(keys) else _central
-    plan, findings, leaks = audit(keys, ReproducibleKey(seed))
-    print(format_table([_row(finding) for finding in findings]))
-    for finding in findings:
+    keys = parse(arguments, _parsers())
+    mode, seed, file = keys.pop("mode", None), keys.pop("seed", 0), keys.pop("json", None)
+    result = _method(mode, keys)(**keys).run(ReproducibleKey(seed))
+    leaks = result.leaks or ()
+    print(format_table([_row(finding) for finding in result.findings]))
+    for finding in result.findings:
         if finding.unresolved:
             print(
                 f"{finding.audited} ({finding.method}) cannot refute ε = {finding.claim:.3g}: the "
                 f"most they could prove is {finding.resolution:.3g}."
             )
-    if mode == "central":
+    if result.leaks is not None:
         print(f"Replies hold {'more than' if leaks else 'nothing but'} their noised gradient.")
     if file is not None:
-        record = {
+        stored = {
             "mode": mode,
-            "plan": plan,
+            "plan": result.plan,
             "seed": seed,
-            "findings": [finding.to_dict() for finding in findings],
+            "findings": [finding.to_dict() for finding in result.findings],
             "leaks": list(leaks),
         }
-        write_atomic(file, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
-    return _verdict(findings, leaks)
+        write_atomic(file, (json.dumps(stored, indent=1, ensure_ascii=False) + "\n").encode())
+    return _verdict(result.findings, leaks)
 
 
-def _of_critics(keys: dict[str, Any]) -> bool:
-    """Whether the audit is of critics; refuses what has no meaning for its clip."""
-    critics = keys.get("clip") == CriticClip.name
-    if wrong := keys.keys() & ({"canaries"} if critics else _OF_CRITICS):
-        raise ConfigError(
-            f"{min(wrong)} has no meaning with clip={keys.get('clip', 'record')}: leave it out."
-        )
-    return critics
-
-
-def _critics(
-    keys: dict[str, Any], key: ReproducibleKey
-) -> tuple[dict[str, Any], list[Finding], tuple[str, ...]]:
-    critics = keys.get("critics", 4)
-    plan = PrivacyPlan.solve(
-        eps=keys.get("eps", 1.0),
-        rate=keys.get("rate", 1.0),
-        rounds=keys.get("rounds", 4),
-        delta=keys.get("delta", 1e-5),
-        clip=CriticClip(0.1, critics),
-        schedule=JointSchedule(),
-        adjacency=keys.get("adjacency", ADD_REMOVE),
+def _help() -> str:
+    methods = METHODS.values()
+    *clips, last = [f"clip={clip}" for method in methods for clip in method.clips]
+    commands = [f"fedsink audit {example}" for method in methods for example in method.examples]
+    return _HELP.format(
+        usage="\n       ".join(f"fedsink audit {method.usage}" for method in methods),
+        clips=f"{', '.join(clips)} or {last}",
+        explanations="\n".join(method.explanation for method in methods),
+        examples="\n         ".join(commands),
     )
-    findings = audit_critics(
-        plan,
-        key,
-        critics=critics,
-        trials=keys.get("trials", 4000),
-        confidence=keys["confidence"],
-    )
-    return plan.to_dict(), findings, audit_critic_schema(plan, key, critics=critics)
 
 
-def _central(
-    keys: dict[str, Any], key: ReproducibleKey
-) -> tuple[dict[str, Any], list[Finding], tuple[str, ...]]:
-    clip = keys.get("clip", "record")
-    if clip not in _CLIPS:
-        raise ConfigError(f"clip must be record, batch or critic, received {clip!r}.")
-    plan = PrivacyPlan.solve(
-        eps=keys.get("eps", 1.0),
-        rate=keys.get("rate", 0.2),
-        rounds=keys.get("rounds", 4),
-        delta=keys.get("delta", 1e-5),
-        clip=_CLIPS[clip],
-        schedule=JointSchedule(),
-    )
-    confidence = keys["confidence"]
-    one_run = audit_one_run(plan, key, canaries=keys.get("canaries", 1000), confidence=confidence)
-    trials = keys.get("trials", 4000)
-    transcripts = audit_transcripts(plan, key, trials=trials, confidence=confidence)
-    return plan.to_dict(), [*transcripts, one_run], audit_schema(plan, key)
+def _parsers() -> dict[str, Parser]:
+    """The parsers of the keys of all methods."""
+    parsers: dict[str, Parser] = {"mode": str}
+    for method in METHODS.values():
+        parsers |= parsers_of(method)
+    return parsers | {"seed": whole(0), "json": _writable}
 
 
-def _local(
-    keys: dict[str, Any], key: ReproducibleKey
-) -> tuple[dict[str, Any], list[Finding], tuple[str, ...]]:
-    mechanism = keys.get("mechanism", LaplaceMechanism.name)
-    pure = mechanism in LOCAL_MECHANISMS and not local_mechanism(mechanism).needs_delta
-    if pure and "delta" in keys:
-        raise ConfigError(f"delta has no meaning with mechanism={mechanism}: it is pure ε.")
-    delta = 0.0 if pure else keys.get("delta", 1e-5)
-    plan = line_plan(mechanism, keys.get("eps", 1.0), delta)
-    trials = keys.get("trials", 10_000)
-    findings = audit_local(plan, key, trials=trials, confidence=keys["confidence"])
-    return plan.to_dict(), findings, ()
+def _method(mode: str | None, keys: Mapping[str, Any]) -> type[MethodAudit]:
+    """The method of a mode and clip; refuses keys that have no meaning for it."""
+    methods = [method for method in METHODS.values() if method.mode == mode]
+    if not methods:
+        modes = " or ".join(dict.fromkeys(method.mode for method in METHODS.values()))
+        raise ConfigError(f"mode must be {modes}, received {mode!r}: add mode=central.")
+    _refuse_others(keys, methods, f"mode={mode}")
+    by_clip = {clip: method for method in methods for clip in method.clips}
+    if not by_clip:
+        return methods[0]
+    *others, last = by_clip
+    clip = keys.get("clip", next(iter(by_clip)))
+    if clip not in by_clip:
+        raise ConfigError(f"clip must be {', '.join(others)} or {last}, received {clip!r}.")
+    _refuse_others(keys, [by_clip[clip]], f"clip={clip}")
+    return by_clip[clip]
+
+
+def _refuse_others(
+    keys: Mapping[str, Any], methods: Sequence[type[MethodAudit]], choice: str
+) -> None:
+    """Refuse a key that none of the methods has."""
+    known = {field.name for method in methods for field in fields(method)}
+    for name in keys:
+        if name not in known:
+            raise ConfigError(f"{name} has no meaning with {choice}: leave it out.")
 
 
 def _row(finding: Finding) -> dict[str, object]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fedsink.commands.keys import choice, flag, parse, whole
 from fedsink.errors import ConfigError
 from fedsink.evaluation.classifiers import OPTIONS
-from fedsink.simulation.evaluate import SUITES, evaluate_run
+from fedsink.simulation.run_figures import SUITES, evaluate_run
 
 HELP = """Usage: fedsink evaluate run=DIR [suite=fast|paper|full] [n=…] [runs=5] [seed=0]
                         [classifiers=ours|published] [threads=…] [reference=…]

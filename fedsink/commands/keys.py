@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
 
 from fedsink.errors import ConfigError
 from fedsink.registry import did_you_mean
@@ -82,6 +83,19 @@ def real(text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"expected a number, received {text!r}") from None
+
+
+def parsers_of(kind: Any) -> dict[str, Parser]:
+    """The parsers of a dataclass's fields: numbers, whole numbers from a `minimum` on, text."""
+    types = get_type_hints(kind)
+    parsers: dict[str, Parser] = {}
+    for field in fields(kind):
+        of_field = get_args(types[field.name]) or (types[field.name],)
+        if int in of_field:
+            parsers[field.name] = whole(field.metadata["minimum"])
+        else:
+            parsers[field.name] = real if float in of_field else str
+    return parsers
 
 
 def flag(text: str) -> bool:

@@ -133,7 +133,7 @@ def _checked_sweep(keys: Sequence[str], flags: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: a run would be refused; the message says which.
     """
-    from fedsink.simulation.simulate import check
+    from fedsink.simulation.simulated_run import check
 
     runs = sweep_of(keys)
     if set(flags) - {"-m", "--multirun"}:
@@ -172,7 +172,7 @@ def _task(
 
     def task(config: DictConfig) -> None:
         from fedsink.server.loop import InterruptedRunError
-        from fedsink.simulation.simulate import start
+        from fedsink.simulation.simulated_run import start
 
         hydra = HydraConfig.get()
         folder = Path(hydra.runtime.output_dir)
@@ -199,7 +199,7 @@ def _resume(path: str, others: list[str], debug: bool) -> None:
             f"resume={path} uses the configuration stored in that folder: leave out "
             f"{' '.join(others)}."
         )
-    from fedsink.simulation.simulate import resume
+    from fedsink.simulation.simulated_run import resume
 
     print(resume(Path(path).expanduser().resolve(), debug=debug))
 

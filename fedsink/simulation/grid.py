@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from fedsink.flower_internals import SERVER_NODE, Run, become, empty_run, set_message_id
 from fedsink.protocol.exchange import Exchange
-from fedsink.simulation.partial import Partial, reduction
+from fedsink.simulation.partial_sums import PartialSum, combine
 
 _FIRST_NODE = 1000
 
@@ -38,23 +38,23 @@ class SimulationGrid(Grid):
         """Deliver messages to their clients and return the replies, in any order."""
 
     def adds_up(self, message_type: str) -> bool:
-        """Whether `partials` answers messages of this type."""
+        """`partial_sums` answers messages of this type."""
         return False
 
-    def partials(self, exchange: Exchange) -> list[list[Partial]]:
-        """What the cohorts' replies add up to: for each cohort one for each broadcast."""
+    def partial_sums(self, exchange: Exchange) -> list[list[PartialSum]]:
+        """The sums of the clients' replies: for each process one for each broadcast."""
         raise NotImplementedError
 
     @abstractmethod
     def keep(self, round: int) -> None:
-        """Keep what the clients remember after this round, beside the server's checkpoint."""
+        """Store the clients' states after this round, to belong to the server's checkpoint."""
 
     def roster(self) -> Mapping[int, int]:
-        """Client number → node id: nobody needs to be asked."""
+        """Client number → node id, known without asking the nodes."""
         return self._roster
 
     def close(self) -> None:
-        """Give back what the grid holds."""
+        """End the processes and free the memory of the grid."""
 
     @property
     def run(self) -> Run:
@@ -99,12 +99,12 @@ class SimulationGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push and pull; or the sums of the replies, where no more was asked for.
+        """Replies to the messages, or their sums where the strategy needs only these.
 
         Execution is synchronous, so there is nothing to time out.
         """
         if isinstance(messages, Exchange) and self.adds_up(messages.message_type):
-            return reduction(self.partials(messages))
+            return combine(self.partial_sums(messages))
         return self.pull_messages(self.push_messages(messages))
 
 

@@ -31,7 +31,7 @@ def small(*keys: str) -> list[str]:
 _MANY = """
 import contextlib, io, json, os, sys, traceback
 from pathlib import Path
-import fedsink.simulation.simulate, fedsink.pages.report_page, hydra
+import fedsink.simulation.simulated_run, fedsink.pages.report_page, hydra
 from fedsink.cli import main
 
 def outcome(folder, arguments):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fedsink.audit import dp_sinkhorn
 from fedsink.audit.finding import Finding
-from fedsink.commands import audit
 from fedsink.commands.audit import run
 from fedsink.errors import ConfigError, PrivacyError
 
@@ -92,8 +92,10 @@ def test_a_refuted_claim_is_exit_1_and_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finding = Finding("80 transcripts, q = 1", "threshold", 1.0, 2.5, 0.95, 6.0)
-    monkeypatch.setattr(audit, "audit_transcripts", lambda *_, **__: [finding])
-    monkeypatch.setattr(audit, "audit_schema", lambda *_: ("The reply holds fields['batch'].",))
+    monkeypatch.setattr(dp_sinkhorn, "audit_transcripts", lambda *_, **__: [finding])
+    monkeypatch.setattr(
+        dp_sinkhorn, "audit_schema", lambda *_: ("The reply holds fields['batch'].",)
+    )
     assert run(_QUICK) == 1
     said = capsys.readouterr()
     assert (

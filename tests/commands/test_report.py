@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsink.simulation.simulate import resume
+from fedsink.simulation.simulated_run import resume
 
 from .conftest import SMALL, WITH_PAGE, Outcome, run_many
 

@@ -11,8 +11,8 @@ from fedsink.configuration import Configuration, Paper
 from fedsink.errors import ConfigError
 from fedsink.privacy import PrivacyPlan, UnprotectedPlan
 from fedsink.server.compose import compose_config
-from fedsink.simulation.identity_of_run import RunIdentity
-from fedsink.simulation.simulate import configure
+from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.simulated_run import configure
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.values import leaves
 

@@ -19,9 +19,9 @@ from fedsink.deployment.deployed_run import DeployEngine
 from fedsink.server.compose import compose_config
 from fedsink.server.loop import LoopSettings
 from fedsink.server.running import ServerSettings
-from fedsink.simulation.identity_of_run import RunIdentity
-from fedsink.simulation.settings import EngineSettings
-from fedsink.simulation.simulate import configure
+from fedsink.simulation.engine import EngineSettings
+from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.simulated_run import configure
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings

@@ -30,7 +30,7 @@ from fedsink.data import sources
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.server.compose import compose_config
 from fedsink.server.finished import open_run
-from fedsink.simulation.simulate import start
+from fedsink.simulation.simulated_run import start
 from fedsink.values import leaves
 
 from ..support import picture_files

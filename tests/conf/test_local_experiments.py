@@ -11,8 +11,8 @@ import pytest
 from fedsink.clients.node import close_nodes
 from fedsink.data import sources
 from fedsink.server.compose import compose_config
-from fedsink.simulation.identity_of_run import RunIdentity
-from fedsink.simulation.simulate import configure, start
+from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.simulated_run import configure, start
 from fedsink.strategies.privatize_once.settings import LOSSES, PrivatizeOnceSettings
 
 

@@ -12,7 +12,7 @@ import pytest
 from fedsink.clients.node import close_nodes
 from fedsink.data import sources
 from fedsink.server.compose import compose_config
-from fedsink.simulation.simulate import start
+from fedsink.simulation.simulated_run import start
 
 READER = """
 import torch

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fedsink.audit.ldp import line_plan
+from fedsink.audit.privatize_once import line_plan
 from fedsink.clients.node import close_nodes
 from fedsink.commands.account import run as account
 from fedsink.privacy import local_mechanism
 from fedsink.server.compose import compose_config
-from fedsink.simulation.simulate import start
+from fedsink.simulation.simulated_run import start
 
 MODULE = '''
 """Laplace noise, and what is noised is rounded to a grid: post-processing."""

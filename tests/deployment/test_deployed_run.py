@@ -29,7 +29,7 @@ from fedsink.server import checkpoint
 from fedsink.server.compose import compose_config, stored_config
 from fedsink.server.folder import RunFolder
 from fedsink.simulation.grid import client_of, node_of
-from fedsink.simulation.local import LocalGrid
+from fedsink.simulation.virtual_clients import LocalGrid
 
 from ..support.policies import DIGITS, limits, policy
 

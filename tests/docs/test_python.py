@@ -16,7 +16,7 @@ from fedsink.conf.acting import composed_run
 from fedsink.conf.loading import as_overrides, groups
 from fedsink.data import sources
 from fedsink.errors import DataError
-from fedsink.simulation.simulate import start
+from fedsink.simulation.simulated_run import start
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 SHORT = ("clients=2", "engine=local", "report.pictures=0", "report.html=false")

@@ -12,8 +12,8 @@ from fedsink.data.spec import DataSpec
 from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.server.compose import compose_config, store_config
 from fedsink.server.folder import RunFolder
-from fedsink.simulation.identity_of_run import RunIdentity
-from fedsink.simulation.simulate import configure, kind_of_noise
+from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.simulated_run import configure, kind_of_noise
 
 from .small_runs import evaluated, make
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from fedsink.server.compose import compose_config
-from fedsink.simulation.simulate import start
+from fedsink.simulation.simulated_run import start
 
 RUNS = {
     "a0": ("seed=0", "eps=10"),

@@ -13,7 +13,7 @@ from fedsink.errors import CheckpointError
 from fedsink.pages.report_page import report_at_end, write_report
 from fedsink.server.compose import compose_config, store_config
 from fedsink.server.folder import RunFolder
-from fedsink.simulation.simulate import start
+from fedsink.simulation.simulated_run import start
 
 from .conftest import PLACES, SMALL, Begin, hostile_places
 from .reading import Page

@@ -70,7 +70,7 @@ def test_losses_are_together_only_where_they_are_the_same_quantity(
     runs: Path, tmp_path: Path
 ) -> None:
     from fedsink.server.compose import compose_config
-    from fedsink.simulation.simulate import start
+    from fedsink.simulation.simulated_run import start
 
     small = ["engine=local", "clients=2", "rounds=3", "report.pictures=0", "seed=0", "eps=10"]
     other = start(compose_config([*small, "strategy.optimizer.lr=1e-2"]), tmp_path / "other")

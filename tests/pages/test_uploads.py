@@ -15,9 +15,9 @@ from fedsink.server.compose import compose_config, store_config
 from fedsink.server.folder import RunFolder
 from fedsink.server.recorded import RecordedRun
 from fedsink.server.running import run_server
-from fedsink.simulation.identity_of_run import RunIdentity
-from fedsink.simulation.local import LocalGrid
-from fedsink.simulation.simulate import configure, kind_of_noise
+from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.simulated_run import configure, kind_of_noise
+from fedsink.simulation.virtual_clients import LocalGrid
 
 from .conftest import SMALL, Begin
 

@@ -19,7 +19,7 @@ from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.server.running import ServerSettings
-from fedsink.simulation.local import LocalGrid
+from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings

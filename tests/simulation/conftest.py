@@ -9,9 +9,9 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from fedsink.clients.node import close_nodes
-from fedsink.simulation.identity_of_run import RunIdentity
-from fedsink.simulation.settings import RunSettings
-from fedsink.simulation.simulate import configure
+from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.run_settings import RunSettings
+from fedsink.simulation.simulated_run import configure
 
 from ..support.policies import CENTRAL, DIGITS, limits, policy
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedsink.simulation.simulate import start
+from fedsink.simulation.simulated_run import start
 from fedsink.transport import backends
 
 from ..support.compiler import needs_compiler

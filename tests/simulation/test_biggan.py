@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from fedsink.models import load
 from fedsink.server.finished import open_run
 from fedsink.server.folder import RunFolder
-from fedsink.simulation.simulate import resume, start
+from fedsink.simulation.simulated_run import resume, start
 
 from .conftest import Compose
 

@@ -10,9 +10,9 @@ import pytest
 
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.privacy import LOCAL_NOISE, NoiseShare, PrivacyPlan, capacity_for
-from fedsink.simulation.identity_of_run import RunIdentity
-from fedsink.simulation.settings import EngineSettings
-from fedsink.simulation.simulate import configure
+from fedsink.simulation.engine import EngineSettings
+from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.simulated_run import configure
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
 from fedsink.values import strictly

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from fedsink.errors import FedsinkError
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.server.folder import RunFolder
-from fedsink.simulation.partial import parts
-from fedsink.simulation.simulate import resume, start
+from fedsink.simulation.partial_sums import divide
+from fedsink.simulation.simulated_run import resume, start
 
 Compose = Callable[..., Any]
 SMALL = (
@@ -116,7 +116,7 @@ def test_a_client_stays_with_its_cohort_from_turn_to_turn(actors: int) -> None:
         asked = {client: 1000 + client for client in range(round % 3, 400, 3)}
         content = Content(None, RecordDict)
         exchange = Exchange("train.gs_wgan", "", [Broadcast(content, asked, (1,))])
-        for owner, share in enumerate(parts(exchange, actors)):
+        for owner, share in enumerate(divide(exchange, actors)):
             for part in share:
                 for client in part.clients:
                     owners.setdefault(client, set()).add(owner)

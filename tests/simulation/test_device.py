@@ -13,7 +13,7 @@ import torch
 
 from fedsink.clients.node import close_nodes
 from fedsink.errors import ConfigError
-from fedsink.simulation.simulate import start
+from fedsink.simulation.simulated_run import start
 
 from .conftest import Compose, Configure
 

@@ -20,8 +20,8 @@ from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.objective import Objective
-from fedsink.simulation.local import LocalGrid
-from fedsink.simulation.simulate import start
+from fedsink.simulation.simulated_run import start
+from fedsink.simulation.virtual_clients import LocalGrid
 
 from .conftest import Compose
 

@@ -14,7 +14,7 @@ from fedsink.data.partition import ByUser
 from fedsink.data.sources import load
 from fedsink.errors import ConfigError, DataError
 from fedsink.server.finished import open_run
-from fedsink.simulation.simulate import resume, start
+from fedsink.simulation.simulated_run import resume, start
 
 from ..support.writers import some, write_hdf5, write_leaf
 from .conftest import Compose, Configure

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedsink.flower_internals import become
 from fedsink.simulation.grid import client_of, node_of
-from fedsink.simulation.local import LocalGrid
+from fedsink.simulation.virtual_clients import LocalGrid
 
 app = ClientApp()
 

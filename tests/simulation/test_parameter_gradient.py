@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedsink.errors import ConfigError
-from fedsink.simulation.simulate import resume, start
+from fedsink.simulation.simulated_run import resume, start
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.parameter_gradient import ParameterGradientSettings
 

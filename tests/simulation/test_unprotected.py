@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.privacy import UnprotectedPlan
-from fedsink.simulation.simulate import resume, start
+from fedsink.simulation.simulated_run import resume, start
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 
 from .conftest import Compose, Configure, write_policy

@@ -15,7 +15,7 @@ from fedsink.models import Generator, build
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.privatize_once import LocalPlan
-from fedsink.simulation.local import LocalGrid
+from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn

@@ -17,20 +17,19 @@ from fedsink.data.sources import give, load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import FedsinkError
 from fedsink.protocol.exchange import Content
-from fedsink.simulation.ray.versions import versions
+from fedsink.simulation.ray.node_checks import versions
 
 if TYPE_CHECKING:
-    from fedsink.simulation.cohort import Cohort, Job
-    from fedsink.simulation.partial import Part
+    from fedsink.simulation.partial_sums import Portion
+    from fedsink.simulation.virtual_clients import Cohort, Job
 
 
-class Asked(NamedTuple):
-    """What all cohorts are sent of one round.
+class Question(NamedTuple):
+    """The part of one round's messages that is sent to all cohorts alike.
 
     Attributes:
-        contents: the distinct contents of its messages, as records, or of its broadcasts, as
-            `Content.said`.
-        passes: what has been charged, where the cohorts have no ledger.
+        contents: the distinct contents of the messages, or `Content.said` of the broadcasts.
+        passes: digests of the uses that are charged, where the cohorts have no ledger.
     """
 
     contents: list[Any]
@@ -40,11 +39,11 @@ class Asked(NamedTuple):
 class Actor:
     """One cohort in a process of its own.
 
-    Before `host` nothing may be asked but `place`, `versions`, `digest` and `hold`: what a cohort
-    is made of is sent to a process that has shown where it is, what it runs and what it reads.
+    Before `host` only `place`, `versions`, `digest` and `hold` may be called: the cohort's key and
+    settings are sent to a process that has shown its node, its versions and its records.
 
-    What comes and goes is pickled, but tensors travel as NumPy arrays: Ray copies these without
-    a detour.
+    Arguments and answers are pickled, except that tensors travel as NumPy arrays, which Ray copies
+    directly.
     """
 
     def __init__(self, debug: bool) -> None:
@@ -58,7 +57,7 @@ class Actor:
         return str(ray.get_runtime_context().get_node_id())
 
     def digest(self, data: DataSpec) -> str:
-        """Read the records here; the digest of all, or an error in words."""
+        """The digest of the records as they are read here, or an error in words."""
         try:
             return load(data).digest()
         except FedsinkError as error:
@@ -69,7 +68,7 @@ class Actor:
         give(data, "train", LabelledData.of_arrays(arrays))
 
     def versions(self) -> dict[str, str]:
-        """What this process runs."""
+        """The versions that this process runs."""
         return versions()
 
     def host(self, build: Callable[[], Cohort]) -> None:
@@ -82,20 +81,20 @@ class Actor:
 
     def answer(self, said: bytes, jobs: list[Job]) -> list[tuple[int, RecordDict | Error]]:
         """Answer messages one by one."""
-        asked: Asked = pickle.loads(said)
-        grant(asked.passes)
-        return self._cohort.answer_jobs(asked.contents, jobs)
+        question: Question = pickle.loads(said)
+        grant(question.passes)
+        return self._cohort.answer_jobs(question.contents, jobs)
 
     def keep(self, said: bytes, rounds: list[int]) -> None:
-        """Keep what this cohort's clients remember after a round."""
+        """Store the states of this cohort's clients after a round."""
         keep_states(rounds[0])
 
-    def add_up(self, said: bytes, parts: Sequence[Part], message_type: str) -> list[Any]:
-        """Answer broadcasts; what `partials` reads."""
-        asked: Asked = pickle.loads(said)
-        grant(asked.passes)
-        received = [Content.received(said) for said in asked.contents]
+    def add_up(self, said: bytes, portions: Sequence[Portion], message_type: str) -> list[Any]:
+        """Answer portions of broadcasts: the values of a `PartialSum` for each."""
+        question: Question = pickle.loads(said)
+        grant(question.passes)
+        received = [Content.received(content) for content in question.contents]
         return [
-            ([(client, values.numpy()) for client, values in p.sums], p.clients, p.failures)
-            for p in self._cohort.add_up(message_type, received, parts)
+            ([(block, values.numpy()) for block, values in p.sums], p.clients, p.failures)
+            for p in self._cohort.add_up(message_type, received, portions)
         ]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsink.errors import ConfigError, PrivacyError
+from fedsink.errors import ConfigError
 
 INLINE = 1 << 20
 """Bytes that a call may carry by itself: Ray's shared memory takes milliseconds each way, and is
 for what is larger."""
-INLINE_OF_OTHERS = 1 << 16
-"""The same in a cluster that others have started, where Ray's own limit is 100 kB."""
+INLINE_JOINED = 1 << 16
+"""Bytes that a call may carry in a cluster that was joined, where Ray's own limit is 100 kB."""
 _PATIENCE = 5.0  # seconds for a head node to take a connection
 
 
@@ -22,10 +22,10 @@ def start(address: str | None, num_cpus: int | None, debug: bool) -> Any:
     """Ray's module, connected.
 
     Args:
-        address: None for an instance of this machine alone, which ends with the process; "auto"
+        address: None for an instance of only this machine, which ends with the process; "auto"
             or "host:port" for a cluster that runs already.
-        num_cpus: CPU cores of an instance of its own; None means all.
-        debug: show what Ray and the actors log.
+        num_cpus: CPU cores of an instance of this machine; None means all.
+        debug: show the logs of Ray and the actors.
 
     Raises:
         ConfigError: there is no such cluster, or this machine is none of its nodes.
@@ -86,8 +86,8 @@ def _refuse_silence(address: str) -> None:
 def share_of_core(cores: int, cohorts: int) -> float:
     """The part of a CPU core that each cohort asks for: a whole one, a half, a third, ...
 
-    Parts of whole cores fit on nodes of any size. Asking for whole cores alone would wait for ever
-    where there are more cohorts than cores.
+    Parts of whole cores fit on nodes of any size. Cohorts that ask for whole cores would wait for
+    ever where there are fewer cores.
     """
     parts = -(-cohorts // max(1, cores))
     # Ray counts in ten-thousandths, and three times a third must not exceed a core.
@@ -95,21 +95,21 @@ def share_of_core(cores: int, cohorts: int) -> float:
 
 
 def room(gpus: float, share: float) -> int:
-    """How many cohorts fit on a node: each holds its share of one GPU, or several whole ones."""
+    """Number of cohorts that fit on a node, each with its share of one GPU, or whole GPUs."""
     if share > 1:
         return int(gpus / share)
     return int(gpus) * int(1 / share + 1e-9)
 
 
-class Places:
+class CohortPlaces:
     """A place for each cohort on the nodes of a Ray instance, spread over them.
 
-    Ray finds other ones for those of a lost node, as soon as there is room.
+    Ray replaces the places of a lost node as soon as there is room elsewhere.
 
     Args:
         ray: the module, connected.
-        clients: how many there are.
-        cohorts: how many places; None means one per CPU core. There are at most as many as clients.
+        clients: number of clients.
+        cohorts: number of places, at most one for each client; None: one per CPU core.
         num_gpus: fraction of a GPU for each cohort.
 
     Raises:
@@ -138,7 +138,7 @@ class Places:
             )
 
     def options(self, place: int) -> dict[str, Any]:
-        """What puts an actor there."""
+        """Ray's options that put an actor at a place."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return {
@@ -150,7 +150,7 @@ class Places:
         }
 
     def shortage(self) -> str:
-        """What each cohort asks for, and what is free, in words."""
+        """The resources that each cohort asks for, and those that are free, in words."""
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         available = self._ray.available_resources()
         free = {name: available.get(name, 0.0) for name in self.resources}
@@ -162,32 +162,6 @@ class Places:
     def close(self) -> None:
         """Give the places back."""
         self._ray.util.remove_placement_group(self._group)
-
-
-def node_in_words(ray: Any, id: str) -> str:
-    """A node by the name of its machine and the start of its id."""
-    names = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
-    return f"The node {names.get(id, 'unknown')} ({id[:8]})"
-
-
-def refuse_strangers(here: str, nodes: Collection[str]) -> None:
-    """Refuse to send a secret in the clear.
-
-    Args:
-        here: the id of the driver's node.
-        nodes: the ids of those that it would be sent to.
-
-    Raises:
-        PrivacyError: some are others, and Ray does not encrypt.
-    """
-    encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
-    others = set(nodes) - {here}
-    if others and not encrypted:
-        raise PrivacyError(
-            f"The run's secret noise key would travel unencrypted to {len(others)} other nodes of "
-            "the Ray cluster: give seed=, or use a cluster with TLS (RAY_USE_TLS=1, "
-            "docs/cluster.md)."
-        )
 
 
 def _words(resources: Mapping[str, float]) -> str:

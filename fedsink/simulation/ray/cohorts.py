@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from fedsink.errors import ClientError
 from fedsink.simulation.ray.actor import Actor
-from fedsink.simulation.ray.cluster import Places, first_line, node_in_words, refuse_strangers
-from fedsink.simulation.ray.records import Records
-from fedsink.simulation.ray.versions import refuse_others
+from fedsink.simulation.ray.cluster import CohortPlaces, first_line
+from fedsink.simulation.ray.node_checks import (
+    NodeRecords,
+    node_in_words,
+    refuse_unencrypted,
+    refuse_versions,
+)
 
 if TYPE_CHECKING:
-    from fedsink.simulation.cohort import Cohort
+    from fedsink.simulation.virtual_clients import Cohort
 
 log = logging.getLogger("fedsink.simulation")
 
@@ -23,10 +27,10 @@ _PAUSE = 0.2  # seconds before an actor that died at once is replaced again
 
 
 class _LostError(Exception):
-    """Some of those that were asked are gone.
+    """Some of the actors that were asked are gone.
 
     Args:
-        answers: of the others, by place.
+        answers: of the other actors, by place.
         errors: Ray's, by place.
     """
 
@@ -36,30 +40,30 @@ class _LostError(Exception):
 
 
 class Cohorts:
-    """One actor for each place. They are first waited for when they are first asked.
+    """One actor for each place. The first question waits until they have started.
 
     Args:
         ray: the module, connected.
         places: of the cohorts.
         build: makes the cohort, in the actor's process; picklable.
-        versions: what every node must run; None where they all have this process's files.
-        records: what the cohorts compute from; None where they read no data of a source.
-        secret: whether `build` holds what only this node, or a cluster with TLS, may be sent.
+        versions: those that every node must have; None where all run this process's files.
+        records: of the clients; None where the nodes need not be compared.
+        secret: `build` holds a key, which only this node, or a cluster with TLS, may be sent.
         timeout: seconds to wait for answers; None waits for ever.
-        revive_seconds: how long to wait until actors have started.
-        revivals: how often one question is asked again because actors were lost.
-        inline: how many bytes a question may carry by itself; more go through Ray's memory.
-        debug: print what clients log.
+        revive_seconds: time to wait until actors have started.
+        revivals: number of times that one question is asked again because actors were lost.
+        inline: bytes that a question may carry by itself; a larger one goes through Ray's memory.
+        debug: print the clients' logs.
     """
 
     def __init__(
         self,
         ray: Any,
-        places: Places,
+        places: CohortPlaces,
         build: Callable[[], Cohort],
         *,
         versions: Mapping[str, str] | None,
-        records: Records | None,
+        records: NodeRecords | None,
         secret: bool,
         timeout: float | None,
         revive_seconds: float,
@@ -89,7 +93,7 @@ class Cohorts:
         return len(self.actors)
 
     def ask(self, method: str, shared: Any, work: Sequence[Sequence[Any]], *more: Any) -> list[Any]:
-        """Call a method of every actor that has work; an empty answer for each other one.
+        """Call a method of every actor that has work; the answer of each other one is empty.
 
         Args:
             method: of `Actor`.
@@ -134,8 +138,8 @@ class Cohorts:
         """The answers to calls by their place.
 
         Raises:
-            _LostError: some will never come.
-            ClientError: some did not come in time.
+            _LostError: actors are gone.
+            ClientError: actors did not answer in time.
         """
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
 
@@ -148,7 +152,7 @@ class Cohorts:
             try:
                 return dict(zip(calls, get(list(calls.values())), strict=True))
             except self._gone:
-                pass  # one `get` for each tells whose
+                pass  # a `get` for each call tells which actors are gone
             for place, call in calls.items():
                 try:
                     answers[place] = get(call)
@@ -167,10 +171,10 @@ class Cohorts:
             self.actors[place] = self._new(place)
 
     def _start(self, places: Collection[int]) -> None:
-        """Wait for new actors, see what they run, and have them build their cohorts.
+        """Wait for new actors, check their nodes, and have them build their cohorts.
 
         Raises:
-            ClientError: they have no place within the time for that, died, or cannot be used.
+            ClientError: they found no place in time, died, or cannot be used.
             PrivacyError: a secret would be sent to other nodes in the clear.
         """
         deadline = time.monotonic() + self._revive_seconds
@@ -181,12 +185,12 @@ class Cohorts:
                     self._compare(nodes, self._versions)
                 if self._secret:
                     here = self._ray.get_runtime_context().get_node_id()
-                    refuse_strangers(here, nodes.values())
+                    refuse_unencrypted(here, nodes.values())
                 if self._records is not None:
                     self._hand_out(nodes, self._records)
                 self._host(places)
                 return
-            except _LostError as lost:  # a node that is going down may have been given some
+            except _LostError as lost:  # Ray may have put actors on a node that is going down
                 if time.monotonic() > deadline:
                     raise _died() from lost
                 time.sleep(_PAUSE)
@@ -219,13 +223,13 @@ class Cohorts:
             raise
 
     def _compare(self, nodes: Mapping[int, str], versions: Mapping[str, str]) -> None:
-        """Refuse nodes that do not run what this process runs."""
+        """Refuse nodes that have other versions than this process."""
         calls = {place: self.actors[place].versions.remote() for place in nodes}
         for place, there in self._received(calls).items():
-            refuse_others(node_in_words(self._ray, nodes[place]), versions, there)
+            refuse_versions(node_in_words(self._ray, nodes[place]), versions, there)
 
-    def _hand_out(self, nodes: Mapping[int, str], records: Records) -> None:
-        """Have new actors come by the records; refuses nodes that have others."""
+    def _hand_out(self, nodes: Mapping[int, str], records: NodeRecords) -> None:
+        """Have new actors read or take the records; refuses nodes that have others."""
         calls = {place: records.call(self.actors[place]) for place in nodes}
         answers = self._received(calls)
         records.check({node_in_words(self._ray, nodes[p]): a for p, a in answers.items()})

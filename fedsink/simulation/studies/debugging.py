@@ -1,4 +1,4 @@
-"""The debugging task of Chen et al. 2020: two generators show what a classifier stumbles over."""
+"""The debugging task of Chen et al. 2020: two generators show why a classifier fails."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Debugging(Study):
 
     Attributes:
         clean: a client is clean from this accuracy on, in [0, 1].
-        suspect: and a suspect up to this one, below `clean`.
+        suspect: a client is a suspect up to this accuracy, below `clean`.
         pictures: drawn from each generator for the report.
         seed: public seed of the classifier and of these pictures.
 
@@ -203,7 +203,7 @@ def auc(high: Tensor, low: Tensor) -> float:
 
 
 def _inverted_clients(run: FinishedRun) -> list[int]:
-    """The clients with inverted pictures, which a simulation alone knows."""
+    """The clients with inverted pictures, which only a simulation knows."""
     inverted: list[int] = json.loads(run.folder.partition.read_text())["corrupted"]
     return inverted
 

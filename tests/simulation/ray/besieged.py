@@ -25,12 +25,11 @@ from fedsink.clients.node import close_nodes
 from fedsink.server.compose import compose_config
 from fedsink.server.folder import RunFolder
 from fedsink.server.running import server_app
-from fedsink.simulation.cohort import fedsink_apps
 from fedsink.simulation.grid import SimulationGrid, client_context
-from fedsink.simulation.identity_of_run import RunIdentity
-from fedsink.simulation.local import LocalGrid
-from fedsink.simulation.ray.grid import RayGrid
-from fedsink.simulation.simulate import configure
+from fedsink.simulation.ray.ray_grid import RayGrid
+from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.simulated_run import configure
+from fedsink.simulation.virtual_clients import LocalGrid, fedsink_apps
 
 ROUNDS, KILLS, CLIENTS = 40, 10, 6
 OVERRIDES = (f"rounds={ROUNDS}", f"clients={CLIENTS}", "strategy.schedule=joint")

@@ -14,7 +14,7 @@ import pytest
 
 from fedsink.errors import ClientError
 from fedsink.server.folder import RunFolder
-from fedsink.simulation.simulate import resume, start
+from fedsink.simulation.simulated_run import resume, start
 
 from ..conftest import Compose
 from .nodes import Nodes

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray.util import get_node_ip_address
 
+from fedsink.clients.settings import NodeSettings
 from fedsink.errors import PrivacyError
 from fedsink.privacy import SecretKey
-from fedsink.simulation.ray.cluster import refuse_strangers
-from fedsink.simulation.ray.lending import Lending
-from fedsink.simulation.simulate import start
+from fedsink.server.running import server_app
+from fedsink.simulation.grid import SimulationGrid, client_context
+from fedsink.simulation.ray.actor import Actor
+from fedsink.simulation.ray.node_checks import refuse_unencrypted
+from fedsink.simulation.ray.ray_grid import DriverAdmission, RayGrid, cohort_of
+from fedsink.simulation.simulated_run import start
+from fedsink.simulation.virtual_clients import fedsink_apps
 
 from ..conftest import Compose, Configure, write_policy
 from .nodes import Nodes
@@ -30,7 +38,7 @@ def test_no_file_of_this_disk_is_named_to_other_machines(
     key_file = tmp_path / "key"
     key = SecretKey.create(key_file, "run")
     node = replace(configured().node, key_file=key_file, ledger=tmp_path / "run.sqlite")
-    lent = Lending(node).settings
+    lent = DriverAdmission(node).settings
     assert lent.lent == key
     assert (lent.key_file, lent.ledger, lent.policy) == (None, None, None)
 
@@ -41,7 +49,57 @@ def test_what_must_be_stored_here_is_not_answered_elsewhere(
 ) -> None:
     override = f"policy={write_policy(tmp_path)}" if kept == "policy=" else kept
     with pytest.raises(PrivacyError, match=f"^{kept} keeps its replies on this machine's disk"):
-        Lending(configured("engine=local", override).node)
+        DriverAdmission(configured("engine=local", override).node)
+
+
+class _Cohort:
+    """Stands for the cohorts of a cluster: one in this process, which looks at the ledger first.
+
+    Args:
+        node: settings of the driver.
+        lent: settings of the cohort.
+    """
+
+    def __init__(self, node: NodeSettings, lent: NodeSettings) -> None:
+        self._node = node
+        self._actor = Actor(debug=False)
+        self._actor.host(lambda: cohort_of(fedsink_apps, lent, 1))
+        self.methods: list[str] = []
+        self.committed: list[int] = []
+
+    def __len__(self) -> int:
+        return 1
+
+    def ask(self, method: str, shared: Any, work: Sequence[Any], *more: Any) -> list[Any]:
+        if method == "keep":
+            return [None]
+        with sqlite3.connect(str(self._node.ledger)) as ledger:
+            claims = ledger.execute("SELECT count(*) FROM claims").fetchone()
+        self.methods.append(method)
+        self.committed.append(claims[0])
+        return [getattr(self._actor, method)(pickle.dumps(shared), work[0], *more)]
+
+
+@pytest.mark.parametrize("method", ["add_up", "answer"])
+def test_every_charge_is_committed_before_a_cohort_is_asked(
+    configured: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Of a round that is asked as a whole, and of messages one by one."""
+    clients, rounds = 3, 2
+    settings = configured(f"clients={clients}", f"rounds={rounds}", "strategy.schedule=joint")
+    SecretKey.create(tmp_path / "key", "run")
+    node = replace(settings.node, key_file=tmp_path / "key", ledger=tmp_path / "run.sqlite")
+    grid = RayGrid.__new__(RayGrid)
+    SimulationGrid.__init__(grid, clients)
+    grid._admission = DriverAdmission(node)
+    grid._batched = fedsink_apps(node).batched
+    cohort: Any = _Cohort(node, grid._admission.settings)
+    grid.cohorts = cohort
+    if method == "answer":
+        monkeypatch.setattr(grid, "adds_up", lambda message_type: False)
+    server_app(settings.server)(grid, client_context(0, clients, 1))
+    assert cohort.methods == [method] * rounds
+    assert cohort.committed == [clients * round for round in range(1, 1 + rounds)]
 
 
 @pytest.mark.parametrize("tls", [None, "0", "1", "true"])
@@ -51,14 +109,14 @@ def test_a_key_goes_to_other_nodes_over_tls_alone(
     monkeypatch.delenv("RAY_USE_TLS", raising=False)
     if tls is not None:
         monkeypatch.setenv("RAY_USE_TLS", tls)
-    refuse_strangers("a", ["a", "a"])
+    refuse_unencrypted("a", ["a", "a"])
     if tls in ("1", "true"):
-        refuse_strangers("a", ["a", "b"])
+        refuse_unencrypted("a", ["a", "b"])
         return
     with pytest.raises(
         PrivacyError, match=r"unencrypted to 2 other nodes .* give seed=, or use a cluster with TLS"
     ):
-        refuse_strangers("a", ["a", "b", "b", "c"])
+        refuse_unencrypted("a", ["a", "b", "b", "c"])
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedsink.server.compose import compose_config
-from fedsink.simulation.simulate import start
+from fedsink.simulation.simulated_run import start
 
 SMALL = (
     "experiment=debug_inverted",

@@ -22,7 +22,7 @@ from fedsink.errors import ConfigError, FedsinkError
 from fedsink.server.compose import compose_config, stored_config
 from fedsink.server.finished import open_run
 from fedsink.server.folder import RunFolder
-from fedsink.simulation.simulate import start
+from fedsink.simulation.simulated_run import start
 from fedsink.simulation.studies.debugging import Debugging, auc, border
 
 from ...support.writers import Writers, write_leaf

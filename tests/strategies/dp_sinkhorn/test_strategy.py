@@ -25,7 +25,7 @@ from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest, unpack_
 from fedsink.protocol.errors import FAILED, REFUSED
 from fedsink.protocol.exchange import Reduction
 from fedsink.server import checkpoint
-from fedsink.simulation.local import LocalGrid
+from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.transport import ConvergedSolver, potential
 

@@ -33,7 +33,7 @@ from fedsink.protocol.errors import REFUSED
 from fedsink.protocol.exchange import Reduction
 from fedsink.protocol.gs_wgan import CriticRequest
 from fedsink.simulation.grid import client_of
-from fedsink.simulation.local import LocalGrid
+from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.gs_wgan.strategy import GSWGAN
 
 Make = Callable[..., GSWGAN]

@@ -1,0 +1,179 @@
+"""The engine that hosts the clients: its settings, and the choice of `engine=auto`.
+
+`chosen_engine` chooses local or ray once, before a run begins, by public numbers only. Ray's
+processes share the clients' work. Against that they take seconds to start, and some milliseconds
+for each message there and back. Measured on two cores of one machine by
+`benchmarks/simulation_rounds.py engines`; the table is in docs/cluster.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Literal, Self
+
+import torch
+
+from fedsink.environment import device_named
+from fedsink.errors import ConfigError
+from fedsink.protocol.tree_sum import BLOCK
+from fedsink.server.running import ServerEngine
+from fedsink.strategies.strategy_settings import StrategySettings
+from fedsink.values import Config, checks, strictly
+
+_OF_RAY = ("address", "actors", "num_cpus", "num_gpus", "data", "revive_seconds", "timeout")
+_START = 8.0  # seconds until Ray's processes answer, minus those until this one does
+_WAY = 13e-3  # seconds that a message to Ray's processes and back takes longer
+_PER_WORKER = 1e-3  # further seconds of it for every process
+_SHARED = 0.7  # part of the work of other processes that is time saved, at least
+
+
+@dataclass(frozen=True)
+class EngineSettings(ServerEngine):
+    """The engine that hosts the clients, and the hardware that it uses.
+
+    Attributes:
+        name: "auto", "ray", "local" or "flower".
+        timeout: seconds to wait for a round's replies; None: for ever.
+        threads: torch threads of the server and of each client.
+        device: where the generator lives, and the clients of `local`: "cpu" or "cuda".
+        address: Ray cluster to join: "auto" or "host:port"; None: an instance of this machine.
+        actors: Ray cohorts; None: one per CPU core.
+        num_cpus: CPU cores of the Ray instance of this machine (ray) or per client (flower).
+        num_gpus: fraction of a GPU per cohort (ray) or client (flower).
+        data: "path": Ray's actors read the records; "object_store": they share one copy.
+        revive_seconds: time to wait for places for Ray cohorts, at the start or after a loss.
+        chosen: the reason why `engine=auto` took this one; None where a user named it.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    address: str | None = None
+    actors: int | None = None
+    num_cpus: float | None = None
+    num_gpus: float = 0.0
+    data: Literal["path", "object_store"] = "path"
+    revive_seconds: float = 300.0
+    chosen: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.choice("engine.data", self.data, "path", "object_store")
+        checks.positive("engine.revive_seconds", self.revive_seconds)
+        if self.address is not None:
+            self._check_address(self.address)
+        if self.actors is not None:
+            checks.count("engine.actors", self.actors, also="null or ")
+        if self.num_cpus is not None:
+            # Ray counts whole cores of its own; stock Flower deals out fractions of them.
+            whole = partial(checks.number, minimum=1.0)
+            check = checks.positive if self.name == "flower" else whole
+            check("engine.num_cpus", self.num_cpus, also="null or ")
+        gpus = checks.number("engine.num_gpus", self.num_gpus)
+        if gpus > 1 and gpus % 1:  # Ray refuses it
+            raise ConfigError(f"engine.num_gpus must be whole above 1, not {self.num_gpus}.")
+        if self.address is None:  # else Ray knows which nodes have GPUs
+            device_named(self.client_device, f"engine.num_gpus={self.num_gpus:g}")
+
+    def _check_address(self, address: str) -> None:
+        if not re.fullmatch(r"auto|\S+:\d+", str(address)) or "/" in address:
+            raise ConfigError(
+                f"engine.address must be null, auto or host:port, not {address!r}: it is what ray "
+                "start --head said."
+            )
+        if self.num_cpus is not None:
+            raise ConfigError(
+                f"engine.num_cpus={self.num_cpus:g} is for a Ray instance of this machine, and "
+                f"those of engine.address={address} have the cores they were started with: leave "
+                "one of them out."
+            )
+
+    @classmethod
+    def from_config(cls, engine: Config) -> Self:
+        """The engine of a simulation.
+
+        Raises:
+            ConfigError: a key is unknown or missing, or a value out of range.
+        """
+        names = ("auto", "ray", "local", "flower")
+        checks.choice("engine.name", engine.get("name"), *names)
+        return strictly(cls, engine, "engine")
+
+    def stored(self, given: Config) -> Config:
+        """The group `engine` of config.yaml: as it was given, or as `engine=auto` has chosen it.
+
+        Args:
+            given: the group's options in the configuration.
+        """
+        if self.chosen is None:
+            return given
+        of_local = [field.name for field in fields(ServerEngine)]
+        names = of_local if self.name == "local" else given
+        return {name: getattr(self, name) for name in (*names, "chosen")}
+
+    @property
+    def client_device(self) -> str:
+        """Device of the clients: the GPU that they hold, or that of the server in this process."""
+        if self.num_gpus > 0:
+            return "cuda"
+        return self.device if self.name == "local" else "cpu"
+
+
+def chosen_engine(
+    engine: EngineSettings, strategy: StrategySettings, cores: int | None = None
+) -> EngineSettings:
+    """The engine that replaces `engine=auto`, with the reason; any other engine as it is.
+
+    Where clients are on GPUs (`engine.device=cuda`), GPUs are counted instead of cores. That was
+    not measured.
+
+    Args:
+        engine: as it was configured.
+        strategy: the method; its public numbers say how much clients have to do.
+        cores: of this machine; None: those that this process may use.
+    """
+    if engine.name != "auto":
+        return engine
+    stated = [
+        f"engine.{field.name}={value}"
+        for field in fields(engine)
+        if field.name in _OF_RAY and (value := getattr(engine, field.name)) != field.default
+    ]
+    if stated:
+        return replace(engine, name="ray", chosen=f"{', '.join(stated)} is for Ray alone")
+    gpus = torch.cuda.device_count() if engine.device == "cuda" else 0
+    workers = gpus or cores or usable_cores()
+    unit = "GPU" if gpus else "core"
+    found = f"{strategy.clients} clients on {workers} {unit}{'s' if workers > 1 else ''}"
+    saved = seconds_saved(strategy, workers)
+    if saved <= 0:
+        return replace(engine, name="local", chosen=f"{found}, where Ray is not faster")
+    why = f"{found}, where Ray ends about {saved:.0f} s sooner"
+    if gpus:
+        return replace(engine, name="ray", num_gpus=1.0, actors=workers, chosen=why)
+    return replace(engine, name="ray", chosen=why)
+
+
+def seconds_saved(strategy: StrategySettings, workers: int) -> float:
+    """Seconds, estimated with caution, by which a run ends sooner on Ray; negative: later.
+
+    Args:
+        strategy: the method; its public numbers say how much its clients have to do.
+        workers: processes that share the clients.
+    """
+    answers = strategy.clients * strategy.messages
+    together = max(1, answers // strategy.exchanges)
+    blocks = -(-together // BLOCK)  # a block goes to one process as a whole
+    largest = min(together, -(-blocks // workers) * BLOCK) / together
+    shared = _SHARED * (1 - largest) * answers * strategy.message_seconds
+    return shared - strategy.exchanges * (_WAY + workers * _PER_WORKER) - _START
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

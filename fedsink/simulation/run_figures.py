@@ -1,0 +1,238 @@
+"""The figures of a finished run: measured by a suite, and written into its folder."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedsink.data.sources import load
+from fedsink.errors import ConfigError
+from fedsink.evaluation import (
+    accuracies,
+    evaluate,
+    exact_w2,
+    format_table,
+    label_histogram,
+    sliced_w2,
+)
+from fedsink.evaluation.image_quality import fid
+from fedsink.evaluation.inception import load_inception
+from fedsink.evaluation.networks import limit_threads
+from fedsink.evaluation.sets import Labelled, Report
+from fedsink.evaluation.suites import RUNS
+from fedsink.pages.report_page import renew_report
+from fedsink.reporting.output_files import write_atomic, write_json
+from fedsink.server.finished import FinishedRun, open_run
+from fedsink.values import checks, given
+
+SUITES = ("fast", "paper", "full")
+_SMALL = 16 * 16
+
+
+@dataclass(frozen=True, repr=False)
+class Measured:
+    """The figures of an evaluation, shown as a table.
+
+    Attributes:
+        path: of the JSON file, in the run folder.
+        figures: its content.
+        table: the figures as text.
+    """
+
+    path: Path
+    figures: dict[str, Any]
+    table: str
+
+    def __repr__(self) -> str:
+        return self.table
+
+
+def evaluate_run(
+    run: str,
+    *,
+    suite: str = "fast",
+    classifiers: str = "ours",
+    n: int | None = None,
+    runs: int | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    reference: bool | None = None,
+    observation: bool = True,
+    inception: str | Path | None = None,
+    report: Report | None = None,
+) -> Measured:
+    """Draw from a finished run, train on the pictures, test on real ones, and write the figures.
+
+    A report.html in the folder is brought up to date. The figures are computed on real data
+    without privacy: they are for public benchmarks.
+
+    Args:
+        run: the run folder.
+        suite: "fast", "paper" or "full" (docs/evaluation.md).
+        classifiers: "ours"; or "published", in suite "full".
+        n: synthetic images; None: 10000 (fast), or as many as the dataset nominally has.
+        runs: of the suites "paper" and "full"; None: five.
+        seed: of the images and the classifiers.
+        threads: processor threads; None: all cores, and one for pictures of at most 16×16.
+        reference: also measure real training images and class means; None: not in suite "fast".
+        observation: with the run's observation model; without, the files' names end in -bare.
+        inception: a file with the weights of torchvision's Inception v3, for FID in suites "fast"
+            and "full"; None: "full" looks in PyTorch's cache.
+        report: receives lines of text while it is measured.
+
+    Raises:
+        FedsinkError: a value is unknown or belongs to another suite, the folder holds no
+            finished run, or the file other weights.
+    """
+    checks.choice("suite", suite, *SUITES)
+    checks.count("seed", seed, minimum=0)
+    for name, value, minimum in (("n", n, 20), ("runs", runs, 1), ("threads", threads, 1)):
+        if value is not None:
+            checks.count(name, value, minimum=minimum)
+    if suite == "fast" and runs is not None:
+        raise ConfigError("suite=fast has one run; runs= belongs to suite=paper and suite=full.")
+    if suite == "fast" and classifiers != "ours":
+        raise ConfigError(
+            f"suite=fast has three classifiers; classifiers={classifiers} belongs to suite=full."
+        )
+    finished = open_run(run, observed=observation)
+    threads = threads or _threads(finished.data.shape)
+    weights = None if inception is None else Path(inception)
+    started = time.monotonic()
+    if suite == "fast":
+        figures = _fast(finished, n or 10000, seed, threads, bool(reference), weights, report)
+        table = _table(figures)
+    else:
+        options = given({"runs": runs, "reference": reference})
+        figures, table = _suite(
+            finished,
+            suite,
+            n=n or finished.data.nominal_records,
+            seed=seed,
+            classifiers=classifiers,
+            threads=threads,
+            inception=weights,
+            report=report,
+            **options,
+        )
+    figures["observation"] = not finished.observation.changes_nothing
+    figures["seconds"] = round(time.monotonic() - started, 2)
+    parts = [
+        "evaluation",
+        *([] if suite == "fast" else [suite]),
+        *([] if classifiers == "ours" else [classifiers]),
+        *([] if observation else ["bare"]),
+    ]
+    path = finished.folder.path / f"{'-'.join(parts)}.json"
+    write_json(path, figures)
+    if suite != "fast":
+        write_atomic(path.with_suffix(".txt"), f"{table}\n".encode())
+    renew_report(finished.folder.path)
+    return Measured(path, figures, table)
+
+
+def _suite(
+    finished: FinishedRun, suite: str, *, runs: int = RUNS, **options: Any
+) -> tuple[dict[str, Any], str]:
+    if len(finished.data.shape) == 1:
+        raise ConfigError(
+            f"suite={suite} is for images, and the run's data are points; suite=fast measures "
+            "their Wasserstein distances."
+        )
+    evaluation = evaluate(
+        suite,
+        finished.draw,
+        _real(finished, "train"),
+        _real(finished, "test"),
+        classes=len(finished.data.classes),
+        runs=runs,
+        conditional=len(finished.prior) > 1,
+        **options,
+    )
+    return evaluation.to_dict(), evaluation.table()
+
+
+def _real(finished: FinishedRun, split: str) -> Labelled:
+    """All real images of a split, with their labels."""
+    data = load(finished.data, split)
+    return data.take(torch.arange(len(data)))
+
+
+def _fast(
+    finished: FinishedRun,
+    n: int,
+    seed: int,
+    threads: int,
+    reference: bool,
+    inception: Path | None,
+    report: Report | None,
+) -> dict[str, Any]:
+    figures: dict[str, Any] = {"n": n, "seed": seed}
+    if len(finished.data.shape) == 1:
+        return figures | _points(finished, n, seed, inception)
+    classes = len(finished.data.classes)
+    network = None if inception is None else load_inception(inception)
+    synthetic, test = finished.draw(n, seed), _real(finished, "test")
+    if network is not None:
+        with limit_threads(threads):
+            figures["fid"] = fid(network, synthetic[0], test[0], seed)
+    figures |= {
+        "sliced_w2": sliced_w2(synthetic[0].flatten(1), test[0].flatten(1), seed=seed),
+        "label_histogram": label_histogram(synthetic[1], classes),
+        "test_images": len(test[1]),
+    }
+    if len(finished.prior) == 1:
+        return figures
+    figures["classifiers"] = "ours"
+    figures["accuracy"] = accuracies(
+        synthetic, test, classes=classes, seed=seed, threads=threads, progress=report
+    )
+    if reference:
+        figures["real_accuracy"] = accuracies(
+            _real(finished, "train"),
+            test,
+            classes=classes,
+            seed=seed,
+            origin="real training",
+            size=n,
+            threads=threads,
+            progress=report,
+        )
+    return figures
+
+
+def _points(finished: FinishedRun, n: int, seed: int, inception: Path | None) -> dict[str, Any]:
+    if inception is not None:
+        raise ConfigError("inception= is for FID of images, and the run's data are points.")
+    test = load(finished.data, "test")
+    real, _ = test.take(torch.arange(min(n, 2000, len(test.labels))))
+    synthetic, _ = finished.draw(len(real), seed)
+    return {"w2": exact_w2(synthetic, real), "sliced_w2": sliced_w2(synthetic, real, seed=seed)}
+
+
+def _threads(shape: tuple[int, ...]) -> int:
+    """All cores, except for pictures so small that threads would wait for one another."""
+    return os.cpu_count() or 1 if math.prod(shape[1:]) > _SMALL else 1
+
+
+def _table(figures: dict[str, Any]) -> str:
+    rows: list[dict[str, Any]] = []
+    real = figures.get("real_accuracy", {})
+    for name, value in figures.get("accuracy", {}).items():
+        row = {"figure": f"accuracy {name}", "synthetic": f"{100 * value:.1f} %"}
+        if name in real:
+            row["real data"] = f"{100 * real[name]:.1f} %"
+        rows.append(row)
+    for key, name in (("fid", "FID"), ("w2", "W2"), ("sliced_w2", "sliced W2")):
+        if key in figures:
+            rows.append({"figure": name, "synthetic": f"{figures[key]:.4f}"})
+    if "label_histogram" in figures:
+        counts = " ".join(str(count) for count in figures["label_histogram"])
+        rows.append({"figure": "images per class", "synthetic": counts})
+    return format_table(rows)

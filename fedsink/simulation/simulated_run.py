@@ -1,0 +1,261 @@
+"""One simulated run, from settings to a finished run folder."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedsink.clients.app import client_app
+from fedsink.clients.node import close_nodes, deal
+from fedsink.clients.settings import NodeSettings
+from fedsink.configuration import Configuration
+from fedsink.data.partition import manifest
+from fedsink.data.sources import load, notes
+from fedsink.errors import CheckpointError, ConfigError
+from fedsink.pages.report_page import report_at_end
+from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
+from fedsink.reporting.displays import ForgivingStream
+from fedsink.reporting.loggers import require_packages
+from fedsink.server.compose import store_config, stored_config
+from fedsink.server.folder import RunFolder
+from fedsink.server.running import ServerSettings, build_generator, server_app
+from fedsink.simulation.engine import EngineSettings, chosen_engine
+from fedsink.simulation.grid import SimulationGrid, client_context
+from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.run_settings import RunSettings, node_settings
+from fedsink.simulation.virtual_clients import LocalGrid, fedsink_apps
+from fedsink.strategies.methods import settings_of
+from fedsink.values import Config
+
+if TYPE_CHECKING:
+    from fedsink.simulation.studies.study import SingleRuns
+
+_NAMED = 8  # classes of a line on the terminal
+
+
+def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
+    """Run a resolved configuration, of a run or of a study, in a new folder.
+
+    Nothing is written before the configuration, the data and the generator have been checked.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        FedsinkError: bad input (nothing is left behind), or a run that stopped (its folder can
+            be resumed).
+    """
+    if config["study"] is not None:
+        from fedsink.simulation.studies import study_of
+        from fedsink.simulation.studies.study import start_study
+
+        return start_study(study_of(config["study"]), config, path, _single_runs(debug))
+    folder = RunFolder.fresh(path)
+    identity = RunIdentity.fresh(config["seed"])
+    settings, shards = _prepared(config, folder.path, identity)
+    stated = settings.server.strategy.statement(kind_of_noise(settings.node))
+    _tell([_engine_chosen(settings), *_notes(settings), settings.server.strategy.notice(stated)])
+    stated |= Configuration.of_paper(config)
+    identity.create_key()
+    try:
+        folder.create()
+        folder.write(folder.partition, shards)
+        folder.write(folder.privacy, stated)
+        # Last, because this file makes the folder one that can be resumed.
+        engine = settings.engine.stored(config["engine"])
+        store_config(folder, {**config, "engine": engine, "run": identity.to_config()})
+    except BaseException:
+        identity.delete_key()
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    return _run(settings, folder, identity, debug)
+
+
+def check(config: Config, path: Path) -> None:
+    """Refuse what `start` would refuse; writes nothing.
+
+    Raises:
+        FedsinkError: bad input.
+    """
+    if config["study"] is not None:
+        from fedsink.simulation.studies import study_of
+        from fedsink.simulation.studies.study import planned
+
+        planned(study_of(config["study"]), config, path, _single_runs(debug=False))
+    else:
+        folder = RunFolder.fresh(path)
+        _prepared(config, folder.path, RunIdentity.fresh(config["seed"]))
+
+
+def resume(path: Path, *, debug: bool = False) -> Path:
+    """Continue with the run or the study in a folder, to the same end as if it had never stopped.
+
+    Raises:
+        CheckpointError: the folder holds no run, or its checkpoint or key is unusable.
+    """
+    folder = RunFolder.existing(path)
+    config = stored_config(folder)
+    if config.get("study") is not None:
+        from fedsink.simulation.studies import study_of
+        from fedsink.simulation.studies.study import resume_study
+
+        return resume_study(folder, config, study_of, _single_runs(debug))
+    try:
+        identity = RunIdentity.from_config(config["run"], finished=folder.finished)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder.config} is not a run's configuration: {error}.") from error
+    if folder.finished:
+        identity.delete_key()  # a kill may have come after the last file, before the key went
+        report_at_end(folder.path)
+        return folder.path
+    settings = configure(config, folder.path, identity)
+    return _run(settings, folder, identity, debug)
+
+
+def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
+    """The settings of a run, everything checked that a user can get wrong.
+
+    Args:
+        values: of a configuration, in plain mappings, all interpolations resolved.
+        folder: the run folder.
+        run: the run's name, seeds and key files.
+
+    Raises:
+        FedsinkError: a value is unknown, out of range, or contradicts another; the message
+            names the key.
+    """
+    config = Configuration.read(values)
+    if config.study is not None:
+        raise ConfigError("A study is several runs: only `start` takes its configuration.")
+    engine = EngineSettings.from_config(config.engine)
+    strategy = settings_of(config, run.name)
+    engine = chosen_engine(engine, strategy)
+    strategy.check_address(engine.address)
+    server = ServerSettings.from_config(config, strategy, engine, folder, run.server_seed)
+    require_packages(server.log)
+    return RunSettings(server, node_settings(config, engine, run), engine)
+
+
+def _single_runs(debug: bool) -> SingleRuns:
+    """The functions by which a study plays its runs."""
+    from fedsink.simulation.studies.study import SingleRuns
+
+    def settings(config: Config, path: Path) -> RunSettings:
+        return _prepared(config, path, RunIdentity.fresh(config["seed"]))[0]
+
+    return SingleRuns(settings, partial(start, debug=debug), partial(resume, debug=debug))
+
+
+def kind_of_noise(node: NodeSettings) -> str:
+    """The kind of the simulated clients' noise key, as privacy.json names it."""
+    if node.seed is not None:
+        return ReproducibleKey.kind
+    return EntropyKey.kind if node.noise == "secure" else SecretKey.kind
+
+
+def _tell(lines: Iterable[str | None]) -> None:
+    """Write lines to standard error, except those that are None."""
+    for line in lines:
+        if line:
+            ForgivingStream(sys.stderr).write(f"{line}\n")
+
+
+def _engine_chosen(settings: RunSettings) -> str | None:
+    """The engine that `engine=auto` took, with the reason."""
+    engine = settings.engine
+    return f"engine={engine.name}: {engine.chosen}" if engine.chosen else None
+
+
+def _notes(settings: RunSettings) -> list[str]:
+    """Lines on the records, for the eyes of whoever simulates; no server gets them."""
+    data = settings.node.data
+    said = list(notes(data))
+    if len(settings.server.classes) > 1:
+        counts = torch.bincount(load(data).labels, minlength=len(data.classes)).tolist()
+        for number, what in ((0, "no record"), (1, "one record alone")):
+            if few := [data.classes[label] for label, n in enumerate(counts) if n == number]:
+                said.append(_few(few, len(data.classes), what))
+    return [f"{data.name}: {line}" for line in said]
+
+
+def _few(names: Sequence[str], of: int, what: str) -> str:
+    """A line that names the classes with few records."""
+    some = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+    verb = "holds" if len(names) == 1 else "hold"
+    return f"{len(names)} of {of} classes {verb} {what}: {some}."
+
+
+def _prepared(
+    config: Config, path: Path, identity: RunIdentity
+) -> tuple[RunSettings, dict[str, Any]]:
+    """A run's settings, and the content of its partition.json."""
+    settings = configure(config, path, identity)
+    return settings, _check(settings)
+
+
+def _check(settings: RunSettings) -> dict[str, Any]:
+    """The content of partition.json; data and generator that cannot be used fail here."""
+    node = settings.node
+    records = load(node.data, "train")
+    shards = deal(node)
+    settings.server.strategy.check_sizes([len(shard) for shard in shards])
+    build_generator(settings.server)
+    return {
+        "note": "Exact counts of private data: known to whoever simulates, never to a server.",
+        "clients": manifest(shards, records.labels, node.data.classes),
+        "corrupted": sorted(node.altered()),
+    }
+
+
+def _run(settings: RunSettings, folder: RunFolder, identity: RunIdentity, debug: bool) -> Path:
+    server = server_app(settings.server)
+    try:
+        if settings.engine.name == "flower":
+            from fedsink.simulation.flower_engine import run_flower
+
+            run_flower(
+                server,
+                client_app(settings.node),
+                settings.node.clients,
+                num_cpus=settings.engine.num_cpus or 1.0,
+                num_gpus=settings.engine.num_gpus,
+            )
+        else:
+            grid = _grid(settings.engine, settings.node, debug)
+            try:
+                server(grid, client_context(0, settings.node.clients, 1))
+            finally:
+                grid.close()
+    finally:
+        close_nodes()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    # Nothing is released under the key from here on. Without it nobody can undo the noise.
+    identity.delete_key()
+    report_at_end(folder.path)
+    return folder.path
+
+
+def _grid(engine: EngineSettings, node: NodeSettings, debug: bool) -> SimulationGrid:
+    if engine.name == "local":
+        hosted = fedsink_apps(node)
+        return LocalGrid(hosted.app, node.clients, batched=hosted.batched)
+    from fedsink.simulation.ray.ray_grid import RayGrid
+
+    return RayGrid(
+        node,
+        actors=engine.actors,
+        address=engine.address,
+        num_cpus=None if engine.num_cpus is None else int(engine.num_cpus),
+        num_gpus=engine.num_gpus,
+        data=engine.data,
+        timeout=engine.timeout,
+        revive_seconds=engine.revive_seconds,
+        debug=debug,
+    )

@@ -1,0 +1,230 @@
+"""Virtual clients that share one process: all of them (`engine=local`), or those of a Ray actor.
+
+`LocalGrid` is the grid of `engine=local`; a Ray actor holds a `Cohort`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedsink.clients.app import client_app
+from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.node import keep_states
+from fedsink.clients.settings import NodeSettings
+from fedsink.flower_internals import become, set_message_id
+from fedsink.protocol.errors import UNUSABLE
+from fedsink.protocol.exchange import Answers, Content, Exchange
+from fedsink.protocol.tree_sum import BLOCK, TreeSum
+from fedsink.simulation.grid import SimulationGrid, client_context, client_of
+from fedsink.simulation.partial_sums import PartialSum, Portion, divide
+
+
+class BatchedApp(Protocol):
+    """Answers for many clients whose messages share one content."""
+
+    def handles(self, message_type: str) -> bool:
+        """Messages of this type are answered at once."""
+        ...
+
+    def answers(
+        self, message_type: str, contents: Sequence[Content], clients: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, Answers]]:
+        """Answers to several contents of one type, each with the index of its content.
+
+        Answers to one content come in increasing order of its clients, in whole blocks of `BLOCK`.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """The apps of a process: one answers client by client, one for many at once where it can."""
+
+    app: ClientApp
+    batched: BatchedApp | None = None
+
+
+def fedsink_apps(settings: NodeSettings) -> Hosted:
+    """Fedsink's own clients."""
+    return Hosted(client_app(settings), NodeCohort(settings))
+
+
+# (place in the round, node, index into the shared contents, message type, group)
+Job = tuple[int, int, int, str, str]
+
+
+class Cohort:
+    """The clients that are asked here, each with its own context.
+
+    Args:
+        hosted: the apps that answer for them.
+        clients: number of clients of the simulation.
+        run_id: the run's number in Flower's metadata.
+        contexts: existing ones by client; further ones are added when they are needed.
+    """
+
+    def __init__(
+        self,
+        hosted: Hosted,
+        clients: int,
+        run_id: int,
+        contexts: dict[int, Context] | None = None,
+    ) -> None:
+        keep_freed_memory()
+        self._hosted = hosted
+        self._clients = clients
+        self._run_id = run_id
+        self._contexts = {} if contexts is None else contexts
+
+    def answer(self, message: Message) -> Message:
+        """Answer one message to a client of this cohort."""
+        client = client_of(message.metadata.dst_node_id)
+        if client not in self._contexts:
+            self._contexts[client] = client_context(client, self._clients, self._run_id)
+        return self._hosted.app(message, self._contexts[client])
+
+    def answer_jobs(
+        self, contents: list[RecordDict], jobs: list[Job]
+    ) -> list[tuple[int, RecordDict | Error]]:
+        """Answer messages that were sent here as contents and envelopes."""
+        answers: list[tuple[int, RecordDict | Error]] = []
+        for place, node, index, message_type, group in jobs:
+            become(self._run_id, node)
+            message = Message(
+                contents[index], dst_node_id=node, message_type=message_type, group_id=group
+            )
+            set_message_id(message, str(place))
+            reply = self.answer(message)
+            answers.append((place, reply.error if reply.has_error() else reply.content))
+        return answers
+
+    def add_up(
+        self, message_type: str, contents: Sequence[Content], portions: Sequence[Portion]
+    ) -> list[PartialSum]:
+        """Answer portions of broadcasts, and add up the replies to each.
+
+        Raises:
+            ValueError: this cohort answers client by client.
+        """
+        batched = self._hosted.batched
+        if batched is None:
+            raise ValueError("This cohort answers client by client.")
+        totals = [_Total(portion) for portion in portions]
+        requested = [contents[portion.place] for portion in portions]
+        clients = [portion.clients for portion in portions]
+        for number, answers in batched.answers(message_type, requested, clients):
+            totals[number].add(answers)
+        return [total.partial_sum() for total in totals]
+
+
+class _Total:
+    """Adds up the answers to one portion of a broadcast."""
+
+    def __init__(self, portion: Portion) -> None:
+        self._portion = portion
+        self._sum = TreeSum(portion.lo, portion.hi)
+        self._counted = 0
+        self._failures: dict[int, int] = {}
+
+    def add(self, answers: Answers) -> None:
+        self._failures |= answers.failures
+        if not answers.clients:
+            return
+        if tuple(answers.replies.shape[1:]) != self._portion.shape:
+            self._failures |= dict.fromkeys(answers.clients, UNUSABLE)
+        elif self._failures:  # there will be no sum
+            self._failures |= _not_finite(answers)
+        else:
+            self._add(answers)
+
+    def _add(self, answers: Answers) -> None:
+        for replies in answers.replies.split(BLOCK):
+            if not self._sum.add_block(self._portion.lo + self._counted // BLOCK, replies):
+                self._failures |= _not_finite(answers)
+                return
+            self._counted += len(replies)
+
+    def partial_sum(self) -> PartialSum:
+        sums = [] if self._failures else self._sum.parts()
+        return PartialSum(sums, self._counted, self._failures)
+
+
+def _not_finite(answers: Answers) -> dict[int, int]:
+    """The failures of clients that answered with a value that is not finite."""
+    finite = answers.replies.flatten(1).isfinite().all(-1)
+    replied = zip(answers.clients, finite, strict=True)
+    return {client: UNUSABLE for client, fine in replied if not fine}
+
+
+class LocalGrid(SimulationGrid):
+    """The grid of `engine=local`: runs the `ClientApp` in process, one client after the other.
+
+    Clients of one class share the content object of their messages and must not change it.
+
+    Args:
+        app: the app every virtual client runs.
+        clients: number of clients.
+        batched: answers for all of them at once where a strategy needs only sums.
+    """
+
+    def __init__(
+        self,
+        app: ClientApp,
+        clients: int,
+        run_id: int = 1,
+        *,
+        batched: BatchedApp | None = None,
+    ) -> None:
+        super().__init__(clients, run_id)
+        self._app = app
+        self._contexts: dict[int, Context] = {}
+        self._host(batched)
+
+    def _host(self, batched: BatchedApp | None) -> None:
+        self._batched = batched
+        self._cohort = Cohort(
+            Hosted(self._app, batched), self.clients, self.run.run_id, self._contexts
+        )
+
+    def execute(self, messages: Sequence[Message]) -> list[Message]:
+        """Answer in the order of the messages."""
+        return [self._cohort.answer(message) for message in messages]
+
+    def adds_up(self, message_type: str) -> bool:
+        """The batched app answers messages of this type."""
+        return self._batched is not None and self._batched.handles(message_type)
+
+    def partial_sums(self, exchange: Exchange) -> list[list[PartialSum]]:
+        """The sums of all clients' replies."""
+        contents = [broadcast.content for broadcast in exchange.broadcasts]
+        [portions] = divide(exchange, 1)
+        return [self._cohort.add_up(exchange.message_type, contents, portions)]
+
+    def keep(self, round: int) -> None:
+        """Store the states of the clients of this process."""
+        keep_states(round)
+
+    def close(self) -> None:
+        """Free the clients and the records that were laid out for them."""
+        self._contexts.clear()
+        self._host(None)
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep up to 256 MiB that it has freed, where the C library is glibc.
+
+    A round frees and allocates the same megabytes again and again. By default the library returns
+    them to the system each time, and getting them again costs as much as adding up the replies.
+    """
+    if hasattr(library := ctypes.CDLL(None), "mallopt"):
+        library.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
+        library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h

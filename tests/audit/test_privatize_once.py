@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsink.audit.privatize_once import audit_uploads, line_plan
+from fedsink.clients.privatize_once import privatize
+from fedsink.clients.shard import Shard
+from fedsink.data.maps import PointBall
+from fedsink.errors import ConfigError
+from fedsink.privacy import ReproducibleKey, Stream
+from fedsink.protocol.privatize_once import LocalPlan
+
+from .conftest import WeakKey
+
+_DELTA = {"laplace": 0.0, "gaussian": 1e-5}
+
+
+def _audit(mechanism: str, key: Any = None, trials: int = 2000, **options: Any) -> Any:
+    plan = line_plan(mechanism, 1.0, _DELTA[mechanism])
+    return audit_uploads(plan, key or ReproducibleKey(0), trials=trials, confidence=0.95, **options)
+
+
+def doubled_range(
+    shard: Shard, plan: LocalPlan, stream: Callable[[str], Stream]
+) -> tuple[Tensor, Tensor]:
+    """The map lets through twice the diameter that the noise was made for."""
+    return privatize(Shard(2.0 * shard.images, shard.labels), _wide(plan), stream)
+
+
+@cache
+def _wide(plan: LocalPlan) -> LocalPlan:
+    wide = replace(plan, map=PointBall(plan.map.norm, radius=2.0, size=1))
+    object.__setattr__(wide.image_mechanism, "scale", plan.image_mechanism.scale)
+    return wide
+
+
+def same_noise_for_every_record(
+    shard: Shard, plan: LocalPlan, stream: Callable[[str], Stream]
+) -> tuple[Tensor, Tensor]:
+    """Each record is privatized by itself, with a stream that was used before."""
+    parts = [
+        privatize(Shard(shard.images[i : i + 1], shard.labels[i : i + 1]), plan, stream)
+        for i in range(len(shard))
+    ]
+    return torch.cat([values for values, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+@pytest.mark.quick("gaussian")
+@pytest.mark.parametrize("mechanism", _DELTA)
+def test_the_correct_mechanism_is_not_flagged_and_its_bound_is_not_empty(mechanism: str) -> None:
+    found = _audit(mechanism)
+    assert not any(finding.violated for finding in found)
+    assert {finding.claim for finding in found} == {1.0}
+    assert max(finding.bound for finding in found) > 0.3
+
+
+@pytest.mark.quick("sensitivity doubled-gaussian", "no noise-gaussian")
+@pytest.mark.parametrize("mechanism", _DELTA)
+@pytest.mark.parametrize(
+    ("trials", "faulty"),
+    [
+        pytest.param(4000, {"key": WeakKey(0.5)}, id="half the noise"),
+        pytest.param(200, {"key": WeakKey(0.0)}, id="no noise"),
+        pytest.param(4000, {"release": doubled_range}, id="sensitivity doubled"),
+        pytest.param(200, {"release": same_noise_for_every_record}, id="the same noise twice"),
+    ],
+)
+def test_planted_faults_are_caught_at_a_claim_of_one(
+    mechanism: str, trials: int, faulty: dict[str, Any]
+) -> None:
+    assert any(finding.violated for finding in _audit(mechanism, trials=trials, **faulty))
+
+
+def test_an_epsilon_beyond_the_logarithm_of_the_trials_is_not_resolved() -> None:
+    found = audit_uploads(
+        line_plan("laplace", 35.0, 0.0), ReproducibleKey(0), trials=500, confidence=0.95
+    )
+    assert all(finding.unresolved and not finding.violated for finding in found)
+    assert all(finding.bound == finding.resolution < 5 for finding in found)
+
+
+def test_what_cannot_be_audited_is_refused() -> None:
+    with pytest.raises(ConfigError, match="laplace or gaussian, received 'shuffle'"):
+        line_plan("shuffle", 1.0, 0.0)
+    with pytest.raises(ConfigError, match="at least 8 trials, received 5"):
+        _audit("laplace", trials=5)

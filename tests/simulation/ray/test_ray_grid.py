@@ -1,0 +1,384 @@
+"""The same apps under Ray: one Ray instance for the whole module."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import ray
+import torch
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from safetensors.torch import load_file
+
+from fedsink.clients.app import client_app
+from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.settings import NodeSettings
+from fedsink.errors import ClientError, ConfigError
+from fedsink.privacy import SecretKey
+from fedsink.server.running import server_app
+from fedsink.simulation.grid import SimulationGrid, client_context
+from fedsink.simulation.ray.cluster import INLINE, CohortPlaces
+from fedsink.simulation.ray.ray_grid import RayGrid
+from fedsink.simulation.run_settings import RunSettings
+from fedsink.simulation.virtual_clients import Hosted, LocalGrid, fedsink_apps
+
+from ..conftest import Configure
+
+_CLIENTS = 3
+_OVERRIDES = ("seed=5", f"clients={_CLIENTS}", "rounds=12")
+Run = Callable[[RunSettings, SimulationGrid], Path]
+
+
+@pytest.fixture(scope="module")
+def grids() -> Iterator[dict[str, RayGrid]]:
+    """One grid, made by the first test that has settings for it."""
+    made: dict[str, RayGrid] = {}
+    yield made
+    for grid in made.values():
+        grid.close()
+
+
+def _ray_grid(grids: dict[str, RayGrid], node: NodeSettings) -> RayGrid:
+    if "ray" not in grids:
+        # More cores than there are, so that several grids can live in one Ray instance, and a GPU
+        # that Ray counts and hands out like a real one.
+        ray.init(
+            "local", num_cpus=16, num_gpus=1, include_dashboard=False, logging_level=logging.ERROR,
+            # Else Ray starts a process for each of those cores at once.
+            _system_config={"prestart_worker_first_driver": False, "enable_worker_prestart": False},
+        )  # fmt: skip
+        grids["ray"] = RayGrid(node, actors=2)
+    return grids["ray"]
+
+
+def _run(settings: RunSettings, grid: SimulationGrid, folder: Path) -> dict[str, torch.Tensor]:
+    folder.mkdir()
+    app = server_app(replace(settings.server, folder=folder))
+    app(grid, client_context(0, settings.node.clients, 1))
+    return load_file(folder / "generator.safetensors")
+
+
+@pytest.mark.quick("central")
+@pytest.mark.parametrize("mode", ["central", "ldp"])
+def test_ray_and_local_train_the_same_generator(
+    grids: dict[str, RayGrid], configured: Configure, tmp_path: Path, mode: str
+) -> None:
+    settings = configured(*_OVERRIDES, f"mode={mode}")
+    local_grid = LocalGrid(client_app(settings.node), _CLIENTS)
+    local = _run(settings, local_grid, tmp_path / "local")
+    remote = _run(settings, _ray_grid(grids, settings.node), tmp_path / "ray")
+    assert set(local) == set(remote)
+    for name, weights in local.items():
+        if mode == "ldp":  # the server trains alone: the uploads are the same bytes
+            assert torch.equal(weights, remote[name]), name
+        else:
+            torch.testing.assert_close(remote[name], weights, rtol=0, atol=1e-6)
+    ends = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("local", "ray")]
+    assert ends[0]["epsilon"] == ends[1]["epsilon"]
+
+
+@pytest.mark.parametrize("inline", [0, INLINE])  # through Ray's memory, and with the call
+def test_a_reply_comes_from_the_node_that_was_asked(
+    grids: dict[str, RayGrid],
+    configured: Configure,
+    monkeypatch: pytest.MonkeyPatch,
+    inline: int,
+) -> None:
+    grid = _ray_grid(grids, configured(*_OVERRIDES).node)
+    monkeypatch.setattr(grid.cohorts, "_inline", inline)
+    nodes = list(reversed(list(grid.get_node_ids())))
+    messages = [grid.create_message(RecordDict(), "query.identity", node, "1") for node in nodes]
+    replies = {r.metadata.src_node_id: r for r in grid.send_and_receive(messages)}
+    clients = {
+        node: reply.content.config_records["identity"]["client"] for node, reply in replies.items()
+    }
+    assert clients == {node: node - 1000 for node in nodes}
+    asked = {m.metadata.dst_node_id: m.metadata.message_id for m in messages}
+    assert {n: r.metadata.reply_to_message_id for n, r in replies.items()} == asked
+
+
+def test_an_error_at_a_client_comes_back_as_a_code(
+    grids: dict[str, RayGrid], configured: Configure
+) -> None:
+    grid = _ray_grid(grids, configured(*_OVERRIDES).node)
+    message = grid.create_message(RecordDict(), "train.dp_sinkhorn", 1001, "1")
+    (reply,) = grid.send_and_receive([message])
+    assert reply.has_error()
+    assert reply.error.reason is None
+
+
+@pytest.fixture
+def make_grid(grids: dict[str, RayGrid], configured: Configure) -> Iterator[Callable[..., RayGrid]]:
+    """Further grids in the module's Ray instance; their actors end with the test."""
+    _ray_grid(grids, configured(*_OVERRIDES).node)
+    made: list[RayGrid] = []
+
+    def make(node: NodeSettings, **options: Any) -> RayGrid:
+        made.append(RayGrid(node, **options))
+        return made[-1]
+
+    yield make
+    for grid in made:
+        grid.cohorts.close()
+        grid._places.close()
+
+
+def _dying(marker: Path, after: int, act: Callable[[], None]) -> Callable[[Any], Hosted]:
+    """A host whose process comes to harm in the midst of a round, while the marker is there.
+
+    Everything is local to this function, so that it travels to an actor by value.
+    """
+
+    def host(settings: Any) -> Hosted:
+        hosted = fedsink_apps(settings)
+        batched: Any = hosted.batched
+
+        class Dying:
+            handles = batched.handles
+            answered = 0
+
+            def answers(self, message_type: str, contents: Any, clients: Any) -> Any:
+                for answers in batched.answers(message_type, contents, clients):
+                    self.answered += 1  # charged and computed, but not on its way
+                    if self.answered > after and marker.exists():
+                        act()
+                    yield answers
+
+        return Hosted(hosted.app, Dying())
+
+    return host
+
+
+def _killed_once(marker: Path) -> Callable[[Any], Hosted]:
+    marker.touch()
+
+    def die() -> None:
+        import os
+        import signal
+
+        marker.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return _dying(marker, 5, die)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "noise",
+    ["reproducible", *(pytest.param(n, marks=pytest.mark.slow) for n in ("secret", "secure"))],
+)
+def test_the_clients_of_a_killed_actor_live_on_and_are_charged_once(
+    make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path, noise: str
+) -> None:
+    settings = configured(*_OVERRIDES)
+    nodes = [settings.node, settings.node]
+    if noise != "reproducible":
+        SecretKey.create(tmp_path / "key", "run")
+        secret = {"key_file": tmp_path / "key"} if noise == "secret" else {"noise": noise}
+        nodes = [
+            replace(settings.node, seed=None, ledger=tmp_path / f"{name}.sqlite", **secret)
+            for name in ("still", "killed")
+        ]
+    marker = tmp_path / "marker"
+    still = _run(settings, LocalGrid(client_app(nodes[0]), _CLIENTS), tmp_path / "still")
+    grid = make_grid(nodes[1], actors=2, host=_killed_once(marker))
+    first = list(grid.cohorts.actors)
+    killed = _run(settings, grid, tmp_path / "killed")
+    assert not marker.exists()
+    assert sum(a is b for a, b in zip(first, grid.cohorts.actors, strict=True)) == 1
+    if noise == "secure":  # whose noise nobody can draw twice
+        assert all(values.isfinite().all() for values in killed.values())
+    else:
+        for name, values in still.items():
+            torch.testing.assert_close(killed[name], values, rtol=0, atol=1e-6)
+    if noise != "reproducible":
+        with sqlite3.connect(tmp_path / "killed.sqlite") as database:
+            claimed = database.execute("SELECT count(*), count(DISTINCT digest) FROM claims")
+            assert claimed.fetchone() == (12 * _CLIENTS, 12 * _CLIENTS)
+
+
+@pytest.mark.slow
+def test_records_in_rays_memory_are_read_by_nobody_else(
+    make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path
+) -> None:
+    driver = os.getpid()
+
+    def host(settings: Any) -> Hosted:
+        import os
+
+        from fedsink.data.sources import SOURCES
+
+        if os.getpid() != driver:
+            SOURCES["digits"] = None  # nobody can read them here
+        return fedsink_apps(settings)
+
+    settings = configured("seed=5", f"clients={_CLIENTS}", "rounds=2")
+    local = _run(settings, LocalGrid(client_app(settings.node), _CLIENTS), tmp_path / "local")
+    grid = make_grid(settings.node, actors=1, data="object_store", host=host)
+    for name, values in _run(settings, grid, tmp_path / "ray").items():
+        torch.testing.assert_close(values, local[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_actors_that_keep_dying_end_the_run(
+    make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path
+) -> None:
+    def die() -> None:
+        import os
+        import signal
+
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    marker = tmp_path / "marker"
+    marker.touch()
+    settings = configured(*_OVERRIDES)
+    grid = make_grid(settings.node, actors=1, host=_dying(marker, 0, die), revivals=1)
+    with pytest.raises(ClientError, match=r"died again and again.*engine\.actors=1.*resume="):
+        _run(settings, grid, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_an_actor_that_cannot_be_built_ends_the_run_at_once(
+    make_grid: Callable[..., RayGrid], configured: Configure
+) -> None:
+    driver = os.getpid()
+
+    def host(settings: Any) -> Hosted:
+        import os
+
+        if os.getpid() != driver:
+            raise RuntimeError("no clients here")
+        return fedsink_apps(settings)
+
+    grid = make_grid(configured(*_OVERRIDES).node, actors=1, host=host)
+    message = grid.create_message(RecordDict(), "query.identity", 1000, "1")
+    with pytest.raises(ClientError, match=r"could not build the apps of its clients; --debug"):
+        grid.send_and_receive([message])
+
+
+@pytest.mark.slow
+def test_a_client_that_hangs_ends_the_run(
+    make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path
+) -> None:
+    def hang() -> None:
+        import time
+
+        time.sleep(1000)
+
+    marker = tmp_path / "marker"
+    marker.touch()
+    settings = configured(*_OVERRIDES)
+    grid = make_grid(settings.node, actors=1, host=_dying(marker, 2, hang))
+    grid.send_and_receive([grid.create_message(RecordDict(), "query.identity", 1000, "1")])
+    grid.cohorts._timeout = 2.0  # once the actor is there
+    began = time.monotonic()
+    with pytest.raises(ClientError, match=r"did not answer within engine\.timeout=2 seconds"):
+        _run(settings, grid, tmp_path / "run")
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clip", ["record", "batch"])
+def test_any_number_of_actors_gives_the_same_bits(
+    make_grid: Callable[..., RayGrid], configured: Configure, tmp_path: Path, clip: str
+) -> None:
+    settings = configured(
+        "seed=5", "clients=19", "rounds=4", f"clip={clip}", "strategy.schedule=joint"
+    )
+    local = LocalGrid(client_app(settings.node), 19, batched=NodeCohort(settings.node))
+    expected = _run(settings, local, tmp_path / "local")
+    for actors, inline in ((1, INLINE), (3, INLINE), (3, 0)):
+        grid = make_grid(settings.node, actors=actors)
+        grid.cohorts._inline = inline
+        found = _run(settings, grid, tmp_path / f"{actors}-{inline}")
+        for name, values in expected.items():
+            assert torch.equal(found[name], values), (actors, inline, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cohorts", [2, 4])
+def test_cohorts_share_a_gpu_and_are_told_so(
+    make_grid: Callable[..., RayGrid], configured: Configure, cohorts: int
+) -> None:
+    """Each sees the GPU that Ray gave it, and its clients compute there."""
+
+    def host(settings: NodeSettings) -> Hosted:
+        def answer(message: Message, context: Any) -> Message:
+            import os
+
+            from flwr.app import ConfigRecord, Message, RecordDict
+
+            seen = {
+                "process": os.getpid(),
+                "visible": os.environ.get("CUDA_VISIBLE_DEVICES", "all"),
+                "device": settings.device,
+            }
+            return Message(RecordDict({"seen": ConfigRecord(seen)}), reply_to=message)
+
+        return Hosted(cast(ClientApp, answer))
+
+    node = replace(configured("seed=5", f"clients={cohorts}").node, device="cuda")
+    grid = make_grid(node, actors=cohorts, num_gpus=1 / cohorts, host=host)
+    messages = [
+        grid.create_message(RecordDict(), "train.dp_sinkhorn", 1000 + client, "1")
+        for client in range(cohorts)
+    ]
+    seen = [reply.content.config_records["seen"] for reply in grid.send_and_receive(messages)]
+    assert len({cohort["process"] for cohort in seen}) == cohorts
+    assert {(cohort["visible"], cohort["device"]) for cohort in seen} == {("0", "cuda")}
+
+
+def test_there_are_no_more_places_than_clients_or_cores(
+    grids: dict[str, RayGrid], configured: Configure
+) -> None:
+    _ray_grid(grids, configured(*_OVERRIDES).node)
+    for clients, cohorts, count in ((10, None, 10), (99, None, 16), (10, 2, 2), (1, 4, 1)):
+        places = CohortPlaces(ray, clients, cohorts, 0.0)
+        places.close()
+        assert places.count == count
+
+
+def test_more_gpu_than_there_is_is_refused_instead_of_waited_for(
+    grids: dict[str, RayGrid], configured: Configure
+) -> None:
+    _ray_grid(grids, configured(*_OVERRIDES).node)
+    with pytest.raises(ConfigError, match=r"4 cohorts of engine\.num_gpus=0\.5 do not fit on 1"):
+        CohortPlaces(ray, 10, 4, 0.5)
+    CohortPlaces(ray, 10, 4, 0.25).close()
+
+
+def test_cohorts_without_a_place_end_the_run_and_say_what_is_free(
+    make_grid: Callable[..., RayGrid], configured: Configure
+) -> None:
+    """The GPU is there, but somebody has it."""
+    taken = CohortPlaces(ray, 1, 1, 1.0)
+    grid = make_grid(configured("seed=0").node, actors=1, num_gpus=1.0, revive_seconds=0.5)
+    message = grid.create_message(RecordDict(), "query.identity", 1000, "1")
+    began = time.monotonic()
+    with pytest.raises(
+        ClientError,
+        match=r"1 of 1 cohorts did not start within engine\.revive_seconds=0\.5: each asks for 1 "
+        r"CPU and 1 GPU, and on 1 live nodes \d+ CPU and 0 GPU are free; add nodes or lower",
+    ):
+        grid.send_and_receive([message])
+    assert time.monotonic() - began < 5
+    taken.close()
+
+
+@pytest.mark.slow
+def test_clients_that_take_too_long_end_the_run(
+    make_grid: Callable[..., RayGrid], configured: Configure
+) -> None:
+    grid = make_grid(configured("seed=0").node, actors=1, timeout=1e-3)
+    message = grid.create_message(RecordDict(), "query.identity", 1000, "1")
+    with pytest.raises(ClientError, match=r"did not answer within engine\.timeout=0\.001 seconds"):
+        grid.send_and_receive([message])

@@ -1,0 +1,144 @@
+"""`engine=auto`: which engine is taken, what is said of it, and what a run folder has of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from fedsink.errors import ConfigError
+from fedsink.pages.command_line import CommandLine, shown_settings
+from fedsink.protocol.tree_sum import BLOCK
+from fedsink.server.folder import RunFolder
+from fedsink.server.recorded import RecordedRun
+from fedsink.simulation.engine import EngineSettings, chosen_engine, seconds_saved, usable_cores
+from fedsink.simulation.simulated_run import resume, start
+
+from .conftest import Compose, Configure
+
+_AUTO = EngineSettings("auto")
+_QUICK = ("clients=2", "rounds=6", "report.pictures=0", "report.html=false", "seed=1")
+
+
+# Measured on two cores (docs/cluster.md): seconds of a run of the recipe's length.
+@pytest.mark.parametrize(
+    ("overrides", "engines"),
+    [
+        ("clients=10", {1: "local", 2: "local", 16: "local"}),
+        ("clients=100", {1: "local", 2: "local", 16: "local"}),
+        ("clients=1000", {1: "local", 2: "local"}),
+        ("data=shapes clients=1000", {1: "local", 2: "ray", 16: "ray"}),
+        ("data=shapes clients=10000", {1: "local", 2: "ray"}),
+        ("data=shapes clients=10000 rounds=8 eps=10", {2: "local"}),
+        ("strategy=gs_wgan", {1: "local", 2: "local"}),
+        ("strategy=gs_wgan clients=200", {1: "local", 2: "ray"}),
+        ("mode=ldp clients=1000", {2: "local", 16: "local"}),
+    ],
+)
+def test_ray_is_taken_where_it_was_measured_to_be_the_faster_one(
+    configured: Configure, overrides: str, engines: dict[int, str]
+) -> None:
+    strategy = configured("seed=0", *overrides.split(), small=False).server.strategy
+    found = {cores: chosen_engine(_AUTO, strategy, cores) for cores in engines}
+    assert {cores: engine.name for cores, engine in found.items()} == engines
+    for cores, engine in found.items():
+        told = engine.chosen or ""
+        assert told.startswith(f"{strategy.clients} clients on {cores} core")
+        assert ("sooner" in told) == (engine.name == "ray")
+
+
+def test_one_client_a_round_is_no_work_to_share(configured: Configure) -> None:
+    published = ("strategy.published=true", "strategy.critics=1", "rounds=100000")
+    strategy = configured(
+        "seed=0", "strategy=gs_wgan", "clients=100", "sigma=1", *published, small=False
+    ).server.strategy
+    assert seconds_saved(strategy, 64) < 0
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["address=auto", "address=HEAD:6379", "actors=2", "num_cpus=2", "data=object_store",
+     "revive_seconds=5", "timeout=200"],
+)  # fmt: skip
+def test_an_option_that_ray_alone_has_takes_ray(configured: Configure, option: str) -> None:
+    found = configured("seed=0", "engine=auto", f"engine.{option}").engine
+    assert (found.name, found.chosen) == ("ray", f"engine.{option} is for Ray alone")
+
+
+def test_an_option_of_ray_is_checked_as_ever(configured: Configure) -> None:
+    with pytest.raises(ConfigError, match=r"num_cpus must be null or a number of at least 1"):
+        configured("seed=0", "engine=auto", "engine.num_cpus=0.5")
+    with pytest.raises(ConfigError, match=r"keeps on this machine's disk.*leave out engine\.add"):
+        configured("seed=0", "engine=auto", "engine.address=auto", "strategy=gs_wgan")
+
+
+def test_an_engine_that_was_named_is_kept(configured: Configure) -> None:
+    for name in ("local", "ray", "flower"):
+        engine = configured("seed=0", f"engine={name}").engine
+        assert (engine.name, engine.chosen) == (name, None)
+
+
+def test_clients_on_gpus_are_shared_among_gpus(
+    configured: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = configured("seed=0", "data=shapes", "clients=1000", small=False).server.strategy
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for gpus, expected in ((1, ("local", 0.0, None)), (4, ("ray", 1.0, 4))):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        found = chosen_engine(replace(_AUTO, device="cuda"), strategy, 64)
+        assert (found.name, found.num_gpus, found.actors) == expected
+        assert found.client_device == "cuda"
+        assert f"on {gpus} GPU" in (found.chosen or "")
+
+
+def test_the_cores_of_this_process_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert usable_cores() >= 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert usable_cores() == 2
+
+
+def test_a_last_block_of_clients_is_work_as_well() -> None:
+    """Of two whole blocks and a client, one process has both and the other the client."""
+    clients, exchanges = 2 * BLOCK + 1, 30
+    saved = [
+        seconds_saved(
+            SimpleNamespace(  # type: ignore[arg-type]
+                clients=clients, messages=exchanges, exchanges=exchanges, message_seconds=seconds
+            ),
+            2,
+        )
+        for seconds in (0.0, 1.0)
+    ]
+    assert saved[0] < -8.0
+    assert saved[1] - saved[0] == pytest.approx(0.7 * exchanges)
+
+
+def test_a_run_says_stores_and_keeps_what_was_taken(
+    composed: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    run = start(composed("engine=auto", "engine.threads=2", *_QUICK, small=False), tmp_path / "a")
+    cores = usable_cores()
+    chosen = f"2 clients on {cores} core{'s' if cores > 1 else ''}, where Ray is not faster"
+    assert f"engine=local: {chosen}\n" in capsys.readouterr().err
+    stored: Any = yaml.safe_load((run / "config.yaml").read_text())
+    assert stored["engine"] == {
+        "name": "local", "timeout": None, "threads": 2, "device": "cpu", "chosen": chosen,
+    }  # fmt: skip
+    assert shown_settings(stored)["engine.chosen"] == f'"{chosen}"'
+    line = CommandLine.of(RecordedRun(RunFolder(run)).config)
+    assert "engine=" not in line.command
+    assert "engine.threads=2" in line.command
+    assert [d.key for d in line.differences if d.key.startswith("engine")] == ["engine.threads"]
+    # On a machine where auto would take another one, it goes on as it began.
+    (run / "metrics.json").unlink()
+    monkeypatch.setattr("fedsink.simulation.engine.seconds_saved", lambda *of: 1e3)
+    assert resume(run) == run
+    assert yaml.safe_load((run / "config.yaml").read_text()) == stored

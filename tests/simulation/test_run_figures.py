@@ -1,0 +1,69 @@
+"""What a finished run is measured against; tests/commands/test_evaluate.py has the command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsink.data.spec import DataSpec
+from fedsink.evaluation import exact_w2
+from fedsink.models import Observation, build
+from fedsink.server.finished import FinishedRun
+from fedsink.server.folder import RunFolder
+from fedsink.simulation import run_figures
+from fedsink.simulation.run_figures import evaluate_run
+
+Finish = Callable[..., FinishedRun]
+
+
+@pytest.fixture
+def finish(
+    tmp_path: Path, install_source: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> Finish:
+    """A finished run on data whose splits are of different sizes and far from each other."""
+
+    def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
+        n, low = {"train": (60, 0.0), "test": (30, 0.5)}[split]
+        random = torch.Generator().manual_seed(n)
+        labels = torch.arange(n) % len(spec.classes)
+        return low + 0.5 * torch.rand(n, *spec.shape, generator=random), labels
+
+    def finished(shape: tuple[int, ...], classes: str, **options: Any) -> FinishedRun:
+        data = DataSpec("tiny", shape, tuple(classes), 60)
+        generator = build("mlp", shape, len(classes), latent_dim=2, hidden=[8], **options)
+        prior = torch.full((len(classes),), 1 / len(classes))
+        run = FinishedRun(RunFolder(tmp_path), {}, generator, data, prior, None, Observation())
+        monkeypatch.setattr(run_figures, "open_run", lambda text, *, observed: run)
+        return run
+
+    install_source(read)
+    return finished
+
+
+def test_points_are_compared_with_those_of_the_test(finish: Finish) -> None:
+    run = finish((2,), "a", output="linear")
+    found = evaluate_run("here", n=20, seed=4).figures
+    real = run_figures.load(run.data, "test").values[:20]
+    assert found["w2"] == exact_w2(run.draw(20, 4)[0], real)
+
+
+def test_real_pictures_are_the_training_ones_and_as_many_as_are_drawn(
+    finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int, int | None]] = []
+
+    def accuracies(data: Any, test: Any, *, size: int | None = None, **_: Any) -> dict[str, float]:
+        seen.append((len(data[1]), len(test[1]), size))
+        return {"cnn": 0.5}
+
+    monkeypatch.setattr(run_figures, "accuracies", accuracies)
+    finish((1, 4, 4), "ab")
+    evaluate_run("here", n=20, reference=True)
+    assert seen == [(20, 30, None), (60, 30, 20)]
+    evaluate_run("here", n=20)
+    assert seen[2:] == [(20, 30, None)]

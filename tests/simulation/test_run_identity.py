@@ -1,0 +1,108 @@
+"""A run's secret key: where it lies, who may read it, when it goes."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from fedsink.errors import CheckpointError
+from fedsink.simulation.run_identity import RunIdentity, key_folder
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def test_a_seed_needs_no_key_and_is_the_servers_seed() -> None:
+    run = RunIdentity.fresh(7)
+    assert (run.server_seed, run.key_file, run.ledger) == (7, None, None)
+    run.create_key()
+    run.delete_key()
+    assert not key_folder().exists()
+
+
+def test_a_key_is_readable_by_its_owner_alone_in_the_users_state_folder(state: Path) -> None:
+    run = RunIdentity.fresh(None)
+    assert run.key_file is not None
+    assert not run.key_file.exists()
+    run.create_key()
+    assert run.key_file.is_relative_to(state)
+    assert stat.S_IMODE(run.key_file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(run.key_file.parent.stat().st_mode) == 0o700
+
+
+def test_without_a_state_folder_the_key_lies_under_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert key_folder() == Path.home() / ".local" / "state" / "fedsink" / "keys"
+
+
+def test_two_runs_share_neither_name_nor_key_nor_server_seed() -> None:
+    one, two = RunIdentity.fresh(None), RunIdentity.fresh(None)
+    for run in (one, two):
+        run.create_key()
+    assert one.name != two.name
+    assert one.server_seed != two.server_seed
+    assert one.key_file is not None
+    assert two.key_file is not None
+    assert one.key_file.read_text() != two.key_file.read_text()
+
+
+def test_the_configuration_holds_the_place_of_the_key_and_not_the_key() -> None:
+    run = RunIdentity.fresh(None)
+    run.create_key()
+    stored = run.to_config()
+    assert run.key_file is not None
+    assert set(stored) == {"name", "server_seed", "key_file"}
+    secret = run.key_file.read_text().split('"secret": "')[1][:64]
+    assert len(secret) == 64
+    assert secret not in str(stored)
+    assert RunIdentity.from_config(stored) == run
+
+
+def test_deleting_the_key_deletes_its_ledger_too_and_no_other_run(state: Path) -> None:
+    run, other = RunIdentity.fresh(None), RunIdentity.fresh(None)
+    for each in (run, other):
+        each.create_key()
+        assert each.ledger is not None
+        for suffix in ("", "-wal", "-shm"):
+            each.ledger.with_name(each.ledger.name + suffix).touch()
+    run.delete_key()
+    left = {path.name for path in key_folder().iterdir()}
+    ends = (".key", ".sqlite", ".sqlite-wal", ".sqlite-shm")
+    assert left == {f"{other.name}{end}" for end in ends}
+    run.delete_key()  # again is no error
+
+
+def test_a_run_whose_key_is_gone_cannot_go_on() -> None:
+    run = RunIdentity.fresh(None)
+    run.create_key()
+    stored = run.to_config()
+    run.delete_key()
+    with pytest.raises(CheckpointError, match=r"secret noise key .* is missing.*Start a new run"):
+        RunIdentity.from_config(stored)
+
+
+def test_a_run_whose_ledger_is_gone_cannot_go_on() -> None:
+    """Its rounds could be answered twice."""
+    run = RunIdentity.fresh(None)
+    run.create_key()
+    stored = run.to_config()
+    assert run.ledger is not None
+    run.ledger.unlink()
+    with pytest.raises(CheckpointError, match=r"ledger .* is missing.*Start a new run"):
+        RunIdentity.from_config(stored)
+
+
+def test_deleting_the_key_deletes_the_stored_replies() -> None:
+    run = RunIdentity.fresh(None)
+    run.create_key()
+    assert run.ledger is not None
+    replies = run.ledger.with_suffix(".replies")
+    replies.mkdir()
+    (replies / "one.reply").touch()
+    run.delete_key()
+    assert not replies.exists()
