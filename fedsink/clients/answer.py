@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
-from fedsink.clients.ledger.charge import Charge
-from fedsink.clients.ledger.places import Place
+from fedsink.clients.ledger.charge import Charge, Place
 from fedsink.clients.policy import Policy
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import State
 from fedsink.data.spec import DataSpec
 from fedsink.privacy.randomness.keys import Key
 from fedsink.privacy.randomness.noise import Stream
-from fedsink.protocol.records import Packed, digest
+from fedsink.protocol.packing import Packed, digest
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict

@@ -15,13 +15,13 @@ from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import LOCAL_MECHANISMS, Stream
 from fedsink.privacy.adjacency import REPLACE_ONE
+from fedsink.protocol.packing import Packed, digest, pack
 from fedsink.protocol.privatize_once import (
     LocalPlan,
     PrivatizeReply,
     PrivatizeRequest,
     asked_mechanism,
 )
-from fedsink.protocol.records import Packed, digest, pack
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict

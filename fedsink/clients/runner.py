@@ -30,7 +30,7 @@ from fedsink.clients.node import open_node
 from fedsink.clients.policy import Policy
 from fedsink.clients.policy_file import read_policy
 from fedsink.errors import ClientError, FedsinkError
-from fedsink.protocol.errors import FAILED, failure_code
+from fedsink.protocol.failure_codes import FAILED, failure_code
 
 Task = Callable[[], bytes]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fedsink.clients.sealed import seal, unseal
+from fedsink.clients.replies import seal, unseal
 from fedsink.errors import CheckpointError, LedgerError
 from fedsink.privacy.files import write_once
 

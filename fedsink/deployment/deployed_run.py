@@ -21,7 +21,7 @@ from fedsink.deployment.operator_key import FILE_NAME, operator_key
 from fedsink.deployment.owners import OwnersGrid
 from fedsink.deployment.results import Results, failure_of
 from fedsink.errors import CheckpointError, ClientError, ConfigError
-from fedsink.protocol.run import new_run_name
+from fedsink.protocol.requests import new_run_name
 from fedsink.reporting.loggers import require_packages
 from fedsink.server.compose import compose_config, store_config, stored_config
 from fedsink.server.folder import RunFolder

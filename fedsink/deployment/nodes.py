@@ -13,7 +13,7 @@ from fedsink.deployment.around import GridAround
 from fedsink.deployment.pending import CLIENTS_OWN, Pending
 from fedsink.errors import ClientError
 from fedsink.protocol.exchange import Exchange
-from fedsink.protocol.identity import identity_query, stated_client
+from fedsink.protocol.node_identity import identity_query, stated_client
 from fedsink.strategies.base import check
 
 _LOOK_SECONDS = 2.0  # between two looks at who is connected

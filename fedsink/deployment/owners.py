@@ -16,8 +16,7 @@ from flwr.superlink.grid import HttpGrid
 from fedsink.deployment.around import GridAround
 from fedsink.deployment.arrivals import Arrivals
 from fedsink.deployment.pending import Pending
-from fedsink.protocol.identity import identity_query
-from fedsink.protocol.receipts import given_by, show_receipts
+from fedsink.protocol.node_identity import given_by, identity_query, show_receipts
 from fedsink.protocol.signatures import sign
 from fedsink.reporting.atomic import write_atomic
 

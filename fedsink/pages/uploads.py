@@ -11,7 +11,7 @@ from typing import Any
 from fedsink.configuration import Configuration
 from fedsink.models.registry import parameter_count
 from fedsink.pages.tables import MISSING, Table, number, size
-from fedsink.protocol.records import payload_bytes
+from fedsink.protocol.packing import payload_bytes
 from fedsink.server.recorded import RecordedRun
 from fedsink.strategies.registry import settings_of
 from fedsink.strategies.settings import StrategySettings

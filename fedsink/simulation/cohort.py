@@ -11,10 +11,10 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsink.clients.app import client_app
-from fedsink.clients.cohort import NodeCohort
-from fedsink.clients.settings import NodeSettings
-from fedsink.protocol.errors import UNUSABLE
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.protocol.exchange import Answers, Content
+from fedsink.protocol.failure_codes import UNUSABLE
 from fedsink.protocol.tree_sum import BLOCK, TreeSum
 from fedsink.simulation.grid import client_context, client_of
 from fedsink.simulation.identity import become, set_message_id

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Self, cast
 
+from fedsink.clients.node_settings import NodeSettings, Noise
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.settings import NodeSettings, Noise
 from fedsink.configuration import Configuration
 from fedsink.data.partition import scheme_from_dict
 from fedsink.devices import device_named

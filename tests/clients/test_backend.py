@@ -11,8 +11,8 @@ import torch
 
 from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
 from fedsink.clients.node import Node
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError, ReleaseRefusedError
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.transport.solvers.backends import GeomlossSolver

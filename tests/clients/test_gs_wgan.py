@@ -21,15 +21,15 @@ from torch import Tensor
 from fedsink.clients import gs_wgan as critic_answer
 from fedsink.clients.answer import Task
 from fedsink.clients.app import client_app
-from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.gate import Admitted
 from fedsink.clients.gs_wgan_critics import CriticState, critic_totals
 from fedsink.clients.node import Node, close_nodes, keep_states, open_node
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.pool import Pool
-from fedsink.clients.releases import Admitted
 from fedsink.clients.replies import ReplyStore
-from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import State
 from fedsink.data import sources
@@ -54,8 +54,8 @@ from fedsink.privacy import (
     UnprotectedPlan,
 )
 from fedsink.protocol.dp_sinkhorn import GradientReply
-from fedsink.protocol.errors import RUN_TAKEN
 from fedsink.protocol.exchange import Content
+from fedsink.protocol.failure_codes import RUN_TAKEN
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
 
 from ..support.tiny import CLASSES, SIZE, points

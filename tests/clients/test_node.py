@@ -18,14 +18,14 @@ from safetensors.torch import load as load_reply
 from fedsink.clients import central as central_module
 from fedsink.clients import dp_sinkhorn as gradient_module
 from fedsink.clients import node as node_module
+from fedsink.clients.ledger.account_report import report
 from fedsink.clients.ledger.database import Database
 from fedsink.clients.ledger.ledger import Ledger
-from fedsink.clients.ledger.report import report
 from fedsink.clients.node import Node, close_nodes, open_node
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.replies import ReplyStore
-from fedsink.clients.settings import NodeSettings
 from fedsink.data import sources
 from fedsink.data.maps import PointBall
 from fedsink.data.partition import Iid
@@ -38,8 +38,8 @@ from fedsink.errors import (
 )
 from fedsink.privacy import SecretKey
 from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.packing import digest
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
-from fedsink.protocol.records import digest
 
 from ..support.asking import gradient, gradients, privatized
 

@@ -33,7 +33,7 @@ from fedsink.commands.node import LONGEST, SHORTEST, _knock, _tls, pause
 from fedsink.deployment.runner_process import RunnerProcess
 from fedsink.errors import ClientError, ConfigError
 from fedsink.protocol.dp_sinkhorn import unpack_replies
-from fedsink.protocol.errors import FAILED, MALFORMED
+from fedsink.protocol.failure_codes import FAILED, MALFORMED
 from fedsink.protocol.objective import Objective
 from fedsink.simulation.identity import become
 

@@ -5,7 +5,7 @@ import torch
 from flwr.app import RecordDict
 
 from fedsink.protocol.exchange import Broadcast, Content, Exchange, Reduction
-from fedsink.protocol.records import digest, packed
+from fedsink.protocol.packing import digest, packed
 from fedsink.simulation.identity import become
 
 

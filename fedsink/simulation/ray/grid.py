@@ -13,7 +13,7 @@ import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.protocol.exchange import Exchange
 from fedsink.simulation.cohort import Cohort, Hosted, Job, fedsink_apps, keep_freed_memory
 from fedsink.simulation.grid import SimulationGrid, client_of

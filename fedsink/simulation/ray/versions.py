@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 
 import fedsink
 from fedsink.errors import ClientError
-from fedsink.protocol.records import PROTOCOL_VERSION
+from fedsink.protocol.packing import PROTOCOL_VERSION
 
 # What a client may look up by name, and so what a package may have to bring to every node.
 _GROUPS = ("answers", "data_sources", "generators", "local_mechanisms")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.server.finished import FinishedRun
 from fedsink.values import Config
 

@@ -9,7 +9,7 @@ import pytest
 
 import fedsink
 from fedsink.errors import ClientError
-from fedsink.protocol.records import PROTOCOL_VERSION
+from fedsink.protocol.packing import PROTOCOL_VERSION
 from fedsink.simulation.ray.versions import refuse_others, versions
 
 

@@ -107,18 +107,6 @@ def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return fields, arrays
 
 
-def table(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The table of this name among a message's fields.
-
-    Raises:
-        KeyError, TypeError: there is none, or something else has its name.
-    """
-    value = fields[name]
-    if not isinstance(value, dict):
-        raise TypeError(f"{name} is a {type(value).__name__}, not an object")
-    return value
-
-
 def payload_bytes(record: RecordDict) -> int:
     """How many bytes of a message say something: the fields and the arrays' numbers.
 
