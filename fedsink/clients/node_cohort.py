@@ -1,4 +1,4 @@
-"""Many virtual clients answer one request at once: what each would have answered alone.
+"""Answers one request for many virtual clients at once, as each would have answered it.
 
 For simulations. The draws and the noise of every client are keyed as ever; what they share is
 the reading of the request, one batch of draws, one transport problem and one batch of noise. The
@@ -55,11 +55,11 @@ class _Cohort:
     admissions: Sequence[Admitted]
 
     def part(self, clients: slice) -> _Cohort:
-        """Some of the clients."""
+        """Returns some of the clients."""
         return replace(self, nodes=self.nodes[clients], admissions=self.admissions[clients])
 
     def followed_by(self, other: _Cohort) -> _Cohort:
-        """These clients and those behind them."""
+        """Returns these clients and those behind them."""
         nodes = [*self.nodes, *other.nodes]
         return replace(self, nodes=nodes, admissions=[*self.admissions, *other.admissions])
 
@@ -82,7 +82,7 @@ class NodeCohort:
         self._pools: dict[tuple[int, ...], Pool] = {}
 
     def handles(self, message_type: str) -> bool:
-        """Whether messages of this type are answered together."""
+        """Tells whether messages of this type are answered together."""
         try:
             return issubclass(self._kind(message_type), BatchedAnswer)
         except FedsinkError:  # each client will say why
@@ -91,7 +91,7 @@ class NodeCohort:
     def answers(
         self, message_type: str, contents: Sequence[Content], clients: Sequence[Sequence[int]]
     ) -> Iterator[tuple[int, Answers]]:
-        """The clients' replies, (k, parts, ...), each with the number of its content.
+        """Yields the clients' replies, (k, parts, ...), each with the number of its content.
 
         Those to one content come in whole blocks of consecutive clients.
 
@@ -117,7 +117,7 @@ class NodeCohort:
             yield from self._answered(group)
 
     def admit(self, message_type: str, content: Content, clients: Sequence[int]) -> list[bytes]:
-        """Charge what is asked, and compute nothing: the digests of all uses that are admitted.
+        """Charges what is asked, and computes nothing; returns the digests of all admitted uses.
 
         With them a process without a ledger may answer, see `PassGate`. What a client
         refuses has none; the log says why.

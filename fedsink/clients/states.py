@@ -1,4 +1,4 @@
-"""What the answers of one client remember from message to message: as private as its records."""
+"""Memory of one client's answers from message to message: as private as its records."""
 
 from __future__ import annotations
 

@@ -85,9 +85,10 @@ class GradientRequest(CentralRequest):
             ValueError: with what does not fit.
         """
         self.check_use()
-        clip, n = self.plan.clip.of_records(), len(self.rows)
+        clip = self.plan.clip.of_records()
         check_rows(self.rows, self.row_labels, self.objective.classes)
         self.objective.check_plan(self.plan)
+        n = len(self.rows)
         if clip.per_record and not (
             self.potentials.shape == (n,) and is_float32(self.potentials, domain.POTENTIALS)
         ):

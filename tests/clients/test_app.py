@@ -92,7 +92,7 @@ def test_an_errors_text_never_leaves_the_client(
     def crash(*arguments: object) -> None:
         raise error(SECRET)
 
-    monkeypatch.setattr(Node, "release", crash)
+    monkeypatch.setattr(Node, "reply", crash)
     request = make_request() if kind == "train.dp_sinkhorn" else PrivatizeRequest(PLAN, 0, 8)
     with caplog.at_level(logging.WARNING, logger="fedsink.clients"):
         reply = ask(settings, kind, request.to_record())

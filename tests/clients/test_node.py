@@ -316,7 +316,7 @@ def test_the_same_plan_of_another_run_is_refused_without_a_ceiling(secret: NodeS
     """A simulation's ledger admits its own run alone."""
     upload(Node(secret, 0))
     other = PrivatizeRequest(PLAN, 0, 100, run="another")
-    with pytest.raises(ReleaseRefusedError, match="admits one plan alone"):
+    with pytest.raises(ReleaseRefusedError, match="admits only one plan"):
         privatized(Node(secret, 0), other, plan_digest(PLAN))
 
 
@@ -490,7 +490,7 @@ def _die(path: Path, request: GradientRequest, step: str) -> None:
     elif step == "put":
         ReplyStore.put = die  # type: ignore[assignment, method-assign]
     else:
-        Ledger.released = die  # type: ignore[assignment, method-assign]
+        Ledger.note_released = die  # type: ignore[assignment, method-assign]
     answer(node_of(path), request)
 
 

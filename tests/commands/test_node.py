@@ -296,7 +296,7 @@ from fedsink.data.sources import load
 
 runner._import_all()
 near, far = Pipe()
-process = runner.Runner(json.loads(sys.argv[1]), far)
+process = runner.ForkingRunner(json.loads(sys.argv[1]), far)
 assert process.open(), near.recv()
 
 def watched():
@@ -364,13 +364,13 @@ def test_a_client_that_does_not_exist_is_refused_at_the_start(home: Path) -> Non
 _THREADED = """
 import sys, threading
 from multiprocessing import Pipe
-from fedsink.clients.runner import Runner
+from fedsink.clients.runner import ForkingRunner
 
 near, far = Pipe()
 stop = threading.Event()
 threading.Thread(target=stop.wait).start()
 try:
-    Runner({}, far).open()
+    ForkingRunner({}, far).open()
 except Exception as error:
     print(type(error).__name__, error)
 stop.set()

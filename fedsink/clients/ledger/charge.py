@@ -139,7 +139,7 @@ class Charge:
 
 
 class Requester(NamedTuple):
-    """Who asks for a plan, and how many new runs a day the owner admits.
+    """Names who asks for a plan, and limits how many new runs begin in a day.
 
     Attributes:
         operator: the owner's name of who has signed the request; None: it is not signed.
