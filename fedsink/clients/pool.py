@@ -184,7 +184,7 @@ class Pool:
         part: slice,
         samples: Sequence[Stream],
     ) -> Layout:
-        """Draws samples of clients that are asked about these classes, in `capacity` places each."""
+        """Draws samples of clients, each of its class, in `capacity` places each."""
         members, starts, sizes = self.runs(labels, part)
         drawn = [
             sampler.draw_at_most(size, capacity, stream)

@@ -178,10 +178,13 @@ class _Uses(Packable):
                 )
         return [
             GradientRequest(
-                number, label, self.plan, self.objective, self.view, *arrays, self.run, self.share
+                number, label, self.plan, self.objective, self.view, x, row_labels, f, own,
+                self.run, self.share,
             )
-            for number, label, *arrays in zip(self.rounds, self.labels, *stacked, strict=True)
-        ]
+            for number, label, x, row_labels, f, own in zip(
+                self.rounds, self.labels, *stacked, strict=True
+            )
+        ]  # fmt: skip
 
 
 def pack_requests(requests: Sequence[GradientRequest]) -> RecordDict:

@@ -135,7 +135,7 @@ class Critics:
         return cls(**{**fields, "training": CriticTraining(**fields["training"])})
 
 
-def _round_number(value: object) -> int:
+def _round_number(value: int) -> int:
     return checks.count("round", value)
 
 

@@ -137,7 +137,7 @@ class Packable:
 
 
 @lru_cache
-def _hints(kind: type[Packable]) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     """Returns the types of a dataclass's fields, with the readers that annotate them."""
     hints = get_type_hints(kind, include_extras=True)
     return {part.name: hints[part.name] for part in fields(kind)}

@@ -33,7 +33,7 @@ def test_a_real_node_refuses_a_library_before_anything_is_charged_or_read(
     node = Node(NodeSettings.from_policy(read_policy(policy_file()), clients=2), 0)
     answer = DPSinkhornAnswer([make_request(solver="annealed", backend=backend)])
     message = f"wants backend={backend}, and a real node solves its problems only by native"
-    for ask in (node.release, node.admit):
+    for ask in (node.reply, node.admit):
         with pytest.raises(ReleaseRefusedError, match=message):
             ask(answer, b"digest")
     assert node.settings.ledger is not None
