@@ -20,7 +20,7 @@ import secrets
 import time
 from dataclasses import fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -131,7 +131,9 @@ class Packable:
             return said[name]
 
         try:
-            return cls(**{name: value_of(name, hint) for name, hint in _hints(cls).items()})
+            return cls(
+                **{name: value_of(name, hint) for name, hint in _hints(cast(Any, cls)).items()}
+            )
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"Malformed {cls.kind}: {error}.") from error
 
