@@ -42,7 +42,7 @@ PHASES = {
         "fedsink.strategies.dp_sinkhorn.strategy:checked",
         "fedsink.clients.answer:digest",
     ],
-    "clients: admit": ["fedsink.clients.cohort:NodeCohort._admit"],
+    "clients: admit": ["fedsink.clients.node_cohort:NodeCohort._admit"],
     "clients: sample records": [
         "fedsink.clients.pool:Pool.draw",
         "fedsink.clients.pool:Sample.in_buckets",

@@ -21,7 +21,7 @@ import ray
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
 
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec
 from fedsink.models import build

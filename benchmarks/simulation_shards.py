@@ -25,7 +25,7 @@ import torch
 from flwr.clientapp import ClientApp
 
 from fedsink.protocol.exchange import Answers, Broadcast, Content, Exchange
-from fedsink.protocol.records import pack, unpack
+from fedsink.protocol.packing import pack, unpack
 from fedsink.protocol.tree_sum import BLOCK
 from fedsink.simulation.ray.ray_grid import RayGrid
 from fedsink.simulation.virtual_clients import Hosted

@@ -30,12 +30,12 @@ from fedsink.clients import dp_sinkhorn as gradient_module
 from fedsink.clients import privatize_once as privatizer_module
 from fedsink.clients.app import client_app
 from fedsink.clients.dp_sinkhorn import client_gradient
+from fedsink.clients.ledger.account_report import AccountReport, report
 from fedsink.clients.ledger.database import Database
-from fedsink.clients.ledger.report import AccountReport, report
 from fedsink.clients.node import Node, close_nodes
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.privatize_once import privatize
-from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.data import sources
 from fedsink.data.maps import PixelRange, PointBall
@@ -57,10 +57,10 @@ from fedsink.privacy import (
 )
 from fedsink.privacy.accounting.accountants import gaussian_delta
 from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest
-from fedsink.protocol.errors import MALFORMED
+from fedsink.protocol.failure_codes import MALFORMED
 from fedsink.protocol.objective import Objective
+from fedsink.protocol.packing import digest
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
-from fedsink.protocol.records import digest
 from fedsink.simulation.run_identity import RunIdentity
 from fedsink.simulation.simulated_run import configure, start
 from fedsink.simulation.virtual_clients import LocalGrid

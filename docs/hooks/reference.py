@@ -23,7 +23,7 @@ from fedsink import errors
 from fedsink.cli import main
 from fedsink.clients.answers import ANSWERS
 from fedsink.commands import COMMANDS
-from fedsink.protocol import errors as refusals
+from fedsink.protocol import failure_codes as refusals
 
 ROOT = Path(__file__).resolve().parents[2]
 

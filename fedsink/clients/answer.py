@@ -1,4 +1,4 @@
-"""What a node answers to one type of message, from the reading of the message to the reply."""
+"""Answers of a node to one type of message, from the reading of the message to the reply."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
-from fedsink.clients.ledger.charge import Charge
-from fedsink.clients.ledger.places import Place
+from fedsink.clients.ledger.charge import Charge, Place
 from fedsink.clients.policy import Policy
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import State
 from fedsink.data.spec import DataSpec
 from fedsink.privacy.randomness.keys import Key
 from fedsink.privacy.randomness.noise import Stream
-from fedsink.protocol.records import Packed, digest
+from fedsink.protocol.packing import Packed, digest
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -43,12 +42,12 @@ class Task(NamedTuple):
     state: Callable[..., State]
 
     def stream(self, purpose: str, round: int, use: int = 0) -> Stream:
-        """The randomness of one use for one purpose."""
+        """Returns the randomness of one use for one purpose."""
         request = self.digests[use]
         return self.key.stream(purpose, client=self.client, round=round, request=request)
 
     def streams(self, round: int, use: int = 0) -> Callable[[str], Stream]:
-        """The randomness of one use, by purpose."""
+        """Returns a function from a purpose to the randomness of one use."""
         return lambda purpose: self.stream(purpose, round, use)
 
 
@@ -63,13 +62,13 @@ class Answer(ABC):
     An installed package adds one by the entry point NAME of the group ``fedsink.answers``. A policy
     allows it by that name, and else it is never imported.
 
-    An answer with a state, as a critic that learns from message to message, reads and puts it in
+    An answer that learns from message to message reads and puts its state in
     `compute`: behind the ledger's commit and before the reply is stored. `Task.state` finds it by
     the reservation: lineage, account, client, run, whole plan and version of the data. After a
     crash between its state t and the stored reply, the same message computes again with the same
     streams: from state t − 1, which therefore stays until the next message. Where it is not there
-    although it should be, the answer calls `State.lost`. A `BatchedAnswer` trains the critics of
-    all clients of a cohort at once.
+    although it should be, the answer calls `State.lost`. A `BatchedAnswer` computes all
+    clients of a cohort at once.
 
     Attributes:
         name: the message type without ``train.``.
@@ -134,7 +133,7 @@ class Answer(ABC):
 
     @abstractmethod
     def charge(self, *, trusted: bool) -> Charge:
-        """What the plan asks of the budget.
+        """Returns what the plan asks of the budget.
 
         Args:
             trusted: whether a share of the noise counts as the sum that it becomes part of.
@@ -159,14 +158,14 @@ class BatchedAnswer(Answer):
 
     @abstractmethod
     def fits(self, other: Self) -> bool:
-        """Whether clients that are asked this and the other may be computed together."""
+        """Tells whether clients that are asked this and the other may be computed together."""
 
     @classmethod
     @abstractmethod
     def compute_each(
         cls, answers: Sequence[Self], tasks: Sequence[Task], pool: Pool, clients: slice
     ) -> Tensor:
-        """What `compute` gives for each of K clients, (K, parts, ...).
+        """Returns what `compute` gives for each of K clients, (K, parts, ...).
 
         Args:
             answers: to each client; they fit together.
@@ -177,7 +176,7 @@ class BatchedAnswer(Answer):
 
 
 def check_classes(classes: int, data: DataSpec) -> None:
-    """Refuse a class list that is not the data's; raises ValueError.
+    """Refuses a class list that is not the data's; raises ValueError.
 
     Before any record is looked at: a shorter list would fail only for clients or batches that hold
     a class beyond its end, and so tell who does.

@@ -1,4 +1,4 @@
-"""What a node answers, by type of message: fedsink's own answers, and those of packages."""
+"""Registry of answers by type of message: fedsink's own, and those of packages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANSWERS: Registry[type[Answer]] = Registry(
 
 
 def find_answer(message_type: str, policy: Policy | None) -> type[Answer]:
-    """The answers to messages of a type.
+    """Returns the class of answers to messages of a type.
 
     Guarantees:
         Under a policy no installed answer is imported whose name the policy does not hold.
@@ -44,7 +44,7 @@ def find_answer(message_type: str, policy: Policy | None) -> type[Answer]:
 
 
 def answers_by_word() -> dict[str, str]:
-    """Every word that a policy can allow, with the name of the answer that it belongs to.
+    """Returns every word that a policy can allow, with the name of the answer that it belongs to.
 
     Nothing is imported: an installed answer or local mechanism is allowed by its name alone.
 

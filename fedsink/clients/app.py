@@ -11,12 +11,11 @@ from flwr.clientapp import ClientApp
 
 from fedsink.clients.answers import ANSWERS
 from fedsink.clients.node import Node, open_node
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError, ReleaseRefusedError
-from fedsink.protocol.errors import failure_code
-from fedsink.protocol.identity import identity_record
-from fedsink.protocol.receipts import give, shown_receipts
+from fedsink.protocol.failure_codes import failure_code
+from fedsink.protocol.node_identity import give, identity_record, shown_receipts
 
 Handler = Callable[[Node, str, RecordDict], RecordDict]
 """The reply of a node to a message's type and content."""

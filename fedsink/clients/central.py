@@ -1,4 +1,4 @@
-"""What all answers of the central mode check and charge: those to a plan's uses at public rows."""
+"""Checks and charges of all answers of the central mode: those to a plan's uses."""
 
 from __future__ import annotations
 

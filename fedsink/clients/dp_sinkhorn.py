@@ -1,7 +1,17 @@
 """Central mode, client side: the clipped and noised gradient of the generated images.
 
-What one client computes at a node and what a cohort computes in a simulation is one function of K
-clients; a node is K = 1.
+The client's part of Algorithm 1 of Cao et al. 2021, in the paper's order:
+
+1. sample Y: every record of the shard with probability q (`Pool.draw`, `Pool.draw_at_most`);
+2. the cost c_m(X, Y), with labels appended where a round mixes classes (`append_labels`);
+3. Sinkhorn's potentials of 2Ŵ_λ(X, Y), Definition 4.3, and their gradient at X, to which the
+   data-independent self term of the request is added (`batch_gradients`);
+4. clip to Δ (`BatchClip.apply_each`);
+5. add 2Δσ·N(0, I) (`PrivacyPlan.release`).
+
+`clip=record` replaces steps 2 to 4 by a sum of clipped contributions of records (`clipped_sums`).
+A node and a cohort of a simulation run the same function of K clients, `client_totals`; a node is
+K = 1.
 """
 
 from __future__ import annotations
@@ -17,7 +27,7 @@ from torch import Tensor
 from fedsink.clients.answer import BatchedAnswer, Task, check_classes
 from fedsink.clients.central import CentralAnswer
 from fedsink.clients.policy import Policy
-from fedsink.clients.pool import Batch, Places, Pool, Sample
+from fedsink.clients.pool import Batch, Layout, Pool, Sample
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import BatchClip, Stream
@@ -89,7 +99,7 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
         return pack_replies([GradientReply(reply[name]) for name in self.parts])
 
     def fits(self, other: Self) -> bool:
-        """Whether plan, objective, view and share are the same, and so are the rows' shapes."""
+        """Tells whether plan, objective, view, share and the rows' shapes are the same."""
         return len(self.requests) == len(other.requests) and alike(
             self.requests[0], other.requests[0]
         )
@@ -112,7 +122,7 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
 
 
 def alike(one: GradientRequest, two: GradientRequest) -> bool:
-    """Whether plan, objective, view and share are the same, and so are the rows' shapes."""
+    """Tells whether plan, objective, view, share and the rows' shapes are the same."""
     return (
         one.rows.shape == two.rows.shape
         and (one.label is None) == (two.label is None)
@@ -153,19 +163,19 @@ def client_gradient(
     Raises:
         ValueError: the rows do not live in the request's view of this data.
     """
-    total = client_total(request, shard, stream("sample"))
+    total = client_total(request, shard, stream("sample"))  # steps 1 to 4
     return request.own_plan.release(total, stream("noise"))
 
 
 def client_total(request: GradientRequest, shard: Shard, sample: Stream) -> Tensor:
-    """What `client_gradient` adds its noise to, (n, D); raises like it."""
+    """Returns what `client_gradient` adds its noise to, (n, D); raises like it."""
     return client_totals([request], Pool([shard]), slice(0, 1), [sample])[0]
 
 
 def client_totals(
     requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
 ) -> Tensor:
-    """What `client_gradient` adds its noise to, for K clients at once.
+    """Returns what `client_gradient` adds its noise to, for K clients at once: steps 1 to 4.
 
     Args:
         requests: what each client is asked, checked; the clients may share one request. All of
@@ -180,39 +190,34 @@ def client_totals(
     Raises:
         ValueError: the rows do not live in the request's view of this data.
     """
-    refuse_other_view(requests[0], pool.coordinates(requests[0].view))
-    clip = ClipOfRecords.expect(requests[0].plan.clip)
-    if isinstance(clip, BatchClip):
-        return clip.apply_each(client_batch_gradients(requests, pool, part, samples))
-    return _record_totals(requests, pool, part, samples)
-
-
-def refuse_other_view(request: GradientRequest, coordinates: Tensor) -> None:
-    """Raise ValueError unless the request's rows have as many coordinates as the records."""
-    if coordinates.shape[1] != request.rows.shape[1]:
-        raise ValueError(
-            f"The rows have {request.rows.shape[1]} coordinates, the records in the request's "
-            f"view {coordinates.shape[1]}."
-        )
-
-
-def _record_totals(
-    requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
-) -> Tensor:
-    """Σ_j clip(g_j, Δ) of each client: every record meets only the rows of its own class."""
     first = requests[0]
+    refuse_other_view(first, pool.coordinates(first.view))
+    clip = ClipOfRecords.expect(first.plan.clip)
+    if isinstance(clip, BatchClip):
+        # Algorithm 1 as published: Y, Sinkhorn's gradient at X, and one clip of all of it to Δ.
+        return clip.apply_each(client_batch_gradients(requests, pool, part, samples))
+    # One clip a record: f comes with the request, so that no record moves another's weights.
     device = pool.coordinates(first.view).device
     rows, potentials = (_stacked(requests, name, device) for name in ("rows", "potentials"))
     row_labels = _stacked(requests, "row_labels", torch.device("cpu"))
     totals = torch.zeros(rows.shape, dtype=torch.float64, device=device)
-    for of_class, places in _problems(requests, pool, part, samples):
+    for of_class, places in _problems(requests, pool, part, samples):  # sample Y with rate q
         own, whose = of_class.to(device), places.clients.to(device).unsqueeze(-1)
-        totals[whose, own] = record_sums(
+        totals[whose, own] = record_sums(  # weights, gradient and clip of each record
             first, rows[whose, own], potentials[whose, own],
             row_labels[places.clients][:, of_class], pool.batch(first, places),
             pool.norm_bound(first.view),
         )  # fmt: skip
     return totals
+
+
+def refuse_other_view(request: GradientRequest, coordinates: Tensor) -> None:
+    """Raises ValueError unless the request's rows have as many coordinates as the records."""
+    if coordinates.shape[1] != request.rows.shape[1]:
+        raise ValueError(
+            f"The rows have {request.rows.shape[1]} coordinates, the records in the request's "
+            f"view {coordinates.shape[1]}."
+        )
 
 
 def record_sums(
@@ -223,7 +228,7 @@ def record_sums(
     batch: Batch,
     radius: float,
 ) -> Tensor:
-    """Σ_j clip(g_j, Δ) of each of K batches, (K, n, D) float64; see `transport.clipped_sums`."""
+    """Returns Σ_j clip(g_j, Δ) of each of K batches, (K, n, D) float64; see `clipped_sums`."""
     return clipped_sums(
         rows,
         batch.records,
@@ -237,8 +242,8 @@ def record_sums(
 
 def _problems(
     requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
-) -> Iterator[tuple[Tensor, Places]]:
-    """Rows, by their numbers, and the places of the records that may meet them.
+) -> Iterator[tuple[Tensor, Layout]]:
+    """Yields rows, by their numbers, and the places of the records that may meet them.
 
     With a capacity all rows meet all places, whatever the classes of the records. Without one
     samples are laid out as they need it, those of each class apart where a request mixes classes.
@@ -253,7 +258,7 @@ def _problems(
         for places in sample.in_buckets():
             yield everywhere, places
         return
-    labels = pool.classes_of(first.objective, sample)
+    labels = pool.classes_of(first.objective.classes, sample)
     for label in first.row_labels.unique():
         of_class = torch.nonzero(first.row_labels == label).flatten()
         for places in sample.of(labels == label).in_buckets():
@@ -263,7 +268,11 @@ def _problems(
 def client_batch_gradients(
     requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
 ) -> Tensor:
-    """∂_X 2Ŵ_λ(X_k, Y_k) plus the self gradient of each client, before the clip, (K, n, D)."""
+    """Returns ∂_X 2Ŵ_λ(X_k, Y_k) plus the self gradient of each client, unclipped, (K, n, D).
+
+    A client whose batch is empty keeps the self gradient. With a capacity every client's problem
+    has the same size and the same number of iterations, so that no duration tells its batch.
+    """
     first = requests[0]
     device = pool.coordinates(first.view).device
     gradients = _stacked(requests, "self_gradient", device).to(device, copy=True)
@@ -271,7 +280,7 @@ def client_batch_gradients(
         radius = pool.norm_bound(first.view)
         places = pool.draw_at_most(requests, part, samples)
         for request, clients in _by_request(requests):
-            own = Places(clients, places.chosen[clients], places.present[clients])
+            own = Layout(clients, places.chosen[clients], places.present[clients])
             batch = pool.batch(request, own)
             gradients[clients.to(device)] = gradients_at_fixed_work(request, batch, radius)
         return gradients
@@ -289,7 +298,7 @@ def client_batch_gradients(
 
 
 def gradients_at_fixed_work(request: GradientRequest, batch: Batch, radius: float) -> Tensor:
-    """The gradients of one request's clients, with the same work whatever their batches."""
+    """Returns the gradients of one request's clients, with the same work whatever their batches."""
     try:
         solver = fixed_solver(request.objective.solver, **_public_bounds(request, radius))
         return _gradients(request, batch, request.objective.ground_cost, solver)
@@ -300,7 +309,7 @@ def gradients_at_fixed_work(request: GradientRequest, batch: Batch, radius: floa
 
 
 def _gradients_as_they_come(request: GradientRequest, batch: Batch) -> Tensor:
-    """The gradients of one request's clients, none of whose batches is empty."""
+    """Returns the gradients of one request's clients, none of whose batches is empty."""
     try:
         return _gradients(request, batch, *request.objective.transport)
     except (ValueError, RuntimeError, ArithmeticError):
@@ -316,6 +325,7 @@ def _gradients_as_they_come(request: GradientRequest, batch: Batch) -> Tensor:
 
 
 def _gradients(request: GradientRequest, batch: Batch, cost: GroundCost, solver: Solver) -> Tensor:
+    """Returns steps 2 and 3 for each batch: cost, potentials, gradient at X plus the self term."""
     objective, y = request.objective, batch.records
     x, own = request.rows.to(y.device), request.self_gradient.to(y.device)
     if weight := _label_weight(request):
@@ -329,12 +339,12 @@ def _zeros(request: GradientRequest, batch: Batch) -> Tensor:
 
 
 def _label_weight(request: GradientRequest) -> float:
-    """α_c where a batch mixes classes and labels enter the cost, else 0."""
+    """Returns α_c where a batch mixes classes and labels enter the cost, else 0."""
     return request.objective.label_weight if request.label is None else 0.0
 
 
 def _public_bounds(request: GradientRequest, radius: float) -> dict[str, float]:
-    """Bounds on the costs of rows with records in the ball of `radius`, and on any distance."""
+    """Returns bounds on costs of rows with records in a ball of `radius`, and on any distance."""
     rows, objective, weight = request.rows, request.objective, _label_weight(request)
     row_norm = float(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).amax())
     mixed = request.label is None
@@ -352,7 +362,7 @@ def _largest_cost(objective: Objective, distance: float, absolute: float) -> flo
 
 
 def _stacked(requests: Sequence[GradientRequest], name: str, device: torch.device) -> Tensor:
-    """One array of each client's request, (K, ...); one that they share is sent once."""
+    """Returns one array of each client's request, (K, ...); one that they share is sent once."""
     if _alike(requests):
         values: Tensor = getattr(requests[0], name).to(device)
         return values.expand(len(requests), *values.shape)
@@ -366,7 +376,7 @@ def _alike(requests: Sequence[GradientRequest]) -> bool:
 def _by_request(
     requests: Sequence[GradientRequest],
 ) -> Iterator[tuple[GradientRequest, Tensor]]:
-    """Each different request, and the clients that are asked it."""
+    """Yields each different request, and the clients that are asked it."""
     clients: dict[int, list[int]] = {}
     for client, request in enumerate(requests):
         clients.setdefault(id(request), []).append(client)

@@ -1,4 +1,18 @@
-"""Central mode, client side: the noised sum of what a client's critics say of generated rows."""
+"""Central mode, client side: the noised sum of critics' gradients at generated rows.
+
+The client's part of Algorithm 2 of Chen, Orekondy, Fritz 2020 with M critics a client (M = 1 is
+Algorithm 2; one client with all critics asked is Algorithm 1), in the paper's order:
+
+1. deal the records to the critics, once (`dealt`);
+2. warm start, before the first round, against a local generator that is thrown away;
+3. n_dis steps of WGAN-GP on own records and the server's rows, a critic each;
+4. the gradient of each critic's output at the server's rows X;
+5. clip to C and add up; 2 to 5 are `critic_totals`;
+6. add 2Cσ·N(0, I) (`PrivacyPlan.release_each`).
+
+As printed, Algorithm 2 releases a gradient in every one of its n_dis steps; here a request gets one
+reply behind all of them, because each release costs ε.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +20,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -15,7 +30,7 @@ from fedsink.clients.answer import BatchedAnswer, Task, check_classes
 from fedsink.clients.central import CentralAnswer
 from fedsink.clients.gs_wgan_critics import CriticMessage, CriticState, Fakes, Parts, critic_totals
 from fedsink.clients.policy import Policy
-from fedsink.clients.pool import Pool
+from fedsink.clients.pool import Pool, classes_under
 from fedsink.clients.states import State
 from fedsink.data.spec import DataSpec
 from fedsink.data.views import view_from_dict
@@ -26,6 +41,10 @@ from fedsink.protocol.gs_wgan import CriticRequest, Critics
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
+
+
+_DEALT: WeakKeyDictionary[Pool, tuple[Any, dict[tuple[int, int], Parts]]] = WeakKeyDictionary()
+"""Records of each pool as they were dealt for its last request."""
 
 
 class GSWGANAnswer(CentralAnswer, BatchedAnswer):
@@ -40,7 +59,7 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
     learns nothing but a noised sum.
 
     Guarantees:
-        - A client answers in its turn of the plan's schedule alone.
+        - A client answers only in its turn of the plan's schedule.
         - No architecture is built that the policy or the public description of the data refuses.
         - A stored reply is sent again without training.
     """
@@ -108,7 +127,7 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
 def critic_gradients(
     request: CriticRequest, tasks: Sequence[Task], pool: Pool, clients: slice
 ) -> Tensor:
-    """Train the critics of K clients for one round; the noised sum of their gradients, (K, n, D).
+    """Trains the critics of K clients for one round; returns their noised sums, (K, n, D).
 
     Each client releases Σ_m clip(∂D_m/∂X, C) + N(0, (2Cσ)² I) over its M critics, each of which
     has been trained on its own part of the records; see `critic_totals`. With a rate q < 1 the sum
@@ -140,14 +159,14 @@ def critic_gradients(
     """
     critic, critics = architecture(request), request.critics
     clip = ClipOfCritics.expect(request.plan.clip)
-    parts = pool.parts(request, clients)
+    parts = dealt(request, pool, clients)  # step 1
     names = _names(request)
     kept = [task.state(names) for task in tasks]
     states = [
         _state(request, critic, task.client, place, parts.records)
         for task, place in zip(tasks, kept, strict=True)
     ]
-    totals, trained = critic_totals(
+    totals, trained = critic_totals(  # steps 2 to 5
         critic,
         critics.training,
         clip,
@@ -157,14 +176,44 @@ def critic_gradients(
         [task.stream("critic", request.round) for task in tasks],
         critics.local_generator(critic),
     )
+    # Before the noised reply exists: a crash in between must find the state that it came from.
     for state, place in zip(trained, kept, strict=True):
         place.put(request.round, state.to_tensors())
     noise = [task.stream("noise", request.round) for task in tasks]
     return request.own_plan.release_each(totals, noise)
 
 
+def dealt(request: CriticRequest, pool: Pool, clients: slice) -> Parts:
+    """Deals the records of some clients to the critics of a request; kept for the next one.
+
+    Where users are protected, all records of a user belong to one critic; else a record's slot
+    is the number of its name, and where it has none its place in its shard.
+
+    Raises:
+        DataError: users are to be protected, and the records do not tell them apart.
+        ValueError: the view is not for these records.
+    """
+    critics, by_user = request.critics, request.plan.unit == "user"
+    view = json.dumps(request.view, sort_keys=True)
+    key = (view, critics.training.critics, critics.classes, by_user)
+    if pool not in _DEALT or _DEALT[pool][0] != key:
+        _DEALT[pool] = key, {}
+    kept = _DEALT[pool][1]
+    start, stop, _ = clients.indices(len(pool.shards))
+    if (start, stop) not in kept:
+        coordinates = pool.coordinates(request.view)
+        labels = classes_under(critics.classes, pool.labels)
+        shards = []
+        for client in range(start, stop):
+            own, shard = pool.places_of(client), pool.shards[client]
+            slots = shard.whole_users() if by_user else shard.slots
+            shards.append((coordinates[own], labels[own], slots))
+        kept[start, stop] = Parts.deal(shards, critics.training.critics, critics.classes)
+    return kept[start, stop]
+
+
 def _asked(request: CriticRequest, parts: Parts, tasks: Sequence[Task]) -> Parts:
-    """The parts, of which the critics that this round's coins choose are asked."""
+    """Returns the parts, of which only the critics that this round's coins choose are asked."""
     if request.plan.rate == 1.0:
         return parts
     coins = [task.stream("sample", request.round) for task in tasks]
@@ -172,7 +221,7 @@ def _asked(request: CriticRequest, parts: Parts, tasks: Sequence[Task]) -> Parts
 
 
 def architecture(request: CriticRequest) -> Critic:
-    """The critics' architecture in the request's view; raises ValueError where it does not fit."""
+    """Returns the critics' architecture in the request's view; raises ValueError for a misfit."""
     return _architecture(request.critics, json.dumps(request.view, sort_keys=True))
 
 
@@ -182,7 +231,7 @@ def _architecture(critics: Critics, view: str) -> Critic:
 
 
 def _names(request: CriticRequest) -> str:
-    """Tells apart critics of one reservation, should a server name several: they share nothing."""
+    """Returns a name that tells apart several kinds of critics under one reservation."""
     return json.dumps([request.critics.to_dict(), request.view], sort_keys=True)
 
 
@@ -193,7 +242,7 @@ def _state(
     place: State,
     like: Tensor,
 ) -> CriticState:
-    """What the client's critics have learned before this round."""
+    """Returns what the client's critics have learned before this round."""
     critics, remembered = request.critics, place.before(request.round)
     if remembered is None:
         state = CriticState.start(critic, critics.training.critics, critics.initial, like)
@@ -216,7 +265,7 @@ def _shown(request: CriticRequest, device: torch.device) -> CriticMessage:
 
 
 def _sharing_fakes(states: Sequence[CriticState]) -> list[CriticState]:
-    """The same states, where equal generated rows are one object: they are then kept once."""
+    """Returns the same states, in which equal generated rows are one object and kept once."""
     pools: list[Fakes] = []
     shared = []
     for state in states:

@@ -1,4 +1,4 @@
-"""Critics of private records: a client trains them in every round, and adds up what they say.
+"""Critics of private records: a client trains them in every round, and adds up their gradients.
 
 The client deals its records to M critics (`Parts`), each of which learns to tell its part from
 generated rows (`CriticState`), and then asks every critic for the gradient of its output at the
@@ -133,7 +133,7 @@ class Fakes:
 
 @dataclass(frozen=True)
 class CriticState:
-    """What a client's M critics have learned: as private as the records, and never sent.
+    """State of a client's M critics: as private as the records, and never sent.
 
     Attributes:
         weights: (M, W).
@@ -187,7 +187,7 @@ class CriticState:
 
 @dataclass(frozen=True)
 class CriticMessage:
-    """What a round shows to the critics, all of it public.
+    """Rows that a round shows to the critics, all of them public.
 
     Attributes:
         rows: X, where the critics' gradients are asked for, (n, D).
@@ -214,7 +214,7 @@ def critic_totals(
     coins: Sequence[Stream],
     local: LocalGenerator | None = None,
 ) -> tuple[Tensor, list[CriticState]]:
-    """Train the critics of K clients for one round, and add up their clipped gradients.
+    """Trains the critics of K clients for one round, and adds up their clipped gradients.
 
     Σ_m clip(∂D_m/∂X, C) for each client, where the rows of classes that a critic's part lacks are
     zero before the clip. The clients are one batch; each alone gives the same, up to rounding.
@@ -267,9 +267,9 @@ def critic_totals(
     lesson = _Lesson(critic, training, message.rate, parts, weights, adam)
     before = rounds.pop()
     if local is not None and not before:
-        _warm_up(lesson, local, coins)
-    _train(lesson, shown, before, coins)
-    gradients = _gradients(critic, weights, message, parts)
+        _warm_up(lesson, local, coins)  # the paper's warm start; costs no ε: nothing is released
+    _train(lesson, shown, before, coins)  # n_dis steps of every critic, asked or not
+    gradients = _gradients(critic, weights, message, parts)  # ∂D_m/∂X
     totals = clip.total(gradients.unflatten(0, (len(states), parts.critics)))
     size = parts.critics
     trained = []
@@ -302,7 +302,7 @@ class _Lesson:
 
     @property
     def mismatched(self) -> bool:
-        """Whether the critics see records under another label too."""
+        """True if the critics see records under another label too."""
         return self.training.mismatch > 0.0 and self.critic.classes > 1
 
     def step(self, chosen: Tensor, fakes: Tensor, shares: Tensor, other: Tensor | None) -> None:
@@ -339,7 +339,7 @@ class _Lesson:
 
 
 def _train(lesson: _Lesson, shown: Sequence[Fakes], trained: int, coins: Sequence[Stream]) -> None:
-    """The round's steps.
+    """Takes the round's steps.
 
     One draw of uniforms a client: record, fake row, midpoint, and another label where one is used.
     """
@@ -359,7 +359,7 @@ def _train(lesson: _Lesson, shown: Sequence[Fakes], trained: int, coins: Sequenc
 
 
 def _warm_up(lesson: _Lesson, local: LocalGenerator, coins: Sequence[Stream]) -> None:
-    """Train each critic against a generator of its own, which is thrown away behind it.
+    """Trains each critic against its own local generator, which is then thrown away.
 
     The warm start of Chen, Orekondy, Fritz 2020: a step of the generators follows as many of the
     critics as a round has. One draw of uniforms a client for each step of the generators: record,
@@ -391,14 +391,14 @@ def _warm_up(lesson: _Lesson, local: LocalGenerator, coins: Sequence[Stream]) ->
 
 
 def _other_labels(labels: Tensor, uniform: Tensor, classes: int) -> Tensor:
-    """A label of another class for each, chosen evenly by uniforms of the same shape."""
+    """Returns a label of another class for each, chosen evenly by uniforms of its shape."""
     return (labels + 1 + (uniform * (classes - 1)).to(torch.int64)) % classes
 
 
 def _partners(
     classes: int, critics: int, shown: Sequence[Fakes], uniform: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Places of the fakes that records are paired with, and the rows these are places of."""
+    """Returns the places of the fakes that records are paired with, and the fakes' rows."""
     pools = {id(fakes): fakes for fakes in shown}
     places, before = torch.empty_like(labels), 0
     for key, fakes in pools.items():
@@ -411,7 +411,7 @@ def _partners(
 
 @torch.no_grad()
 def _gradients(critic: Critic, weights: Tensor, message: CriticMessage, parts: Parts) -> Tensor:
-    """∂D/∂X of all critics, (K·M, n, D), zero at rows of classes that a part lacks."""
+    """Returns ∂D/∂X of all critics, (K·M, n, D), zero at rows of classes that a part lacks."""
     everyone = len(weights)
     points = message.rows.expand(everyone, *message.rows.shape)
     labels = message.row_labels.expand(everyone, -1)

@@ -1,4 +1,9 @@
-"""One client on one machine: its shard, its key, its policy, its ledger."""
+"""One client on one machine: its shard, its key, its policy, its ledger.
+
+`Node.answer` turns a message into a reply in one order for all methods: who signed it, the policy,
+the plan's schedule, the public description of the data, the charge, the records, the computation,
+the stored reply.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +17,21 @@ from torch import Tensor
 
 from fedsink.clients.answer import Answer, Task
 from fedsink.clients.answers import find_answer
-from fedsink.clients.ledger.charge import Charge
-from fedsink.clients.ledger.ledger import Ledger
-from fedsink.clients.passes import Passes
-from fedsink.clients.policy import Policy
-from fedsink.clients.policy_file import read_policy
-from fedsink.clients.receipts import Receipts
-from fedsink.clients.releases import (
+from fedsink.clients.gate import (
     Admitted,
-    Releases,
-    refuse_forgotten,
-    refuse_rollback,
+    LedgerGate,
+    PassGate,
     reservation_name,
     seeded,
     use_digests,
 )
+from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.ledger.ledger import Ledger
+from fedsink.clients.node_settings import NodeSettings
+from fedsink.clients.policy import Policy
+from fedsink.clients.policy_file import read_policy
 from fedsink.clients.replies import ReplyStore
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.rollback import Receipts, refuse_forgotten, refuse_rollback
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import State, States, forget
 from fedsink.data.labelled import LabelledData
@@ -42,7 +45,7 @@ from fedsink.errors import (
     ReleaseRefusedError,
     RolledBackError,
 )
-from fedsink.protocol.receipts import Given
+from fedsink.protocol.node_identity import Given
 from fedsink.protocol.signatures import signer
 
 if TYPE_CHECKING:
@@ -81,7 +84,7 @@ class Node:
 
     @cached_property
     def shard(self) -> Shard:
-        """The private records on the client's device, loaded at the first admitted request."""
+        """Private records on the client's device, loaded at the first admitted request."""
         held = records_of(self.settings, self.client)
         public = self.settings.data.nominal_records
         if self._policy is not None and len(held) > public:
@@ -96,7 +99,7 @@ class Node:
         )
 
     def answer(self, message_type: str, record: RecordDict) -> RecordDict:
-        """The reply to a message, as it travels.
+        """Returns the reply to a message, as it travels.
 
         Raises:
             ReleaseRefusedError: policy, budget or ledger forbid it, nobody has signed it whom the
@@ -109,10 +112,10 @@ class Node:
             operator = signer(record, message_type, self._receipts.name, self._policy.operators)
         answer = find_answer(message_type, self._policy).read(record, self._policy)
         answer.operator = operator
-        return answer.record(self.release(answer, answer.digest(record)))
+        return answer.record(self.reply(answer, answer.digest(record)))
 
-    def release(self, answer: Answer, digest: bytes) -> Mapping[str, Tensor]:
-        """The tensors of a reply; raises like `answer`.
+    def reply(self, answer: Answer, digest: bytes) -> Mapping[str, Tensor]:
+        """Returns the tensors of a reply; raises like `answer`.
 
         Args:
             answer: to a message: all of its uses are released, or none.
@@ -130,15 +133,17 @@ class Node:
         if reply is None:
             computed = answer.compute(self.task(answer, admitted))
             named = zip(answer.parts, computed, strict=True)
-            reply = admitted.release({name: values.cpu() for name, values in named})
+            reply = {name: values.cpu() for name, values in named}
+            if admitted.keep is not None:
+                reply = admitted.keep(reply)
         if answer.in_parts:
             self._kept = (answer.name, self._reserved(answer), digest), reply
         return reply
 
     def admit(self, answer: Answer, digest: bytes, *, checked: bool = False) -> Admitted:
-        """The first half of `release`: asks policy and ledger, and charges; raises like it.
+        """Does the first half of `reply`: asks policy and ledger, and charges; raises like it.
 
-        The other half is `Admitted.release` of what is computed from the `task`.
+        The other half is `Admitted.keep` of what is computed from the `task`.
 
         Args:
             answer: to a message.
@@ -149,7 +154,7 @@ class Node:
         return self._charge(answer, digest)
 
     def task(self, answer: Answer, admitted: Admitted) -> Task:
-        """What an answer is computed from once it is admitted."""
+        """Returns what an answer is computed from once it is admitted."""
 
         def state(*names: str) -> State:
             return self.states.of(self._reserved(answer), answer.name, *names)
@@ -157,7 +162,7 @@ class Node:
         return Task(admitted.digests, self.client, self.shard, self._key, state)
 
     def _check(self, answer: Answer, *, checked: bool = False) -> None:
-        """Refuse what policy, schedule or the public description of the data forbid."""
+        """Refuses what policy, schedule or the public description of the data forbid."""
         if self._policy is not None:
             answer.check_policy(self._policy)
         answer.check_turn(self.client, self.settings.clients)
@@ -170,25 +175,19 @@ class Node:
             raise ValueError(f"The plan accounts for {most} records, the data have {public}.")
 
     def _charge(self, answer: Answer, digest: bytes) -> Admitted:
+        """Commits the message's charge."""
         if not answer.protected and not self.settings.unprotected:
             raise ReleaseRefusedError(
                 "A message cannot switch clip and noise off: this node answers none without them."
             )
         # There is nothing to charge for what protects nothing.
-        if self._releases is None or not answer.protected:
-            # A seed's noise is keyed by the round alone, whatever the message.
+        if self._gate is None or not answer.protected:
+            # A seed's noise is keyed by the round, whatever the message.
             uses, secret = len(answer.places), self.settings.seed is None
             admitted = Admitted.unrecorded(use_digests(digest, uses)) if secret else seeded(uses)
         else:
-            admitted = self._releases.admit(
-                answer.run,
-                self._charge_of(answer),
-                answer.places,
-                digest,
-                lambda: self._content(answer),
-                answer.name,
-                answer.operator,
-            )
+            charge = self._charge_of(answer)
+            admitted = self._gate.admit(answer, charge, digest, lambda: self._content(answer))
         if answer.most_records is not None and len(self.shard) > answer.most_records:
             raise DataError("This node holds more records than the plan accounts for.")
         return admitted
@@ -197,12 +196,12 @@ class Node:
         return answer.charge(trusted=self._policy is not None and self._policy.trusts_aggregation)
 
     def _reserved(self, answer: Answer) -> bytes:
-        """Names what the answer is charged under, or would be where nobody keeps a ledger."""
+        """Returns the name of what the answer is charged under, with or without a ledger."""
         charge = self._charge_of(answer) if answer.protected else None
         return reservation_name(answer.run, charge, self._content(answer))
 
     def _content(self, answer: Answer) -> bytes:
-        """The fingerprint of records that the answer can be computed from."""
+        """Returns the fingerprint of records that the answer can be computed from."""
         if answer.of_users:
             self.shard.whole_users()
         return self._fingerprint
@@ -222,7 +221,7 @@ class Node:
         return lineage if settings.partition is None else f"{lineage}/client-{self.client}"
 
     def given(self, shown: Iterable[str]) -> Given | None:
-        """What a node under a policy gives a server to keep, after a look at what that keeps.
+        """Returns what a node under a policy gives a server to keep.
 
         Args:
             shown: the server's receipts, of any nodes.
@@ -238,10 +237,10 @@ class Node:
         return Given(self._receipts.name, self._receipts.give(ledger))
 
     def note_refusal(self, error: ReleaseRefusedError) -> None:
-        """Count a refusal in the ledger of a node under a policy, for its owner to see."""
+        """Counts a refusal in the ledger of a node under a policy, for its owner to see."""
         if self._policy is not None:
             with contextlib.suppress(LedgerError, RolledBackError):
-                _open_ledger(self.settings).refused(type(error).__name__)
+                _open_ledger(self.settings).note_refused(type(error).__name__)
 
     @cached_property
     def _receipts(self) -> Receipts:
@@ -254,15 +253,15 @@ class Node:
         """What answers remember of this client between messages."""
         policy, settings = self._policy, self.settings
         owner = f"{self._lineage}/{self.client}"
-        if policy is not None:
-            return States(policy.states, owner, simulated=False, at_once=True, rewinds=False)
-        stored = self._releases is not None and not self._key.repeatable
+        # A round whose reply is stored is never computed again. Any other may be, in the same
+        # simulation: its state from before the round must still be there then.
+        final = self._stores_replies
         return States(
-            settings.states,
+            settings.states if policy is None else policy.states,
             owner,
-            simulated=True,
-            at_once=stored or settings.states_at_once,
-            rewinds=not stored,
+            simulated=policy is None,
+            at_once=final or settings.states_at_once,
+            rewinds=not final,
         )
 
     def _forget_old_states(self) -> None:
@@ -270,34 +269,40 @@ class Node:
         if policy is not None and policy.state_days is not None:
             forget(policy.states, policy.state_days)
 
+    @property
+    def _stores_replies(self) -> bool:
+        """True if every reply is stored before it leaves.
+
+        A simulation stores replies where their noise cannot be drawn again. A real node stores them
+        whatever its key: another machine or version would compute other last bits under the same
+        noise.
+        """
+        return self._policy is not None or not self._key.repeatable
+
     @cached_property
-    def _releases(self) -> Releases | Passes | None:
+    def _gate(self) -> LedgerGate | PassGate | None:
+        """Charges what is asked; None: a seed's noise is charged to nobody."""
         settings, policy = self.settings, self._policy
-        if settings.lent is not None:
+        if settings.lent is not None:  # the ledger is on another machine
             return _PASSES
-        # Reproducible noise is public anyway and is keyed by the round alone: engines differ in
-        # the last bits of a request, so a ledger would refuse honest reruns.
-        if settings.seed is not None or settings.ledger is None or settings.replies is None:
+        # Reproducible noise is public anyway and is keyed by the round: engines differ in the last
+        # bits of a request, so a ledger would refuse honest reruns.
+        if settings.seed is not None or settings.replies is None:
             return None
-        # A real node keeps its replies whatever its key: another machine or version would compute
-        # other last bits under the same noise.
-        stored = policy is not None or not self._key.repeatable
-        return Releases(
-            _open_ledger(settings),
-            self._lineage,
-            None if policy is None else policy.budgets,
-            ReplyStore(settings.replies) if stored else None,
-            "inherit" if policy is None else policy.on_change,
-            None if policy is None else policy.allowed.runs_per_day,
-        )
+        store = ReplyStore(settings.replies) if self._stores_replies else None
+        ledger = _open_ledger(settings)
+        if policy is None:
+            return LedgerGate(ledger, self._lineage, None, store)
+        runs = policy.allowed.runs_per_day
+        return LedgerGate(ledger, self._lineage, policy.budgets, store, policy.on_change, runs)
 
 
 _NODES: dict[tuple[NodeSettings, int], Node] = {}  # of this process
-_PASSES = Passes()  # of the nodes of this process that have a lent key
+_PASSES = PassGate()  # of the nodes of this process that have a lent key
 
 
 def open_node(settings: NodeSettings, client: int) -> Node:
-    """The node of this process that plays `client`, made at its first message."""
+    """Returns the node of this process that plays `client`, made at its first message."""
     key = (settings, client)
     if key not in _NODES:
         _NODES[key] = Node(settings, client)
@@ -305,18 +310,18 @@ def open_node(settings: NodeSettings, client: int) -> Node:
 
 
 def grant(digests: Iterable[bytes]) -> None:
-    """Let the nodes of this process with a lent key answer what has these digests, and no more."""
+    """Lets the nodes of this process with a lent key answer uses with these digests, no others."""
     _PASSES.grant(digests)
 
 
 def keep_states(round: int) -> None:
-    """Make files of what the nodes of this process remember; see `States.keep`."""
+    """Makes files of what the nodes of this process remember; see `States.keep`."""
     for node in _NODES.values():
         node.states.keep(round)
 
 
 def close_nodes() -> None:
-    """Forget every node of this process, and the data they hold."""
+    """Forgets every node of this process, and the data they hold."""
     _NODES.clear()
     _PASSES.grant(())
     deal.cache_clear()
@@ -324,7 +329,7 @@ def close_nodes() -> None:
 
 
 def policy_of(settings: NodeSettings) -> Policy | None:
-    """The owner's policy, if there is one; raises ConfigError where it is for another node."""
+    """Returns the owner's policy, if there is one; raises ConfigError for another node's."""
     if settings.policy is None:
         return None
     policy = read_policy(settings.policy)
@@ -337,7 +342,7 @@ def policy_of(settings: NodeSettings) -> Policy | None:
 
 
 def records_of(settings: NodeSettings, client: int) -> LabelledData:
-    """Read what a client holds: float32 records, altered where the client's are.
+    """Reads what a client holds: float32 records, altered where the client's are.
 
     Raises:
         FedsinkError: as `load` and `deal`.
@@ -355,7 +360,7 @@ def records_of(settings: NodeSettings, client: int) -> LabelledData:
 
 @lru_cache(maxsize=4)
 def deal(settings: NodeSettings) -> list[Tensor]:
-    """Deal a simulation's records out: for each client the int64 indices of those that it holds.
+    """Deals a simulation's records out; returns each client's, as int64 indices.
 
     Raises:
         ConfigError: nothing is to be dealt out, or as `partition`.

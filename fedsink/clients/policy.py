@@ -1,4 +1,4 @@
-"""What the owner of a node allows, whatever a message asks for."""
+"""Limits that the owner of a node sets, whatever a message asks for."""
 
 from __future__ import annotations
 

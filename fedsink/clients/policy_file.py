@@ -1,21 +1,28 @@
-"""The owner's policy file, read strictly."""
+"""Reads the owner's policy file strictly: an unknown key is an error.
+
+A misspelt limit would limit nothing. `read_policy` is the entry point.
+"""
 
 from __future__ import annotations
 
+import difflib
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fedsink.clients.answer import Answer
 from fedsink.clients.answers import ANSWERS, answers_by_word, find_answer
 from fedsink.clients.ledger.budget import Budget
 from fedsink.clients.policy import Allowed, Policy
-from fedsink.clients.toml_table import REQUIRED, Table
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, PrivacyError
 from fedsink.models import GENERATORS
 from fedsink.privacy.adjacency import ADD_REMOVE, ADJACENCIES
 from fedsink.protocol.signatures import read_key
+
+REQUIRED: Any = object()
+"""The default of a key that must be there."""
 
 MAXIMUM_ROUNDS = 100_000  # where a policy does not say
 AGGREGATION = ("refused", "untrusted", "trusted")
@@ -28,11 +35,11 @@ WORDS = (
     *("maximum_clip_bound", "maximum_rounds", "maximum_rate", "capacity", "runs_per_day"),
     "secure_aggregation",
 )
-"""Every key of a policy but the limits that answers state."""
+"""Every key of a policy except the limits that answers state."""
 
 
 def read_policy(path: Path) -> Policy:
-    """Read a policy file; relative paths in it start at its folder.
+    """Reads a policy file; relative paths in it start at its folder.
 
     Raises:
         ConfigError: it cannot be read, or a key is unknown, missing or of the wrong type.
@@ -40,7 +47,7 @@ def read_policy(path: Path) -> Policy:
     path = path.absolute()
     try:
         with path.open("rb") as file:
-            whole = Table(tomllib.load(file), path.name, "", [*WORDS, *_own_limits()])
+            whole = TomlTable(tomllib.load(file), path.name, "", [*WORDS, *_own_limits()])
     except OSError as error:
         raise ConfigError(f"The policy {path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -62,7 +69,7 @@ def read_policy(path: Path) -> Policy:
     )
 
 
-def _operators(table: Table | None) -> dict[str, bytes]:
+def _operators(table: TomlTable | None) -> dict[str, bytes]:
     if table is None:
         return {}
     keys = table.table("keys")
@@ -78,7 +85,7 @@ def _operators(table: Table | None) -> dict[str, bytes]:
     return operators
 
 
-def _data_spec(data: Table, folder: Path) -> DataSpec:
+def _data_spec(data: TomlTable, folder: Path) -> DataSpec:
     root = data.text("root", None)
     try:
         return DataSpec(
@@ -93,7 +100,7 @@ def _data_spec(data: Table, folder: Path) -> DataSpec:
         raise error if data.file in str(error) else ConfigError(f"{data.file}: {error}") from None
 
 
-def _budgets(tables: Table) -> dict[str, Budget]:
+def _budgets(tables: TomlTable) -> dict[str, Budget]:
     budgets = {}
     for name in ADJACENCIES:
         if (table := tables.optional_table(name)) is None:
@@ -115,7 +122,7 @@ def _budgets(tables: Table) -> dict[str, Budget]:
     return budgets
 
 
-def _allowed(table: Table, data: DataSpec, budgets: dict[str, Budget]) -> Allowed:
+def _allowed(table: TomlTable, data: DataSpec, budgets: dict[str, Budget]) -> Allowed:
     words, by_word = tuple(table.texts("mechanisms")), answers_by_word()
     if unknown := sorted(set(words) - set(by_word)):
         table.fail(f"mechanisms: {unknown[0]!r} is none of {', '.join(by_word)}.")
@@ -150,8 +157,8 @@ def _allowed(table: Table, data: DataSpec, budgets: dict[str, Budget]) -> Allowe
     return allowed
 
 
-def _limits(table: Table, named: list[type[Answer]]) -> dict[str, int]:
-    """The limits that answers state: fedsink's own, and those that the policy names."""
+def _limits(table: TomlTable, named: list[type[Answer]]) -> dict[str, int]:
+    """Returns the limits that answers state: fedsink's own, and those that the policy names."""
     defaults: dict[str, Any] = dict.fromkeys(_own_limits(), 0)
     for answer in named:
         defaults |= {k: REQUIRED if v is None else v for k, v in answer.limits.items()}
@@ -160,3 +167,120 @@ def _limits(table: Table, named: list[type[Answer]]) -> dict[str, int]:
 
 def _own_limits() -> list[str]:
     return [key for name in ANSWERS.own for key in ANSWERS[name].limits]
+
+
+class TomlTable:
+    """One table of the file; every key is taken once, and none may be left.
+
+    Args:
+        values: of its keys.
+        file: its name.
+        where: the table's place in the file; "" for the whole.
+        words: keys that some table of such files has: none of them is another one mistyped.
+    """
+
+    def __init__(
+        self, values: dict[str, Any], file: str, where: str, words: Iterable[str] = ()
+    ) -> None:
+        self._left = dict(values)
+        self.file = file
+        self._where = where
+        self._words = frozenset(words)
+        self._known: list[str] = []
+
+    def fail(self, why: str) -> NoReturn:
+        """Refuses the file: a ConfigError that names file and table."""
+        place = f" [{self._where}]" if self._where else ""
+        raise ConfigError(f"{self.file}{place}: {why}")
+
+    def finish(self) -> None:
+        """Refuses a key that nobody has taken."""
+        for key in self._left:
+            near = difflib.get_close_matches(key, self._known, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            self.fail(f"unknown key {key!r}.{hint} Keys: {', '.join(self._known)}.")
+
+    def names(self) -> list[str]:
+        """Returns the keys that nobody has taken yet, where the owner chooses the keys."""
+        return list(self._left)
+
+    def table(self, key: str) -> TomlTable:
+        """Returns a table inside this one; it must be there."""
+        where = f"{self._where}.{key}" if self._where else key
+        return TomlTable(self._take(key, dict, "a table", REQUIRED), self.file, where, self._words)
+
+    def optional_table(self, key: str) -> TomlTable | None:
+        """Returns a table inside this one, or None."""
+        if key in self._left:
+            return self.table(key)
+        self._known.append(key)
+        return None
+
+    def text(self, key: str, default: Any = REQUIRED) -> Any:
+        """Returns a text that is not empty."""
+        value = self._take(key, str, "a non-empty text", default)
+        if value == "":
+            self.fail(f"{key} must be a non-empty text.")
+        return value
+
+    def choice(self, key: str, choices: tuple[str, ...], default: Any) -> str:
+        """Returns one of some texts."""
+        value = self.text(key, default)
+        if value not in choices:
+            self.fail(f"{key} is {' or '.join(choices)}, not {value!r}.")
+        return str(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Returns true or false."""
+        return bool(self._take(key, bool, "true or false", default))
+
+    def number(self, key: str, default: Any = REQUIRED) -> Any:
+        """Returns a number ≥ 0 as a float; a default of None stays None."""
+        value = self._take(key, (int, float), "a number ≥ 0", default)
+        if value is not None and not 0 <= value < float("inf"):
+            self.fail(f"{key} must be a number ≥ 0, not {value!r}.")
+        return None if value is None else float(value)
+
+    def whole(self, key: str, default: Any = REQUIRED) -> Any:
+        """Returns a whole number ≥ 0; a default of None stays None."""
+        value = self._take(key, int, "a whole number", default)
+        if value is None:
+            return None
+        if value < 0:
+            self.fail(f"{key} must be a whole number ≥ 0, not {value!r}.")
+        return int(value)
+
+    def texts(self, key: str, default: Any = REQUIRED) -> Any:
+        """Returns a list of texts."""
+        return self._list(key, str, "texts", default)
+
+    def numbers(self, key: str) -> Any:
+        """Returns a list of whole numbers."""
+        return self._list(key, int, "whole numbers", REQUIRED)
+
+    def _list(self, key: str, kind: type, what: str, default: Any) -> Any:
+        values = self._take(key, list, f"a list of {what}", default)
+        if values is not None and not all(type(value) is kind for value in values):
+            self.fail(f"{key} must be a list of {what}, not {values!r}.")
+        return values
+
+    def _take(self, key: str, kind: Any, what: str, default: Any) -> Any:
+        self._known.append(key)
+        if key not in self._left:
+            if default is REQUIRED:
+                self.fail(f"{key} is missing; it must be {what}.{self._mistyped(key)}")
+            return default
+        value = self._left.pop(key)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            self.fail(f"{key} must be {what}, not {value!r}.")
+        return value
+
+    def _mistyped(self, key: str) -> str:
+        """Returns a question about the key of this table that is most like a missing one."""
+        plain = {_plain(left): left for left in self._left if left not in self._words}
+        near = difflib.get_close_matches(_plain(key), plain, n=1)
+        return f" There is {plain[near[0]]!r}: did you mean {key}?" if near else ""
+
+
+def _plain(key: str) -> str:
+    return key.casefold().replace("-", "_")

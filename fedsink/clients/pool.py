@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedsink.clients.gs_wgan_critics import Parts
 from fedsink.clients.shard import Shard
 from fedsink.privacy import PoissonSampler, Stream
 from fedsink.protocol.tree_sum import BLOCK
 
 if TYPE_CHECKING:
     from fedsink.protocol.dp_sinkhorn import GradientRequest
-    from fedsink.protocol.gs_wgan import CriticRequest, Critics
-    from fedsink.protocol.objective import Objective
 
 
 @dataclass(frozen=True)
-class Places:
+class Layout:
     """Samples of several clients in B places each, of which each holds a record or is empty.
 
     Attributes:
@@ -51,7 +48,7 @@ class Batch:
     present: Tensor
 
     def meets(self, row_labels: Tensor) -> Tensor:
-        """Which records a row may meet, (K, n, B) bool: those that are there and of its class."""
+        """Returns which records a row may meet, (K, n, B) bool: present, and of its class."""
         same = row_labels.to(self.labels.device).unsqueeze(-1) == self.labels.unsqueeze(-2)
         return same & self.present.unsqueeze(-2)
 
@@ -71,11 +68,11 @@ class Sample:
     clients: int
 
     def of(self, kept: Tensor) -> Sample:
-        """The part of the sample where `kept` (M,) is true."""
+        """Returns the part of the sample where `kept` (M,) is true."""
         return Sample(self.chosen[kept], self.owners[kept], self.clients)
 
-    def in_buckets(self) -> Iterator[Places]:
-        """Rows of few different widths, samples of similar size together; none for empty ones.
+    def in_buckets(self) -> Iterator[Layout]:
+        """Yields layouts of few different widths; none for empty samples.
 
         The width depends on a client's own sample alone, and so does what is computed from it: 1,
         2, 4, …, 64 places, and above that at most an eighth of them empty.
@@ -89,8 +86,8 @@ class Sample:
             if width:
                 yield self._laid_out(torch.nonzero(widths == width).flatten(), sizes, width)
 
-    def in_blocks(self) -> Iterator[Places]:
-        """Rows as wide as the largest sample of `BLOCK` clients; none for empty samples.
+    def in_blocks(self) -> Iterator[Layout]:
+        """Yields layouts as wide as the largest sample of `BLOCK` clients; none for empty samples.
 
         For what float rounding couples: who is in a block depends on the clients' order alone.
         """
@@ -103,11 +100,11 @@ class Sample:
     def _sizes(self) -> Tensor:
         return torch.bincount(self.owners, minlength=self.clients)
 
-    def _laid_out(self, clients: Tensor, sizes: Tensor, width: int) -> Places:
+    def _laid_out(self, clients: Tensor, sizes: Tensor, width: int) -> Layout:
         starts = (sizes.cumsum(0) - sizes)[clients].unsqueeze(-1)
         places = torch.arange(width)
         present = places < sizes[clients].unsqueeze(-1)
-        return Places(clients, self.chosen[torch.where(present, starts + places, 0)], present)
+        return Layout(clients, self.chosen[torch.where(present, starts + places, 0)], present)
 
 
 class Pool:
@@ -129,10 +126,9 @@ class Pool:
         self._starts = sizes.cumsum(0) - sizes
         self._by_class: tuple[Tensor, Tensor, Tensor] | None = None
         self._view: tuple[str, Tensor] | None = None
-        self._dealt: tuple[Any, dict[tuple[int, int], Parts]] = (None, {})
 
     def coordinates(self, view: dict[str, Any]) -> Tensor:
-        """Every record in a public linear view, (N, D); raises ValueError like `Shard`'s."""
+        """Returns every record in a public linear view, (N, D); raises like `Shard.coordinates`."""
         if len(self.shards) == 1:
             return self.shards[0].coordinates(view)
         key = json.dumps(view, sort_keys=True)
@@ -142,43 +138,18 @@ class Pool:
         return self._view[1]
 
     def norm_bound(self, view: dict[str, Any]) -> float:
-        """The view's public bound on the norm of a record's coordinates; raises like those."""
+        """Returns the view's public bound on the norm of a record; raises like `coordinates`."""
         return self.shards[0].norm_bound(view)
 
-    def parts(self, request: CriticRequest, clients: slice) -> Parts:
-        """The records of some clients, dealt to the critics of a request; kept for the next one.
-
-        Where users are protected, all records of a user belong to one critic; else a record's slot
-        is the number of its name, and where it has none its place in its shard.
-
-        Raises:
-            DataError: users are to be protected, and the records do not tell them apart.
-            ValueError: like `coordinates`.
-        """
-        plan, critics = request.plan, request.critics
-        by_user = plan.unit == "user"
-        view = json.dumps(request.view, sort_keys=True)
-        key = (view, critics.training.critics, critics.classes, by_user)
-        if self._dealt[0] != key:
-            self._dealt = key, {}
-        start, stop, _ = clients.indices(len(self.shards))
-        if (start, stop) not in self._dealt[1]:
-            coordinates = self.coordinates(request.view)
-            labels = classes_under(critics, self.labels)
-            dealt = []
-            for client in range(start, stop):
-                begin, shard = int(self._starts[client]), self.shards[client]
-                own = slice(begin, begin + len(shard))
-                slots = shard.whole_users() if by_user else shard.slots
-                dealt.append((coordinates[own], labels[own], slots))
-            parts = Parts.deal(dealt, critics.training.critics, critics.classes)
-            self._dealt[1][start, stop] = parts
-        return self._dealt[1][start, stop]
+    def places_of(self, client: int) -> slice:
+        """Returns where one client's records lie among the pool's."""
+        start = int(self._starts[client])
+        return slice(start, start + int(self._sizes[client]))
 
     def draw(
         self, requests: Sequence[GradientRequest], part: slice, samples: Sequence[Stream]
     ) -> Sample:
-        """The Poisson samples of some clients, each record of the asked class with probability q.
+        """Draws the Poisson samples of some clients: each record of the class with probability q.
 
         Args:
             requests: what each client is asked, of one plan.
@@ -194,8 +165,8 @@ class Pool:
 
     def draw_at_most(
         self, requests: Sequence[GradientRequest], part: slice, samples: Sequence[Stream]
-    ) -> Places:
-        """The samples of `draw` in as many places as the plan's capacity B.
+    ) -> Layout:
+        """Draws the samples of `draw` in as many places as the plan's capacity B.
 
         Of a larger sample a uniformly random part stays, whatever the records. No shape depends on
         a sample.
@@ -212,8 +183,8 @@ class Pool:
         labels: Sequence[int | None],
         part: slice,
         samples: Sequence[Stream],
-    ) -> Places:
-        """The samples of clients that are asked about these classes, in `capacity` places each."""
+    ) -> Layout:
+        """Draws samples of clients, each of its class, in `capacity` places each."""
         members, starts, sizes = self.runs(labels, part)
         drawn = [
             sampler.draw_at_most(size, capacity, stream)
@@ -222,27 +193,28 @@ class Pool:
         places, present = (torch.stack(parts) for parts in zip(*drawn, strict=True))
         # An empty place reads some record too, and drops it.
         chosen = _at(members, torch.where(present, starts.unsqueeze(-1) + places, 0))
-        return Places(torch.arange(len(sizes)), chosen, present)
+        return Layout(torch.arange(len(sizes)), chosen, present)
 
-    def batch(self, request: GradientRequest, places: Places) -> Batch:
-        """The records in these places, in the request's view."""
+    def batch(self, request: GradientRequest, places: Layout) -> Batch:
+        """Returns the records in these places, in the request's view."""
         coordinates = self.coordinates(request.view)
         chosen, present = (v.to(coordinates.device) for v in (places.chosen, places.present))
         if len(self.labels) == 0:
             records = coordinates.new_zeros(*chosen.shape, coordinates.shape[1])
             return Batch(records, torch.zeros_like(chosen), present)
         records = torch.where(present.unsqueeze(-1), coordinates[chosen], 0.0)
-        labels = torch.where(present, classes_under(request.objective, self.labels[chosen]), 0)
+        classes = classes_under(request.objective.classes, self.labels[chosen])
+        labels = torch.where(present, classes, 0)
         return Batch(records, labels, present)
 
-    def classes_of(self, objective: Objective, sample: Sample) -> Tensor:
-        """The class of each sampled record, (M,) on the CPU."""
-        return classes_under(objective, self._labels_on_cpu[sample.chosen])
+    def classes_of(self, classes: int, sample: Sample) -> Tensor:
+        """Returns the class of each sampled record, (M,) on the CPU."""
+        return classes_under(classes, self._labels_on_cpu[sample.chosen])
 
     def runs(
         self, labels: Sequence[int | None], part: slice
     ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """The records that some clients may sample, each about its class; None: all of them.
+        """Finds the records that some clients may sample, each of its class; None: all of them.
 
         Returns:
             Indices of the pool's records (None: as they are), and each client's run of them:
@@ -257,7 +229,7 @@ class Pool:
         return members, starts[clients, column], sizes[clients, column]
 
     def _of_classes(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Records ordered by client and class, and where each such run begins and its size."""
+        """Returns records ordered by client and class, each such run's start and its size."""
         if self._by_class is None:
             labels = self._labels_on_cpu
             columns = int(labels.amax()) + 2 if len(labels) else 1
@@ -271,9 +243,9 @@ class Pool:
         return self._by_class
 
 
-def classes_under(objective: Objective | Critics, labels: Tensor) -> Tensor:
-    """The labels; where the objective knows one class, all records are of it."""
-    return torch.zeros_like(labels) if objective.classes == 1 else labels
+def classes_under(classes: int, labels: Tensor) -> Tensor:
+    """Returns the labels; where a request knows one class, all records are of it."""
+    return torch.zeros_like(labels) if classes == 1 else labels
 
 
 def _at(members: Tensor | None, places: Tensor) -> Tensor:

@@ -1,4 +1,8 @@
-"""Local mode, client side: records are privatized once, then only copied."""
+"""Local mode, client side: records are privatized once, then only copied.
+
+The client's part of Reshetova, Chen, Özgür 2024: Y = f(x) + noise of the mechanism whose
+negative log-likelihood is the server's cost (Theorem 1); `privatize` computes it.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,13 @@ from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import LOCAL_MECHANISMS, Stream
 from fedsink.privacy.adjacency import REPLACE_ONE
+from fedsink.protocol.packing import Packed, digest, pack
 from fedsink.protocol.privatize_once import (
     LocalPlan,
     PrivatizeReply,
     PrivatizeRequest,
     asked_mechanism,
 )
-from fedsink.protocol.records import Packed, digest, pack
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -59,7 +63,7 @@ class PrivatizeOnceAnswer(Answer):
         return cls([PrivatizeRequest.from_record(record)])
 
     def digest(self, record: RecordDict | Packed) -> bytes:
-        """Of the plan alone: which chunk is asked for changes nothing in the release."""
+        """Returns the digest of the plan: the chunk asked for changes nothing in the release."""
         return digest(f"train.{self.name}", pack({"plan": self.plan.to_dict()}, {}))
 
     def check_policy(self, policy: Policy) -> None:
@@ -125,6 +129,7 @@ def privatize(
         The same stream gives the same bytes: asking again reveals nothing new.
         The order of the upload is independent of the order of the records.
     """
+    # f bounds the diameter Δ of what is noised: a projection, or a public range of pixels.
     with torch.no_grad():
         mapped = plan.map(shard.images)
     values = plan.image_mechanism.privatize(mapped, stream("image")).to(torch.float32)
@@ -132,5 +137,6 @@ def privatize(
         labels = torch.zeros(len(shard), dtype=torch.int64)
     else:
         labels = plan.label_mechanism.privatize(shard.labels, stream("label"))
+    # Stored order, by class say, would tell labels.
     order = stream("order").permutation(len(shard))
     return values[order], labels[order]

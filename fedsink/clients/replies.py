@@ -1,16 +1,23 @@
-"""The bytes of every reply that may have left the node, so that no request is noised twice."""
+"""Bytes of every reply that may have left the node, so that no request is noised twice.
+
+`seal` puts a checksum over the tensors and the file's place in front of them: neither damage nor a
+file that was moved to another place is read as values.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
-from fedsink.clients.sealed import seal, unseal
 from fedsink.errors import LedgerError, ReleaseRefusedError
 from fedsink.privacy.files import write_once
+
+_CHECKSUM_BYTES = 32
 
 
 class ReplyStore:
@@ -30,7 +37,7 @@ class ReplyStore:
         self._folder = folder
 
     def get(self, digest: bytes) -> dict[str, Tensor] | None:
-        """The stored reply, or None where there is none.
+        """Returns the stored reply, or None where there is none.
 
         Raises:
             ReleaseRefusedError: the stored reply is damaged.
@@ -55,7 +62,7 @@ class ReplyStore:
         return reply
 
     def digests(self) -> list[bytes]:
-        """The digests of all stored replies.
+        """Returns the digests of all stored replies.
 
         Raises:
             LedgerError: the folder cannot be read.
@@ -66,7 +73,7 @@ class ReplyStore:
             raise LedgerError(f"the replies in {self._folder} cannot be listed: {error}.") from None
 
     def put(self, digest: bytes, reply: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Store a reply unless there is one, and return what is stored.
+        """Stores a reply unless there is one, and returns what is stored.
 
         Raises:
             LedgerError: the folder cannot be written; the reply must not leave.
@@ -87,3 +94,30 @@ class ReplyStore:
 
     def _path(self, digest: bytes) -> Path:
         return self._folder / f"{digest.hex()}.reply"
+
+
+def seal(tensors: Mapping[str, Tensor], place: str) -> bytes:
+    """Returns the content of a file with these tensors.
+
+    Args:
+        tensors: by name.
+        place: names what the file is for.
+    """
+    payload = save({name: values.cpu().contiguous() for name, values in tensors.items()})
+    return _checksum(payload, place) + payload
+
+
+def unseal(content: bytes, place: str) -> dict[str, Tensor] | None:
+    """Returns the tensors in a file; None where it is damaged or sealed for another place.
+
+    Raises:
+        SafetensorError: the content is intact, but `seal` has not written it.
+    """
+    payload = content[_CHECKSUM_BYTES:]
+    if _checksum(payload, place) != content[:_CHECKSUM_BYTES]:
+        return None
+    return load(payload)
+
+
+def _checksum(payload: bytes, place: str) -> bytes:
+    return hashlib.sha256(hashlib.sha256(place.encode()).digest() + payload).digest()

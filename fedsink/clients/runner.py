@@ -30,9 +30,9 @@ from fedsink.clients.node import open_node
 from fedsink.clients.policy import Policy
 from fedsink.clients.policy_file import read_policy
 from fedsink.errors import ClientError, FedsinkError
-from fedsink.protocol.errors import FAILED, failure_code
+from fedsink.protocol.failure_codes import FAILED, failure_code
 
-Task = Callable[[], bytes]
+Work = Callable[[], bytes]
 
 _LATER = (
     "dp_accounting.pld.privacy_loss_distribution",
@@ -50,7 +50,7 @@ _ATTEMPTS = 2
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 
-class Runner:
+class ForkingRunner:
     """Answers messages, each in a fork of this process.
 
     Guarantees:
@@ -119,7 +119,7 @@ class Runner:
     def _context(self, run_id: int, node_id: int) -> Context:
         return Context(run_id, node_id, self._config, RecordDict(), {})
 
-    def _fork(self, task: Task) -> bytes:
+    def _fork(self, task: Work) -> bytes:
         """What a task returns in a process of its own; empty if that died.
 
         Raises:
@@ -149,7 +149,7 @@ class Runner:
             os.waitpid(child, 0)
 
 
-def _child(task: Task, sender: Connection, parent: int) -> None:
+def _child(task: Work, sender: Connection, parent: int) -> None:
     """Run a task, send what it returns, and end; never returns."""
     try:
         _end_with(parent)
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str]) -> int:
     _import_all()
     gc.collect()
     gc.freeze()  # what is imported stays shared with every fork
-    runner = Runner(json.loads(config), Connection(int(descriptor)))
+    runner = ForkingRunner(json.loads(config), Connection(int(descriptor)))
     try:
         if not runner.open():
             return 1

@@ -1,4 +1,4 @@
-"""What the answers of one client remember from message to message: as private as its records."""
+"""Memory of one client's answers from message to message: as private as its records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fedsink.clients.sealed import seal, unseal
+from fedsink.clients.replies import seal, unseal
 from fedsink.errors import CheckpointError, LedgerError
 from fedsink.privacy.files import write_once
 

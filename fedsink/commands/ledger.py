@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsink.clients.ledger.account_report import FORMAT, AccountReport, export, refusals, report
 from fedsink.clients.ledger.check import problems
 from fedsink.clients.ledger.database import Database
-from fedsink.clients.ledger.export import FORMAT, export
-from fedsink.clients.ledger.report import AccountReport, refusals, report
 from fedsink.commands import ACTIONS
 from fedsink.commands.keys import parse
 from fedsink.errors import ConfigError, LedgerError

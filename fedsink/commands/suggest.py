@@ -18,7 +18,7 @@ from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ConfigError
 from fedsink.evaluation import format_table
-from fedsink.protocol.run import UNNAMED
+from fedsink.protocol.requests import UNNAMED
 from fedsink.server.compose import compose_config
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.methods import settings_of

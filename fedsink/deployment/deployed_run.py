@@ -25,7 +25,7 @@ from fedsink.deployment.results import Results, failure_of, frames
 from fedsink.deployment.server_folder import KEY_FILE, held_run, operator_key, server_home
 from fedsink.deployment.signing_grid import SigningGrid
 from fedsink.errors import CheckpointError, ClientError, ConfigError
-from fedsink.protocol.run import new_run_name
+from fedsink.protocol.requests import new_run_name
 from fedsink.reporting.loggers import require_packages
 from fedsink.server.compose import compose_config, store_config, stored_config
 from fedsink.server.folder import RunFolder

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from fedsink.errors import ClientError
 from fedsink.flower_internals import ForwardingGrid
 from fedsink.protocol.exchange import Exchange
-from fedsink.protocol.identity import identity_query, stated_client
+from fedsink.protocol.node_identity import identity_query, stated_client
 from fedsink.strategies.round_strategy import check
 
 log = logging.getLogger("fedsink.server")

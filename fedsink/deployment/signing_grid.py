@@ -14,8 +14,7 @@ from flwr.serverapp import Grid
 
 from fedsink.deployment.node_grid import Inquiry
 from fedsink.flower_internals import ForwardingGrid, complete_replies
-from fedsink.protocol.identity import identity_query
-from fedsink.protocol.receipts import given_by, show_receipts
+from fedsink.protocol.node_identity import given_by, identity_query, show_receipts
 from fedsink.protocol.signatures import sign
 from fedsink.reporting.output_files import write_atomic
 

@@ -11,7 +11,7 @@ from typing import Any
 from fedsink.configuration import Configuration
 from fedsink.models.generators import parameter_count
 from fedsink.pages.page import MISSING, PageTable, number, size
-from fedsink.protocol.records import payload_bytes
+from fedsink.protocol.packing import payload_bytes
 from fedsink.server.recorded import RecordedRun
 from fedsink.strategies.methods import settings_of
 from fedsink.strategies.strategy_settings import StrategySettings

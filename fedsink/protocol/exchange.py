@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 from torch import Tensor
 
-from fedsink.protocol.records import Packed
+from fedsink.protocol.packing import Packed
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from torch import Tensor
 
@@ -24,9 +24,13 @@ from fedsink.models.critics import (
 from fedsink.privacy import CentralPlan, Stream, plan_from_dict
 from fedsink.privacy.clips import ClipOfCritics
 from fedsink.privacy.domain import Interval
-from fedsink.protocol.dp_sinkhorn import check_rows, check_use
-from fedsink.protocol.records import pack, table, unpack
-from fedsink.protocol.run import UNNAMED, run_name
+from fedsink.protocol.requests import (
+    UNNAMED,
+    CentralRequest,
+    check_rows,
+    run_name,
+    table,
+)
 from fedsink.values import privacy_checks as checks
 
 if TYPE_CHECKING:
@@ -38,7 +42,6 @@ MOST_WEIGHTS = 1 << 25  # of all critics of a client; a node keeps three numbers
 MOST_PAIRS = 1 << 24  # of a record and a generated row, that a message shows to a client's critics
 MOST_FAKES = 1 << 20  # rows that a client keeps to train against
 
-_ARRAYS = ("rows", "row_labels", "fakes", "fake_labels")
 # Their part of the public numeric domain, see `fedsink.privacy.domain`.
 _SCALE = Interval("the scale of a critic's coordinates", 2.0**-20, 2.0**20)
 _WIDTH = Interval("the critics' width", 1, 2.0**14)
@@ -139,17 +142,20 @@ class Critics:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Critics:
-        """Read what `to_dict` wrote; raises KeyError, TypeError or ValueError for all else."""
+        """Reads what `to_dict` wrote; raises KeyError, TypeError or ValueError for all else."""
         return cls(**{**fields, "training": CriticTraining(**fields["training"])})
 
 
+def _round_number(value: int) -> int:
+    return checks.count("round", value)
+
+
 @dataclass(frozen=True)
-class CriticRequest:
+class CriticRequest(CentralRequest):
     """One use of the mechanism at one client.
 
     Attributes:
-        round: the use's number in the plan, from 1.
-        plan: clip of the critics, noise and their accounting; or that there are neither.
+        round, plan, share: see `CentralRequest`.
         critics: what they are and how they learn.
         view: public linear coordinates of rows and gradient, as `View.to_dict()`.
         rows: X, where the critics' gradients are asked for, (n, D).
@@ -157,77 +163,48 @@ class CriticRequest:
         fakes: rows of the same generator for the critics to train against, (f, D).
         fake_labels: (f,) int64.
         run: public name of the run that asks; a node keeps the critics of runs apart by it.
-        share: n ≥ 1, over how many clients one noise of the plan is spread, as in
-            `GradientRequest`.
     """
 
-    round: int
-    plan: CentralPlan
-    critics: Critics
-    view: dict[str, Any]
+    kind = "critic request"
+
+    round: Annotated[int, _round_number]
+    plan: Annotated[CentralPlan, plan_from_dict]
+    critics: Annotated[Critics, Critics.from_dict]
+    view: Annotated[dict[str, Any], table]
     rows: Tensor
     row_labels: Tensor
     fakes: Tensor
     fake_labels: Tensor
-    run: str = UNNAMED
+    run: Annotated[str, run_name] = UNNAMED
     share: int = 1
 
     @property
     def label(self) -> None:
-        """The class that is asked about: None, that is, all of them."""
-
-    @property
-    def own_plan(self) -> CentralPlan:
-        """The plan with the noise of this reply alone: what holds without all other replies."""
-        return self.plan.with_noise(1 / self.share)
+        """Class that is asked about: None, for all of them."""
 
     @property
     def rate(self) -> float:
-        """The critics' learning rate in this round."""
+        """Learning rate of the critics in this round."""
         return self.critics.training.rate(self.round, self.plan.rounds)
-
-    def to_record(self) -> RecordDict:
-        """The request as a message."""
-        fields = {
-            "run": self.run,
-            "share": self.share,
-            "round": self.round,
-            "plan": self.plan.to_dict(),
-            "critics": self.critics.to_dict(),
-            "view": self.view,
-        }
-        return pack(fields, {name: getattr(self, name) for name in _ARRAYS})
 
     @classmethod
     def from_record(cls, record: RecordDict) -> CriticRequest:
-        """Read and check a message. Nothing is built from it: see `Critics.architecture`.
+        """Reads and checks a message. Nothing is built from it: see `Critics.architecture`.
 
         Raises:
             ValueError: it is malformed, or its parts do not fit together.
         """
-        fields, arrays = unpack(record)
-        try:
-            request = cls(
-                round=checks.count("round", fields["round"]),
-                plan=plan_from_dict(fields["plan"]),
-                critics=Critics.from_dict(fields["critics"]),
-                view=table(fields, "view"),
-                run=run_name(fields["run"]),
-                share=fields["share"],
-                **{name: arrays[name] for name in _ARRAYS},
-            )
-        except (KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"Malformed critic request: {error}.") from error
+        request = super().from_record(record)
         request.check()
         return request
 
     def check(self) -> None:
-        """Refuse a request whose parts do not fit together.
+        """Refuses a request whose parts do not fit together.
 
         Raises:
             ValueError: with what does not fit.
         """
-        check_use(self.round, self.plan, self.share)
+        self.check_use()
         training = self.critics.training
         check_rows(self.rows, self.row_labels, self.critics.classes)
         ClipOfCritics.expect(self.plan.clip).check_size(training.critics, len(self.rows))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from fedsink.errors import ConfigError, ReleaseRefusedError
 from fedsink.privacy import domain
@@ -75,6 +77,15 @@ class Objective:
         for name, interval in _DOMAIN.items():
             interval.check(getattr(self, name))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the problem as JSON-able values; `from_dict` inverts it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Objective:
+        """Reads what `to_dict` wrote; raises TypeError for a missing or unknown entry."""
+        return cls(**values)
+
     @property
     def ground_cost(self) -> GroundCost:
         """c(x, y), with its gradient."""
@@ -106,7 +117,7 @@ class Objective:
             )
 
     def refuse_library(self) -> None:
-        """What a real node says to another backend than this package.
+        """Refuses a backend that is not this package, for a real node.
 
         Raises:
             ReleaseRefusedError: a library is named.
@@ -114,7 +125,7 @@ class Objective:
         if self.backend != NATIVE:
             raise ReleaseRefusedError(
                 f"The request wants backend={self.backend}, and a real node solves its problems "
-                "by native alone: libraries are for simulations and for the server's own problems."
+                "only by native: libraries are for simulations and for the server's own problems."
             )
 
     def diameter(self, radius: float, *, labels: bool) -> float:

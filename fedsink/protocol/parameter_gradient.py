@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
@@ -19,13 +19,12 @@ from fedsink.errors import ModelError
 from fedsink.models import Generator, build, parameter_count
 from fedsink.models.weights import Pullback, pullback
 from fedsink.privacy import domain
-from fedsink.protocol.dp_sinkhorn import GradientRequest, is_float32
-from fedsink.protocol.records import pack, table, unpack
+from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.requests import Packable, is_float32, table
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-_ARRAYS = ("weights", "latents", "extra_labels", "extra_gradient")
 _DESCRIPTION = {"name", "shape", "classes", "options"}
 
 
@@ -49,7 +48,7 @@ def architecture_of(generator: Generator) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class ParameterRequest:
+class ParameterRequest(Packable):
     """One use of the mechanism at one client, answered in the coordinates of the weights.
 
     Attributes:
@@ -64,8 +63,10 @@ class ParameterRequest:
         extra_gradient: data-independent gradient at the other rows, (R − n, D); (0, 0) for none.
     """
 
+    kind = "parameter request"
+
     gradient: GradientRequest
-    architecture: dict[str, Any]
+    architecture: Annotated[dict[str, Any], table]
     weights: Tensor
     latents: Tensor
     extra_labels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
@@ -76,26 +77,14 @@ class ParameterRequest:
         """Public name of the run that asks."""
         return self.gradient.run
 
-    def to_record(self) -> RecordDict:
-        """The request as a message: that of `gradient`, and the generator."""
-        fields, arrays = unpack(self.gradient.to_record())
-        mine = {name: getattr(self, name) for name in _ARRAYS}
-        return pack({**fields, "architecture": self.architecture}, {**arrays, **mine})
-
     @classmethod
     def from_record(cls, record: RecordDict) -> ParameterRequest:
-        """Read a message; `check` builds its generator, once the policy allows that.
+        """Reads a message; `check` builds its generator, once the policy allows that.
 
         Raises:
             ValueError: it is malformed.
         """
-        gradient = GradientRequest.from_record(record)
-        fields, arrays = unpack(record)
-        try:
-            architecture = table(fields, "architecture")
-            request = cls(gradient, architecture, *(arrays[name] for name in _ARRAYS))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"Malformed parameter request: {error}.") from error
+        request = super().from_record(record)
         if request.latents.ndim != 2:
             raise ValueError("Malformed parameter request: its latents are no matrix.")
         return request
@@ -194,26 +183,24 @@ class ParameterRequest:
 
 
 @dataclass(frozen=True)
-class ParameterReply:
+class ParameterReply(Packable):
     """The noised gradient of the weights, (P,) float32, and nothing else."""
+
+    kind = "parameter reply"
 
     gradient: Tensor
 
-    def to_record(self) -> RecordDict:
-        """The reply as a message."""
-        return pack({}, {"gradient": self.gradient})
-
     @classmethod
     def from_record(cls, record: RecordDict) -> ParameterReply:
-        """Read a reply.
+        """Reads a reply.
 
         Raises:
             ValueError: it holds no gradient.
         """
-        arrays = unpack(record)[1]
-        if "gradient" not in arrays or arrays["gradient"].ndim != 1:
+        reply = super().from_record(record)
+        if reply.gradient.ndim != 1:
             raise ValueError("Malformed parameter reply: it holds no vector of gradients.")
-        return cls(arrays["gradient"])
+        return reply
 
 
 @lru_cache(maxsize=2)

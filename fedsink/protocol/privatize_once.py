@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from torch import Tensor
 
@@ -18,8 +18,8 @@ from fedsink.privacy import (
     local_mechanism,
 )
 from fedsink.privacy.domain import noise_scale
-from fedsink.protocol.records import pack, unpack
-from fedsink.protocol.run import UNNAMED, run_name
+from fedsink.protocol.packing import unpack
+from fedsink.protocol.requests import UNNAMED, Packable, run_name, stated
 from fedsink.values import is_number
 
 if TYPE_CHECKING:
@@ -98,24 +98,17 @@ class LocalPlan:
         return self.image_mechanism.matched_cost
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; `from_dict` inverts it."""
-        return {
-            "mechanism": self.mechanism,
-            "map": self.map.to_dict(),
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "label_epsilon": self.label_epsilon,
-            "classes": self.classes,
-        }
+        """Returns the plan as JSON-able values; `from_dict` inverts it."""
+        return stated(self)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> LocalPlan:
-        """Read what `to_dict` wrote."""
+        """Reads what `to_dict` wrote."""
         return cls(**{**fields, "map": map_from_dict(fields["map"])})
 
 
 @dataclass(frozen=True)
-class PrivatizeRequest:
+class PrivatizeRequest(Packable):
     """Asks for one chunk of a client's privatized records.
 
     Attributes:
@@ -125,45 +118,28 @@ class PrivatizeRequest:
         run: public name of the run that asks; a node's ledger keeps runs apart by it.
     """
 
-    plan: LocalPlan
-    chunk: int
-    chunk_size: int
-    run: str = UNNAMED
+    kind = "privatize request"
 
-    def to_record(self) -> RecordDict:
-        """The request as a Flower record."""
-        fields = {
-            "run": self.run,
-            "plan": self.plan.to_dict(),
-            "chunk": self.chunk,
-            "chunk_size": self.chunk_size,
-        }
-        return pack(fields, {})
+    plan: Annotated[LocalPlan, LocalPlan.from_dict]
+    chunk: Annotated[int, int]
+    chunk_size: Annotated[int, int]
+    run: Annotated[str, run_name] = UNNAMED
 
     @classmethod
     def from_record(cls, record: RecordDict) -> PrivatizeRequest:
-        """Read and check a request.
+        """Reads and checks a request.
 
         Raises:
             ValueError: a field is missing or out of range.
         """
-        fields, _ = unpack(record)
-        try:
-            request = cls(
-                LocalPlan.from_dict(fields["plan"]),
-                int(fields["chunk"]),
-                int(fields["chunk_size"]),
-                run_name(fields["run"]),
-            )
-        except (KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"Malformed privatize request: {error}.") from error
+        request = super().from_record(record)
         if request.chunk < 0 or request.chunk_size < 1:
             raise ValueError(f"No chunk {request.chunk} of size {request.chunk_size}.")
         return request
 
 
 def asked_mechanism(record: RecordDict) -> str:
-    """The name of the image mechanism that a request asks for; nothing of it is looked up.
+    """Returns the name of the image mechanism that a request asks for, without looking it up.
 
     Raises:
         ValueError: the record names none.
@@ -179,29 +155,14 @@ def asked_mechanism(record: RecordDict) -> str:
 
 
 @dataclass(frozen=True)
-class PrivatizeReply:
+class PrivatizeReply(Packable):
     """One chunk: privatized values (b, D) and labels (b,), and how many chunks there are.
 
     The number of a client's records is public in local mode: replace-one adjacency fixes it.
     """
 
+    kind = "privatize reply"
+
     values: Tensor
     labels: Tensor
-    chunks: int
-
-    def to_record(self) -> RecordDict:
-        """The reply as a Flower record."""
-        return pack({"chunks": self.chunks}, {"values": self.values, "labels": self.labels})
-
-    @classmethod
-    def from_record(cls, record: RecordDict) -> PrivatizeReply:
-        """Read a reply.
-
-        Raises:
-            ValueError: it lacks values, labels or the number of chunks.
-        """
-        fields, arrays = unpack(record)
-        try:
-            return cls(arrays["values"], arrays["labels"], int(fields["chunks"]))
-        except (KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"Malformed privatize reply: {error}.") from error
+    chunks: Annotated[int, int]

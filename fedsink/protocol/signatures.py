@@ -17,7 +17,7 @@ from fedsink.errors import (
     UnknownOperatorError,
     UnsignedRequestError,
 )
-from fedsink.protocol.records import digest
+from fedsink.protocol.packing import digest
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -12,7 +12,7 @@ from typing import Any
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.errors import CheckpointError
 from fedsink.privacy import SecretKey
-from fedsink.protocol.run import new_run_name
+from fedsink.protocol.requests import new_run_name
 
 
 @dataclass(frozen=True)

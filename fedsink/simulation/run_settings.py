@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from fedsink.clients.node_settings import NodeSettings, Noise
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.settings import NodeSettings, Noise
 from fedsink.configuration import Configuration
 from fedsink.data.partition import scheme_from_dict
 from fedsink.errors import ConfigError

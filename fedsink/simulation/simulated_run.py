@@ -13,7 +13,7 @@ import torch
 
 from fedsink.clients.app import client_app
 from fedsink.clients.node import close_nodes, deal
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.configuration import Configuration
 from fedsink.data.partition import manifest
 from fedsink.data.sources import load, notes

@@ -14,12 +14,12 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsink.clients.app import client_app
-from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.node import keep_states
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.flower_internals import become, set_message_id
-from fedsink.protocol.errors import UNUSABLE
 from fedsink.protocol.exchange import Answers, Content, Exchange
+from fedsink.protocol.failure_codes import UNUSABLE
 from fedsink.protocol.tree_sum import BLOCK, TreeSum
 from fedsink.simulation.grid import SimulationGrid, client_context, client_of
 from fedsink.simulation.partial_sums import PartialSum, Portion, divide

@@ -14,9 +14,9 @@ from torch import Tensor
 from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
-from fedsink.protocol.errors import MEANING
 from fedsink.protocol.exchange import Roster
-from fedsink.protocol.identity import identity_query, stated_client
+from fedsink.protocol.failure_codes import MEANING
+from fedsink.protocol.node_identity import identity_query, stated_client
 from fedsink.strategies.strategy_settings import Quorum, StrategySettings
 
 T = TypeVar("T")

@@ -14,12 +14,12 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from fedsink.clients.app import client_app
+from fedsink.clients.ledger.account_report import report
 from fedsink.clients.ledger.check import problems
 from fedsink.clients.ledger.database import Database
-from fedsink.clients.ledger.report import report
 from fedsink.clients.node import open_node
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
 

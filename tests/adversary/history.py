@@ -25,20 +25,20 @@ from torch import Tensor
 
 from fedsink.clients import privatize_once as privatizer
 from fedsink.clients.answer import Task
+from fedsink.clients.ledger.account_report import report
 from fedsink.clients.ledger.admission import ONE_PLAN
 from fedsink.clients.ledger.database import Database
-from fedsink.clients.ledger.report import report
 from fedsink.clients.node import close_nodes
 from fedsink.clients.shard import Shard
 from fedsink.data import sources
 from fedsink.privacy import ADJACENCIES, Stream
 from fedsink.privacy.plan import PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import unpack_requests
-from fedsink.protocol.errors import MEANING
+from fedsink.protocol.failure_codes import MEANING
 from fedsink.protocol.gs_wgan import CriticRequest
+from fedsink.protocol.node_identity import given_by
 from fedsink.protocol.parameter_gradient import ParameterRequest
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
-from fedsink.protocol.receipts import given_by
 from fedsink.protocol.signatures import shown_key, sign
 
 from ..support.policies import limits

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedsink.privacy import TurnSchedule
 from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
-from fedsink.protocol.records import PROTOCOL_VERSION
+from fedsink.protocol.packing import PROTOCOL_VERSION
 
 from .honest import (
     CLASSES,

@@ -19,7 +19,7 @@ from scipy import stats
 from torch import Tensor
 
 from fedsink.clients.dp_sinkhorn import client_total
-from fedsink.clients.gs_wgan import architecture
+from fedsink.clients.gs_wgan import architecture, dealt
 from fedsink.clients.gs_wgan_critics import CriticMessage, CriticState, critic_totals
 from fedsink.clients.parameter_gradient import parameter_total
 from fedsink.clients.pool import Pool
@@ -45,7 +45,7 @@ def total_of(request: Request, shard: Shard) -> Tensor:
 def critics_total(request: CriticRequest, shard: Shard) -> Tensor:
     """What new critics of a shard add up to in their first round, under coins of the test's own."""
     critic, training = architecture(request), request.critics.training
-    parts = Pool([shard]).parts(request, slice(0, 1))
+    parts = dealt(request, Pool([shard]), slice(0, 1))
     start = CriticState.start(critic, training.critics, request.critics.initial, parts.records)
     shown = CriticMessage(
         request.rows, request.row_labels, request.fakes, request.fake_labels, request.rate

@@ -24,11 +24,11 @@ from fedsink.clients.app import app
 from fedsink.clients.ledger.check import problems
 from fedsink.clients.ledger.database import Database
 from fedsink.clients.node import close_nodes
-from fedsink.clients.sealed import unseal
+from fedsink.clients.replies import unseal
 from fedsink.models.critics import CriticTraining
 from fedsink.privacy import BatchClip, CriticClip, JointSchedule, PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.protocol.errors import MEANING, REFUSED
+from fedsink.protocol.failure_codes import MEANING, REFUSED
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
 from fedsink.protocol.objective import Objective
 

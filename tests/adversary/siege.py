@@ -28,12 +28,12 @@ from fedsink.clients.shard import Shard
 from fedsink.data import sources
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.dp_sinkhorn import GradientRequest, unpack_requests
-from fedsink.protocol.errors import FAILED, MALFORMED, MEANING, OTHER_VERSION, REFUSED
+from fedsink.protocol.failure_codes import FAILED, MALFORMED, MEANING, OTHER_VERSION, REFUSED
 from fedsink.protocol.gs_wgan import CriticRequest
+from fedsink.protocol.node_identity import given_by
+from fedsink.protocol.packing import PROTOCOL_VERSION, unpack
 from fedsink.protocol.parameter_gradient import ParameterRequest
 from fedsink.protocol.privatize_once import PrivatizeReply, PrivatizeRequest
-from fedsink.protocol.receipts import given_by
-from fedsink.protocol.records import PROTOCOL_VERSION, unpack
 
 from .besieged import HOLDINGS, BesiegedNode, Place
 from .honest import CRITIC, GRADIENT, IDENTITY, NOMINAL, PARAMETERS, PRIVATIZE, SHAPES, Kind

@@ -23,14 +23,13 @@ import pytest
 
 from fedsink.clients.central import central_charge
 from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.ledger.charge import Charge, Use
 from fedsink.clients.ledger.check import problems
 from fedsink.clients.ledger.database import Database
 from fedsink.clients.ledger.ledger import Ledger
-from fedsink.clients.ledger.places import Use
 from fedsink.clients.node import close_nodes
 from fedsink.errors import BudgetError, LedgerError, ReleaseRefusedError
-from fedsink.protocol.errors import FAILED, REFUSED
+from fedsink.protocol.failure_codes import FAILED, REFUSED
 
 from . import owners_node
 from .faults import (
@@ -100,7 +99,7 @@ def claim_all(
         outcomes["won" if claim.new else "repeated"] += 1
         if claim.new:
             won.append((run, round, digest))
-        ledger.released(held[run], [round])
+        ledger.note_released(held[run], [round])
     return won, outcomes
 
 

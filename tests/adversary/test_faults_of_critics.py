@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedsink.clients.node import close_nodes
-from fedsink.protocol.errors import REFUSED
+from fedsink.protocol.failure_codes import REFUSED
 
 from . import owners_node
 from .faults import AtStep, kill_9, lose_privileges

@@ -17,7 +17,7 @@ from fedsink.clients.ledger import admission
 from fedsink.clients.ledger.budget import Budget
 from fedsink.clients.ledger.charge import Charge
 from fedsink.clients.states import State
-from fedsink.protocol.errors import FAILED, MALFORMED, RUN_TAKEN
+from fedsink.protocol.failure_codes import FAILED, MALFORMED, RUN_TAKEN
 
 from .history import OWNERS, History
 from .honest import SHAPES, Honest

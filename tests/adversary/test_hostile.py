@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsink.privacy import Stream
-from fedsink.protocol.errors import MALFORMED, OTHER_VERSION, REFUSED
+from fedsink.protocol.failure_codes import MALFORMED, OTHER_VERSION, REFUSED
 
 from .honest import GRADIENT, KINDS, SHAPES, Honest, Sent
 from .messages import (

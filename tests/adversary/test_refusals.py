@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Array, RecordDict
 
 from fedsink.privacy import PrivacyPlan
-from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED
+from fedsink.protocol.failure_codes import FAILED, MALFORMED, REFUSED
 
 from .honest import (
     GRADIENT,

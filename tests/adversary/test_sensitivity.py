@@ -16,9 +16,9 @@ from fedsink.clients.shard import Shard
 from fedsink.privacy import BatchClip, PrivacyPlan, RecordClip, Stream, domain
 from fedsink.privacy.clips.base import shrunk
 from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.protocol.errors import MALFORMED
+from fedsink.protocol.failure_codes import MALFORMED
+from fedsink.protocol.packing import unpack
 from fedsink.protocol.parameter_gradient import ParameterRequest
-from fedsink.protocol.records import unpack
 
 from .besieged import many
 from .honest import GRADIENT, PARAMETERS, SHAPES, Honest, changed

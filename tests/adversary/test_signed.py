@@ -9,8 +9,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, RecordDict
 
-from fedsink.protocol.errors import BAD_SIGNATURE, MALFORMED, UNKNOWN_OPERATOR, UNSIGNED
-from fedsink.protocol.receipts import LONGEST, MOST_RECEIPTS, given_by, show_receipts
+from fedsink.protocol.failure_codes import BAD_SIGNATURE, MALFORMED, UNKNOWN_OPERATOR, UNSIGNED
+from fedsink.protocol.node_identity import LONGEST, MOST_RECEIPTS, given_by, show_receipts
 from fedsink.protocol.signatures import shown_key, sign
 
 from .honest import GRADIENT, IDENTITY, KINDS, SHAPES, Honest, with_fields

@@ -16,7 +16,7 @@ from fedsink.clients.gs_wgan import GSWGANAnswer
 from fedsink.clients.shard import Shard
 from fedsink.privacy import CriticClip, JointSchedule, PrivacyPlan, ReproducibleKey
 from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest
-from fedsink.protocol.records import pack
+from fedsink.protocol.packing import pack
 
 Plans = Callable[..., PrivacyPlan]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.flower_internals import become
 from fedsink.privacy import Stream
 from fedsink.protocol.dp_sinkhorn import GradientRequest

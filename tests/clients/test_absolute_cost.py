@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedsink.clients.dp_sinkhorn import client_gradient, client_total, client_totals
 from fedsink.clients.node import Node
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.pool import Pool
-from fedsink.clients.settings import NodeSettings
 from fedsink.privacy import Stream
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.transport import L1, append_labels, transport_gradient

@@ -21,10 +21,16 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.errors import ReleaseRefusedError
 from fedsink.models import build
 from fedsink.protocol.dp_sinkhorn import GradientReply, unpack_replies
-from fedsink.protocol.identity import identity_record, stated_client
+from fedsink.protocol.node_identity import (
+    Given,
+    give,
+    given_by,
+    identity_record,
+    shown_receipts,
+    stated_client,
+)
 from fedsink.protocol.parameter_gradient import ParameterReply, architecture_of
 from fedsink.protocol.privatize_once import PrivatizeReply, asked_mechanism
-from fedsink.protocol.receipts import Given, give, given_by, shown_receipts
 from fedsink.protocol.signatures import signer
 
 from ..adversary.honest import (

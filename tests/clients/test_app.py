@@ -15,17 +15,17 @@ from PIL import Image
 
 from fedsink.clients.app import client_app
 from fedsink.clients.node import Node, close_nodes
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.settings import NodeSettings
 from fedsink.data.maps import PointBall
 from fedsink.data.sources import notes
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import GradientReply, unpack_replies
-from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED, RUN_TAKEN
+from fedsink.protocol.failure_codes import FAILED, MALFORMED, REFUSED, RUN_TAKEN
 from fedsink.protocol.objective import Objective
+from fedsink.protocol.packing import pack, unpack
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
-from fedsink.protocol.records import pack, unpack
 
 from ..support.requests import gradient_request, plan_of
 from ..support.tiny import CLASSES
@@ -92,7 +92,7 @@ def test_an_errors_text_never_leaves_the_client(
     def crash(*arguments: object) -> None:
         raise error(SECRET)
 
-    monkeypatch.setattr(Node, "release", crash)
+    monkeypatch.setattr(Node, "reply", crash)
     request = make_request() if kind == "train.dp_sinkhorn" else PrivatizeRequest(PLAN, 0, 8)
     with caplog.at_level(logging.WARNING, logger="fedsink.clients"):
         reply = ask(settings, kind, request.to_record())

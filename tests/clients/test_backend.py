@@ -11,8 +11,8 @@ import torch
 
 from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
 from fedsink.clients.node import Node
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError, ReleaseRefusedError
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.transport.backends import GeomlossSolver
@@ -32,8 +32,8 @@ def test_a_real_node_refuses_a_library_before_anything_is_charged_or_read(
     install_source(lambda spec, split: pytest.fail("the data were read"))
     node = Node(NodeSettings.from_policy(read_policy(policy_file()), clients=2), 0)
     answer = DPSinkhornAnswer([make_request(solver="annealed", backend=backend)])
-    message = f"wants backend={backend}, and a real node solves its problems by native alone"
-    for ask in (node.release, node.admit):
+    message = f"wants backend={backend}, and a real node solves its problems only by native"
+    for ask in (node.reply, node.admit):
         with pytest.raises(ReleaseRefusedError, match=message):
             ask(answer, b"digest")
     assert node.settings.ledger is not None

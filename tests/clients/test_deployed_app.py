@@ -13,9 +13,9 @@ from flwr.app import Context, Message, RecordDict
 
 from fedsink.clients.app import app, client_app, owners_settings
 from fedsink.clients.node import close_nodes
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.protocol.dp_sinkhorn import GradientReply, pack_requests, unpack_replies
-from fedsink.protocol.errors import MALFORMED
+from fedsink.protocol.failure_codes import MALFORMED
 
 Make = Callable[..., Any]
 

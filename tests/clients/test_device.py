@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedsink.clients import pool
-from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.node import Node, close_nodes
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.data.maps import (
     DctDirection,
     L1Ball,

@@ -21,15 +21,16 @@ from torch import Tensor
 from fedsink.clients import gs_wgan as critic_answer
 from fedsink.clients.answer import Task
 from fedsink.clients.app import client_app
-from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.gate import Admitted
+from fedsink.clients.gs_wgan import dealt
 from fedsink.clients.gs_wgan_critics import CriticState, critic_totals
 from fedsink.clients.node import Node, close_nodes, keep_states, open_node
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.pool import Pool
-from fedsink.clients.releases import Admitted
 from fedsink.clients.replies import ReplyStore
-from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import State
 from fedsink.data import sources
@@ -54,8 +55,8 @@ from fedsink.privacy import (
     UnprotectedPlan,
 )
 from fedsink.protocol.dp_sinkhorn import GradientReply
-from fedsink.protocol.errors import RUN_TAKEN
 from fedsink.protocol.exchange import Content
+from fedsink.protocol.failure_codes import RUN_TAKEN
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
 
 from ..support.tiny import CLASSES, SIZE, points
@@ -338,7 +339,7 @@ def test_a_user_is_dealt_to_one_critic_where_users_are_protected(settings: NodeS
     node = node_with(settings, records())
     for adjacency, owners in (("user", 1), ("add-remove", 3)):
         pool = critic_answer.Pool([node.shard])
-        parts = pool.parts(request(plan=replace(PLAN, adjacency=adjacency)), slice(0, 1))
+        parts = dealt(request(plan=replace(PLAN, adjacency=adjacency)), pool, slice(0, 1))
         critic_of = torch.arange(CRITICS).repeat_interleave(parts.sizes)
         user = node.shard.images[3:6]  # the records of the second user
         places = [
@@ -382,7 +383,7 @@ def clipped_total(shard: Shard) -> Tensor:
     """What a reply of the first round to `records` is but for its noise."""
     asked, pool = request(), critic_answer.Pool([shard])
     critic = critic_answer.architecture(asked)
-    parts = pool.parts(asked, slice(0, 1))
+    parts = dealt(asked, pool, slice(0, 1))
     state = CriticState.start(critic, CRITICS, asked.critics.initial, parts.records)
     shown = critic_answer._shown(asked, parts.records.device)
     coins = ReproducibleKey(7).stream("critic", client=0, round=1)
@@ -868,3 +869,44 @@ def test_clipped_rows_get_the_noise_of_all_of_them(settings: NodeSettings) -> No
     ]
     noise = torch.stack(clients).double().std()
     assert float(noise) == pytest.approx(40.0, rel=0.1)
+
+
+def test_records_are_dealt_anew_for_another_unit_view_or_number_of_critics() -> None:
+    """What was dealt for one request is kept, and is good for those that are dealt alike alone."""
+    random = torch.Generator().manual_seed(0)
+    n, shape = 24, (1, 4, 4)
+    shard = Shard(
+        torch.rand(n, *shape, generator=random), torch.arange(n) % 3, torch.arange(n) // 4,
+        torch.arange(n) + 5,
+    )  # fmt: skip
+    views = {
+        "pixel": {"name": "pixel", "shape": list(shape)},
+        "dct": {"name": "dct", "shape": list(shape), "radius": 2.0},
+        "narrow": {"name": "dct", "shape": list(shape), "radius": 1.5},
+    }
+    pool, alone = Pool([shard]), {}
+
+    def asked(unit: str, view: str, critics: int, classes: int) -> CriticRequest:
+        plan = PrivacyPlan(1.0, 1.0, 5, CriticClip(0.5, 8), JointSchedule(), 1e-5, unit)
+        rows, labels = torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)
+        described = Critics(CriticTraining(critics), classes)
+        return CriticRequest(1, plan, described, views[view], rows, labels, rows, labels)
+
+    usual = ("add-remove", "pixel", 4, 3)
+    others = [
+        ("user", "pixel", 4, 3), ("add-remove", "dct", 4, 3), ("add-remove", "pixel", 6, 3),
+        ("add-remove", "pixel", 4, 1), ("add-remove", "narrow", 4, 3),
+    ]  # fmt: skip
+    for one in (usual, *others):
+        alone[one] = dealt(asked(*one), Pool([shard]), slice(0, 1))
+    for one in (usual, *(each for other in others for each in (other, usual, other))):
+        parts = dealt(asked(*one), pool, slice(0, 1))
+        for name in ("records", "labels", "starts", "sizes", "holds"):
+            assert torch.equal(getattr(parts, name), getattr(alone[one], name))
+    by_user = alone["user", "pixel", 4, 3]
+    users = by_user.starts.repeat_interleave(by_user.sizes)
+    flat = 2.0 * shard.images.flatten(1) - 1.0
+    owner = {int((flat == record).all(1).nonzero()): int(start)
+             for record, start in zip(by_user.records[:-1], users, strict=True)}  # fmt: skip
+    assert len({(int(shard.users[i]), start) for i, start in owner.items()}) == 6
+    assert len({owner[i] for i in range(n)}) == 4

@@ -15,19 +15,19 @@ from flwr.app import Context, Message, RecordDict
 
 from fedsink.clients.answers import ANSWERS
 from fedsink.clients.app import client_app
-from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.node import Node, close_nodes
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.replies import ReplyStore
-from fedsink.clients.settings import NodeSettings
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.models import GENERATORS, build
 from fedsink.models.weights import flat_weights
 from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.protocol.errors import MALFORMED, REFUSED
 from fedsink.protocol.exchange import Content
+from fedsink.protocol.failure_codes import MALFORMED, REFUSED
+from fedsink.protocol.packing import pack, unpack
 from fedsink.protocol.parameter_gradient import ParameterRequest, architecture_of
-from fedsink.protocol.records import pack, unpack
 
 from ..support.tiny import CLASSES, RECORDS, SIZE
 
@@ -44,7 +44,7 @@ from fedsink.clients.answer import BatchedAnswer
 from fedsink.models import Mlp
 from fedsink.privacy import LaplaceMechanism
 from fedsink.clients.ledger.charge import Charge
-from fedsink.protocol.records import pack, unpack
+from fedsink.protocol.packing import pack, unpack
 
 NOISE = LaplaceMechanism.from_epsilon(2.0, 2.0, 0.0)  # in each of nine rounds
 
@@ -243,7 +243,7 @@ def test_its_state_lies_between_the_ledgers_commit_and_the_stored_reply(
 def test_a_simulated_client_keeps_its_state_in_memory(plugin: None, settings: NodeSettings) -> None:
     answer, node = ANSWERS["counts"], Node(settings, 1)
     for round in (1, 2):
-        node.release(answer.read(question(round), None), b"")
+        node.reply(answer.read(question(round), None), b"")
     remembered = [Node(settings, 2), node]
     asked = answer.read(question(3), None)
     states = [
@@ -265,7 +265,7 @@ def test_a_cohort_computes_installed_batched_answers_at_once(
     ((_, answers),) = cohort.answers("train.counts", [content], [range(3)])
     assert answers.failures == {}
     for client, reply in zip(answers.clients, answers.replies, strict=True):
-        alone = Node(settings, client).release(ANSWERS["counts"].read(question(), None), b"")
+        alone = Node(settings, client).reply(ANSWERS["counts"].read(question(), None), b"")
         assert torch.equal(reply, alone["counts"][None])
     bad = Content(None, lambda: pack({"bins": 3}, {}))
     ((_, answers),) = cohort.answers("train.counts", [bad], [range(3)])

@@ -13,8 +13,8 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.clients.privatize_once import PrivatizeOnceAnswer
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError
+from fedsink.protocol.packing import pack
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
-from fedsink.protocol.records import pack
 
 from ..support.policies import limits, policy
 

@@ -18,14 +18,14 @@ from safetensors.torch import load as load_reply
 from fedsink.clients import central as central_module
 from fedsink.clients import dp_sinkhorn as gradient_module
 from fedsink.clients import node as node_module
+from fedsink.clients.ledger.account_report import report
 from fedsink.clients.ledger.database import Database
 from fedsink.clients.ledger.ledger import Ledger
-from fedsink.clients.ledger.report import report
 from fedsink.clients.node import Node, close_nodes, open_node
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.replies import ReplyStore
-from fedsink.clients.settings import NodeSettings
 from fedsink.data import sources
 from fedsink.data.maps import PointBall
 from fedsink.data.partition import Iid
@@ -38,8 +38,8 @@ from fedsink.errors import (
 )
 from fedsink.privacy import SecretKey
 from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.packing import digest
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
-from fedsink.protocol.records import digest
 
 from ..support.asking import gradient, gradients, privatized
 
@@ -316,7 +316,7 @@ def test_the_same_plan_of_another_run_is_refused_without_a_ceiling(secret: NodeS
     """A simulation's ledger admits its own run alone."""
     upload(Node(secret, 0))
     other = PrivatizeRequest(PLAN, 0, 100, run="another")
-    with pytest.raises(ReleaseRefusedError, match="admits one plan alone"):
+    with pytest.raises(ReleaseRefusedError, match="admits only one plan"):
         privatized(Node(secret, 0), other, plan_digest(PLAN))
 
 
@@ -490,7 +490,7 @@ def _die(path: Path, request: GradientRequest, step: str) -> None:
     elif step == "put":
         ReplyStore.put = die  # type: ignore[assignment, method-assign]
     else:
-        Ledger.released = die  # type: ignore[assignment, method-assign]
+        Ledger.note_released = die  # type: ignore[assignment, method-assign]
     answer(node_of(path), request)
 
 

@@ -14,16 +14,16 @@ from scipy import stats
 from torch import Tensor
 
 from fedsink.clients.central import central_charge
-from fedsink.clients.cohort import NodeCohort
-from fedsink.clients.ledger.events import event_from_json
+from fedsink.clients.ledger.charge import event_from_json
 from fedsink.clients.node import Node, close_nodes
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.settings import NodeSettings
 from fedsink.errors import BudgetError, ReleaseRefusedError
 from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
 from fedsink.protocol.exchange import Content
-from fedsink.protocol.records import digest
+from fedsink.protocol.packing import digest
 
 from ..support.asking import gradient
 

@@ -13,16 +13,16 @@ from flwr.common.serde import recorddict_to_proto
 
 from fedsink.clients import answers
 from fedsink.clients.app import client_app
+from fedsink.clients.ledger.account_report import refusals, report
 from fedsink.clients.ledger.database import Database
-from fedsink.clients.ledger.report import refusals, report
 from fedsink.clients.node import close_nodes
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.settings import NodeSettings
 from fedsink.data.partition import Iid
 from fedsink.errors import ConfigError
 from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.protocol.errors import BAD_SIGNATURE, TOO_MANY_RUNS, UNKNOWN_OPERATOR, UNSIGNED
-from fedsink.protocol.receipts import given_by
+from fedsink.protocol.failure_codes import BAD_SIGNATURE, TOO_MANY_RUNS, UNKNOWN_OPERATOR, UNSIGNED
+from fedsink.protocol.node_identity import given_by
 from fedsink.protocol.signatures import shown_key, sign
 
 Make = Callable[..., GradientRequest]

@@ -12,12 +12,13 @@ from flwr.app import Context, Message, RecordDict
 from opacus import GradSampleModule
 from torch import Tensor
 
-from fedsink.clients import cohort
+from fedsink.clients import node_cohort
 from fedsink.clients.app import client_app
-from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer, client_batch_gradients
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node import Node, open_node
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.parameter_gradient import (
     ParameterGradientAnswer,
     parameter_gradient,
@@ -26,7 +27,6 @@ from fedsink.clients.parameter_gradient import (
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.pool import Pool
-from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.data.partition import Dirichlet
 from fedsink.errors import ReleaseRefusedError
@@ -34,10 +34,10 @@ from fedsink.models import Generator, build
 from fedsink.models.weights import flat_weights
 from fedsink.privacy import ReproducibleKey, Stream
 from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.protocol.errors import REFUSED
 from fedsink.protocol.exchange import Content
+from fedsink.protocol.failure_codes import REFUSED
+from fedsink.protocol.packing import digest
 from fedsink.protocol.parameter_gradient import ParameterRequest, architecture_of
-from fedsink.protocol.records import digest
 
 from ..support.asking import weights_gradient
 from ..support.tiny import CLASSES, RECORDS, SIZE, shard_of
@@ -269,7 +269,7 @@ def test_many_clients_at_once_are_answered_as_one_by_one(
     def refuse(*arguments: Any) -> None:
         raise AssertionError("answered one by one")
 
-    monkeypatch.setattr(cohort, "_one_by_one", refuse)
+    monkeypatch.setattr(node_cohort, "_one_by_one", refuse)
     many = replace(settings, partition=Dirichlet(0.2), clients=11)
     requests = [ask(clip=clip, rate=0.5, extra=2)] * 2
     requests[1] = replace(requests[1], weights=requests[1].weights + 1.0)

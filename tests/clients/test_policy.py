@@ -11,9 +11,8 @@ import torch
 from fedsink.clients.answers import ANSWERS
 from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
 from fedsink.clients.policy import Policy, PolicyRefusedError
-from fedsink.clients.policy_file import WORDS, read_policy
+from fedsink.clients.policy_file import WORDS, TomlTable, read_policy
 from fedsink.clients.privatize_once import PrivatizeOnceAnswer
-from fedsink.clients.toml_table import Table
 from fedsink.data.maps import PointBall
 from fedsink.errors import ConfigError
 from fedsink.privacy.adjacency import ADJACENCIES
@@ -193,14 +192,14 @@ def test_every_key_of_a_policy_is_among_its_words(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = set()
-    take = Table._take
+    take = TomlTable._take
 
-    def noted(table: Table, key: str, *more: Any) -> Any:
+    def noted(table: TomlTable, key: str, *more: Any) -> Any:
         if table._where != "operators.keys":
             taken.add(key)
         return take(table, key, *more)
 
-    monkeypatch.setattr(Table, "_take", noted)
+    monkeypatch.setattr(TomlTable, "_take", noted)
     write()
     limits = {key for name in ANSWERS.own for key in ANSWERS[name].limits}
     assert taken - limits <= set(WORDS)

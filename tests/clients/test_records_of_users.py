@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedsink.clients.node import Node, close_nodes
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.data.corruption import Corruption
 from fedsink.data.identifiers import number_of

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
 from fedsink.clients.node import Node
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.settings import NodeSettings
 from fedsink.errors import PrivacyError, ReleaseRefusedError
 from fedsink.privacy import JointSchedule, UnprotectedPlan
 from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests, unpack_requests
-from fedsink.protocol.errors import REFUSED
 from fedsink.protocol.exchange import Content
+from fedsink.protocol.failure_codes import REFUSED
 from fedsink.transport import Mixed, transport_gradient
 
 from ..support.asking import gradient

@@ -11,8 +11,8 @@ import pytest
 
 from fedsink.clients.central import central_charge
 from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.charge import Requester, Use
 from fedsink.clients.ledger.ledger import Ledger
-from fedsink.clients.ledger.places import Asked, Use
 from fedsink.commands.ledger import run
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
@@ -27,11 +27,11 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "state" / "ledger.sqlite"
     ledger = Ledger(path)
     ledger.bind("ward", b"fingerprint")
-    asked = Asked("lab", "gradient", runs_per_day=3)
+    asked = Requester("lab", "gradient", runs_per_day=3)
     held = ledger.reserve("ward", "night-3", central_charge(PLAN), Budget(10.0, 1e-5), asked)
-    ledger.refused("BadSignatureError")
-    ledger.refused("BadSignatureError")
-    ledger.refused("BudgetError")
+    ledger.note_refused("BadSignatureError")
+    ledger.note_refused("BadSignatureError")
+    ledger.note_refused("BudgetError")
     ledger.claim(held, b"fingerprint", [Use(t, t % 3, b"digest") for t in range(1, 8)])
     ledger.close()
     return path

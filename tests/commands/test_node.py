@@ -34,7 +34,7 @@ from fedsink.deployment.runner_process import RunnerProcess
 from fedsink.errors import ClientError, ConfigError
 from fedsink.flower_internals import become
 from fedsink.protocol.dp_sinkhorn import unpack_replies
-from fedsink.protocol.errors import FAILED, MALFORMED
+from fedsink.protocol.failure_codes import FAILED, MALFORMED
 from fedsink.protocol.objective import Objective
 
 from ..support.hospital import CLASSES, SHAPE, hospital
@@ -296,7 +296,7 @@ from fedsink.data.sources import load
 
 runner._import_all()
 near, far = Pipe()
-process = runner.Runner(json.loads(sys.argv[1]), far)
+process = runner.ForkingRunner(json.loads(sys.argv[1]), far)
 assert process.open(), near.recv()
 
 def watched():
@@ -364,13 +364,13 @@ def test_a_client_that_does_not_exist_is_refused_at_the_start(home: Path) -> Non
 _THREADED = """
 import sys, threading
 from multiprocessing import Pipe
-from fedsink.clients.runner import Runner
+from fedsink.clients.runner import ForkingRunner
 
 near, far = Pipe()
 stop = threading.Event()
 threading.Thread(target=stop.wait).start()
 try:
-    Runner({}, far).open()
+    ForkingRunner({}, far).open()
 except Exception as error:
     print(type(error).__name__, error)
 stop.set()

@@ -9,7 +9,7 @@ from fedsink.commands.simulate import run as simulate
 from fedsink.commands.suggest import run
 from fedsink.configuration import Configuration
 from fedsink.errors import FedsinkError
-from fedsink.protocol.run import UNNAMED
+from fedsink.protocol.requests import UNNAMED
 from fedsink.server.compose import compose_config
 from fedsink.strategies.methods import settings_of
 

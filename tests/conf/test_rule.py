@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedsink.conf.rule import Sizes
 from fedsink.configuration import Configuration
 from fedsink.errors import FedsinkError
-from fedsink.protocol.run import UNNAMED
+from fedsink.protocol.requests import UNNAMED
 from fedsink.server.compose import compose_config
 from fedsink.strategies.methods import settings_of
 

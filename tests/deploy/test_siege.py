@@ -23,10 +23,10 @@ from typing import Any
 
 import pytest
 
+from fedsink.clients.gate import use_digests
+from fedsink.clients.ledger.account_report import report
 from fedsink.clients.ledger.check import problems
 from fedsink.clients.ledger.database import Database
-from fedsink.clients.ledger.report import report
-from fedsink.clients.releases import use_digests
 from fedsink.clients.replies import ReplyStore
 from fedsink.models import load
 

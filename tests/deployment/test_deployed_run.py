@@ -11,8 +11,8 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from fedsink.clients.app import app as client
+from fedsink.clients.ledger.account_report import report
 from fedsink.clients.ledger.database import Database
-from fedsink.clients.ledger.report import report
 from fedsink.clients.node import close_nodes
 from fedsink.deployment.deployed_run import app as server
 from fedsink.deployment.deployed_run import deployable, run_deployed

@@ -12,9 +12,9 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from fedsink.deployment import node_grid
 from fedsink.deployment.node_grid import CLIENTS_OWN, NodeGrid, Patience
 from fedsink.errors import ClientError
-from fedsink.protocol.errors import OTHER_VERSION, REFUSED
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
-from fedsink.protocol.identity import identity_record
+from fedsink.protocol.failure_codes import OTHER_VERSION, REFUSED
+from fedsink.protocol.node_identity import identity_record
 from fedsink.simulation.grid import SimulationGrid
 
 GONE = 5  # Flower's code for a node that is not connected

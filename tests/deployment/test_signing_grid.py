@@ -13,9 +13,14 @@ from flwr.app import Message, RecordDict
 from fedsink.deployment.node_grid import NodeGrid, Patience
 from fedsink.deployment.signing_grid import SigningGrid
 from fedsink.errors import BadSignatureError, UnsignedRequestError
-from fedsink.protocol.identity import identity_query, identity_record
-from fedsink.protocol.receipts import Given, give, shown_receipts
-from fedsink.protocol.records import pack
+from fedsink.protocol.node_identity import (
+    Given,
+    give,
+    identity_query,
+    identity_record,
+    shown_receipts,
+)
+from fedsink.protocol.packing import pack
 from fedsink.protocol.signatures import signer
 from fedsink.simulation.grid import SimulationGrid
 

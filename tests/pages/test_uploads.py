@@ -9,7 +9,7 @@ from flwr.app import Message
 
 from fedsink.clients.app import client_app
 from fedsink.pages.uploads import Uploads
-from fedsink.protocol.records import payload_bytes
+from fedsink.protocol.packing import payload_bytes
 from fedsink.reporting.output_files import write_json
 from fedsink.server.compose import compose_config, store_config
 from fedsink.server.folder import RunFolder

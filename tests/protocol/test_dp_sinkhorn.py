@@ -29,7 +29,7 @@ from fedsink.protocol.dp_sinkhorn import (
     unpack_requests,
 )
 from fedsink.protocol.objective import Objective
-from fedsink.protocol.records import pack, unpack
+from fedsink.protocol.packing import pack, unpack
 
 Make = Callable[..., GradientRequest]
 RECORD = PrivacyPlan(0.25, 1.5, 7, RecordClip(0.5), JointSchedule(), 1e-5)

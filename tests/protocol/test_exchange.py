@@ -6,7 +6,7 @@ from flwr.app import RecordDict
 
 from fedsink.flower_internals import become
 from fedsink.protocol.exchange import Broadcast, Content, Exchange, Reduction
-from fedsink.protocol.records import digest, packed
+from fedsink.protocol.packing import digest, packed
 
 
 @pytest.fixture

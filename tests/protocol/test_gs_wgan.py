@@ -28,7 +28,7 @@ from fedsink.privacy import (
     UnprotectedPlan,
 )
 from fedsink.protocol.gs_wgan import MOST_FAKES, MOST_PAIRS, MOST_WEIGHTS, CriticRequest, Critics
-from fedsink.protocol.records import digest, pack, unpack
+from fedsink.protocol.packing import digest, pack, unpack
 
 PLAN = PrivacyPlan(1.0, 1.5, 7, CriticClip(0.5, 6), TurnSchedule(3), 1e-5)
 CRITICS = Critics(CriticTraining(6, lr=1e-3, late=0.5), classes=3, hidden=4, scale=2.0, seed=5)

@@ -15,8 +15,8 @@ from fedsink.models import Generator, build
 from fedsink.models.weights import flat_weights
 from fedsink.protocol import parameter_gradient as parameters
 from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.packing import digest, pack, unpack
 from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest, architecture_of
-from fedsink.protocol.records import digest, pack, unpack
 
 OPTIONS = {"latent_dim": 3, "hidden": [5], "output": "linear", "batch_norm": False}
 

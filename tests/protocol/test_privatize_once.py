@@ -10,8 +10,8 @@ import torch
 from fedsink.data.maps import PixelRange, PointBall
 from fedsink.errors import PrivacyError
 from fedsink.privacy import GaussianMechanism, LaplaceMechanism, RandomizedResponse
+from fedsink.protocol.packing import pack, unpack
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
-from fedsink.protocol.records import pack, unpack
 
 LAPLACE = LocalPlan("laplace", PointBall("l1", 1.0), 3.0)
 GAUSSIAN = LocalPlan("gaussian", PointBall("l2", 1.0), 3.0, 1e-5)

@@ -15,7 +15,7 @@ from fedsink.errors import (
     UnknownOperatorError,
     UnsignedRequestError,
 )
-from fedsink.protocol.records import digest, pack
+from fedsink.protocol.packing import digest, pack
 from fedsink.protocol.signatures import read_key, shown_key, sign, signer
 
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsink.clients.app import client_app
 from fedsink.clients.node import close_nodes
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.data.maps import PixelRange
 from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from fedsink.clients.app import client_app
-from fedsink.clients.cohort import NodeCohort
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip

@@ -10,8 +10,8 @@ from flwr.app import RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedsink.protocol.errors import FAILED, UNUSABLE
 from fedsink.protocol.exchange import Answers, Content
+from fedsink.protocol.failure_codes import FAILED, UNUSABLE
 from fedsink.protocol.tree_sum import BLOCK
 from fedsink.simulation.partial_sums import PartialSum, Portion
 from fedsink.simulation.virtual_clients import Cohort, Hosted

@@ -9,7 +9,7 @@ import torch
 from flwr.app import Message
 
 from fedsink.clients.app import client_app
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.data.maps import PointBall
 from fedsink.models import Generator, build
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsink.errors import ClientError, ConfigError
 from fedsink.privacy import NoiseShare
 from fedsink.protocol.dp_sinkhorn import GradientReply
-from fedsink.protocol.errors import REFUSED
+from fedsink.protocol.failure_codes import REFUSED
 from fedsink.simulation.grid import client_of
 
 Make = Callable[..., Any]

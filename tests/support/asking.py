@@ -17,7 +17,7 @@ from fedsink.protocol.privatize_once import PrivatizeReply, PrivatizeRequest
 
 def gradients(node: Node, requests: Sequence[GradientRequest], digest: bytes) -> list[Tensor]:
     """The gradients of several uses."""
-    reply = node.release(DPSinkhornAnswer(requests), digest)
+    reply = node.reply(DPSinkhornAnswer(requests), digest)
     return [reply[str(request.round)] for request in requests]
 
 
@@ -28,10 +28,10 @@ def gradient(node: Node, request: GradientRequest, digest: bytes) -> Tensor:
 
 def weights_gradient(node: Node, request: ParameterRequest, digest: bytes) -> Tensor:
     """The gradient of a generator's weights."""
-    return node.release(ParameterGradientAnswer([request]), digest)[str(request.gradient.round)]
+    return node.reply(ParameterGradientAnswer([request]), digest)[str(request.gradient.round)]
 
 
 def privatized(node: Node, request: PrivatizeRequest, digest: bytes) -> PrivatizeReply:
     """One chunk of the privatized records."""
     answer = PrivatizeOnceAnswer([request])
-    return PrivatizeReply.from_record(answer.record(node.release(answer, digest)))
+    return PrivatizeReply.from_record(answer.record(node.reply(answer, digest)))

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.objective import Objective
-from fedsink.protocol.run import UNNAMED
+from fedsink.protocol.requests import UNNAMED
 
 from .tiny import CLASSES, SIZE
 

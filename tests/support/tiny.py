@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.shard import Shard
 from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec

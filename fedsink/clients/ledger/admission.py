@@ -1,4 +1,7 @@
-"""Whether a plan or a use fits into its account; every function runs inside one transaction."""
+"""Decides whether a plan or a use fits into its account.
+
+Every function runs inside one transaction of the ledger.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,16 @@ from sqlite3 import Connection
 from typing import NamedTuple
 
 from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import Charge, Instalment
-from fedsink.clients.ledger.database import Database
-from fedsink.clients.ledger.events import event_to_json
-from fedsink.clients.ledger.places import EVERY_LABEL, Asked, Reservation
-from fedsink.clients.ledger.tables import ORIGIN, sealed
+from fedsink.clients.ledger.charge import (
+    EVERY_LABEL,
+    Application,
+    Charge,
+    Instalment,
+    Requester,
+    Reservation,
+    event_to_json,
+)
+from fedsink.clients.ledger.database import ORIGIN, Database, sealed
 from fedsink.errors import BudgetError, DailyLimitError, ReleaseRefusedError, RunTakenError
 
 ONE_PLAN = "one-plan"  # the rule of an account without a ceiling
@@ -22,7 +30,7 @@ _MOST_PRICES = 4096
 _ROUNDING = 1 + 1e-9  # ten plans of δ = 1e-6 fill 1e-5, whatever the last bit of their sum
 
 
-class Cost(NamedTuple):
+class Expense(NamedTuple):
     """(ε, δ) that an account is charged."""
 
     epsilon: float
@@ -30,19 +38,19 @@ class Cost(NamedTuple):
 
 
 class Price(NamedTuple):
-    """What a plan costs under its account's rule: ε in full, or ρ(α) a use."""
+    """Cost of a plan under its account's rule: ε in full, or ρ(α) a use."""
 
     epsilon: float | None
     rho: float | None
 
 
 def within(spent: float, ceiling: float) -> bool:
-    """Whether a sum of decimal fractions stays within a decimal ceiling (never for NaN)."""
+    """Tells whether a sum of decimals stays within a decimal ceiling (never for NaN)."""
     return spent <= ceiling * _ROUNDING
 
 
 def price(charge: Charge, budget: Budget | None) -> Price:
-    """The plan's cost, as far as the account's rule asks for it."""
+    """Returns the plan's cost, as far as the account's rule asks for it."""
     if budget is None:
         return Price(None, None)
     if budget.admission == "reserve":
@@ -51,7 +59,7 @@ def price(charge: Charge, budget: Budget | None) -> Price:
 
 
 def remembered(connection: Connection, charge: Charge) -> Price | None:
-    """The ε that was computed for this plan before, whether it was admitted or not."""
+    """Returns the ε computed for this plan before, whether it was admitted or not."""
     row = connection.execute(
         "SELECT epsilon, seal FROM prices WHERE plan=?", (charge.price_key,)
     ).fetchone()
@@ -61,12 +69,12 @@ def remembered(connection: Connection, charge: Charge) -> Price | None:
 
 
 def price_seal(key: bytes, epsilon: float) -> bytes:
-    """The seal of a price; no other fact is sealed with it."""
+    """Returns the seal of a price; no other fact is sealed with it."""
     return sealed(ORIGIN, "prices", key, epsilon)
 
 
 def remember(connection: Connection, charge: Charge, priced: Price) -> None:
-    """Keep a plan's ε; of more than some thousand the oldest is forgotten."""
+    """Keeps a plan's ε; of more than some thousand the oldest is forgotten."""
     if priced.epsilon is None or math.isnan(priced.epsilon):
         return
     connection.execute(
@@ -80,26 +88,25 @@ def remember(connection: Connection, charge: Charge, priced: Price) -> None:
 
 def check_reach(
     connection: Connection,
-    lineage: str,
+    application: Application,
     part: Instalment,
-    budget: Budget | None,
-    besides: int | None = None,
+    replaced: int | None = None,
 ) -> None:
-    """Refuse a plan whose ε is far above what is left, before it is priced.
+    """Refuses a plan whose ε is far above what is left, before it is priced.
 
     Args:
         connection: the ledger's.
-        lineage: the owner's name of the data.
+        application: the plan and its account.
         part: what is to be charged of the plan.
-        budget: the account's ceiling.
-        besides: the reservation that it is part of already, whose charge it replaces.
+        replaced: the reservation that it is part of already, whose charge it replaces.
 
     Raises:
         BudgetError: the account has too little left.
     """
+    lineage, budget = application.lineage, application.budget
     if budget is None or budget.admission != "reserve":
         return
-    earlier = _charged(connection, lineage, part.whole.adjacency, besides)
+    earlier = _charged(connection, lineage, part.whole.adjacency, replaced)
     left = budget.epsilon - math.fsum(epsilon for epsilon, _ in earlier)
     left_delta = budget.delta - math.fsum(delta for _, delta in earlier)
     rough = part.rough_epsilon(left)
@@ -108,15 +115,15 @@ def check_reach(
         raise _too_little_left(price, lineage, part.whole, left, left_delta, part.delta)
 
 
-def find(
-    connection: Connection, lineage: str, run: str, charge: Charge, budget: Budget | None
-) -> Reservation | None:
-    """The reservation of exactly this plan for this run, if there is one.
+def find(connection: Connection, application: Application) -> Reservation | None:
+    """Returns the reservation of exactly this plan for this run, if there is one.
 
     Raises:
         RunTakenError: the run has another plan, or is in another account of the lineage.
         ReleaseRefusedError: the account has another rule.
     """
+    lineage, run, charge = application.lineage, application.run, application.charge
+    budget = application.budget
     _check_account_of(connection, lineage, run, charge.adjacency)
     account = connection.execute(
         "SELECT id, admission, alpha FROM accounts WHERE lineage=? AND adjacency=?",
@@ -149,7 +156,7 @@ def find(
 
 
 def _check_account_of(connection: Connection, lineage: str, run: str, adjacency: str) -> None:
-    """Refuse a run that another account of the lineage holds.
+    """Refuses a run that another account of the lineage holds.
 
     Its answers may rest on what earlier ones have learned, which that account has paid for, and
     for another kind of neighbour.
@@ -167,53 +174,54 @@ def _check_account_of(connection: Connection, lineage: str, run: str, adjacency:
 
 
 def admit(
-    database: Database,
-    lineage: str,
-    run: str,
-    charge: Charge,
-    budget: Budget | None,
-    priced: Price,
-    asked: Asked,
-    part: Instalment,
-    step: int | None,
+    database: Database, application: Application, part: Instalment, priced: Price
 ) -> Reservation:
-    """Charge a plan that is new to the ledger.
+    """Charges a plan that is new to the ledger.
+
+    Args:
+        database: the ledger's.
+        application: the plan and its account.
+        part: what is charged of the plan now.
+        priced: cost of that part.
 
     Raises:
         BudgetError: the account has too little left.
         DailyLimitError: there were enough new runs today.
     """
-    connection = database.connection
-    day = day_of_run(connection, run, asked)
+    connection, requester = database.connection, application.requester
+    lineage, run, charge = application.lineage, application.run, application.charge
+    budget = application.budget
+    day = day_of_run(connection, run, requester)
     account = _account(database, lineage, charge.adjacency, budget)
     earlier = _charged(connection, lineage, charge.adjacency)
     if budget is None and earlier:
-        raise BudgetError(f"{lineage} has answered a run, and its ledger admits one plan alone.")
+        raise BudgetError(f"{lineage} has answered a run, and its ledger admits only one plan.")
     if budget is not None and priced.epsilon is not None:
-        _check_sums(lineage, charge, budget, Cost(priced.epsilon, part.delta), earlier)
+        _check_sums(lineage, charge, budget, Expense(priced.epsilon, part.delta), earlier)
     known = connection.execute(
         "SELECT id FROM runs WHERE account=? AND name=?", (account, run)
     ).fetchone()
-    run_id = (
-        database.append("runs", account, run, asked.operator, day) if known is None else known[0]
-    )
+    if known is None:
+        run_id = database.append("runs", account, run, requester.operator, day)
+    else:
+        run_id = known[0]
     use = None if charge.use is None else event_to_json(charge.use)
     id = database.append(
         "reservations", run_id, charge.plan_json, event_to_json(charge.event), use,
-        charge.rounds, charge.uses, priced.epsilon, float(part.delta), priced.rho, asked.method,
-        step, part.rounds,
+        charge.rounds, charge.uses, priced.epsilon, float(part.delta), priced.rho, requester.method,
+        part.step, part.rounds,
     )  # fmt: skip
     reservation = Reservation(
-        id, run_id, account, lineage, run, part.rounds, part.uses, budget, step
+        id, run_id, account, lineage, run, part.rounds, part.uses, budget, part.step
     )
     check_filter(database, reservation)  # the owner may have lowered the ceiling
     return reservation
 
 
 def extend(
-    database: Database, reservation: Reservation, budget: Budget, priced: Price, part: Instalment
+    database: Database, reservation: Reservation, budget: Budget, part: Instalment, priced: Price
 ) -> Reservation:
-    """Charge further rounds of a plan: what its rounds so far cost is paid already.
+    """Charges further rounds of a plan: what its rounds so far cost is paid already.
 
     Raises:
         BudgetError: the account has too little left.
@@ -222,47 +230,47 @@ def extend(
     earlier = _charged(connection, reservation.lineage, charge.adjacency, reservation.id)
     if priced.epsilon is None:
         raise BudgetError(f"The plan of the run {reservation.name} has no instalments.")
-    cost = Cost(priced.epsilon, part.delta)
+    cost = Expense(priced.epsilon, part.delta)
     _check_sums(reservation.lineage, charge, budget, cost, earlier)
     database.append("instalments", reservation.id, part.rounds, priced.epsilon)
     return replace(reservation, rounds=part.rounds, uses=part.uses)
 
 
-def day_of_run(connection: Connection, run: str, asked: Asked) -> int | None:
-    """The day, from 1970-01-01 UTC, on which a run may begin; None where nobody counts.
+def day_of_run(connection: Connection, run: str, requester: Requester) -> int | None:
+    """Returns the day, from 1970-01-01 UTC, on which a run may begin; None where nobody counts.
 
     It is the latest day that the ledger has seen: a clock that is set back refills nothing.
 
     Raises:
         DailyLimitError: as many others have begun on it as the owner admits.
     """
-    if asked.runs_per_day is None:
+    if requester.runs_per_day is None:
         return None
     [latest] = connection.execute("SELECT MAX(day) FROM runs").fetchone()
     day = max(today(), -1 if latest is None else latest)
     [others] = connection.execute(
         "SELECT COUNT(DISTINCT name) FROM runs WHERE day=? AND name!=?", (day, run)
     ).fetchone()
-    if others >= asked.runs_per_day:
+    if others >= requester.runs_per_day:
         raise DailyLimitError(
             f"{others} runs have begun on {date_of(day)}, and the policy admits "
-            f"allow.runs_per_day={asked.runs_per_day}: wait, or raise it."
+            f"allow.runs_per_day={requester.runs_per_day}: wait, or raise it."
         )
     return day
 
 
 def today() -> int:
-    """Days since 1970-01-01, UTC."""
+    """Returns the days since 1970-01-01, UTC."""
     return int(time.time() // 86_400)
 
 
 def date_of(day: int) -> str:
-    """Such a day as a person writes it."""
+    """Returns the date of a day as a person writes it."""
     return time.strftime("%Y-%m-%d", time.gmtime(day * 86_400))
 
 
 def same_content(database: Database, reservation: Reservation, fingerprint: bytes) -> None:
-    """Hold a run to the content of its first answer.
+    """Holds a run to the content of its first answer.
 
     Parallel composition over labels needs records whose label stays: a record that changes its
     class between two rounds of a class schedule would take part in both.
@@ -283,7 +291,7 @@ def same_content(database: Database, reservation: Reservation, fingerprint: byte
 
 
 def check_labels(connection: Connection, reservation: Reservation) -> None:
-    """Hold every class to the uses its plan was charged for.
+    """Holds every class to the uses its plan was charged for.
 
     Raises:
         BudgetError: a class would take part more often.
@@ -299,7 +307,7 @@ def check_labels(connection: Connection, reservation: Reservation) -> None:
 
 
 def check_filter(database: Database, reservation: Reservation) -> None:
-    """Hold the sum of the Rényi divergences to the filter's budget.
+    """Holds the sum of the Rényi divergences to the filter's budget.
 
     Raises:
         BudgetError: this use would exceed it.
@@ -316,7 +324,7 @@ def check_filter(database: Database, reservation: Reservation) -> None:
 
 
 def spent_rho(connection: Connection, account: int) -> float:
-    """Σ ρ of the most used class, summed over the states that the data have been in.
+    """Returns Σ ρ of the most used class, summed over the states that the data have been in.
 
     A record keeps its class within one state of the data; over a change it may have moved to
     another, so there the largest sums are added.
@@ -336,14 +344,14 @@ def spent_rho(connection: Connection, account: int) -> float:
 
 
 def largest(by_label: Iterable[tuple[int, float]]) -> float:
-    """The sum for the class with the largest one; uses of all classes count for each."""
+    """Returns the largest sum of a class; uses of all classes count for each."""
     counts = dict(by_label)
     of_all_labels = counts.pop(EVERY_LABEL, 0)
     return of_all_labels + max(counts.values(), default=0)
 
 
 def _account(database: Database, lineage: str, adjacency: str, budget: Budget | None) -> int:
-    """The account's number; it is opened with its first plan."""
+    """Returns the account's number; it is opened with its first plan."""
     known = database.connection.execute(
         "SELECT id FROM accounts WHERE lineage=? AND adjacency=?", (lineage, adjacency)
     ).fetchone()
@@ -357,7 +365,7 @@ def _account(database: Database, lineage: str, adjacency: str, budget: Budget | 
 
 
 def _note_ceiling(database: Database, account: int, budget: Budget | None) -> None:
-    """What the owner allows now, for reports: what is admitted is decided by the policy."""
+    """Notes the owner's ceiling for reports; the policy decides what is admitted."""
     wanted = (None, None) if budget is None else (budget.epsilon, budget.delta)
     noted = database.connection.execute(
         "SELECT epsilon, delta FROM ceilings WHERE account=? ORDER BY number DESC LIMIT 1",
@@ -371,7 +379,7 @@ def _check_sums(
     lineage: str,
     charge: Charge,
     budget: Budget,
-    cost: Cost,
+    cost: Expense,
     earlier: list[tuple[float, float]],
 ) -> None:
     left_epsilon = budget.epsilon - math.fsum(e for e, _ in earlier)
@@ -386,14 +394,14 @@ def _check_sums(
 
 
 def _charged(
-    connection: Connection, lineage: str, adjacency: str, besides: int | None = None
+    connection: Connection, lineage: str, adjacency: str, replaced: int | None = None
 ) -> list[tuple[float, float]]:
-    """(ε, δ) of every plan that the account has admitted, except one."""
+    """Returns (ε, δ) of every plan that the account has admitted, except one."""
     return connection.execute(
         "SELECT charged.epsilon, charged.delta FROM charged"
         " JOIN runs ON run = runs.id JOIN accounts ON account = accounts.id"
         " WHERE lineage=? AND adjacency=? AND charged.id IS NOT ?",
-        (lineage, adjacency, besides),
+        (lineage, adjacency, replaced),
     ).fetchall()
 
 

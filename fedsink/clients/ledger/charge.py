@@ -1,4 +1,11 @@
-"""What a plan asks of a budget, before anything is released."""
+"""What is charged to a budget: plans, their uses, and their events as text.
+
+A ledger of ε cannot be recomposed; a ledger of events can.
+
+>>> import dp_accounting
+>>> event_to_json(dp_accounting.GaussianDpEvent(2.0))
+'{"class": "GaussianDpEvent", "noise_multiplier": 2.0}'
+"""
 
 from __future__ import annotations
 
@@ -10,7 +17,16 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from fedsink import __version__
-from fedsink.errors import PrivacyError
+from fedsink.clients.ledger.budget import Budget
+from fedsink.errors import LedgerError, PrivacyError
+from fedsink.values import privacy_checks as checks
+
+EVERY_LABEL = -1  # how the file writes a use of all classes; NULL would be no key
+
+Place = tuple[int, int | None]
+"""A round and its class (None: all)."""
+
+_MODULE = "dp_accounting.dp_event"
 
 
 class Instalment(NamedTuple):
@@ -20,7 +36,8 @@ class Instalment(NamedTuple):
         whole: the plan.
         rounds, uses: how many of the plan's first rounds may be claimed, and uses of one record.
         delta: δ of all ends together.
-        early: the charge of these rounds alone; None: they are all of the plan's.
+        early: the charge of only these rounds; None: they are all of the plan's.
+        step: rounds of an instalment; None: the plan is charged in full at once.
     """
 
     whole: Charge
@@ -28,9 +45,10 @@ class Instalment(NamedTuple):
     uses: int
     delta: float
     early: Charge | None
+    step: int | None
 
     def rough_epsilon(self, ceiling: float) -> float | None:
-        """As `Charge.rough_epsilon`, of the lesser of both charges."""
+        """Returns `Charge.rough_epsilon` of the lesser of both charges."""
         rough = self.whole.rough_epsilon(ceiling)
         if rough is None or self.early is None:
             return rough
@@ -54,7 +72,7 @@ class Charge:
             the plan is new and a ceiling must be compared.
         rough_epsilon: a rough ε where it is far above a ceiling, in milliseconds; None where it
             may be near. A ledger that asks it first refuses what is out of reach unpriced.
-        part: the charge of the plan's first rounds alone, at another δ; None: the plan has no
+        part: the charge of only the plan's first rounds, at another δ; None: the plan has no
             parts, and is charged in full.
     """
 
@@ -73,8 +91,8 @@ class Charge:
         if not 0.0 <= self.delta < 1.0:
             raise PrivacyError(f"a charge has δ in [0, 1), received {self.delta!r}.")
 
-    def instalment(self, step: int, round: int) -> Instalment:
-        """What is charged once this round is asked for, of a plan in K instalments of r rounds.
+    def instalment(self, step: int | None, round: int) -> Instalment:
+        """Returns what is charged once this round is asked for, of K instalments of r rounds.
 
         A run may end behind any of them, and who asks chooses where, knowing all answers so far.
         For that the K ends share δ: behind k < K of them a run is charged ε of k·r rounds at
@@ -95,26 +113,155 @@ class Charge:
         other runs in its hands, 2δ_i.
 
         Args:
-            step: r ≥ 1.
+            step: r ≥ 1; None: the plan is charged in full at once.
             round: the largest that is asked for, from 1.
         """
-        ends = -(-self.rounds // step)
-        reached = min(ends, -(-max(1, round) // step))
-        if self.part is None or ends == 1:
-            return Instalment(self, self.rounds, self.uses, self.delta, None)
+        ends = 1 if step is None else -(-self.rounds // step)
+        if step is None or self.part is None or ends == 1:
+            return Instalment(self, self.rounds, self.uses, self.delta, None, step)
         delta = 2 * self.delta
+        reached = min(ends, -(-max(1, round) // step))
         if reached == ends:
-            return Instalment(self, self.rounds, self.uses, delta, None)
+            return Instalment(self, self.rounds, self.uses, delta, None, step)
         early = self.part(reached * step, self.delta / (ends - 1))
-        return Instalment(self, early.rounds, early.uses, delta, early)
+        return Instalment(self, early.rounds, early.uses, delta, early, step)
 
     @cached_property
     def plan_json(self) -> str:
-        """The plan as canonical text."""
+        """Plan as canonical text."""
         return json.dumps(self.plan, sort_keys=True, separators=(",", ":"))
 
     @cached_property
     def price_key(self) -> bytes:
-        """What ε is a function of, and which version of fedsink computes it, as SHA-256."""
+        """SHA-256 of all that ε depends on, and of the version of fedsink that computes it."""
         text = f"{__version__}|{self.adjacency}|{self.plan_json}"
         return hashlib.sha256(text.encode()).digest()
+
+
+class Requester(NamedTuple):
+    """Names who asks for a plan, and limits how many new runs begin in a day.
+
+    Attributes:
+        operator: the owner's name of who has signed the request; None: it is not signed.
+        method: the name of the answer.
+        runs_per_day: None: any number.
+    """
+
+    operator: str | None = None
+    method: str | None = None
+    runs_per_day: int | None = None
+
+
+@dataclass(frozen=True)
+class Application:
+    """A plan that a run asks an account to admit.
+
+    Attributes:
+        lineage: the owner's name of the data, whatever they contain today.
+        run: public name of the run.
+        charge: the plan and its cost.
+        budget: the account's ceiling; None admits one plan, whatever it costs.
+        requester: who asks.
+    """
+
+    lineage: str
+    run: str
+    charge: Charge
+    budget: Budget | None
+    requester: Requester
+
+
+class Use(NamedTuple):
+    """One use of a mechanism: its number in the plan, its class (None: all), its digest."""
+
+    round: int
+    label: int | None
+    digest: bytes
+
+
+class Claim(NamedTuple):
+    """Tells whether a use was claimed now, and whether its reply was noted as released."""
+
+    new: bool
+    released: bool
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A plan that an account has admitted; made only by `Ledger.reserve`.
+
+    Attributes:
+        id, run, account: row numbers in the ledger.
+        lineage: the owner's name of the data.
+        name: the run's public name.
+        rounds: how many of the plan's first rounds are charged by now, all T where there are no
+            instalments; they are numbered from 1.
+        uses: in how many of them one labelled record may take part.
+        budget: the account's ceiling.
+        step: rounds of an instalment, fixed with the first; None: the plan is charged in full.
+    """
+
+    id: int
+    run: int
+    account: int
+    lineage: str
+    name: str
+    rounds: int
+    uses: int
+    budget: Budget | None
+    step: int | None = None
+
+
+def event_to_json(event: Any) -> str:
+    """Returns a `dp_accounting.DpEvent` as JSON; `event_from_json` gives an equal event back.
+
+    Raises:
+        PrivacyError: it is no event, or one that cannot be written down.
+    """
+    try:
+        return json.dumps(_plain(event.to_named_tuple()), sort_keys=True)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise PrivacyError(
+            f"a ledger stores serialisable events, received {type(event).__name__} ({error}): "
+            "charge a dp_accounting.DpEvent."
+        ) from None
+
+
+def event_from_json(text: str) -> Any:
+    """Returns the event that `event_to_json` wrote; reads only classes of dp_accounting.
+
+    Raises:
+        LedgerError: the text is damaged or names no event.
+    """
+    try:
+        return _event(json.loads(text))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise LedgerError(
+            f"an event in the ledger is damaged ({error}): restore the ledger from a backup."
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "class_name"):
+        if value.module_name != _MODULE:
+            raise ValueError(f"{value.class_name} is not an event of dp_accounting")
+        fields = value._asdict()
+        del fields["module_name"]
+        return {"class": fields.pop("class_name")} | {k: _plain(v) for k, v in fields.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _event(fields: Any) -> Any:
+    if isinstance(fields, list):
+        return [_event(item) for item in fields]
+    if not isinstance(fields, dict):
+        return fields
+    events = checks.require(_MODULE)
+    name = fields["class"]
+    kind = getattr(events, name, None)
+    # Never import what a file names: only event classes of this one module are built.
+    if not (isinstance(kind, type) and issubclass(kind, events.DpEvent)):
+        raise ValueError(f"{name!r} is no event")
+    return kind(**{key: _event(value) for key, value in fields.items() if key != "class"})

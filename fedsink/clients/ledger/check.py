@@ -1,4 +1,4 @@
-"""Whether a ledger still says what it was made to say."""
+"""Finds out whether a ledger still says what it was made to say."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 from fedsink.clients.ledger.admission import ONE_PLAN, largest, price_seal, spent_rho, within
 from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.database import Database
-from fedsink.clients.ledger.events import event_from_json
-from fedsink.clients.ledger.tables import CEILINGS, CHAINED, ORIGIN, sealed
+from fedsink.clients.ledger.charge import event_from_json
+from fedsink.clients.ledger.database import CEILINGS, CHAINED, ORIGIN, Database, sealed
 from fedsink.errors import FedsinkError, LedgerError
 
 # Each query finds rows that the ledger itself never writes, (name, ...).
@@ -46,7 +45,7 @@ _NEVER = {
 
 
 def problems(database: Database) -> list[str]:
-    """Every invariant that does not hold, a sentence each; empty for a sound ledger."""
+    """Returns a sentence for each invariant that does not hold; none for a sound ledger."""
     try:
         with database.snapshot():
             return _problems(database)
@@ -69,7 +68,7 @@ def _problems(database: Database) -> list[str]:
 
 
 def _unsealed(database: Database) -> list[str]:
-    """Facts and prices that are not what they were when they were written."""
+    """Returns a sentence for each fact or price that is not what was written."""
     number, previous, problems = 0, ORIGIN, []
     for (number_here, *values, seal), table in heapq.merge(
         *(_facts(database, table) for table in CHAINED), key=lambda fact: fact[0][0]
@@ -88,7 +87,7 @@ def _unsealed(database: Database) -> list[str]:
 
 
 def _facts(database: Database, table: str) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """The rows of one table, in the order in which they were added."""
+    """Yields the rows of one table, in the order in which they were added."""
     columns = CHAINED[table]
     query = f"SELECT {', '.join(columns)}, seal FROM {table} ORDER BY {columns[0]}"
     for row in database.connection.execute(query):
@@ -139,7 +138,7 @@ def _overspent_accounts(database: Database) -> list[str]:
 def _within_filter(
     database: Database, account: int, epsilon: float, delta: float, order: float
 ) -> bool:
-    """Whether the account's uses fit, each entered at no less than its event costs."""
+    """Tells whether the account's uses fit, each entered at no less than its event costs."""
     plans = database.rows(
         "SELECT use, rho FROM reservations JOIN runs ON run = runs.id WHERE account=?", account
     )

@@ -8,14 +8,21 @@ from pathlib import Path
 
 from fedsink.clients.ledger import admission
 from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import Charge, Instalment
+from fedsink.clients.ledger.charge import (
+    EVERY_LABEL,
+    Application,
+    Charge,
+    Claim,
+    Instalment,
+    Requester,
+    Reservation,
+    Use,
+)
 from fedsink.clients.ledger.check import problems
-from fedsink.clients.ledger.database import Database
-from fedsink.clients.ledger.places import EVERY_LABEL, Asked, Claim, Reservation, Use
-from fedsink.clients.ledger.tables import CHAINED, ORIGIN
+from fedsink.clients.ledger.database import CHAINED, ORIGIN, Database
 from fedsink.errors import LedgerError, PrivacyError, ReleaseRefusedError
 
-_UNASKED = Asked()
+_NOBODY = Requester()
 _DAYS = 30  # for which refusals are kept
 
 
@@ -60,10 +67,10 @@ class Ledger:
         run: str,
         charge: Charge,
         budget: Budget | None,
-        asked: Asked = _UNASKED,
+        requester: Requester = _NOBODY,
         round: int = 1,
     ) -> Reservation:
-        """Admit a plan, or find that it was admitted before.
+        """Admits a plan, or finds that it was admitted before.
 
         Args:
             lineage: the owner's name of the data, whatever they contain today.
@@ -71,7 +78,7 @@ class Ledger:
             charge: the plan and its cost.
             budget: the account's ceiling; None admits one plan at whatever it costs (a
                 simulation's ledger, whose owner has stated no ceiling).
-            asked: who asks, for the owner to read, and how many new runs a day are admitted.
+            requester: who asks, for the owner to read, and how many new runs a day are admitted.
             round: the largest that is asked for; where plans are charged in instalments, those
                 up to it are.
 
@@ -81,28 +88,27 @@ class Ledger:
             ReleaseRefusedError: the account has another admission rule.
             DailyLimitError: the run is new, and there were enough of them today.
         """
-        key = (lineage, run, charge, budget)
+        application = Application(lineage, run, charge, budget, requester)
         with self._database.explained() as connection:
-            found = admission.find(connection, *key)
+            found = admission.find(connection, application)
             if found is None:
-                admission.day_of_run(connection, run, asked)
+                admission.day_of_run(connection, run, requester)
             elif not self._lacks(found, charge, round):
                 return found
-            step = self._step(found, charge, budget)
-            part = charge.instalment(charge.rounds if step is None else step, round)
-            besides = None if found is None else found.id
-            admission.check_reach(connection, lineage, part, budget, besides)
-        priced = self._price_of(part, budget)
+            part = charge.instalment(self._step(found, charge, budget), round)
+            replaced = None if found is None else found.id
+            admission.check_reach(connection, application, part, replaced)
+        priced = self._price_of(part, budget)  # may take seconds: before the file is locked
         with self._database.transaction() as connection:
-            found = admission.find(connection, *key)
+            found = admission.find(connection, application)  # another process may have been first
             if found is None:
-                return admission.admit(self._database, *key, priced, asked, part, step)
+                return admission.admit(self._database, application, part, priced)
             if budget is None or not self._lacks(found, charge, round):
                 return found
-            return admission.extend(self._database, found, budget, priced, part)
+            return admission.extend(self._database, found, budget, part, priced)
 
     def bind(self, lineage: str, fingerprint: bytes, on_change: str = "inherit") -> None:
-        """Record what the lineage's data are today.
+        """Records what the lineage's data are today.
 
         Args:
             lineage: the owner's name of the data.
@@ -139,7 +145,7 @@ class Ledger:
     def claim(
         self, reservation: Reservation, fingerprint: bytes, uses: Sequence[Use]
     ) -> list[Claim]:
-        """Charge all uses of one message, or none of them.
+        """Charges all uses of one message, or none of them.
 
         A use that was claimed for the same digest costs nothing: it is answered with the same
         bytes.
@@ -162,15 +168,15 @@ class Ledger:
                 admission.check_filter(self._database, reservation)
         return claims
 
-    def released(self, reservation: Reservation, rounds: Iterable[int]) -> None:
-        """Note that the replies of these rounds are stored and may have left the node."""
+    def note_released(self, reservation: Reservation, rounds: Iterable[int]) -> None:
+        """Notes that the replies of these rounds are stored and may have left the node."""
         with self._database.transaction():
             for round in rounds:
-                if not self._released(reservation.run, round):
+                if not self._was_released(reservation.run, round):
                     self._database.append("releases", reservation.run, round)
 
-    def refused(self, reason: str) -> None:
-        """Count a refusal for the owner, who sees those of the last days."""
+    def note_refused(self, reason: str) -> None:
+        """Counts a refusal for the owner, who sees those of the last days."""
         day = admission.today()
         with self._database.transaction() as connection:
             connection.execute(
@@ -181,17 +187,17 @@ class Ledger:
             connection.execute("DELETE FROM refusals WHERE day < ? - ?", (day, _DAYS))
 
     def knows(self, digests: Iterable[bytes]) -> bool:
-        """Whether every one of these digests has been claimed."""
+        """Tells whether every one of these digests has been claimed."""
         known = {row[0] for row in self._database.rows("SELECT digest FROM claims")}
         return known.issuperset(digests)
 
     def head(self) -> tuple[int, bytes]:
-        """How many facts there are, and the seal of the last one."""
+        """Returns the number of facts, and the seal of the last one."""
         with self._database.explained():
             return self._database.head()
 
     def seal(self, number: int) -> bytes | None:
-        """The seal of a fact; None where there are fewer."""
+        """Returns the seal of a fact; None where there are fewer."""
         if number == 0:
             return ORIGIN
         if not 0 < number <= self.head()[0]:
@@ -203,17 +209,17 @@ class Ledger:
         return next((rows[0][0] for rows in facts if rows), None)
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._database.close()
 
     @staticmethod
     def _lacks(found: Reservation, charge: Charge, round: int) -> bool:
-        """Whether a round of the plan is asked for that is not charged yet."""
+        """Tells whether the plan's instalments so far do not reach a round."""
         return found.step is not None and found.rounds < min(round, charge.rounds)
 
     @staticmethod
     def _step(found: Reservation | None, charge: Charge, budget: Budget | None) -> int | None:
-        """Rounds of an instalment: as the run began, whatever the owner says now."""
+        """Returns the rounds of an instalment: as the run began, whatever the owner says now."""
         if found is not None:
             return found.step
         if budget is None or charge.part is None or budget.rounds_per_reservation is None:
@@ -221,7 +227,7 @@ class Ledger:
         return min(budget.rounds_per_reservation, charge.rounds)
 
     def _price_of(self, part: Instalment, budget: Budget | None) -> admission.Price:
-        """The price of what is charged of a plan; of an early end at most the whole plan's."""
+        """Returns the price of a part of a plan, at most the whole plan's."""
         whole = self._price(part.whole, budget)
         if part.early is None or whole.epsilon is None:
             return whole
@@ -232,7 +238,7 @@ class Ledger:
         return min(early, whole, key=lambda price: price.epsilon or math.inf)
 
     def _price(self, charge: Charge, budget: Budget | None) -> admission.Price:
-        """The plan's price; one that takes seconds is kept, so that it is computed once."""
+        """Returns the plan's price; one that takes seconds is kept, to be computed once."""
         if budget is None or budget.admission != "reserve":
             return admission.price(charge, budget)
         with self._database.explained() as connection:
@@ -258,7 +264,7 @@ class Ledger:
                     f"{reservation.lineage} has already answered another request in round "
                     f"{use.round} of the run {reservation.name}."
                 )
-            return Claim(False, self._released(reservation.run, use.round))
+            return Claim(False, self._was_released(reservation.run, use.round))
         label = EVERY_LABEL if use.label is None else use.label
         self._database.append(
             "claims", reservation.run, use.round, reservation.id, label, use.digest
@@ -270,6 +276,6 @@ class Ledger:
         )
         return Claim(True, False)
 
-    def _released(self, run: int, round: int) -> bool:
+    def _was_released(self, run: int, round: int) -> bool:
         query = "SELECT 1 FROM releases WHERE run=? AND round=?"
         return bool(self._database.rows(query, run, round))

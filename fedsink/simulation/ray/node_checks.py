@@ -11,7 +11,7 @@ import fedsink
 from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ClientError, DataError, PrivacyError
-from fedsink.protocol.records import PROTOCOL_VERSION
+from fedsink.protocol.packing import PROTOCOL_VERSION
 
 # Things that a client looks up by name, and that a package may have to bring to every node.
 _GROUPS = ("answers", "data_sources", "generators", "local_mechanisms")

@@ -16,8 +16,8 @@ import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-from fedsink.clients.cohort import NodeCohort
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.errors import PrivacyError
 from fedsink.privacy import SecretKey
 from fedsink.protocol.exchange import Content, Exchange

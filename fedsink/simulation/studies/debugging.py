@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsink.clients.node import records_of
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.data.sources import load
 from fedsink.errors import ConfigError
 from fedsink.evaluation.networks import limit_threads, train_cnn

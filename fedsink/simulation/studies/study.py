@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.reporting.displays import ForgivingStream
 from fedsink.server.compose import store_config

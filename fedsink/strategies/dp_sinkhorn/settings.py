@@ -22,7 +22,7 @@ from fedsink.privacy import (
 from fedsink.privacy.clips import CLIPS
 from fedsink.protocol.dp_sinkhorn import GradientReply, pack_replies
 from fedsink.protocol.objective import Objective
-from fedsink.protocol.run import UNNAMED
+from fedsink.protocol.requests import UNNAMED
 from fedsink.strategies.central import (
     CentralSettings,
     central_plan,

@@ -30,7 +30,7 @@ from fedsink.privacy.clips import ClipOfCritics
 from fedsink.privacy.sampling import Schedule
 from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.gs_wgan import Critics
-from fedsink.protocol.run import UNNAMED
+from fedsink.protocol.requests import UNNAMED
 from fedsink.strategies.central import CentralSettings, central_plan, common_settings
 from fedsink.strategies.central_statement import SampleOfRecords
 from fedsink.strategies.gs_wgan.published import gs_wgan_epsilon

@@ -15,7 +15,7 @@ from fedsink.errors import ConfigError
 from fedsink.privacy import LOCAL_NOISE
 from fedsink.privacy.accounting.amplification import shuffling_statement
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply
-from fedsink.protocol.run import UNNAMED
+from fedsink.protocol.requests import UNNAMED
 from fedsink.strategies.privatize_once.budget import local_plan
 from fedsink.strategies.privatize_once.critic import NoisyCriticSettings
 from fedsink.strategies.strategy_settings import StrategySettings, check_quorum

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.ledger.charge import Charge, Use
 from fedsink.clients.ledger.database import Database
 from fedsink.clients.ledger.ledger import Ledger
-from fedsink.clients.ledger.places import Use
 from fedsink.errors import LedgerError
 
 Make = Callable[..., Charge]

@@ -9,12 +9,11 @@ import dp_accounting as dp
 import pytest
 
 from fedsink.clients.ledger import admission
+from fedsink.clients.ledger.account_report import refusals
 from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.ledger.charge import Charge, Requester, Reservation, Use
 from fedsink.clients.ledger.database import Database
 from fedsink.clients.ledger.ledger import Ledger
-from fedsink.clients.ledger.places import Asked, Reservation, Use
-from fedsink.clients.ledger.report import refusals
 from fedsink.errors import BudgetError, DailyLimitError, ReleaseRefusedError, RunTakenError
 
 Make = Callable[..., Charge]
@@ -156,7 +155,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def begin(ledger: Ledger, charge: Charge, run: str, most: int | None = 2) -> None:
-    ledger.reserve("ward", run, charge, TEN, Asked("lab", "gradient", most))
+    ledger.reserve("ward", run, charge, TEN, Requester("lab", "gradient", most))
 
 
 def test_no_more_runs_begin_in_a_day_than_are_admitted(
@@ -168,7 +167,7 @@ def test_no_more_runs_begin_in_a_day_than_are_admitted(
         begin(ledger, make_charge(1.0), "r3")
     begin(ledger, make_charge(1.0), "r1")  # it goes on
     with pytest.raises(DailyLimitError):
-        ledger.reserve("clinic", "r3", make_charge(1.0), TEN, Asked(runs_per_day=2))
+        ledger.reserve("clinic", "r3", make_charge(1.0), TEN, Requester(runs_per_day=2))
     clock[0] += 86_400.0
     begin(ledger, make_charge(1.0), "r3")
     begin(ledger, make_charge(1.0), "r4", most=None)
@@ -210,12 +209,12 @@ def test_refusals_are_counted_by_day_and_forgotten_after_a_month(
     ledger: Ledger, path: Path, clock: list[float]
 ) -> None:
     for reason in ("BudgetError", "BadSignatureError", "BudgetError"):
-        ledger.refused(reason)
+        ledger.note_refused(reason)
     database = Database(path, writable=False)
     assert refusals(database) == {"BadSignatureError": 1, "BudgetError": 2}
     clock[0] += 31 * 86_400.0
     assert refusals(database) == {}
-    ledger.refused("BudgetError")
+    ledger.note_refused("BudgetError")
     assert database.rows("SELECT times FROM refusals") == [(1,)]
 
 
@@ -318,7 +317,7 @@ def test_released_is_remembered(path: Path, make_charge: Make) -> None:
     ledger = Ledger(path)
     held = reserved(ledger, make_charge())
     ledger.claim(held, TODAY, [use(1), use(2)])
-    ledger.released(held, [2])
+    ledger.note_released(held, [2])
     ledger.close()
     again = Ledger(path)
     held = again.reserve("ward", "r1", make_charge(), TEN)

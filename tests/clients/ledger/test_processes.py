@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.ledger.charge import Charge, Use
 from fedsink.clients.ledger.ledger import Ledger
-from fedsink.clients.ledger.places import Use
 from fedsink.errors import BudgetError, ReleaseRefusedError
 
 Make = Callable[..., Charge]
@@ -32,7 +31,7 @@ def _killed_after(step: str) -> Callable[..., None]:
         ledger.claim(held, TODAY, [Use(1, None, b"a")])
         if step == "claim":
             os.kill(os.getpid(), signal.SIGKILL)
-        ledger.released(held, [1])
+        ledger.note_released(held, [1])
         os.kill(os.getpid(), signal.SIGKILL)
 
     return run

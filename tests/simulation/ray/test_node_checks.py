@@ -16,7 +16,7 @@ from fedsink.data.labelled import LabelledData
 from fedsink.data.sources import give, load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ClientError, DataError
-from fedsink.protocol.records import PROTOCOL_VERSION
+from fedsink.protocol.packing import PROTOCOL_VERSION
 from fedsink.simulation.ray.node_checks import NodeRecords, refuse_versions, versions
 from fedsink.simulation.simulated_run import start
 

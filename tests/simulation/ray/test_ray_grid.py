@@ -20,8 +20,8 @@ from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
 
 from fedsink.clients.app import client_app
-from fedsink.clients.cohort import NodeCohort
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.errors import ClientError, ConfigError
 from fedsink.privacy import SecretKey
 from fedsink.server.running import server_app

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from ray.util import get_node_ip_address
 
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.errors import PrivacyError
 from fedsink.privacy import SecretKey
 from fedsink.server.running import server_app

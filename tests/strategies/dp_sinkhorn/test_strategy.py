@@ -12,8 +12,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from scipy import stats
 
 from fedsink.clients.app import client_app
-from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.dp_sinkhorn import client_gradient
+from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.shard import Shard
 from fedsink.data.partition import Unequal, partition
 from fedsink.data.sources import load
@@ -22,8 +22,8 @@ from fedsink.errors import ClientError, ConfigError
 from fedsink.models import Generator
 from fedsink.privacy import NoiseShare, ReproducibleKey, Stream
 from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest, unpack_requests
-from fedsink.protocol.errors import FAILED, REFUSED
 from fedsink.protocol.exchange import Reduction
+from fedsink.protocol.failure_codes import FAILED, REFUSED
 from fedsink.server import checkpoint
 from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn

@@ -12,8 +12,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message
 from torch.nn.utils import parameters_to_vector
 
 from fedsink.clients.app import client_app
-from fedsink.clients.cohort import NodeCohort
 from fedsink.clients.gs_wgan_critics import CriticMessage, CriticState, Parts, critic_totals
+from fedsink.clients.node_cohort import NodeCohort
 from fedsink.data.partition import partition
 from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
@@ -29,8 +29,8 @@ from fedsink.privacy import (
     UnprotectedPlan,
 )
 from fedsink.protocol.dp_sinkhorn import GradientReply
-from fedsink.protocol.errors import REFUSED
 from fedsink.protocol.exchange import Reduction
+from fedsink.protocol.failure_codes import REFUSED
 from fedsink.protocol.gs_wgan import CriticRequest
 from fedsink.simulation.grid import client_of
 from fedsink.simulation.virtual_clients import LocalGrid

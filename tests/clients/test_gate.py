@@ -1,20 +1,30 @@
-"""Clients whose ledger is elsewhere: they answer what was admitted there, with the same bytes."""
+"""The one way out of a node: what makes two requests one, and what is answered without a ledger.
+
+A client whose ledger is elsewhere answers what was admitted there, with the same bytes.
+"""
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from flwr.app import RecordDict
 
-from fedsink.clients.cohort import NodeCohort
+from fedsink.clients.central import central_charge
+from fedsink.clients.gate import LedgerGate, reservation_name
+from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.charge import Place
+from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node import Node, close_nodes, grant
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.errors import PrivacyError, ReleaseRefusedError
-from fedsink.privacy import SecretKey
+from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan, SecretKey
 from fedsink.protocol.dp_sinkhorn import pack_requests
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.objective import Objective
@@ -23,6 +33,64 @@ from ..support.requests import gradient_request, plan_of
 from ..support.tiny import CLASSES, tiny_clients, with_secret_key
 
 OBJECTIVE = Objective(lam=0.5, classes=CLASSES)
+PLAN = PrivacyPlan(0.2, 2.0, 30, BatchClip(0.5), JointSchedule(), 1e-6)
+BUDGETS = {"add-remove": Budget(1e6, 1e-3)}
+Digests = Callable[..., list[bytes]]
+
+
+def answer_of(run: str, *places: Place) -> Any:
+    """All that a gate looks at of an answer to a message with these uses."""
+    return SimpleNamespace(run=run, name="dp_sinkhorn", operator=None, places=places)
+
+
+@pytest.fixture
+def digests(tmp_path: Path) -> Digests:
+    """The digests that the noise of a message is drawn under, each time with a new ledger."""
+    ledgers: list[Ledger] = []
+
+    def ask(run: str = "run", digest: bytes = b"d" * 32, content: bytes = b"c" * 32) -> list[bytes]:
+        ledgers.append(Ledger(tmp_path / f"{len(ledgers)}.sqlite", durable=False))
+        gate = LedgerGate(ledgers[-1], "ward", BUDGETS, None)
+        answer = answer_of(run, (1, None), (2, None))
+        return list(gate.admit(answer, central_charge(PLAN), digest, lambda: content).digests)
+
+    return ask
+
+
+def test_the_same_request_is_the_same_also_with_another_ledger(digests: Digests) -> None:
+    assert digests() == digests()
+    assert len(set(digests())) == 2  # one for each use
+
+
+def test_the_same_request_on_changed_data_is_another_request(digests: Digests) -> None:
+    """Pitfall 14: the difference of two answers under one noise is exact."""
+    assert set(digests()).isdisjoint(digests(content=b"C" * 32))
+
+
+def test_the_same_plan_in_another_run_is_another_request(digests: Digests) -> None:
+    assert set(digests()).isdisjoint(digests(run="another"))
+
+
+def test_another_account_or_plan_is_another_reservation() -> None:
+    charge = central_charge(PLAN)
+    names = [
+        reservation_name(run, of, content)
+        for run in ("run", "another")
+        for content in (b"c" * 32, b"C" * 32)
+        for of in (
+            charge,
+            replace(charge, adjacency="client"),
+            central_charge(replace(PLAN, rounds=31)),
+            central_charge(PLAN, 2),
+            None,
+        )
+    ]
+    assert len(set(names)) == len(names)
+    assert reservation_name("run", central_charge(PLAN), b"c" * 32) == names[0]
+
+
+def test_another_request_is_another_request(digests: Digests) -> None:
+    assert set(digests()).isdisjoint(digests(digest=b"D" * 32))
 
 
 def message(round: int = 1, run: str = "run") -> RecordDict:

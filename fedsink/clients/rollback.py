@@ -1,4 +1,8 @@
-"""Whether a node's ledger is older than one that it has shown to a server."""
+"""Refuses a ledger that is older than what the node has released, shown or learned.
+
+A ledger that was put back lacks charges, and its budget would be spent again. Three things tell:
+replies that are stored beside it, receipts that servers show, and states that answers have learned.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from fedsink.clients.gate import use_digests
 from fedsink.clients.ledger.ledger import Ledger
+from fedsink.clients.replies import ReplyStore
 from fedsink.errors import LedgerError, PrivacyError, RolledBackError
 from fedsink.privacy import SecretKey
 from fedsink.privacy.files import write_once
@@ -17,6 +23,40 @@ from fedsink.privacy.files import write_once
 log = logging.getLogger("fedsink.clients")
 
 _NUMBER, _HASH = 8, 16  # bytes
+
+
+def refuse_rollback(ledger: Ledger, store: ReplyStore) -> None:
+    """Refuses a ledger that does not know a reply beside it: it would spend a budget again.
+
+    A use is claimed before its reply is stored, so such a ledger is older than the reply, or new.
+
+    Raises:
+        LedgerError: there is such a reply.
+    """
+    replies = store.digests()  # first: what is listed now was claimed before
+    if not ledger.knows(use_digests(digest, 1)[0] for digest in replies):
+        raise LedgerError(
+            "The ledger does not know every reply that is stored beside it, so it was put back or "
+            "replaced, and charges are missing: restore the ledger that belongs to the replies."
+        )
+
+
+def refuse_forgotten(ledger: Ledger, states: Path) -> None:
+    """Refuses an empty ledger beside states that were learned from the data under lost charges.
+
+    Args:
+        ledger: the node's.
+        states: folder of what its answers remember; see `fedsink.clients.states`.
+
+    Raises:
+        LedgerError: there is such a state.
+    """
+    if ledger.head()[0] == 0 and any(states.glob("*/*.state")):
+        raise LedgerError(
+            f"The ledger is empty beside states that were learned from the data ({states}): "
+            "restore the ledger, or remove the states (fedsink ledger forget-states) if the data "
+            "are new."
+        )
 
 
 class Receipts:
@@ -50,16 +90,16 @@ class Receipts:
 
     @property
     def name(self) -> str:
-        """The node's public name, at random: as long as its key stays, so does the name."""
+        """Public name of the node, at random; it stays as long as the node's key."""
         return self._hash(b"name").hex()
 
     def give(self, ledger: Ledger) -> str:
-        """A receipt for all facts that the ledger has now."""
+        """Returns a receipt for all facts that the ledger has now."""
         number, seal = ledger.head()
         return self._receipt(number, seal)
 
     def check(self, ledger: Ledger, shown: Iterable[str] = ()) -> None:
-        """Refuse a ledger that is older than one of these receipts, or than one shown before.
+        """Refuses a ledger that is older than one of these receipts, or than one shown before.
 
         Raises:
             RolledBackError: it is; the receipt is kept until the ledger holds its fact.
@@ -94,7 +134,7 @@ class Receipts:
         return (masked + fact + self._hash(b"receipt", masked, fact)).hex()
 
     def _number(self, receipt: str) -> int | None:
-        """The number of the fact that a receipt of this node is for; None for any other text."""
+        """Returns the number of the fact that a receipt is for; None for any other text."""
         try:
             content = bytes.fromhex(receipt)
         except ValueError:

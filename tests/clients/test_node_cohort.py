@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsink.clients import cohort as module
-from fedsink.clients.cohort import NodeCohort
+from fedsink.clients import node_cohort as module
 from fedsink.clients.node import Node, close_nodes, open_node
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.data.partition import Dirichlet
 from fedsink.privacy import PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
-from fedsink.protocol.errors import FAILED, MALFORMED, REFUSED
 from fedsink.protocol.exchange import Content
-from fedsink.protocol.records import digest
+from fedsink.protocol.failure_codes import FAILED, MALFORMED, REFUSED
+from fedsink.protocol.packing import digest
 
 from ..support.asking import gradients
 

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsink.errors import ProtocolVersionError
-from fedsink.protocol.errors import OTHER_VERSION, failure_code
-from fedsink.protocol.records import PROTOCOL_VERSION, digest, pack, packed, table, unpack
+from fedsink.protocol.failure_codes import OTHER_VERSION, failure_code
+from fedsink.protocol.packing import PROTOCOL_VERSION, digest, pack, packed, unpack
 
 TYPE = "train.dp_sinkhorn"
 STATED = json.dumps({"protocol": PROTOCOL_VERSION})
@@ -167,13 +167,6 @@ def test_fields_are_not_so_deep_that_a_look_at_them_reaches_pythons_limit(
     elif levels >= 32:
         with pytest.raises(ValueError, match=r"^Malformed message: (Value|Recursion)Error\.$"):
             unpack(record)
-
-
-@pytest.mark.parametrize("value", [None, True, 3, 0.5, "a", [], [["name", "pixel"]]])
-def test_a_table_among_the_fields_is_one(value: Any) -> None:
-    assert table({"view": {"a": 1}}, "view") == {"a": 1}
-    with pytest.raises(TypeError, match=f"^view is a {type(value).__name__}, not an object$"):
-        table({"view": value}, "view")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Plans that are charged as their rounds are asked for."""
+"""Plans that are charged as their rounds are asked for, and their events as text."""
 
 from __future__ import annotations
 
@@ -18,17 +18,25 @@ from scipy import stats
 from scipy.signal import fftconvolve
 
 from fedsink.clients.central import central_charge
+from fedsink.clients.ledger.account_report import report
 from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.ledger.charge import Charge, Reservation, Use, event_from_json, event_to_json
 from fedsink.clients.ledger.check import problems
 from fedsink.clients.ledger.database import Database
 from fedsink.clients.ledger.ledger import Ledger
-from fedsink.clients.ledger.places import Reservation, Use
-from fedsink.clients.ledger.report import report
 from fedsink.clients.privatize_once import local_charge
 from fedsink.data.maps import PointBall
-from fedsink.errors import BudgetError, PrivacyError, ReleaseRefusedError
-from fedsink.privacy import ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
+from fedsink.errors import BudgetError, LedgerError, PrivacyError, ReleaseRefusedError
+from fedsink.privacy import (
+    ClassSchedule,
+    GaussianMechanism,
+    JointSchedule,
+    LaplaceMechanism,
+    PrivacyPlan,
+    ProductMechanism,
+    RecordClip,
+)
+from fedsink.privacy import RandomizedResponse as Response
 from fedsink.protocol.privatize_once import LocalPlan
 
 Together = Callable[..., list[int | None]]
@@ -36,6 +44,15 @@ PLAN = PrivacyPlan(0.2, 2.0, 50, RecordClip(1.0), JointSchedule(), 1e-6)
 CHARGE = central_charge(PLAN)
 BUDGET = Budget(20.0, 1e-5, rounds_per_reservation=12)  # ends behind 12, 24, 36, 48 and 50
 TODAY = b"today".ljust(32)
+EVENTS = [
+    dp.NoOpDpEvent(),
+    dp.GaussianDpEvent(1.5),
+    dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.25, dp.GaussianDpEvent(1.5)), 400),
+    dp.ComposedDpEvent([dp.LaplaceDpEvent(2.0), dp.ComposedDpEvent([dp.GaussianDpEvent(3.0)])]),
+    LaplaceMechanism(2.0, 3.0).event,
+    GaussianMechanism(2.0, 3.0, 1e-5).event,
+    ProductMechanism(LaplaceMechanism(2.0, 3.0), Response(10, 1.0)).event,
+]
 
 
 def independent(uses: int, delta: float) -> float:
@@ -329,3 +346,33 @@ def test_processes_that_extend_at_once_cannot_overspend(path: Path, in_processes
     ledger.close()
     codes = in_processes(_extend, [(path, run, budget) for run in runs])
     assert sorted(map(str, codes)) == ["0", "3", "3", "3"]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda e: type(e).__name__)
+def test_an_event_comes_back_equal(event: object) -> None:
+    assert event_from_json(event_to_json(event)) == event
+
+
+@pytest.mark.parametrize("thing", [None, 1.0, "GaussianDpEvent"])
+def test_what_is_no_event_is_not_stored(thing: object) -> None:
+    with pytest.raises(PrivacyError, match="a ledger stores serialisable events, received"):
+        event_to_json(thing)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"noise_multiplier": 1.0}',
+        '{"class": "GaussianDpEvent"}',
+        '{"class": "GaussianDpEvent", "noise": 1.0}',
+        '{"class": "Mapping"}',
+        '{"class": "importlib"}',
+        '{"class": 3}',
+    ],
+)
+def test_a_file_names_events_and_nothing_else(text: str) -> None:
+    """A ledger that somebody else wrote must not choose which code runs."""
+    with pytest.raises(LedgerError, match=r"is damaged .* restore the ledger from a backup"):
+        event_from_json(text)

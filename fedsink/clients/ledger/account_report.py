@@ -1,19 +1,25 @@
-"""What a ledger says to its owner: what is reserved, what is left, which runs there were."""
+"""Reports of a ledger to its owner: what is reserved, what is left, which runs there were.
+
+`report` gives it as objects, `export` as JSON for an auditor.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from fedsink.clients.ledger.admission import date_of, largest, spent_rho, today
 from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.database import Database
-from fedsink.clients.ledger.events import event_from_json
-from fedsink.clients.ledger.tables import CEILINGS
+from fedsink.clients.ledger.charge import event_from_json
+from fedsink.clients.ledger.database import CEILINGS, Database
 from fedsink.errors import PrivacyError
 from fedsink.privacy.accounting.events import epsilon as epsilon_of
 from fedsink.privacy.adjacency import ADD_REMOVE
 from fedsink.values import privacy_checks as checks
+
+FORMAT = "fedsink ledger 1"
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class AccountReport:
 
 
 def report(database: Database) -> list[AccountReport]:
-    """Every account, in the order in which they were opened."""
+    """Returns every account, in the order in which they were opened."""
     found = []
     for id, lineage, adjacency, rule, alpha, epsilon, delta in database.rows(
         "SELECT id, lineage, adjacency, admission, alpha, epsilon, delta FROM accounts"
@@ -94,6 +100,30 @@ def report(database: Database) -> list[AccountReport]:
     return found
 
 
+def export(database: Database) -> dict[str, Any]:
+    """Returns accounts, runs, plans and events as JSON-able values.
+
+    Guarantees:
+        - No fingerprint and no digest is in it.
+    """
+    accounts = []
+    for account in report(database):
+        rows = database.rows(
+            "SELECT plan, event, use FROM reservations JOIN runs ON run = runs.id"
+            " JOIN accounts ON account = accounts.id WHERE lineage=? AND adjacency=?"
+            " ORDER BY reservations.id",
+            account.lineage,
+            account.adjacency,
+        )
+        runs = [
+            asdict(run) | {"plan": json.loads(plan), "event": json.loads(event),
+                           "use": json.loads(use or "null")}
+            for run, (plan, event, use) in zip(account.runs, rows, strict=True)
+        ]  # fmt: skip
+        accounts.append(asdict(account) | {"runs": runs})
+    return {"format": FORMAT, "accounts": accounts}
+
+
 def _run(
     database: Database, adjacency: str, id: int, name: str, use: str | None, rounds: int,
     most: int, epsilon: float | None, delta: float, operator: str | None, method: str | None,
@@ -113,14 +143,14 @@ def _run(
 
 
 def refusals(database: Database) -> dict[str, int]:
-    """How often what was refused today, UTC."""
+    """Returns how often what was refused today, UTC."""
     return dict(
         database.rows("SELECT reason, times FROM refusals WHERE day=? ORDER BY reason", today())
     )
 
 
 def _composed(adjacency: str, use: str | None, uses: int, delta: float) -> float | None:
-    """ε of so many uses by Rényi DP, where it is known."""
+    """Returns ε of so many uses by Rényi DP; None where it is not known."""
     if use is None or adjacency != ADD_REMOVE or not 0 < delta < 1:
         return None
     event = checks.require("dp_accounting").SelfComposedDpEvent(event_from_json(use), uses)

@@ -10,15 +10,12 @@ from pathlib import Path
 import pytest
 
 from fedsink.clients.central import central_charge
+from fedsink.clients.ledger.account_report import export, report
 from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.ledger.charge import Charge, Use, event_from_json
 from fedsink.clients.ledger.check import problems
 from fedsink.clients.ledger.database import Database
-from fedsink.clients.ledger.events import event_from_json
-from fedsink.clients.ledger.export import export
 from fedsink.clients.ledger.ledger import Ledger
-from fedsink.clients.ledger.places import Use
-from fedsink.clients.ledger.report import report
 from fedsink.clients.privatize_once import local_charge
 from fedsink.data.maps import PointBall
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip, epsilon
@@ -37,7 +34,7 @@ def used(path: Path) -> Path:
     ledger.bind("ward", SECRET)
     held = ledger.reserve("ward", "central", central_charge(PLAN), Budget(10.0, 1e-5))
     ledger.claim(held, SECRET, [Use(t, t % 3, b"digest!" * 4) for t in range(1, 8)])
-    ledger.released(held, [2, 3])
+    ledger.note_released(held, [2, 3])
     held = ledger.reserve("ward", "local", local_charge(LOCAL), Budget(35.0, 0.0))
     ledger.claim(held, SECRET, [Use(1, None, b"digest!" * 4)])
     ledger.bind("clinic", b"clinic")

@@ -8,8 +8,8 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from fedsink.errors import ProtocolVersionError
-from fedsink.protocol.identity import identity_record, stated_client
-from fedsink.protocol.records import PROTOCOL_VERSION
+from fedsink.protocol.node_identity import identity_record, stated_client
+from fedsink.protocol.packing import PROTOCOL_VERSION
 
 
 def record(**stated: Any) -> RecordDict:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.settings import NodeSettings
 from fedsink.data.corruption import Corruption
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, PrivacyError

@@ -1,4 +1,4 @@
-"""What the owner of a node decides: its data, its place, its noise. Never taken from a message."""
+"""Decisions of a node's owner: its data, its place, its noise. Never taken from a message."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from fedsink.protocol.run import new_run_name, run_name
+from fedsink.protocol.requests import new_run_name, run_name, table
 
 
 @pytest.mark.parametrize("name", ["a", "ward 7, first try", "ε = 3", "x" * 200])
@@ -21,3 +23,10 @@ def test_anything_else_is_refused_without_being_repeated_in_full(name: object) -
 def test_no_two_new_names_are_equal() -> None:
     names = {run_name(new_run_name()) for _ in range(100)}
     assert len(names) == 100
+
+
+@pytest.mark.parametrize("value", [None, True, 3, 0.5, "a", [], [["name", "pixel"]]])
+def test_a_table_is_an_object(value: Any) -> None:
+    assert table({"a": 1}) == {"a": 1}
+    with pytest.raises(TypeError, match=f"^a {type(value).__name__} is not an object$"):
+        table(value)

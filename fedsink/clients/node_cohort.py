@@ -1,4 +1,4 @@
-"""Many virtual clients answer one request at once: what each would have answered alone.
+"""Answers one request for many virtual clients at once, as each would have answered it.
 
 For simulations. The draws and the noise of every client are keyed as ever; what they share is
 the reading of the request, one batch of draws, one transport problem and one batch of noise. The
@@ -19,14 +19,14 @@ from torch import Tensor
 
 from fedsink.clients.answer import BatchedAnswer
 from fedsink.clients.answers import find_answer
+from fedsink.clients.gate import Admitted
 from fedsink.clients.node import Node, open_node, policy_of
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy import Policy
 from fedsink.clients.pool import Pool
-from fedsink.clients.releases import Admitted
-from fedsink.clients.settings import NodeSettings
 from fedsink.errors import FedsinkError, ReleaseRefusedError
-from fedsink.protocol.errors import failure_code
 from fedsink.protocol.exchange import Answers, Content
+from fedsink.protocol.failure_codes import failure_code
 from fedsink.protocol.tree_sum import BLOCK
 
 log = logging.getLogger("fedsink.clients")
@@ -37,7 +37,7 @@ _BATCH = 1 << 17
 
 
 @dataclass(frozen=True)
-class _Admitted:
+class _Cohort:
     """Clients that were asked the same, and whose charges are committed.
 
     Attributes:
@@ -54,12 +54,12 @@ class _Admitted:
     nodes: Sequence[Node]
     admissions: Sequence[Admitted]
 
-    def part(self, clients: slice) -> _Admitted:
-        """Some of the clients."""
+    def part(self, clients: slice) -> _Cohort:
+        """Returns some of the clients."""
         return replace(self, nodes=self.nodes[clients], admissions=self.admissions[clients])
 
-    def followed_by(self, other: _Admitted) -> _Admitted:
-        """These clients and those behind them."""
+    def followed_by(self, other: _Cohort) -> _Cohort:
+        """Returns these clients and those behind them."""
         nodes = [*self.nodes, *other.nodes]
         return replace(self, nodes=nodes, admissions=[*self.admissions, *other.admissions])
 
@@ -82,7 +82,7 @@ class NodeCohort:
         self._pools: dict[tuple[int, ...], Pool] = {}
 
     def handles(self, message_type: str) -> bool:
-        """Whether messages of this type are answered together."""
+        """Tells whether messages of this type are answered together."""
         try:
             return issubclass(self._kind(message_type), BatchedAnswer)
         except FedsinkError:  # each client will say why
@@ -91,7 +91,7 @@ class NodeCohort:
     def answers(
         self, message_type: str, contents: Sequence[Content], clients: Sequence[Sequence[int]]
     ) -> Iterator[tuple[int, Answers]]:
-        """The clients' replies, (k, parts, ...), each with the number of its content.
+        """Yields the clients' replies, (k, parts, ...), each with the number of its content.
 
         Those to one content come in whole blocks of consecutive clients.
 
@@ -102,7 +102,7 @@ class NodeCohort:
         """
         torch.set_num_threads(self._settings.threads)
         kind: type[BatchedAnswer] = self._kind(message_type)
-        groups: list[list[_Admitted]] = []
+        groups: list[list[_Cohort]] = []
         for number, (content, whose) in enumerate(zip(contents, clients, strict=True)):
             admitted, failures = self._admit(kind, number, content, whose)
             if failures:
@@ -117,9 +117,9 @@ class NodeCohort:
             yield from self._answered(group)
 
     def admit(self, message_type: str, content: Content, clients: Sequence[int]) -> list[bytes]:
-        """Charge what is asked, and compute nothing: the digests of all uses that are admitted.
+        """Charges what is asked, and computes nothing; returns the digests of all admitted uses.
 
-        With them a process without a ledger may answer, see `fedsink.clients.passes`. What a client
+        With them a process without a ledger may answer, see `PassGate`. What a client
         refuses has none; the log says why.
 
         Args:
@@ -145,7 +145,7 @@ class NodeCohort:
 
     def _admit(
         self, kind: type[BatchedAnswer], number: int, content: Content, clients: Sequence[int]
-    ) -> tuple[_Admitted | None, dict[int, int]]:
+    ) -> tuple[_Cohort | None, dict[int, int]]:
         try:
             if content.requests is None:
                 answer = kind.read(content.record, self._policy)
@@ -168,9 +168,9 @@ class NodeCohort:
         if not admissions:
             return None, failures
         nodes = list(admissions)
-        return _Admitted(number, answer, message, nodes, list(admissions.values())), failures
+        return _Cohort(number, answer, message, nodes, list(admissions.values())), failures
 
-    def _answered(self, group: list[_Admitted]) -> Iterator[tuple[int, Answers]]:
+    def _answered(self, group: list[_Cohort]) -> Iterator[tuple[int, Answers]]:
         """The answers of all clients of contents that fit together."""
         try:
             pool = self._pool([node for admitted in group for node in admitted.nodes])
@@ -196,7 +196,7 @@ class NodeCohort:
         return self._pools[key]
 
 
-def _computed(batch: list[_Admitted], pool: Pool, clients: slice) -> Iterator[tuple[int, Answers]]:
+def _computed(batch: list[_Cohort], pool: Pool, clients: slice) -> Iterator[tuple[int, Answers]]:
     """The answers of all clients of a batch, computed at once."""
     try:
         if any(a.stored is not None for admitted in batch for a in admitted.admissions):
@@ -221,15 +221,15 @@ def _computed(batch: list[_Admitted], pool: Pool, clients: slice) -> Iterator[tu
         names = admitted.answer.parts
         for admission, reply in zip(admitted.admissions, replies, strict=True):
             # What is stored now is what was computed now: there was nothing before.
-            if admission.keeps:
-                admission.release(dict(zip(names, reply, strict=True)))
+            if admission.keep is not None:
+                admission.keep(dict(zip(names, reply, strict=True)))
         yield admitted.number, Answers([node.client for node in admitted.nodes], replies)
 
 
-def _batches(group: list[_Admitted]) -> Iterator[list[_Admitted]]:
+def _batches(group: list[_Cohort]) -> Iterator[list[_Cohort]]:
     """Cut a group into batches of whole blocks that are computed at once."""
     most = max(BLOCK, _BATCH // group[0].answer.values)
-    batch: list[_Admitted] = []
+    batch: list[_Cohort] = []
     room = most
     for admitted in group:
         for start in range(0, len(admitted.nodes), BLOCK):
@@ -245,12 +245,12 @@ def _batches(group: list[_Admitted]) -> Iterator[list[_Admitted]]:
     yield batch
 
 
-def _one_by_one(admitted: _Admitted) -> Answers:
+def _one_by_one(admitted: _Cohort) -> Answers:
     replies: dict[int, Tensor] = {}
     failures: dict[int, int] = {}
     for node in admitted.nodes:
         try:
-            reply = node.release(admitted.answer, admitted.digest)
+            reply = node.reply(admitted.answer, admitted.digest)
             replies[node.client] = torch.stack([reply[name] for name in admitted.answer.parts])
         except Exception as error:
             failures[node.client] = failure_code(error, node.client)

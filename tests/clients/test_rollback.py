@@ -7,25 +7,35 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedsink.clients.app import client_app
+from fedsink.clients.central import central_charge
+from fedsink.clients.gate import LedgerGate
+from fedsink.clients.ledger.budget import Budget
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node import Node, close_nodes, open_node
+from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
-from fedsink.clients.receipts import Receipts
-from fedsink.clients.settings import NodeSettings
+from fedsink.clients.replies import ReplyStore
+from fedsink.clients.rollback import Receipts, refuse_rollback
 from fedsink.errors import LedgerError, PrivacyError, RolledBackError
+from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan
 from fedsink.protocol.dp_sinkhorn import GradientRequest
-from fedsink.protocol.errors import MALFORMED, ROLLED_BACK
-from fedsink.protocol.receipts import MOST_RECEIPTS, given_by, show_receipts
-from fedsink.protocol.records import digest
+from fedsink.protocol.failure_codes import MALFORMED, ROLLED_BACK
+from fedsink.protocol.node_identity import MOST_RECEIPTS, given_by, show_receipts
+from fedsink.protocol.packing import digest
 
 from ..support.asking import gradient
 
 Make = Callable[..., GradientRequest]
+PLAN = PrivacyPlan(0.2, 2.0, 30, BatchClip(0.5), JointSchedule(), 1e-6)
+BUDGETS = {"add-remove": Budget(1e6, 1e-3)}
 
 
 @pytest.fixture
@@ -193,3 +203,25 @@ def test_an_empty_ledger_beside_critics_that_have_learned_is_refused(
 
 def test_a_simulated_client_gives_no_receipt(secret: NodeSettings) -> None:
     assert Node(secret, 0).given([]) is None
+
+
+def test_a_ledger_knows_every_reply_beside_it(tmp_path: Path) -> None:
+    store = ReplyStore(tmp_path / "replies")
+    ledger = Ledger(tmp_path / "ledger.sqlite", durable=False)
+    refuse_rollback(ledger, store)  # neither has anything yet
+    gate = LedgerGate(ledger, "ward", BUDGETS, store)
+    for number in range(2):
+        asked: Any = SimpleNamespace(
+            run="run", name="dp_sinkhorn", operator=None, places=[(1 + number, None)]
+        )
+        digest = bytes([number]) * 32
+        admitted = gate.admit(asked, central_charge(PLAN), digest, lambda: b"c" * 32)
+        assert admitted.keep is not None
+        admitted.keep({str(1 + number): torch.zeros(3)})
+        refuse_rollback(ledger, store)
+    empty = Ledger(tmp_path / "empty.sqlite", durable=False)
+    with pytest.raises(LedgerError, match="does not know every reply that is stored beside it"):
+        refuse_rollback(empty, store)
+    store.put(b"?" * 32, {"1": torch.zeros(3)})
+    with pytest.raises(LedgerError, match="does not know every reply"):
+        refuse_rollback(ledger, store)

@@ -1,4 +1,7 @@
-"""Between tensors and Flower's records."""
+"""Packs tensors and JSON into the content of a Flower message, and reads it again.
+
+`digest` names everything that a request says.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +52,9 @@ class Bytes(NamedTuple):
 
 @dataclass(frozen=True)
 class Packed:
-    """What a record says, without Flower's objects, which cost more to make than to fill.
+    """Content of a message without Flower's objects, which cost more to make than to fill.
 
-    Within one process a request is packed for its `digest` alone.
+    Within one process a request is packed only for its `digest`.
 
     Attributes:
         fields: as JSON.
@@ -107,20 +110,8 @@ def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return fields, arrays
 
 
-def table(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The table of this name among a message's fields.
-
-    Raises:
-        KeyError, TypeError: there is none, or something else has its name.
-    """
-    value = fields[name]
-    if not isinstance(value, dict):
-        raise TypeError(f"{name} is a {type(value).__name__}, not an object")
-    return value
-
-
 def payload_bytes(record: RecordDict) -> int:
-    """How many bytes of a message say something: the fields and the arrays' numbers.
+    """Returns the bytes of a message that say something: the fields and the arrays' numbers.
 
     Flower adds to that what it needs to know of each array, and gRPC and TLS their frames.
     """
@@ -161,11 +152,11 @@ def _check_depth(value: object) -> None:
     """Refuse JSON so deep that code which looks at all of it may reach Python's limit."""
     level = [value]
     for _ in range(_DEEPEST_FIELDS):
-        nested = [each for each in level if isinstance(each, dict | list)]
+        nested = [value for value in level if isinstance(value, dict | list)]
         level = [
             inner
-            for each in nested
-            for inner in (each.values() if isinstance(each, dict) else each)
+            for value in nested
+            for inner in (value.values() if isinstance(value, dict) else value)
         ]
     if level:
         raise ValueError

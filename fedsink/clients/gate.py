@@ -1,0 +1,220 @@
+"""The one way out of a node: a message is charged and committed before anything is computed.
+
+`LedgerGate.admit` charges a message, `Admitted.keep` stores the reply before it leaves. A simulated
+client on a machine without its ledger has a `PassGate`, which admits what was charged elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.charge import Charge, Requester, Reservation, Use
+from fedsink.clients.ledger.ledger import Ledger
+from fedsink.clients.replies import ReplyStore
+from fedsink.errors import ReleaseRefusedError
+
+if TYPE_CHECKING:
+    from fedsink.clients.answer import Answer
+
+
+def use_digests(digest: bytes, uses: int) -> list[bytes]:
+    """Returns a digest for each use of one message."""
+    return [hashlib.sha256(digest + use.to_bytes(8, "big")).digest() for use in range(uses)]
+
+
+def reservation_name(run: str, charge: Charge | None, fingerprint: bytes) -> bytes:
+    """Returns the SHA-256 of all that a message is charged under.
+
+    Replies, the digests that noise is drawn under, and the states of answers are found by it. So
+    what one account, run, plan or version of the data has left behind is never used in another.
+
+    Args:
+        run: public name of the run.
+        charge: names the account by its adjacency, and holds the whole plan; None: nothing is
+            protected, and nothing charged.
+        fingerprint: of the version of the data. It stands for the lineage as well: a content has
+            one (`Ledger.bind`).
+    """
+    account, plan = ("", "") if charge is None else (charge.adjacency, charge.plan_json)
+    named = json.dumps([account, run, plan, fingerprint.hex()])
+    return hashlib.sha256(named.encode()).digest()
+
+
+def reply_name(reservation: bytes, digest: bytes) -> bytes:
+    """Returns the name of the reply to one message under a reservation; see `reservation_name`."""
+    return hashlib.sha256(reservation + digest).digest()
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A message whose charge is committed.
+
+    Attributes:
+        digests: one for each use; its noise is drawn under it.
+        stored: the reply that has been computed before, if there is one.
+        keep: stores the reply computed now and returns what may leave; None: nothing is stored,
+            because the noise can be drawn again.
+    """
+
+    digests: Sequence[bytes]
+    stored: Mapping[str, Tensor] | None = None
+    keep: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
+
+    @classmethod
+    def unrecorded(cls, digests: Sequence[bytes]) -> Admitted:
+        """Returns an admission whose reply is not stored."""
+        return cls(digests)
+
+
+@lru_cache(maxsize=16)
+def seeded(uses: int) -> Admitted:
+    """Returns the admission in a seeded run, whose noise is keyed by round and needs no digest."""
+    return Admitted.unrecorded((b"",) * uses)
+
+
+class LedgerGate:
+    """Admits one client's answers, each charged before it exists.
+
+    Guarantees:
+        - Nothing is computed from the data before its charge is committed.
+        - The same request on changed data is another request.
+        - A released reply is answered again with its stored bytes, or not at all; without a
+          store the caller's noise must be the same for the same digests.
+
+    Args:
+        ledger: the node's.
+        lineage: the owner's name of this client's data.
+        budgets: ceilings by adjacency; None: the ledger admits one plan, whatever it costs.
+        store: where released replies are kept; None where their noise can be drawn again.
+        on_change: ``"inherit"`` or ``"refuse"``, see `Ledger.bind`.
+        runs_per_day: how many new runs the owner admits; None: any number.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        lineage: str,
+        budgets: Mapping[str, Budget] | None,
+        store: ReplyStore | None,
+        on_change: str = "inherit",
+        runs_per_day: int | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._lineage = lineage
+        self._budgets = budgets
+        self._store = store
+        self._on_change = on_change
+        self._runs_per_day = runs_per_day
+        self._reservation: tuple[tuple[str, str, str], Reservation] | None = None
+        self._bound: bytes | None = None
+
+    def admit(
+        self, answer: Answer, charge: Charge, digest: bytes, content: Callable[[], bytes]
+    ) -> Admitted:
+        """Charges one message; its reply is computed at most once for each state of the data.
+
+        Args:
+            answer: to the message: its run, its uses, its name and who has signed it.
+            charge: the plan's.
+            digest: SHA-256 of the whole message.
+            content: fingerprint of the data, which it loads.
+
+        Raises:
+            ReleaseRefusedError: budget, ledger or store forbid an answer.
+            LedgerError: ledger or store cannot be read or written.
+        """
+        rounds = [round for round, _ in answer.places]
+        reservation = self._reserve(answer, charge, max(rounds))
+        # The plan is admitted before the data are loaded, the uses are claimed behind that.
+        fingerprint = content()
+        if fingerprint != self._bound:
+            self._ledger.bind(self._lineage, fingerprint, self._on_change)
+            self._bound = fingerprint
+        name = reply_name(reservation_name(answer.run, charge, fingerprint), digest)
+        digests = use_digests(name, len(rounds))
+        uses = [Use(*place, d) for place, d in zip(answer.places, digests, strict=True)]
+        claims = self._ledger.claim(reservation, fingerprint, uses)
+        store = self._store
+        if store is None:
+            return Admitted.unrecorded(digests)
+        released = all(claim.released for claim in claims)
+
+        def mark() -> None:
+            if not released:
+                self._ledger.note_released(reservation, rounds)
+
+        stored = store.get(name)
+        if stored is not None:
+            mark()
+        elif any(claim.released for claim in claims):
+            raise ReleaseRefusedError(
+                f"The reply to this request of the run {answer.run} has left {self._lineage}, and "
+                "its stored bytes are gone: it is never noised again."
+            )
+
+        def keep(reply: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+            kept = store.put(name, reply)
+            mark()
+            return kept
+
+        return Admitted(digests, stored, keep)
+
+    def _reserve(self, answer: Answer, charge: Charge, round: int) -> Reservation:
+        """Returns the plan's reservation up to a round; the last one is kept at hand."""
+        plan = (answer.run, charge.adjacency, charge.plan_json)
+        known = self._reservation
+        lacks = known is not None and known[1].step is not None and known[1].rounds < round
+        if known is None or known[0] != plan or lacks:
+            budget = None if self._budgets is None else self._budgets[charge.adjacency]
+            requester = Requester(answer.operator, answer.name, self._runs_per_day)
+            held = self._ledger.reserve(self._lineage, answer.run, charge, budget, requester, round)
+            self._reservation = plan, held
+            return held
+        return known[1]
+
+
+class PassGate:
+    """Replaces `LedgerGate` where a simulated client runs on a machine without its ledger.
+
+    A pass is the digest of a use that was charged where the ledger is.
+
+    Guarantees:
+        - Nothing is answered whose charge has not been committed where the ledger is.
+        - A pass is for one message under one reservation, and noise is drawn under the digests
+          that were charged.
+    """
+
+    def __init__(self) -> None:
+        self._digests: frozenset[bytes] = frozenset()
+
+    def grant(self, digests: Iterable[bytes]) -> None:
+        """Replaces the passes by those for the uses with these digests.
+
+        Args:
+            digests: of all admitted uses, as `Admitted.digests` states them.
+        """
+        self._digests = frozenset(digests)
+
+    def admit(
+        self, answer: Answer, charge: Charge, digest: bytes, content: Callable[[], bytes]
+    ) -> Admitted:
+        """Returns what `LedgerGate.admit` gave for the same arguments where the ledger is.
+
+        Raises:
+            ReleaseRefusedError: it gave nothing for this message and these data.
+        """
+        reservation = reservation_name(answer.run, charge, content())
+        digests = use_digests(reply_name(reservation, digest), len(answer.places))
+        if not self._digests.issuperset(digests):
+            raise ReleaseRefusedError(
+                f"No charge of the run {answer.run} was committed for this message and these data."
+            )
+        return Admitted.unrecorded(digests)

@@ -1,0 +1,203 @@
+"""What every request has: the name of its run, a place in a plan, and a way into a message.
+
+`Packable` is the codec of all requests and replies. A dataclass that inherits it travels as a
+message, and is read again with the checks that its annotations name.
+
+>>> from dataclasses import dataclass
+>>> @dataclass(frozen=True)
+... class Question(Packable):
+...     kind = "question"
+...     run: Annotated[str, run_name]
+...     rows: Tensor
+>>> message = Question("ward 7", torch.zeros(2, 3)).packed()
+>>> message.fields, message.arrays["rows"].shape
+('{"protocol": 4, "run": "ward 7"}', (2, 3))
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import fields
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from fedsink.privacy import domain
+from fedsink.privacy.plan import CentralPlan
+from fedsink.protocol.packing import Packed, packed, unpack
+from fedsink.values import privacy_checks as checks
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+LONGEST_NAME = 200
+UNNAMED = "unnamed"
+
+
+def run_name(value: object) -> str:
+    """Returns the value if it can name a run.
+
+    Raises:
+        ValueError: it is not a string of 1 to 200 printable characters. A node writes the name
+            into its ledger and its log.
+    """
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME or not value.isprintable():
+        raise ValueError(
+            f"A run's name must be 1 to {LONGEST_NAME} printable characters, not "
+            f"{str(value)[:40]!r}."
+        )
+    return value
+
+
+def new_run_name() -> str:
+    """Returns a name that no run had before: the time and 32 random bits."""
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(4)
+
+
+def table(value: object) -> dict[str, Any]:
+    """Returns a JSON object; raises TypeError for anything else."""
+    if not isinstance(value, dict):
+        raise TypeError(f"a {type(value).__name__} is not an object")
+    return value
+
+
+def stated(instance: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass that are no tensors, as JSON-able values by name."""
+    values = {part.name: getattr(instance, part.name) for part in fields(instance)}
+    return {
+        name: value.to_dict() if hasattr(value, "to_dict") else value
+        for name, value in values.items()
+        if not isinstance(value, Tensor | Packable)
+    }
+
+
+class Packable:
+    """Codec of a dataclass: a tensor is an array of the field's name, other fields are JSON.
+
+    An object with `to_dict` is stated as what that returns. The annotation
+    ``Annotated[type, read]`` names the function that checks and reads a stated value; without it
+    the value is taken as it is stated. A field that is itself `Packable` shares the message: its
+    fields and arrays lie beside the others.
+
+    Attributes:
+        kind: what the errors call the message.
+    """
+
+    kind: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Returns the message's fields and its arrays."""
+        said: dict[str, Any] = {}
+        arrays: dict[str, Tensor] = {}
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if isinstance(value, Packable):
+                inner, inner_arrays = value.parts()
+                said |= inner
+                arrays |= inner_arrays
+            elif isinstance(value, Tensor):
+                arrays[part.name] = value
+        return said | stated(self), arrays
+
+    def packed(self) -> Packed:
+        """Returns what the message says, without Flower's objects."""
+        return packed(*self.parts())
+
+    def to_record(self) -> RecordDict:
+        """Returns the message's content as Flower sends it."""
+        return self.packed().record()
+
+    @classmethod
+    def from_record(cls, record: RecordDict) -> Self:
+        """Reads the content of a message.
+
+        Raises:
+            ProtocolVersionError: it was written under another version of the protocol.
+            ValueError: it is malformed, or a field is not what its reader takes.
+        """
+        said, arrays = unpack(record)
+
+        def value_of(name: str, hint: Any) -> Any:
+            if hint is Tensor:
+                return arrays[name]
+            if isinstance(hint, type) and issubclass(hint, Packable):
+                return hint.from_record(record)
+            if get_origin(hint) is Annotated:
+                [read] = hint.__metadata__
+                return read(said[name])
+            return said[name]
+
+        try:
+            return cls(
+                **{name: value_of(name, hint) for name, hint in _hints(cast(Any, cls)).items()}
+            )
+        except (KeyError, TypeError, OverflowError) as error:
+            raise ValueError(f"Malformed {cls.kind}: {error}.") from error
+
+
+@lru_cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Returns the types of a dataclass's fields, with the readers that annotate them."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {part.name: hints[part.name] for part in fields(kind)}
+
+
+class CentralRequest(Packable):
+    """A request of the central mode: one use of a plan.
+
+    Attributes:
+        round: the use's number in the plan, from 1.
+        plan: sampler, clip, noise and their accounting; or that there are neither clip nor noise.
+        share: n ≥ 1, over how many clients one noise of the plan is spread: the reply holds
+            N(0, (σS)²/n) of it. 1: the reply holds all of it, and needs no other.
+    """
+
+    round: int
+    plan: CentralPlan
+    share: int
+
+    @property
+    def own_plan(self) -> CentralPlan:
+        """The plan with only the noise of this reply: what holds without all other replies."""
+        return self.plan.with_noise(1 / self.share)
+
+    def check_use(self) -> None:
+        """Refuses a round that is not the plan's, or noise that float32 cannot hold.
+
+        Raises:
+            ValueError: with what is wrong.
+        """
+        if self.round < 1 or self.round > self.plan.rounds:
+            raise ValueError(f"Round {self.round} is not in the plan's 1..{self.plan.rounds}.")
+        domain.ROUNDS.check_count(self.plan.rounds)
+        checks.count("share", self.share)
+        if self.plan.protected:
+            domain.noise_scale(self.own_plan.noise_std)
+
+
+def check_rows(rows: Tensor, labels: Tensor, classes: int) -> None:
+    """Refuses public rows that are no finite matrix, or labels that are none of the classes.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    if rows.ndim != 2 or not rows.numel() or not is_float32(rows, domain.ROWS):
+        raise ValueError(
+            f"Rows must be a finite n×D float32 matrix within ±{domain.ROWS.high:.4g}, not "
+            f"{tuple(rows.shape)} of {rows.dtype}."
+        )
+    n = len(rows)
+    if labels.shape != (n,) or labels.dtype != torch.int64:
+        raise ValueError(f"Row labels must be {n} integers.")
+    # As Python's integers: the classes may be any number.
+    if int(labels.amin()) < 0 or int(labels.amax()) >= classes:
+        raise ValueError(f"Row labels must be below the {classes} classes.")
+
+
+def is_float32(values: Tensor, within: domain.Interval) -> bool:
+    """Tells whether the values are float32 numbers inside a public interval."""
+    return values.dtype == torch.float32 and within.holds(values)
