@@ -27,7 +27,7 @@ from torch import Tensor
 from fedsink.clients.answer import BatchedAnswer, Task, check_classes
 from fedsink.clients.central import CentralAnswer
 from fedsink.clients.policy import Policy
-from fedsink.clients.pool import Batch, Layout, Pool, Sample
+from fedsink.clients.pool import Batch, PlaceLayout, Pool, Sample
 from fedsink.clients.shard import Shard
 from fedsink.data.spec import DataSpec
 from fedsink.privacy import BatchClip, Stream
@@ -242,7 +242,7 @@ def record_sums(
 
 def _problems(
     requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
-) -> Iterator[tuple[Tensor, Layout]]:
+) -> Iterator[tuple[Tensor, PlaceLayout]]:
     """Yields rows, by their numbers, and the places of the records that may meet them.
 
     With a capacity all rows meet all places, whatever the classes of the records. Without one
@@ -280,7 +280,7 @@ def client_batch_gradients(
         radius = pool.norm_bound(first.view)
         places = pool.draw_at_most(requests, part, samples)
         for request, clients in _by_request(requests):
-            own = Layout(clients, places.chosen[clients], places.present[clients])
+            own = PlaceLayout(clients, places.chosen[clients], places.present[clients])
             batch = pool.batch(request, own)
             gradients[clients.to(device)] = gradients_at_fixed_work(request, batch, radius)
         return gradients

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PlaceLayout:
     """Samples of several clients in B places each, of which each holds a record or is empty.
 
     Attributes:
@@ -71,7 +71,7 @@ class Sample:
         """Returns the part of the sample where `kept` (M,) is true."""
         return Sample(self.chosen[kept], self.owners[kept], self.clients)
 
-    def in_buckets(self) -> Iterator[Layout]:
+    def in_buckets(self) -> Iterator[PlaceLayout]:
         """Yields layouts of few different widths; none for empty samples.
 
         The width depends on a client's own sample alone, and so does what is computed from it: 1,
@@ -86,7 +86,7 @@ class Sample:
             if width:
                 yield self._laid_out(torch.nonzero(widths == width).flatten(), sizes, width)
 
-    def in_blocks(self) -> Iterator[Layout]:
+    def in_blocks(self) -> Iterator[PlaceLayout]:
         """Yields layouts as wide as the largest sample of `BLOCK` clients; none for empty samples.
 
         For what float rounding couples: who is in a block depends on the clients' order alone.
@@ -100,11 +100,11 @@ class Sample:
     def _sizes(self) -> Tensor:
         return torch.bincount(self.owners, minlength=self.clients)
 
-    def _laid_out(self, clients: Tensor, sizes: Tensor, width: int) -> Layout:
+    def _laid_out(self, clients: Tensor, sizes: Tensor, width: int) -> PlaceLayout:
         starts = (sizes.cumsum(0) - sizes)[clients].unsqueeze(-1)
         places = torch.arange(width)
         present = places < sizes[clients].unsqueeze(-1)
-        return Layout(clients, self.chosen[torch.where(present, starts + places, 0)], present)
+        return PlaceLayout(clients, self.chosen[torch.where(present, starts + places, 0)], present)
 
 
 class Pool:
@@ -165,7 +165,7 @@ class Pool:
 
     def draw_at_most(
         self, requests: Sequence[GradientRequest], part: slice, samples: Sequence[Stream]
-    ) -> Layout:
+    ) -> PlaceLayout:
         """Draws the samples of `draw` in as many places as the plan's capacity B.
 
         Of a larger sample a uniformly random part stays, whatever the records. No shape depends on
@@ -183,7 +183,7 @@ class Pool:
         labels: Sequence[int | None],
         part: slice,
         samples: Sequence[Stream],
-    ) -> Layout:
+    ) -> PlaceLayout:
         """Draws samples of clients, each of its class, in `capacity` places each."""
         members, starts, sizes = self.runs(labels, part)
         drawn = [
@@ -193,9 +193,9 @@ class Pool:
         places, present = (torch.stack(parts) for parts in zip(*drawn, strict=True))
         # An empty place reads some record too, and drops it.
         chosen = _at(members, torch.where(present, starts.unsqueeze(-1) + places, 0))
-        return Layout(torch.arange(len(sizes)), chosen, present)
+        return PlaceLayout(torch.arange(len(sizes)), chosen, present)
 
-    def batch(self, request: GradientRequest, places: Layout) -> Batch:
+    def batch(self, request: GradientRequest, places: PlaceLayout) -> Batch:
         """Returns the records in these places, in the request's view."""
         coordinates = self.coordinates(request.view)
         chosen, present = (v.to(coordinates.device) for v in (places.chosen, places.present))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedsink.audit.gs_wgan import GS_WGAN_ACCOUNT
 from fedsink.audit.method import CentralAccount
 from fedsink.audit.privatize_once import PrivatizeOnceAccount
-from fedsink.commands.keys import Parser, choice, parse, parsers_of, real, whole
+from fedsink.commands.command_keys import Parser, choice, parse, parsers_of, real, whole
 from fedsink.errors import ConfigError
 from fedsink.evaluation import format_table
 from fedsink.privacy import (

@@ -14,7 +14,7 @@ from fedsink.audit.finding import Finding
 from fedsink.audit.gs_wgan import GSWGANAudit
 from fedsink.audit.method import MethodAudit
 from fedsink.audit.privatize_once import PrivatizeOnceAudit
-from fedsink.commands.keys import Parser, parse, parsers_of, whole
+from fedsink.commands.command_keys import Parser, parse, parsers_of, whole
 from fedsink.errors import ConfigError
 from fedsink.evaluation import format_table
 from fedsink.privacy import (

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsink.commands.keys import parse
+from fedsink.commands.command_keys import parse
 from fedsink.errors import ConfigError
 
 HELP = """Usage: fedsink card run=DIR [out=FILE] [license=unknown]

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsink.commands.keys import parse
+from fedsink.commands.command_keys import parse
 from fedsink.errors import ConfigError
 
 HELP = """Usage: fedsink compare run=[A,B,…] [out=compare.html]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsink.commands.keys import not_a_pair
+from fedsink.commands.command_keys import not_a_pair
 from fedsink.deployment.server_folder import deployed_name
 from fedsink.deployment.submission import Submission, app_at, new_folder, submit
 from fedsink.errors import ConfigError

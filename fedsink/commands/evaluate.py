@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from fedsink.commands.keys import choice, flag, parse, whole
+from fedsink.commands.command_keys import choice, flag, parse, whole
 from fedsink.errors import ConfigError
 from fedsink.evaluation.classifiers import OPTIONS
 from fedsink.simulation.run_figures import SUITES, evaluate_run

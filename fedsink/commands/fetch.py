@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedsink.commands.keys import parse
+from fedsink.commands.command_keys import parse
 from fedsink.deployment.server_folder import deployed_name
 from fedsink.deployment.submission import app_at, new_folder, submit
 from fedsink.errors import ConfigError

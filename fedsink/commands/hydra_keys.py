@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-from fedsink.commands.keys import not_a_pair
+from fedsink.commands.command_keys import not_a_pair
 from fedsink.conf.loading import choices, composed, quoted_text
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.registry import did_you_mean

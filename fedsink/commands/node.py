@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsink.commands.keys import flag, parse, whole
+from fedsink.commands.command_keys import flag, parse, whole
 from fedsink.errors import ClientError, ConfigError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsink.commands.keys import parse
+from fedsink.commands.command_keys import parse
 from fedsink.errors import ConfigError
 
 HELP = """Usage: fedsink report run=DIR

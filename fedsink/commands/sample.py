@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from fedsink.commands.command_keys import Parser, flag, parse, whole
 from fedsink.commands.hydra_keys import names
-from fedsink.commands.keys import Parser, flag, parse, whole
 from fedsink.errors import ConfigError
 from fedsink.reporting.samples import (
     check_pictures,

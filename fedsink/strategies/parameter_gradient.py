@@ -22,8 +22,8 @@ from fedsink.privacy import BatchClip
 from fedsink.privacy.unprotected import UNREACHED
 from fedsink.protocol.exchange import Broadcast, Content
 from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest, architecture_of
-from fedsink.strategies.central import finite, signal_to_noise
 from fedsink.strategies.central_statement import SampleOfRecords
+from fedsink.strategies.central_strategy import finite, signal_to_noise
 from fedsink.strategies.dp_sinkhorn.rows import Label, Labels, RoundRows
 from fedsink.strategies.dp_sinkhorn.self_term import HistoryField, self_term
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsink.models.critics.networks import (
+from fedsink.models.critics.architectures import (
     ConvolutionCritic,
     Critic,
     LocalGenerator,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsink.errors import ModelError
-from fedsink.models.critics.networks import Critic
+from fedsink.models.critics.architectures import Critic
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,13 @@ from fedsink.privacy.clips import CLIPS
 from fedsink.protocol.dp_sinkhorn import GradientReply, pack_replies
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.requests import UNNAMED
-from fedsink.strategies.central import (
+from fedsink.strategies.central_statement import OF_IMAGES, SampleOfRecords
+from fedsink.strategies.central_strategy import (
     CentralSettings,
     central_plan,
     common_settings,
     signal_to_noise,
 )
-from fedsink.strategies.central_statement import OF_IMAGES, SampleOfRecords
 from fedsink.strategies.dp_sinkhorn.rows import Layout
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.trainer import OptimizerSettings

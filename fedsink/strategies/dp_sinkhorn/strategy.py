@@ -31,7 +31,7 @@ from fedsink.models import Generator
 from fedsink.privacy.clips import ClipOfRecords
 from fedsink.protocol.dp_sinkhorn import GradientRequest, checked, packed_requests
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
-from fedsink.strategies.central import CentralRounds
+from fedsink.strategies.central_strategy import CentralRounds
 from fedsink.strategies.dp_sinkhorn.rows import Label, Labels, RoundRows, SelfParts
 from fedsink.strategies.dp_sinkhorn.self_term import self_term
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings

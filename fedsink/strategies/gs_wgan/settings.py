@@ -31,8 +31,8 @@ from fedsink.privacy.sampling import Schedule
 from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.gs_wgan import Critics
 from fedsink.protocol.requests import UNNAMED
-from fedsink.strategies.central import CentralSettings, central_plan, common_settings
 from fedsink.strategies.central_statement import SampleOfRecords
+from fedsink.strategies.central_strategy import CentralSettings, central_plan, common_settings
 from fedsink.strategies.gs_wgan.published import gs_wgan_epsilon
 from fedsink.strategies.trainer import OptimizerSettings
 from fedsink.values import checks, strictly

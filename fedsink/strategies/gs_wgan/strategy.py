@@ -35,7 +35,7 @@ from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.gs_wgan import CriticRequest
-from fedsink.strategies.central import CentralRounds, signal_to_noise
+from fedsink.strategies.central_strategy import CentralRounds, signal_to_noise
 from fedsink.strategies.gs_wgan.settings import GSWGANSettings
 from fedsink.strategies.trainer import Trainer
 

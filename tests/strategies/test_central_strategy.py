@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsink.strategies.central import signal_to_noise
+from fedsink.strategies.central_strategy import signal_to_noise
 
 
 def test_the_ratio_is_not_cut_off_where_the_signal_is_below_measurement() -> None:
