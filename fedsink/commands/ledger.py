@@ -28,8 +28,8 @@ show    one table of the accounts (lineage, adjacency, ceiling, what is left), o
 check   whether every invariant holds; exit code 1 and a sentence for each that does not
 export  accounts, plans and events as JSON to out=, or to the terminal; no fingerprint is in it
 
-forget-states removes what answers remember of the node's data between messages. No charge is forgotten
-with it; a run that continues starts anew.
+forget-states removes what answers remember of the node's data between messages. No charge is
+forgotten with it; a run that continues starts anew.
 
 The ledger is named by the node's policy=, or directly by file=, and is never changed. "ε so far" is
 information: the guarantee is the plan's ε, also for a run that stopped early.
