@@ -59,6 +59,12 @@ _NAMES = {
     "noise_share": "the part on shared noise",
 }
 
+NOT_PRIVATE = (
+    "These figures are not private.",
+    "They were computed on real data, without noise: publish them for public benchmarks only.",
+)
+"""The mark of figures that real data gave."""
+
 log = logging.getLogger("fedsink.pages")
 
 
@@ -69,6 +75,7 @@ def write_report(path: Path) -> Path:
         - The page does not tell which client holds which data: partition.json is not read.
         - The page holds no path and no key.
         - The page uses no network and no script.
+        - Figures that real data gave are marked as not private.
 
     Args:
         path: the run folder.
@@ -128,6 +135,7 @@ def report_page(run: RecordedRun) -> bytes:
     done = int(run.rounds[-1]["round"]) if run.rounds else 0
     return render(
         "report.html.j2",
+        not_private=NOT_PRIVATE,
         title=STRATEGIES.find(method).Settings.title,
         data=data.name,
         name=(config.get("run") or {}).get("name", ""),
