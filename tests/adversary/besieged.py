@@ -53,17 +53,17 @@ HOLDINGS: dict[str, Callable[[tuple[int, ...]], tuple[Tensor, Tensor]]] = {
 
 
 class BesiegedNode:
-    """One node with its state on the disk, and every byte that has left it.
+    """One node with its state on disk, and every byte that has left the node.
 
     Args:
-        folder: where its state lies.
+        folder: holds the node's state.
         shape: of a record.
         holding: a key of `HOLDINGS`, or of those of another siege.
         noise: "fast" or "secure" under an owner's policy, or "keyed": a simulation's node with a
             secret key and a ledger, whose settings hold no policy.
         epsilon: the policy's ceiling.
-        operators: public keys that the policy names; None: whoever asks is answered.
-        owner: further arguments of the policy, in place of the usual ones; of a keyed node
+        operators: public keys that the policy names; None: every server is answered.
+        owner: further arguments of the policy, instead of the usual ones; of a keyed node
             further settings.
     """
 
@@ -92,7 +92,7 @@ class BesiegedNode:
         self.restart()
 
     def restart(self) -> None:
-        """The same node in another process, once `close_nodes` has ended this one."""
+        """Returns this node in a new process, once `close_nodes` has ended the old one."""
         if self.noise == "keyed":
             settings = with_secret_key(NodeSettings(self.spec, None, 3), self.folder)
             self.settings = replace(settings, **self._owner)
@@ -110,7 +110,7 @@ class BesiegedNode:
 
     @property
     def shard(self) -> Shard:
-        """Its records."""
+        """Records of the node."""
         return open_node(self.settings, 0).shard
 
     @contextmanager
@@ -137,7 +137,7 @@ class BesiegedNode:
         return {(adjacency, run, round): bool(out) for adjacency, run, round, out in rows}
 
     def prices(self) -> int:
-        """How many plans it has priced exactly so far."""
+        """Number of plans that the node has priced exactly so far."""
         with self.reader() as database:
             return 0 if database is None else database.rows("SELECT COUNT(*) FROM prices")[0][0]
 

@@ -1,4 +1,4 @@
-"""What befalls the process of a node: death, a full disk, closed doors, a clock that jumps."""
+"""Faults of a node's process: death, a full disk, closed doors, a clock that jumps."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def jumping_clock() -> None:
 
 
 def mount_small_disk(folder: Path, size: int) -> bool:
-    """Give this process and its children a disk of their own; whether the system allows that."""
+    """Mounts a small disk for this process and its children; False if the system forbids it."""
     user, group = os.getuid(), os.getgid()
     if _LIBC.unshare(_NEW_USER_AND_MOUNTS) != 0:
         return False

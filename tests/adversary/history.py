@@ -1,7 +1,7 @@
-"""Nodes on neighbouring data that get one sequence of messages: what holds of all their answers.
+"""Nodes on neighbouring data that get one sequence of messages, and checks of all their answers.
 
-A node remembers: its ledger, its replies, what its critics have learned. So a bound on each answer
-alone proves little; here all that left for one account is compared, over the whole sequence.
+A node remembers its ledger, its replies and the weights of its critics. A bound on single answers
+therefore proves little: these tests compare all that left for one account over the whole sequence.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ KEY, STRANGER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in 
 def held(
     holding: str, version: int, shape: tuple[int, ...], *, named: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
-    """What a node holds: values, labels, users, and slots where the records have names.
+    """Values, labels, users of a node, and slots where the records have names.
 
     Args:
         holding: "base" or a key of `NEIGHBOURS`.
@@ -107,11 +107,11 @@ def held(
 
 
 class Use(NamedTuple):
-    """What left a node in one place, before the noise.
+    """One release of a node for one place, before the noise.
 
     Attributes:
         total: what noise was added to.
-        std: of the noise; in the local mode its scale.
+        std: of the noise; in the local mode the scale of the noise.
         noise: names the stream that the node drew it from.
     """
 
@@ -126,7 +126,7 @@ class Use(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a message says of one use: class, clip ("" in the local mode) and rate."""
+    """One use as its message states it: class, clip ("" in the local mode) and rate."""
 
     label: int | None = None
     clip: str = ""
@@ -135,7 +135,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Charged:
-    """What the ledger says of one plan.
+    """Charge of one plan, read from the ledger.
 
     Attributes:
         id: of its reservation.
@@ -156,7 +156,7 @@ class Charged:
 
 
 class Witness:
-    """One node, and all that is known of what left it."""
+    """One node, and everything known to have left it."""
 
     def __init__(self, node: BesiegedNode, holding: str, *, signed: bool) -> None:
         self.node, self.holding, self._signed = node, holding, signed
@@ -193,7 +193,7 @@ class Witness:
 
 
 class Coupled(Stream):
-    """A stream that all nodes share, and the name of the one that a node would draw by itself."""
+    """Stream that all nodes share, and the name of the stream that a node would draw by itself."""
 
     def __init__(self, origin: bytes, *context: str | int) -> None:
         super().__init__(b"coupled", *context)
@@ -201,12 +201,12 @@ class Coupled(Stream):
 
 
 class History:
-    """Nodes on neighbouring data; `send` checks after each message all that has left so far.
+    """Nodes on neighbouring data; `send` checks everything sent so far after each message.
 
-    The nodes share their coins: else whatever depends on coins would differ, and not only what
-    depends on the one unit. Two uses of a node share them where its own key has them share.
+    The nodes share their coins: otherwise everything that depends on coins would differ, and not
+    only the part that depends on the one unit. Two uses of a node share coins where its key does.
 
-    Besides that all nodes answer with equal codes and shapes, it must hold that
+    All nodes must answer with equal codes and shapes, and
         - between neighbours of its account's adjacency no use is further apart than the event says
           that it was charged with,
         - all uses of an account together are no easier to tell apart than the (ε, δ) charged, and
@@ -267,7 +267,7 @@ class History:
         self._kept: dict[Path, bytes] = {}
 
     def restart(self) -> None:
-        """The same nodes in other processes."""
+        """Returns these nodes in new processes."""
         self._close()
         for each in self.nodes:
             each.node.restart()
@@ -284,7 +284,7 @@ class History:
         self.restart()
 
     def damage_states(self, bit: int) -> None:
-        """One bit of every file of a state flips, and the nodes start again."""
+        """Flips one bit of every file of a state and restarts the nodes."""
         for path in self._states():
             content = bytearray(path.read_bytes())
             content[bit // 8 % len(content)] ^= 1 << bit % 8
@@ -292,9 +292,9 @@ class History:
         self.restart()
 
     def swap_states(self) -> None:
-        """All states of the last time are put back in place of those of today, and kept for next.
+        """Puts the states of the last call back, and keeps today's for the next call.
 
-        As an owner does who restores a backup, and thinks better of it.
+        So does an owner who restores a backup and then undoes this.
         """
         today = {path: path.read_bytes() for path in self._states()}
         for path in today:
@@ -337,7 +337,7 @@ class History:
 
     @property
     def answered(self) -> int:
-        """How many messages got an answer."""
+        """Number of messages that got an answer."""
         return self.codes[0]
 
     def _sign(self, to: Witness, kind: Kind, content: RecordDict, signature: str) -> RecordDict:
@@ -367,7 +367,7 @@ class History:
                     self._compare_use(place, each, charges[place], other)
         for adjacency in {place[0] for place in asked}:
             account = spent[adjacency]
-            if account.admission != ONE_PLAN:  # whose owner has stated no ceiling
+            if account.admission != ONE_PLAN:  # the owner has stated no ceiling
                 used = {p: charges[p] for p in first.asked if p[0] == adjacency}
                 self._check_charge(used, account.spent_epsilon or 0.0, account.spent_delta or 0.0)
 
@@ -468,7 +468,7 @@ class History:
 
 
 def _policy(decided: dict[str, Any]) -> dict[str, Any]:
-    """What a policy allows besides the usual: all adjacencies, and shares of noise."""
+    """Limits of a policy beyond the usual ones: all adjacencies, and shares of noise."""
     everywhere = {} if "order" in decided else decided
     budget = {name: limits(1e6, 0.01, **everywhere) for name in ADJACENCIES}
     budget["add-remove"] = limits(1e6, 0.01, **decided)
@@ -496,7 +496,7 @@ def _asked(kind: Kind, content: RecordDict) -> dict[Place, Asked]:
 
 
 def _charges(database: Database) -> dict[Place, Charged]:
-    """What every place was charged as."""
+    """Charges of every place, by place."""
     rows = database.rows(
         "SELECT adjacency, name, claims.round, charged.id, charged.event, charged.epsilon,"
         " charged.delta, charged.plan FROM claims JOIN runs ON claims.run = runs.id"
@@ -524,7 +524,7 @@ def _gaussian(event: str, plan: str) -> tuple[float, float, bool]:
 
 
 def _uses(adjacency: str, counts: Counter[int | None]) -> int:
-    """How often one unit took part, at most."""
+    """Largest number of uses in which one unit took part."""
     if adjacency == "client":
         return sum(counts.values())
     of_class = max((n for label, n in counts.items() if label is not None), default=0)

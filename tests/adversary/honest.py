@@ -57,7 +57,7 @@ class Honest:
         objective: dict[str, Any] | None = None,
         **plan: Any,
     ) -> GradientRequest:
-        """One use; the same arguments give the same request. `plan` replaces fields of the plan."""
+        """Returns one use, equal for equal arguments. `plan` replaces fields of the plan."""
         return gradient_request(
             plan_of(clip, schedule, **plan),
             Objective(**{"lam": 0.5, "classes": CLASSES, **(objective or {})}),
@@ -71,7 +71,7 @@ class Honest:
     def parameters(
         self, round: int = 1, *, extra: int = 0, batch_norm: bool = False, **request: Any
     ) -> ParameterRequest:
-        """One use at a generator's weights; keywords are those of `gradient`."""
+        """Returns one use at a generator's weights; keywords are those of `gradient`."""
         asked = self.gradient(round, **request)
         generator = build(
             "mlp", self.shape, CLASSES, latent_dim=2, hidden=[3], batch_norm=batch_norm,
@@ -96,7 +96,7 @@ class Honest:
         critics: dict[str, Any] | None = None,
         **plan: Any,
     ) -> CriticRequest:
-        """One use at the client's critics; `critics` and `plan` replace fields of these."""
+        """Returns one use at the client's critics; `critics` and `plan` replace their fields."""
         random = torch.Generator().manual_seed(round)
         x, fakes = (torch.randn(n, self.dimension, generator=random) for n in (rows, 6))
         clip = CriticClip(0.5, CRITICS)
@@ -117,7 +117,7 @@ class Honest:
     def upload(
         self, run: str = "run", chunk: int = 0, chunk_size: int = 20, label: float | None = 0.5
     ) -> PrivatizeRequest:
-        """One chunk; its noise is 80 times as wide as the records are, so a release is noise."""
+        """Returns one chunk; noise 80 times as wide as the records makes a release noise."""
         if len(self.shape) == 1:
             plan = LocalPlan("laplace", PointBall("l1", 1e-3, self.shape[0]), 0.05, 0.0, label, 3)
         else:
@@ -148,20 +148,20 @@ def fields_of(content: RecordDict) -> dict[str, Any]:
 
 
 def with_fields(content: RecordDict, fields: Any) -> RecordDict:
-    """The same arrays under other fields; a text is taken as it is."""
+    """Returns these arrays under other fields; a text is taken literally."""
     text = fields if isinstance(fields, str) else json.dumps(fields)
     arrays = ArrayRecord(dict(content.array_records["arrays"]))
     return RecordDict({"fields": ConfigRecord({"json": text}), "arrays": arrays})
 
 
 def with_arrays(content: RecordDict, **arrays: Array) -> RecordDict:
-    """The same fields with some arrays replaced."""
+    """Returns these fields with some arrays replaced."""
     kept = dict(content.array_records["arrays"]) | arrays
     return RecordDict({"fields": content.config_records["fields"], "arrays": ArrayRecord(kept)})
 
 
 def changed(content: RecordDict, table: str, **entries: Any) -> RecordDict:
-    """The same message with entries of one table of its fields replaced."""
+    """Returns this message with entries of one table of its fields replaced."""
     fields = fields_of(content)
     fields[table] |= entries
     return with_fields(content, fields)

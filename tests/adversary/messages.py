@@ -1,4 +1,4 @@
-"""What a hostile server sends: mutations of honest messages, and messages of its own."""
+"""Messages of a hostile server: mutations of honest messages, and invented ones."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def places_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def tampered(draw: st.DrawFn, messages: list[Sent]) -> Sent:
-    """A message of which parts were replaced, removed, doubled, or sent as another type."""
+    """A message with parts replaced, removed, doubled, or sent as another type."""
     kind, content = draw(st.sampled_from(messages))
     sent_as = draw(st.sampled_from([kind] * 8 + list(KINDS)))
     if kind == IDENTITY:
@@ -139,7 +139,7 @@ def tampered(draw: st.DrawFn, messages: list[Sent]) -> Sent:
 
 @st.composite
 def random_records(draw: st.DrawFn) -> Sent:
-    """A message of a known type that nobody honest wrote."""
+    """A message of a known type that no honest server wrote."""
     parts = {
         "fields": ConfigRecord({"json": draw(TEXTS)}),
         "arrays": ArrayRecord(draw(st.dictionaries(NAMES, ARRAYS))),
@@ -416,12 +416,12 @@ class Order(NamedTuple):
     """One step of a server that combines one run name with everything.
 
     Attributes:
-        how: what it sends, or what befalls the nodes.
+        how: message that the server sends, or fault of the nodes.
         run, round: of the request.
         adjacency: of the request; None: that of `ADJACENCY_OF` the run.
         plan: a place in `PLANS_ASKED`.
         critics: a place in `CRITICS_ASKED`.
-        bits: whatever else there is to choose.
+        bits: choose everything else.
         signature: as of `History.send`.
     """
 

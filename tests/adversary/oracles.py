@@ -1,4 +1,4 @@
-"""What the sieges compare with: exact distances, the laws of noise, what a refusal costs."""
+"""Oracles of the sieges: exact distances, laws of noise, costs of a refusal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 def total_of(request: Request, shard: Shard) -> Tensor:
-    """What is released of a shard's records but for the noise, under coins of the test's own."""
+    """Total that would be released of a shard's records without noise, under the test's coins."""
     coins = Stream(b"test", "sample")
     if isinstance(request, ParameterRequest):
         return parameter_total(request, shard, coins)
@@ -43,7 +43,7 @@ def total_of(request: Request, shard: Shard) -> Tensor:
 
 
 def critics_total(request: CriticRequest, shard: Shard) -> Tensor:
-    """What new critics of a shard add up to in their first round, under coins of the test's own."""
+    """Total of a shard's new critics in their first round, under the test's coins."""
     critic, training = architecture(request), request.critics.training
     parts = dealt(request, Pool([shard]), slice(0, 1))
     start = CriticState.start(critic, training.critics, request.critics.initial, parts.records)
@@ -57,7 +57,7 @@ def critics_total(request: CriticRequest, shard: Shard) -> Tensor:
 
 
 def of_everybody(request: Request) -> Request:
-    """The same request with a rate at which every record takes part."""
+    """Returns this request with a rate at which every record takes part."""
     if isinstance(request, ParameterRequest):
         asked = of_everybody(request.gradient)
         assert isinstance(asked, GradientRequest)
@@ -73,9 +73,9 @@ def squared_distance(one: Tensor, other: Tensor) -> Fraction:
 
 
 def gaussian_delta(epsilon: float, shift: float) -> float:
-    """δ(ε) of normal noise whose mean moves by so many standard deviations.
+    """δ(ε) of normal noise whose mean moves by `shift` standard deviations.
 
-    Balle and Wang 2018, theorem 8: nothing of fedsink's own accounting is in it.
+    Balle and Wang 2018, theorem 8: independent of fedsink's accounting.
     """
     if shift == 0.0:
         return 0.0
@@ -113,7 +113,7 @@ def _width(drawn: np.ndarray, law: Any) -> float:
 
 @dataclass
 class Cost:
-    """What the dearest refusals took: processor seconds and megabytes."""
+    """Cost of the dearest refusals: processor seconds and megabytes."""
 
     seconds: float = 0.0
     megabytes: float = 0.0
@@ -121,7 +121,7 @@ class Cost:
 
 @contextmanager
 def measured() -> Iterator[Cost]:
-    """Processor seconds and the peak of the memory; Linux alone tells the latter."""
+    """Measures processor seconds and the peak of the memory; only Linux tells the peak."""
     gc.freeze()  # the collector is to look at what the message made, not at what the tests hold
     cost, held, start = Cost(), _reset_peak(), time.process_time()
     yield cost

@@ -1,4 +1,4 @@
-"""A node under its owner's policy, each of whose messages is answered by a new process."""
+"""A node under its owner's policy; a new process answers each message."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ _FORK = multiprocessing.get_context("fork")
 
 
 def request(round: int, run: str = "run", rows: int = 6) -> GradientRequest:
-    """One use of `PLAN`; the same arguments give the same request."""
+    """Returns one use of `PLAN`, equal for equal arguments."""
     objective = Objective(lam=5.0, classes=CLASSES, label_weight=1.0)
     return gradient_request(PLAN, objective, round=round, rows=rows, run=run)
 
 
 def critic_request(round: int, run: str = "run") -> CriticRequest:
-    """One use of `CRITIC_PLAN`; the same arguments give the same request."""
+    """Returns one use of `CRITIC_PLAN`, equal for equal arguments."""
     random = torch.Generator().manual_seed(round)
     rows, fakes = (torch.randn(n, SIZE, generator=random) for n in (6, 9))
     return CriticRequest(
@@ -77,7 +77,7 @@ def other(asked: Asked) -> Asked:
 
 
 def in_processes(*calls: Callable[[], Any]) -> list[Any]:
-    """What each call returns, each in a process of its own and all at once; None: it was killed."""
+    """Runs each call in a new process, all at once. Returns their results; None: it was killed."""
     running = []
     for call in calls:
         reader, writer = _FORK.Pipe(duplex=False)
@@ -102,7 +102,7 @@ def _send(writer: Connection, call: Callable[[], Any]) -> None:
 
 
 def barrier(processes: int) -> Barrier:
-    """Where so many processes wait for each other."""
+    """Barrier at which that many processes wait for each other."""
     return _FORK.Barrier(processes, timeout=_PATIENCE)
 
 
@@ -173,7 +173,7 @@ class OwnersNode:
         return results
 
     def steps(self, asked: Asked) -> int:
-        """How many steps lie between the charge of this request and its reply."""
+        """Number of steps between the charge of this request and its reply."""
         counter = AtStep(0, nothing)
 
         def count() -> int:
@@ -279,7 +279,7 @@ def _answers(
 
 
 def answer(policy: Path, asked: Asked) -> Answer:
-    """What the deployed app answers, in this process."""
+    """Returns the answer of the deployed app, computed in this process."""
     node_config = {"policy": str(policy), "partition-id": 0, "num-partitions": 1}
     context = Context(1, 1, node_config, {}, {})
     message = Message(asked.to_record(), dst_node_id=1, message_type=_TYPES[type(asked)])

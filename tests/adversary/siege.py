@@ -118,7 +118,7 @@ class Siege:
             node.begin()
 
     def restart(self) -> None:
-        """The same nodes in other processes."""
+        """Returns these nodes in new processes."""
         close_nodes()
         for node in self.nodes:
             node.restart()
@@ -145,7 +145,7 @@ class Siege:
         assert_law(np.concatenate([np.empty(0), *self._noise["laplace"]]), stats.laplace)
 
     def measured(self) -> tuple[int, int]:
-        """How many numbers of Gaussian and of Laplace noise were measured."""
+        """Numbers of Gaussian and of Laplace noise values that were measured."""
         normal, laplace = (sum(x.size for x in self._noise[law]) for law in ("normal", "laplace"))
         return normal, laplace
 
@@ -334,7 +334,7 @@ class Siege:
 
 
 def outcome(reply: Message) -> Any:
-    """What a reply shows of itself but for its values; how many records there are is public."""
+    """Everything a reply shows except its values; the number of records is public."""
     if reply.has_error():
         return reply.error.code
     if "arrays" not in reply.content:

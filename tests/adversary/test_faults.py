@@ -1,6 +1,6 @@
 """Races, kills and broken disks: no charge is lost or made twice, and no second answer is given.
 
-Every message is answered by a process of its own, as in a deployment, and the faults are real:
+A new process answers every message, as in a deployment, and the faults are real:
 SIGKILL, limits of the operating system, permissions, bytes of the files themselves.
 """
 
@@ -84,7 +84,7 @@ def claim_all(
     places: Sequence[tuple[str, int, bytes]],
     together: Barrier,
 ) -> tuple[list[tuple[str, int, bytes]], Counter[str]]:
-    """What a process won, and how often a place was won, repeated and refused."""
+    """Returns the claims a process won, and how often a place was won, repeated and refused."""
     ledger = Ledger(path)
     ledger.bind("ward", TODAY)
     held = {run: ledger.reserve("ward", run, charge, BUDGET) for run in (own, "shared")}
@@ -105,9 +105,9 @@ def claim_all(
 
 @pytest.mark.slow
 def test_two_processes_admit_a_thousand_uses_and_none_is_lost_or_doubled(tmp_path: Path) -> None:
-    """400 places of one run that both of them ask for, and 300 of a run of its own for each.
+    """400 places of one run that both ask for, and 300 of a separate run for each.
 
-    In the shared run both bring the same message to every odd round, and messages of their own
+    In the shared run both bring the same message to every odd round, and different messages
     to every even one, at the same time.
     """
     path = tmp_path / "ledger.sqlite"
@@ -139,7 +139,7 @@ def test_two_processes_admit_a_thousand_uses_and_none_is_lost_or_doubled(tmp_pat
 def admit_all(
     path: Path, budget: Budget, charge: Charge, runs: Sequence[str], together: Barrier
 ) -> list[str]:
-    """The runs of which a process was admitted one use."""
+    """Returns the runs of which a process was admitted one use."""
     ledger = Ledger(path)
     ledger.bind("ward", TODAY)
     admitted = []
@@ -212,7 +212,7 @@ def test_two_processes_asked_the_same_at_once_give_the_same_bytes(
 def test_kills_lose_no_budget_and_give_no_second_answer(
     make_node: MakeNode, noise: str, kills: int
 ) -> None:
-    """One run, killed in each round but the first somewhere between charge and reply.
+    """One run, killed in each round except the first between charge and reply.
 
     The budget is that run's price: a charge made twice would not fit, nor would another run.
     """
@@ -242,7 +242,7 @@ def test_a_kill_at_any_step_loses_nothing(make_node: MakeNode) -> None:
 
 
 def test_a_kill_after_the_reply_has_left_changes_nothing(make_node: MakeNode) -> None:
-    """Nothing was closed: the last charges stand in the write-ahead log alone."""
+    """Nothing was closed: only the write-ahead log holds the last charges."""
     node = make_node(noise="secure")
     for round in range(1, 4):
         node.ask(request(round), stop=False)
@@ -274,7 +274,7 @@ def test_a_node_that_starts_on_a_full_disk_releases_nothing(
 def test_a_disk_that_fills_between_charge_and_reply_releases_nothing_unnoted(
     make_node: MakeNode, deadly: bool
 ) -> None:
-    """No reply is stored, or half of one, or one that is not noted as released."""
+    """The reply is not stored, stored by half, or not noted as released."""
     node = make_node()
     steps = [*points(node, 8, seed=12), node.steps(request(2, run="steps"))]
     seen = set()
@@ -291,7 +291,7 @@ def test_a_disk_that_fills_between_charge_and_reply_releases_nothing_unnoted(
 
 
 def test_a_disk_that_is_really_full_releases_nothing_unnoted(make_node: MakeNode) -> None:
-    """A file system of half a megabyte, of which a file leaves so many pages free."""
+    """A file system of half a megabyte, on which a file leaves that many pages free."""
     node = make_node()
     node.state.mkdir(mode=0o700)
     ballast = node.state / "ballast"
@@ -405,7 +405,7 @@ def used(make_node: MakeNode) -> OwnersNode:
 
 
 def is_named(ledger: Path) -> bool:
-    """Whether a check of the ledger names damage."""
+    """Tells whether a check of the ledger names damage."""
     try:
         database = Database(ledger, writable=False)
     except LedgerError:  # what `fedsink ledger check` says, then
@@ -419,7 +419,7 @@ UNASKED = [request(5), request(1, run="third"), *(other(request(round)) for roun
 
 
 def pages(ledger: Path) -> dict[str, int]:
-    """Where the page of each table and index begins."""
+    """Offsets of the pages at which each table and index begins."""
     with closing(sqlite3.connect(ledger)) as connection:
         query = "SELECT name, rootpage FROM sqlite_master WHERE rootpage > 0"  # a view has no page
         roots = connection.execute(query).fetchall()

@@ -1,6 +1,6 @@
-"""Kills of a node whose critics learn: what it goes on from is what it would have gone on from.
+"""Kills of a node whose critics learn: the node continues as if it had not been killed.
 
-Every message is answered by a process of its own, as in a deployment, and the kills are SIGKILL.
+A new process answers every message, as in a deployment, and the kills are SIGKILL.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def warm_up(noise: str, folder: Path) -> None:
 
 
 def learned(node: OwnersNode) -> dict[str, bytes]:
-    """What the critics have learned: every file of a state, by the round after which it holds."""
+    """Files of every state of the critics, by the round after which they hold."""
     return {path.name: path.read_bytes() for path in node.state.glob("states/*/[!.]*")}
 
 
@@ -63,10 +63,10 @@ def arrows(node: OwnersNode) -> list[int]:
 def test_a_kill_at_any_arrow_changes_no_answer_and_no_critic(
     make_node: MakeNode, noise: str
 ) -> None:
-    """One node is killed in every round but the first, and another one of the same key never.
+    """One node is killed in every round except the first; a node of the same key never is.
 
-    After every kill the same message is answered once, and under a key whose noise can be drawn
-    again replies and critics are those of the node that was never killed.
+    After every kill the same message is answered once. Under a key whose noise can be drawn
+    again, replies and critics equal those of the node that was never killed.
     """
     killed, spared = make_node("killed", noise), make_node("spared", noise)
     steps = arrows(make_node("steps", noise))[: CRITIC_PLAN.rounds - 2]

@@ -1,6 +1,6 @@
-"""One run name under everything that it can be combined with, at nodes on neighbouring data.
+"""One run name combined with everything else a message may hold, at nodes on neighbouring data.
 
-Every message goes to the nodes of a `History`, which says what must hold after each. A failure
+Every message goes to the nodes of a `History`, which checks all answers after each. A failure
 prints the seed and the sequence that reaches it.
 """
 
@@ -77,7 +77,7 @@ def besiege(history: History, records: str, number: int, histories: int) -> None
 def test_a_run_name_under_everything(
     owner: str, number: int, histories: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At least 4,000 messages of held-out seeds in all: `HELD_OUT` is used here alone."""
+    """At least 4,000 messages of held-out seeds in all: only this test uses `HELD_OUT`."""
     records = "points" if owner in ("instalments", "files") else "images"
     history = History(tmp_path, monkeypatch, owner, records, named=owner != "filter")
     besiege(history, records, number + list(OWNERS).index(owner), histories)
@@ -149,7 +149,7 @@ def test_one_run_name_belongs_to_one_version_of_the_data(
 
 
 def sharing(patch: pytest.MonkeyPatch) -> None:
-    """States are found by the run's name alone, and a name may be in several accounts."""
+    """States are found only by the run's name, and a name may be in several accounts."""
     patch.setattr(node, "reservation_name", lambda run, charge, fingerprint: run.encode())
     patch.setattr(admission, "_check_account_of", lambda *which: None)
 
@@ -158,7 +158,7 @@ def sharing(patch: pytest.MonkeyPatch) -> None:
 def test_states_that_accounts_share_are_found(
     first: str, second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was so: a user's records moved a reply by almost four times what it was charged as."""
+    """A former defect: a user's records moved a reply by almost four times its charge."""
     history = History(tmp_path, monkeypatch)
     sharing(monkeypatch)
     assert asked(history, "run", first, [1], critics=1) == 0
@@ -235,7 +235,7 @@ def test_no_noise_is_drawn_again_for_what_lost_states_would_give(
 def test_noise_that_is_drawn_again_is_found(
     owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was so at nodes without a folder for states: they began anew, and said so in a log."""
+    """A former defect at nodes without a folder for states: they began anew and logged it."""
     monkeypatch.setattr(State, "lost", lambda state, what: None)
     with pytest.raises(AssertionError, match=r"one noise for two functions|two answers"):
         lost_states(History(tmp_path, monkeypatch, owner), "lose", [1, 2, 3, 4])

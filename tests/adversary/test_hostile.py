@@ -182,7 +182,7 @@ def faint(add: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def frozen(add: Callable[..., Any]) -> Callable[..., Any]:
-    """The same noise every time."""
+    """Returns `add` with equal noise at every call."""
     return lambda self, values, std: add(Stream(b"frozen"), values, std)
 
 

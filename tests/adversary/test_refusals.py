@@ -1,4 +1,4 @@
-"""What a message declares is compared with public numbers before anything is built from it.
+"""A message's numbers are compared with public limits before anything is built from them.
 
 Each of these messages cost seconds or gigabytes once. The bounds are `SECONDS` and `MEGABYTES`.
 """
@@ -233,7 +233,7 @@ def test_the_most_uses_that_a_message_may_ask_for(siege: Siege, honest: Honest) 
 def test_plans_that_are_far_too_dear(
     siege: Siege, honest: Honest, adjacency: str, capacity: int | None
 ) -> None:
-    """They are refused at a rough price, and those of millions of rounds at none."""
+    """Such plans are refused at a rough price, those of millions of rounds without any price."""
     for node in siege.nodes:
         node._epsilon = 0.05
     siege.begin()
@@ -319,6 +319,6 @@ def test_an_upload_that_cannot_be_carried_out(
 def test_a_map_for_other_records_never_lowers_the_noise(
     options: dict[str, Any], siege: Siege, honest: Honest
 ) -> None:
-    """Its sensitivity is that of the shape it states: these records' would be larger."""
+    """The sensitivity is that of the stated shape: that of these records would be larger."""
     content = changed(honest.upload().to_record(), "plan", map=options, epsilon=3.0)
     assert refused(siege, [(PRIVATIZE, content)]) == {MALFORMED}

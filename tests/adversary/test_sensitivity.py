@@ -1,4 +1,4 @@
-"""How far two neighbours' totals can be driven apart, by a server that knows both; exactly."""
+"""Exact distance to which a server that knows two neighbours can drive their totals apart."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def shards() -> list[Shard]:
 
 
 def asked(kind: str, clip: BatchClip | RecordClip, capacity: int | None, **request: Any) -> Request:
-    """A request of either type whose clip is set behind the back of every check."""
+    """Returns a request of either type with a clip that bypasses every check."""
     nominal = None if capacity is None else 64
     options: dict[str, Any] = {
         "clip": clip.name, "rows": 1, "capacity": capacity, "nominal_records": nominal, **request,
@@ -66,7 +66,7 @@ def ratio(request: Request) -> float:
 
 
 def beyond_the_domain(request: Request, m: float) -> Request:
-    """The same with a cost weight that no objective may have any more."""
+    """Returns this request with a cost weight that no objective may have any more."""
     gradient = request if isinstance(request, GradientRequest) else request.gradient
     object.__setattr__(gradient.objective, "m", m)
     return request
@@ -161,7 +161,7 @@ def test_the_clip_itself_at_the_edge_of_float32(clip: Callable[..., Any], keeps:
 def test_noise_is_added_in_float64_before_the_one_cast_to_float32(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is sent is fl32(total + std·noise), and no part of it was rounded before."""
+    """A reply is fl32(total + std·noise), and no part of the sum was rounded before."""
     siege = Siege(tmp_path, monkeypatch)
     normal, drawn, wanted = Stream.normal, [], []
     release = PrivacyPlan.release

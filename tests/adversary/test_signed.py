@@ -1,4 +1,4 @@
-"""Nodes whose policies name an operator, and everybody else who reaches them."""
+"""Nodes whose policies name an operator, and requests of everybody else who reaches the nodes."""
 
 from __future__ import annotations
 
