@@ -33,7 +33,7 @@ def settings() -> NodeSettings:
 
 @pytest.fixture
 def secret(settings: NodeSettings, tmp_path: Path) -> NodeSettings:
-    """The same clients with a secret key and a ledger."""
+    """Returns these clients with a secret key and a ledger."""
     return with_secret_key(settings, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The cost ‖x − y‖₁ alone, on each of the ways a client's gradient is computed."""
+"""The cost ‖x − y‖₁ by itself, on each path that computes a client's gradient."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ HOSTILE = [
 
 
 def altered(content: RecordDict, way: tuple[str, ...], value: str) -> RecordDict:
-    """The same message with one value of its fields replaced by JSON text, or left out."""
+    """Returns this message with one value of its fields replaced by JSON text, or left out."""
     fields = fields_of(content)
     inner = fields
     for key in way[:-1]:
@@ -179,7 +179,7 @@ def owner(policy_file: Callable[..., Path]) -> Policy:
 
 
 def understood(policy: Policy | None, kind: str, content: RecordDict) -> bool:
-    """Whether all that precedes a look at the data accepts a message."""
+    """Tells whether every check before the first look at the data accepts a message."""
     try:
         answer = find_answer(kind, policy).read(content, policy)
         answer.digest(content)
@@ -376,7 +376,7 @@ def test_a_node_cannot_say_who_it_is_so_that_more_than_a_refusal_comes_of_it(par
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_the_name_of_a_mechanism_is_a_text_or_malformed(text: str) -> None:
-    """It is read before the policy knows whether anything of the message may be looked up."""
+    """The name is read before the policy decides whether the node may look anything up."""
     for way in (("plan",), ("plan", "mechanism")):
         try:
             name = asked_mechanism(altered(HONEST.upload().to_record(), way, text))

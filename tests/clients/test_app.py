@@ -207,7 +207,7 @@ def test_the_clients_thread_limit_is_set(settings: NodeSettings) -> None:
 
 
 def test_a_round_beyond_the_plan_is_refused(settings: NodeSettings, make_request: Make) -> None:
-    """Pitfall 6: the plan covers 50 rounds, and the 51st would be charged to nobody."""
+    """Pitfall 6: the plan covers 50 rounds; nothing would be charged for round 51."""
     request = make_request(round=51)
     assert isinstance(request.plan, PrivacyPlan)
     assert code(ask(settings, "train.dp_sinkhorn", request.to_record())) == MALFORMED

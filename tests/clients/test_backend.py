@@ -1,4 +1,4 @@
-"""Whose code solves a node's problems: libraries are for simulations."""
+"""A node solves problems with fedsink's code: libraries are for simulations."""
 
 from __future__ import annotations
 

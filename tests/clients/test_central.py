@@ -1,4 +1,4 @@
-"""What a plan asks of a node's budget: all of it, under its own adjacency."""
+"""A central plan asks for all of a node's budget, under the budget's adjacency."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_a_real_node_is_what_its_owners_policy_says(
     content = make_request().to_record()
     answers = []
     for run_config in ({}, hostile):
-        close_nodes()  # every message runs in a process of its own
+        close_nodes()  # a new process answers every message
         reply = deployed("train.dp_sinkhorn", content, config, run_config)
         assert not reply.has_error()
         answers.append(GradientReply.from_record(reply.content).gradient)

@@ -121,7 +121,7 @@ def test_batch_release_without_noise_is_the_clipped_sinkhorn_gradient(
 
 
 def test_labels_keep_classes_apart_in_a_joint_batch(make_request: Make, silent: Streams) -> None:
-    """With α_c = 15 a row's mass comes from records of its own class."""
+    """With α_c = 15 a row's mass comes from records of the row's class."""
     request = make_request(
         bound=1e6, label_weight=15.0, row_labels=torch.tensor([0, 0, 1, 1, 2, 2])
     )
@@ -147,7 +147,7 @@ def test_batch_release_without_noise_has_norm_at_most_the_bound_for_any_batch(
 def test_the_bound_holds_whatever_the_self_gradient(
     make_request: Make, silent: Streams, n: int
 ) -> None:
-    """It is public, but whether it meets records is not."""
+    """The self gradient is public, but whether it meets records is not."""
     request = make_request(bound=0.5)
     for scale in (1.0, 100.0, 1e6):
         request = dataclasses.replace(request, self_gradient=scale * request.self_gradient)
@@ -309,7 +309,7 @@ def test_unconditional_requests_use_every_record_as_one_class(
 
 
 def counted(request: GradientRequest, shard: Shard, key: bytes) -> int:
-    """How many records entered: each adds exactly Δ = 1 along the first axis."""
+    """Number of records that entered: each adds exactly Δ = 1 along the first axis."""
     return round(-float(client_gradient(request, shard, lambda p: Silent(key, p))[0, 0]))
 
 

@@ -1,6 +1,6 @@
-"""The one way out of a node: what makes two requests one, and what is answered without a ledger.
+"""The only way out of a node: identity of requests, and answers that need no ledger.
 
-A client whose ledger is elsewhere answers what was admitted there, with the same bytes.
+A client whose ledger is elsewhere answers the requests admitted there, with the same bytes.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def here(tmp_path: Path) -> NodeSettings:
 
 @pytest.fixture
 def there(here: NodeSettings) -> NodeSettings:
-    """The same clients in another process, on another machine."""
+    """Returns these clients in another process, on another machine."""
     assert here.key_file is not None
     return replace(here, lent=SecretKey.load(here.key_file), key_file=None, ledger=None)
 

@@ -70,7 +70,7 @@ Ask = Callable[..., CriticRequest]
 
 
 def request(round: int = 1, plan: Any = PLAN, run: str = "run", **critics: Any) -> CriticRequest:
-    """One use at the tiny data; keywords are of the critics or their training."""
+    """Returns one use at the tiny data; keywords are of the critics or their training."""
     random = torch.Generator().manual_seed(round)
     training = {"critics": CRITICS, "steps": 2, "warm": 3, "batch": 3, "history": 2, "lr": 2e-3,
                 "warm_generator": 0}  # fmt: skip
@@ -96,13 +96,13 @@ def replied(node: Node, asked: CriticRequest) -> Tensor:
 
 
 def place(node: Node, asked: CriticRequest) -> State:
-    """Where the node remembers what its critics learn from this request."""
+    """State that the node trains for this request."""
     answer = critic_answer.GSWGANAnswer([asked])
     return node.task(answer, Admitted.unrecorded([])).state(critic_answer._names(asked))
 
 
 def trained(node: Node, asked: CriticRequest) -> Mapping[str, Tensor]:
-    """What the node's critics have learned after this request."""
+    """Weights of the node's critics after this request."""
     state = place(node, asked).before(asked.round + 1)
     assert state is not None
     return state
@@ -116,7 +116,7 @@ def _closed() -> Iterator[None]:
 
 @pytest.fixture
 def owned(policy_file: Callable[..., Path]) -> Callable[..., NodeSettings]:
-    """The settings of a node whose policy allows critics, with limits and state keys changed."""
+    """Makes settings of a node whose policy allows critics, with limits and state keys changed."""
 
     def make(
         state: str = "",
@@ -311,7 +311,7 @@ def test_what_one_part_holds_moves_a_reply_by_at_most_the_sensitivity(
 def test_a_record_with_a_name_that_is_taken_away_moves_no_other_critic(
     settings: NodeSettings,
 ) -> None:
-    """Where a line alone is its slot, a gap that is closed moves all records behind it."""
+    """Without names a record's line is its slot: a closed gap moves all records behind it."""
     steep = {"steps": 6, "lr": 0.1}
     whole = records()
     signs = 1.0 - 2.0 * (torch.arange(len(whole)) % 2)  # so that neighbours pull critics apart
@@ -355,7 +355,7 @@ def _in_view(images: Tensor) -> Tensor:
 def test_the_shape_of_a_reply_is_the_requests_and_an_empty_client_answers(
     settings: NodeSettings,
 ) -> None:
-    """Of no records the reply is the noise alone."""
+    """The reply on zero records is only noise."""
     empty = node_with(settings, Shard(torch.zeros(0, SIZE), torch.zeros(0).long()))
     asked = request()
     noise = asked.plan.release(
@@ -380,7 +380,7 @@ def test_the_share_of_the_noise_and_no_more_is_added(settings: NodeSettings) -> 
 
 
 def clipped_total(shard: Shard) -> Tensor:
-    """What a reply of the first round to `records` is but for its noise."""
+    """Returns the reply of the first round to `records`, without noise."""
     asked, pool = request(), critic_answer.Pool([shard])
     critic = critic_answer.architecture(asked)
     parts = dealt(asked, pool, slice(0, 1))
@@ -453,7 +453,7 @@ def test_each_critic_is_asked_with_the_plans_rate_by_coins_of_its_own(
 def test_with_critics_asked_in_secret_a_part_moves_a_reply_by_at_most_the_sensitivity(
     settings: NodeSettings,
 ) -> None:
-    """Where the critic is asked, and not at all where it is not."""
+    """The part moves the reply if its critic is asked, and not at all otherwise."""
     distances = []
     for seed in range(12):
         own = replace(settings, seed=seed)
@@ -483,7 +483,7 @@ def test_nothing_but_the_gradient_leaves(settings: NodeSettings) -> None:
 
 
 def test_nothing_more_leaves_or_is_kept_behind_a_warm_start(settings: NodeSettings) -> None:
-    """Neither the local generators nor what they made."""
+    """Neither local generators nor their pictures leave the node or are kept."""
     node, asked = Node(settings, 0), request(warm_generator=3)
     record = node.answer("train.gs_wgan", asked.to_record())
     assert list(record.array_records["arrays"]) == ["gradient"]
@@ -605,7 +605,7 @@ def test_a_warm_start_that_was_cut_off_comes_again_with_the_same_coins(
 def test_a_reply_that_was_not_stored_is_trained_again_from_the_state_before(
     owned: Callable[..., NodeSettings], backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under a key whose streams come again the state is the same."""
+    """Under a key whose streams can be drawn again, the state is the same."""
     settings = owned(backend=backend)
     replied(Node(settings, 0), request(1))
     with monkeypatch.context() as patch:
@@ -727,7 +727,7 @@ def test_two_plans_of_one_run_have_critics_of_their_own(owned: Callable[..., Nod
 
 
 def test_a_simulated_run_has_one_plan_and_one_unit(settings: NodeSettings) -> None:
-    """It keeps no ledger under a seed; the states are found by what one would have charged."""
+    """A seeded run keeps no ledger; states are found by the charge a ledger would have made."""
     for plan in (OF_CLIENTS, replace(PLAN, rounds=13)):
         node = Node(settings, 0)
         replied(node, request(1))
@@ -770,7 +770,7 @@ def test_states_that_are_old_are_removed_when_the_node_opens(
     assert not old.parent.exists()
 
 
-# A simulation that goes on from a checkpoint
+# A simulation that continues from a checkpoint
 
 
 @pytest.fixture(params=["seed", "key", "secure", "flower"])
@@ -872,7 +872,7 @@ def test_clipped_rows_get_the_noise_of_all_of_them(settings: NodeSettings) -> No
 
 
 def test_records_are_dealt_anew_for_another_unit_view_or_number_of_critics() -> None:
-    """What was dealt for one request is kept, and is good for those that are dealt alike alone."""
+    """The deal for one request is kept, and serves only requests that are dealt alike."""
     random = torch.Generator().manual_seed(0)
     n, shape = 24, (1, 4, 4)
     shard = Shard(

@@ -173,7 +173,7 @@ def parts(draw: st.DrawFn) -> Shard:
 
 @st.composite
 def hostile(draw: st.DrawFn) -> CriticState:
-    """A state whose first critic holds any floats, and the others what they learned."""
+    """A state whose first critic holds any floats; the others hold trained weights."""
     state = totals([shard()], rounds=2)[1][0]
     fill = draw(st.lists(ANY, min_size=4, max_size=4))
     scale = draw(st.sampled_from([0.0, 1.0, 1e15]))
@@ -219,7 +219,7 @@ def negated(state: CriticState) -> CriticState:
 def critic_against_its_negation(
     clip: ClipOfCritics, rows: int, critics: int = CRITICS
 ) -> tuple[Tensor, Tensor]:
-    """The totals of a steep critic and of its negation, none of which is trained further."""
+    """Totals of a steep critic and of its negation, neither of which is trained further."""
     state = start(critics=critics)
     state = replace(state, weights=100.0 * state.weights)
     still = replace(TRAINING, steps=0, warm=0)
@@ -237,7 +237,7 @@ def test_the_sensitivity_is_attained_by_a_critic_against_its_negation():
 
 
 def test_a_clip_of_every_row_breaks_the_sensitivity_by_the_root_of_the_rows():
-    """As published: each row clipped by itself, and noise for one of them."""
+    """The published clip: each row by itself, and noise for one row."""
     n = 32
     clip = RowClip(0.7, n)
     one, other = critic_against_its_negation(clip, n, critics=1)
@@ -469,7 +469,7 @@ def test_the_coins_of_a_warm_start_are_the_clients_and_the_rounds():
 
 
 def test_a_local_generator_learns_its_critics_records_by_class():
-    """Each class at a corner of its own, and each critic's further out than the last one's."""
+    """Each class at a different corner, and each critic's further out than the previous one's."""
     labels, slots = torch.arange(90) % CLASSES, torch.arange(90) // CLASSES % 3
     records = 2.0 * (1.0 + slots.unsqueeze(1)) * torch.eye(CLASSES, D)[labels]
     made: list[tuple[Tensor, Tensor]] = []
@@ -535,7 +535,7 @@ def test_critics_learn_to_tell_records_from_fakes():
 
 
 def test_matching_aware_critics_score_a_record_higher_under_its_own_label():
-    """Three classes, each around a corner of its own."""
+    """Three classes, each around a different corner."""
     labels = torch.arange(90) % CLASSES
     records = 4.0 * torch.eye(CLASSES, D)[labels] + 0.3 * Stream(b"test").normal(90, D).float()
     points, own = (v.expand(CRITICS, *v.shape) for v in (records, labels))

@@ -138,7 +138,7 @@ def plugin(install: Install) -> None:
 
 
 def owned(policy_file: Callable[..., Path], *words: str, **allow: Any) -> NodeSettings:
-    """The settings of a node whose policy names these words, and allows more."""
+    """Returns settings of a node whose policy names these words, and allows more."""
     path = policy_file(mechanisms=("laplace", *words), allow=allow)
     close_nodes()
     return NodeSettings.from_policy(read_policy(path), clients=3)

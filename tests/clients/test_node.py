@@ -104,7 +104,7 @@ def test_reproducible_noise_is_the_same_in_every_process_and_for_every_digest(
 def test_reproducible_noise_differs_between_clients_rounds_and_seeds(
     settings: NodeSettings, make_request: Make
 ) -> None:
-    """Pitfall 5: with q ≈ 0 the release is noise alone."""
+    """Pitfall 5: with q ≈ 0 the release is only noise."""
     rows = torch.zeros(100, 4)
     requests = [make_request(clip="record", rate=1e-12, rows=rows, round=t) for t in (1, 2)]
     releases = [
@@ -158,7 +158,7 @@ def test_an_identical_request_gets_the_same_bytes(secret: NodeSettings, make_req
 def test_a_request_that_differs_in_one_bit_is_refused(
     secret: NodeSettings, make_request: Make
 ) -> None:
-    """Pitfall 14: fresh noise on the same round would be a release that nobody accounts for."""
+    """Pitfall 14: fresh noise on an answered round would be an uncharged release."""
     request = make_request()
     answer(Node(secret, 0), request)
     rows = request.rows.clone()
@@ -313,7 +313,7 @@ def test_a_map_for_other_records_is_refused(settings: NodeSettings, size: int) -
 
 
 def test_the_same_plan_of_another_run_is_refused_without_a_ceiling(secret: NodeSettings) -> None:
-    """A simulation's ledger admits its own run alone."""
+    """A simulation's ledger admits only its own run."""
     upload(Node(secret, 0))
     other = PrivatizeRequest(PLAN, 0, 100, run="another")
     with pytest.raises(ReleaseRefusedError, match="admits only one plan"):
@@ -516,7 +516,7 @@ def test_policy_and_budget_refuse_before_any_record_is_read(
 def test_a_real_nodes_ledger_survives_a_power_cut(
     policy_file: Callable[..., Path], secret: NodeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A simulation's need not: nobody pulls its plug."""
+    """A simulation's ledger need not survive: nobody pulls the machine's plug."""
     asked = []
 
     def opened(path: Path, *, durable: bool) -> Ledger:
@@ -580,7 +580,7 @@ def test_a_plan_is_charged_in_instalments(
     charged = []
     node = node_of(path)
     for round in (1, 20, 21, 50, 41):
-        node = node_of(path) if round == 20 else node  # a node that has restarted, and one that not
+        node = node_of(path) if round == 20 else node  # one of the nodes has restarted
         answer(node, replace(request, round=round))
         [account] = report(Database(path.parent / "state" / "ledger.sqlite", writable=False))
         charged.append((account.spent_epsilon, account.spent_delta))
@@ -594,7 +594,7 @@ def test_a_plan_is_charged_in_instalments(
 def test_more_records_than_the_policy_states_answer_nothing_at_all(
     policy_file: Callable[..., Path], make_request: Make, install_source: Callable[..., None]
 ) -> None:
-    """If the answer depended on the plan, a server could ask its way to the exact size."""
+    """An answer that depended on the plan would lead a server to the exact size."""
     points, labels = torch.zeros(65, 4), torch.arange(65) % 3
     fresh(install_source, lambda spec, split: (points, labels))
     path = policy_file()

@@ -95,7 +95,7 @@ def test_the_batch_equals_the_loop(
 def test_the_noise_is_that_of_the_loop_to_the_bit(
     many: NodeSettings, make_request: Make, no_loop: None
 ) -> None:
-    """At this rate nearly no record is drawn, so that the replies are noise alone."""
+    """At this rate nearly no record is drawn, so that the replies are only noise."""
     request = make_request(clip="record", rate=1e-12)
     expected = one_by_one(many, [request], range(13))
     replies, _ = together(many, [request], range(13))

@@ -82,7 +82,7 @@ def test_settings_that_contradict_each_other_are_refused(
 def test_secure_noise_without_its_sampler_is_refused_before_any_answer(
     secret: NodeSettings, policy_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a simulation, and of a node, whose settings are made before it signs on."""
+    """Holds for a simulation, and for a node, whose settings are made before it signs on."""
     policy = read_policy(policy_file(backend="secure"))
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
     with pytest.raises(

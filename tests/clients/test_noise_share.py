@@ -32,7 +32,7 @@ CLIENTS, ROWS = 12, 1500
 
 
 def p_value(noise: Tensor, std: float) -> float:
-    """That this is noise of this standard deviation."""
+    """p-value of the hypothesis that this noise has this standard deviation."""
     return float(stats.kstest(noise.flatten().numpy(), "norm", args=(0.0, std)).pvalue)
 
 
@@ -48,7 +48,7 @@ def many(settings: NodeSettings) -> NodeSettings:
 
 @pytest.fixture
 def noise_alone(make_request: Make) -> Make:
-    """Requests that sample nobody and have no self term: a reply is its noise."""
+    """Makes requests that sample nobody and have no self term: a reply is its noise."""
 
     def make(share: int, **more: object) -> GradientRequest:
         rows = torch.zeros(ROWS, 4)

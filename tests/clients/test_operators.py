@@ -1,4 +1,4 @@
-"""A node whose policy names operators answers their requests, and nobody else's."""
+"""A node whose policy names operators answers only their requests."""
 
 from __future__ import annotations
 

@@ -255,14 +255,14 @@ def test_every_key_of_the_central_mode_is_enforced(
 ) -> None:
     usual = {"rate": 0.5, "sigma": 0.5, "bound": 1.0}
     if set(changes) - {"= 10\n"}:
-        # It is the change that refuses.
+        # The change is the reason for the refusal.
         DPSinkhornAnswer([make_request(**usual)]).check_policy(write())
     with pytest.raises(PolicyRefusedError, match=rf"policy.toml refuses by .*{key}"):
         DPSinkhornAnswer([make_request(**(usual | request_))]).check_policy(write(changes))
 
 
 def test_a_share_of_the_noise_is_judged_as_the_owner_says(write: Write, make_request: Make) -> None:
-    """minimum_noise_multiplier is 0.5, and 4 clients share σ = 0.9: 0.45 in a reply alone."""
+    """minimum_noise_multiplier is 0.5; four clients share σ = 0.9, so one reply has 0.45."""
     request = replace(make_request(rate=0.5, sigma=0.9, rows=torch.zeros(3, 4)), share=4)
 
     def with_word(word: str) -> Policy:
@@ -316,7 +316,7 @@ def test_a_plan_for_fewer_records_than_the_owner_states_is_refused(
 
 
 def test_a_capacity_beyond_all_records_is_refused(write: Write, make_request: Make) -> None:
-    """It hides nothing more, and a server could fill the node's memory with it."""
+    """Such a capacity hides nothing more, and a server could fill the node's memory with it."""
     request = make_request(rate=0.5)
     for capacity, fits in ((61, True), (62, False)):
         message = [replace(request, plan=replace(request.plan, capacity=capacity))]

@@ -1,4 +1,4 @@
-"""Who is in a batch of fixed capacity: the plan's Poisson sample, and nobody else."""
+"""Members of a batch of fixed capacity: exactly the plan's Poisson sample."""
 
 from __future__ import annotations
 

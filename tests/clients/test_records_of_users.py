@@ -1,4 +1,4 @@
-"""Pictures by user at the clients: dealt whole, altered whole, or held by a node of its own."""
+"""Pictures by user at the clients: dealt whole, altered whole, or held by a separate node."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_a_ledger_without_the_fact_of_a_receipt_is_refused_until_it_is_restored(
 
     (state / "ledger.sqlite").write_bytes(old)
     behind = Ledger(state / "ledger.sqlite", durable=False)
-    receipts.check(behind)  # nobody has shown it yet
+    receipts.check(behind)  # no server has shown the receipt yet
     for _ in range(2):
         with pytest.raises(RolledBackError, match="lacks facts of which this node has given"):
             receipts.check(behind, [receipt])
@@ -141,7 +141,7 @@ def test_what_is_no_receipt_of_this_node_changes_nothing(
 
 
 def test_a_receipt_tells_nothing_of_the_ledger(state: Path, ledger: Ledger, tmp_path: Path) -> None:
-    """Neither how many facts there are nor what they are: the same ledger, and another key."""
+    """The receipt hides number and content of the facts: the same ledger under another key."""
     (tmp_path / "other").mkdir()
     receipts, others = Receipts(state, "ward"), Receipts(tmp_path / "other", "ward")
     assert receipts.name != others.name

@@ -165,7 +165,7 @@ def test_hostile_requests_are_answered_alike_too(
 
 
 def test_a_hostile_view_is_answered_alike(ask: Make, operations: Operations) -> None:
-    """Its weights are not numbers: no record is inside a ball of such a radius."""
+    """The weights of such a view are not numbers: no record is inside a ball of such a radius."""
     random = torch.Generator().manual_seed(0)
     shard = Shard(torch.rand(RECORDS, 1, 4, 4, generator=random), torch.arange(RECORDS) % 3)
     view = {"name": "dct", "shape": [1, 4, 4], "radius": 2, "frequency_weight": 1e-300}
@@ -215,7 +215,7 @@ def medians(calls: list[Callable[[], object]], runs: int) -> list[float]:
 def test_the_time_does_not_depend_on_the_sample(
     ask: Make, clip: str, solver: str, lam: float
 ) -> None:
-    """Also at a λ at which most exponentials underflow, which alone takes many times longer."""
+    """Also at a λ at which most exponentials underflow; underflow takes many times longer."""
     rows = torch.randn(20, 64, generator=torch.Generator().manual_seed(1))
     request = ask(clip, "joint", solver, rows=rows, capacity=60, lam=lam)
     shard = shard_of(200, size=64)

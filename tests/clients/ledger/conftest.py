@@ -48,7 +48,7 @@ def make_charge() -> Callable[..., Charge]:
 
 @pytest.fixture
 def in_processes() -> Callable[..., list[int | None]]:
-    """Runs a function once for each argument, each in a process of its own, all at once."""
+    """Runs a function once for each argument, each in a new process, all at once."""
 
     def run(function: Callable[..., None], arguments: list[tuple[Any, ...]]) -> list[int | None]:
         context = multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-"""What show, check and export are made of."""
+"""Figures behind `show`, `check` and `export`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan costs is computed once, and not at all where it is out of reach."""
+"""The price of a plan is computed once, and not at all where the plan is out of reach."""
 
 from __future__ import annotations
 

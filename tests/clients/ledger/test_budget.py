@@ -75,7 +75,7 @@ def _delta_of_gaussian(mu: float, level: np.ndarray) -> np.ndarray:
 
 
 def test_pitfall_15_a_pld_total_is_no_filter_and_the_renyi_filter_is_not_fooled() -> None:
-    """Each path costs (3, 1e-5) by PLD; who chooses the path by the first answer gets 1.9e-5.
+    """Each path costs (3, 1e-5) by PLD; a path chosen by the first answer costs δ = 1.9e-5.
 
     First a Gaussian, then either a second Gaussian, whose loss matters where the first was large,
     or a rare disaster, whose loss matters everywhere else.
@@ -100,7 +100,7 @@ def test_pitfall_15_a_pld_total_is_no_filter_and_the_renyi_filter_is_not_fooled(
         spent = budget.cost(first)
         for step in (second, rare):
             assert spent + budget.cost(step) > budget.rho
-    # It is not that it admits nothing: at the best order a Gaussian that costs 3 by itself fits.
+    # The filter does admit something: at the best order a Gaussian that costs 3 by itself fits.
     budget = Budget(3.0, 1e-5, "rdp-filter", 10.0)
     assert budget.cost(first) < budget.rho
     assert epsilon(first, 1e-5) < 3.0

@@ -243,7 +243,7 @@ ADAPTIVE = [
 
 
 def charged_at_ends(plan: PrivacyPlan, step: int) -> list[float]:
-    """What a new ledger charges a run for each end."""
+    """Charges of a run by a new ledger, one for each end."""
     charge = central_charge(plan)
     budget = Budget(100.0, 0.1, rounds_per_reservation=step)
     costs = []
@@ -271,7 +271,7 @@ def test_no_stopping_rule_reaches_more_than_is_charged(plan: PrivacyPlan, step: 
 
 @pytest.mark.parametrize(("plan", "step"), ADAPTIVE)
 def test_an_adversary_notices_a_charge_that_is_too_small(plan: PrivacyPlan, step: int) -> None:
-    """δ in place of 2δ; ε of half the rounds; and ε at δ, without the other ends' share of it."""
+    """Three faults: δ for 2δ; ε of half the rounds; ε at δ, without the other ends' share of δ."""
     charge, charged = central_charge(plan), charged_at_ends(plan, step)
     assert charge.part
     assert reached_delta(plan, step, charged) > 1.25 * plan.delta

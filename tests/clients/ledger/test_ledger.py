@@ -70,7 +70,7 @@ def test_a_run_has_one_plan(ledger: Ledger, make_charge: Make) -> None:
 
 
 def test_a_run_is_in_one_account_of_a_lineage(ledger: Ledger, make_charge: Make) -> None:
-    """What it has learned under one unit must not show in answers that another account pays."""
+    """Weights learned under one unit must not show in answers that another account pays."""
     records, users = make_charge(1.0), replace(make_charge(1.0), adjacency="user")
     ledger.reserve("ward", "r1", records, TEN)
     ledger.reserve("ward", "r2", users, TEN)
@@ -96,7 +96,7 @@ def test_epsilon_is_computed_for_new_plans_alone(ledger: Ledger, make_charge: Ma
 
 
 def test_a_price_is_remembered_for_its_own_plan_alone(ledger: Ledger, make_charge: Make) -> None:
-    """What was computed for a cheap plan admits no dear one, under no adjacency."""
+    """A price computed for a cheap plan admits no dear plan, under any adjacency."""
     ledger.reserve("ward", "r1", make_charge(1.0), TEN)
     with pytest.raises(BudgetError, match=r"costs ε = 9\.5,"):
         ledger.reserve("ward", "r2", make_charge(9.5), TEN)
@@ -165,7 +165,7 @@ def test_no_more_runs_begin_in_a_day_than_are_admitted(
     begin(ledger, make_charge(1.0, adjacency="client"), "r2")
     with pytest.raises(DailyLimitError, match=r"2 runs have begun on 2024-10-04, .*_per_day=2"):
         begin(ledger, make_charge(1.0), "r3")
-    begin(ledger, make_charge(1.0), "r1")  # it goes on
+    begin(ledger, make_charge(1.0), "r1")  # the run continues
     with pytest.raises(DailyLimitError):
         ledger.reserve("clinic", "r3", make_charge(1.0), TEN, Requester(runs_per_day=2))
     clock[0] += 86_400.0

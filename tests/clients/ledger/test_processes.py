@@ -111,7 +111,7 @@ def _claim_all(barrier: Any, path: Path, charge: Charge, me: bytes, won: Path) -
 def test_of_processes_that_claim_at_once_one_wins_each_place(
     path: Path, tmp_path: Path, make_charge: Make, in_processes: Together
 ) -> None:
-    """And together they get no more uses than were charged for."""
+    """Together the processes get at most the uses that were charged."""
     charge = make_charge(rounds=200, uses=150)
     files = [tmp_path / name for name in ("a", "b", "c")]
     codes = in_processes(_claim_all, [(path, charge, f.name.encode(), f) for f in files])
