@@ -1,4 +1,4 @@
-"""What a configuration means, and what is refused before anything is written."""
+"""Meaning of a configuration, and refusals before anything is written."""
 
 from __future__ import annotations
 

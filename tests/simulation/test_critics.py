@@ -1,4 +1,4 @@
-"""Simulated clients whose critics learn: a run that goes on, and who owns which client."""
+"""Simulated clients whose critics learn: runs that continue, and the owner of each client."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_every_engine_ends_with_the_generator_of_the_local_one(
 
 @pytest.mark.parametrize("actors", [2, 3, 5])
 def test_a_client_stays_with_its_cohort_from_turn_to_turn(actors: int) -> None:
-    """What a client remembers is in the memory of the process that owns it."""
+    """A client's states are in the memory of the process that owns the client."""
     owners: dict[int, set[int]] = {}
     for round in range(12):
         asked = {client: 1000 + client for client in range(round % 3, 400, 3)}

@@ -137,7 +137,7 @@ def test_a_run_says_stores_and_keeps_what_was_taken(
     assert "engine=" not in line.command
     assert "engine.threads=2" in line.command
     assert [d.key for d in line.differences if d.key.startswith("engine")] == ["engine.threads"]
-    # On a machine where auto would take another one, it goes on as it began.
+    # On a machine where auto would take another engine, the run continues with its first one.
     (run / "metrics.json").unlink()
     monkeypatch.setattr("fedsink.simulation.engine.seconds_saved", lambda *of: 1e3)
     assert resume(run) == run

@@ -48,7 +48,7 @@ def test_more_uses_in_a_message_are_refused(configured: Configure) -> None:
 
 
 def test_the_experiment_is_the_published_row_with_this_strategy(configured: Configure) -> None:
-    """Table 2 has it with the squared distance alone, without debiasing, and with Δ = 1."""
+    """Table 2 has this row with only the squared distance, without debiasing, and with Δ = 1."""
     ours = configured("experiment=parameter_gradient_mnist", "scale=paper", small=False).server
     theirs = configured(
         "experiment=dp_sinkhorn_mnist_l2", "scale=paper", "strategy.bound=1.0", small=False

@@ -1,4 +1,4 @@
-"""Who does what of an exchange, and what comes of it."""
+"""Division of labour in an exchange, and its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a finished run is measured against; tests/commands/test_evaluate.py has the command."""
+"""References for a finished run's figures; tests/commands/test_evaluate.py has the command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Finish = Callable[..., FinishedRun]
 def finish(
     tmp_path: Path, install_source: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> Finish:
-    """A finished run on data whose splits are of different sizes and far from each other."""
+    """Finishes a run on data whose splits differ in size and lie far from each other."""
 
     def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
         n, low = {"train": (60, 0.0), "test": (30, 0.5)}[split]

@@ -87,7 +87,7 @@ def test_a_run_whose_key_is_gone_cannot_go_on() -> None:
 
 
 def test_a_run_whose_ledger_is_gone_cannot_go_on() -> None:
-    """Its rounds could be answered twice."""
+    """The rounds of such a run could be answered twice."""
     run = RunIdentity.fresh(None)
     run.create_key()
     stored = run.to_config()

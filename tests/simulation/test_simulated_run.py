@@ -254,7 +254,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
 ) -> None:
     if seed == "seed=null":
         _same_identity(monkeypatch, b"k" * 32)
-    # A checkpoint after every round, but for the last two before the kill.
+    # A checkpoint after every round except the last two before the kill.
     config = composed(seed, f"mode={mode}", "rounds=12", "report.checkpoint_seconds=0")
     whole = start(config, tmp_path / "whole")
     with monkeypatch.context() as kill:

@@ -1,4 +1,4 @@
-"""What a process of virtual clients adds up, and what it refuses to."""
+"""Sums of a process of virtual clients, and its refusals."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ OVERRIDES = (f"rounds={ROUNDS}", f"clients={CLIENTS}", "strategy.schedule=joint"
 
 
 def settings_in(folder: Path, key_of: Path | None = None) -> Any:
-    """The settings of a run in the folder, with a key of its own or another run's."""
+    """Settings of a run in the folder, with a new key or another run's."""
     (folder / "run").mkdir(parents=True)
     identity = RunIdentity("besieged", 5, folder / "run.key")
     identity.create_key()

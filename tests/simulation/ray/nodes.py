@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, each with processes and an id of its own."""
+"""A Ray cluster of several nodes on this machine, each with its own processes and id."""
 
 from __future__ import annotations
 

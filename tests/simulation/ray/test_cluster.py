@@ -1,4 +1,4 @@
-"""Which Ray instance a run is on, and what its cohorts ask of it."""
+"""The Ray instance of a run, and the resources that its cohorts ask for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..conftest import Configure
 
 @pytest.fixture
 def deaf() -> Iterator[str]:
-    """An address of this machine where nobody listens."""
+    """Address of this machine at which nobody listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Who is asked again when actors are lost, on a Ray that is played."""
+"""Questions that are repeated when actors are lost, on a fake Ray."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ERRORS = (
 
 
 class Played:
-    """What `Cohorts` uses of Ray; a call is answered when its answer is fetched.
+    """Fake of the parts of Ray that `Cohorts` uses; fetching an answer runs the call.
 
     Args:
-        dying: numbers of actors, in the order of their making, that die of their first question.
+        dying: numbers of the actors, in order of creation, that die of their first question.
     """
 
     def __init__(self, dying: Callable[[int], bool]) -> None:
@@ -88,7 +88,7 @@ def test_actors_without_work_are_not_asked() -> None:
 
 
 def test_a_lost_actor_is_replaced_and_its_work_is_asked_again() -> None:
-    """Of it alone: the answers of the others are kept."""
+    """Only the lost actor's work: the answers of the others are kept."""
     ray = Played(lambda number: number == 1)
     of = cohorts(ray)
     assert of.ask("answer", "all", [["a"], ["b"], ["c"]]) == [

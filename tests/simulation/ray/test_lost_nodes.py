@@ -115,7 +115,7 @@ def test_without_another_node_the_run_stops_in_time_and_resumes_to_the_same_byte
 def test_a_node_with_another_torch_is_refused(
     nodes: Nodes, composed: Compose, tmp_path: Path
 ) -> None:
-    """What is installed there says so, as it does wherever pip has put it."""
+    """The torch installed on the node states another version, wherever pip has put it."""
     other = tmp_path / "torch-1.13.1.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.13.1+cu117\n")

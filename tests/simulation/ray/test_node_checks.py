@@ -67,7 +67,7 @@ def test_a_node_that_reads_other_records_or_none_is_refused() -> None:
 
 @pytest.fixture
 def homes(tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
-    """Two machines' home folders with MNIST, of which the second has one other label."""
+    """Home folders of two machines with MNIST; the second differs in one label."""
     folders = [tmp_path / "here", tmp_path / "there"]
     for folder in folders:
         shutil.copytree(tiny_data / "MNIST", folder / "data" / "MNIST")
@@ -122,7 +122,7 @@ def test_a_package_that_adds_to_what_clients_do_is_stated(
     monkeypatch.syspath_prepend(str(tmp_path))
     stated = versions()
     assert stated["answering"] == "1.5"
-    assert "strategic" not in stated  # it is the driver's alone
+    assert "strategic" not in stated  # only the driver has it
 
 
 @pytest.mark.parametrize(

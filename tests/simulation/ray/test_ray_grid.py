@@ -1,4 +1,4 @@
-"""The same apps under Ray: one Ray instance for the whole module."""
+"""Flower apps under Ray, as in process: one Ray instance for the whole module."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Run = Callable[[RunSettings, SimulationGrid], Path]
 
 @pytest.fixture(scope="module")
 def grids() -> Iterator[dict[str, RayGrid]]:
-    """One grid, made by the first test that has settings for it."""
+    """One grid per settings, made by the first test that needs it."""
     made: dict[str, RayGrid] = {}
     yield made
     for grid in made.values():
@@ -78,7 +78,7 @@ def test_ray_and_local_train_the_same_generator(
     remote = _run(settings, _ray_grid(grids, settings.node), tmp_path / "ray")
     assert set(local) == set(remote)
     for name, weights in local.items():
-        if mode == "ldp":  # the server trains alone: the uploads are the same bytes
+        if mode == "ldp":  # only the server trains: the uploads are the same bytes
             assert torch.equal(weights, remote[name]), name
         else:
             torch.testing.assert_close(remote[name], weights, rtol=0, atol=1e-6)
@@ -133,7 +133,7 @@ def make_grid(grids: dict[str, RayGrid], configured: Configure) -> Iterator[Call
 
 
 def _dying(marker: Path, after: int, act: Callable[[], None]) -> Callable[[Any], Hosted]:
-    """A host whose process comes to harm in the midst of a round, while the marker is there.
+    """Returns a host whose process is harmed during a round, while the marker exists.
 
     Everything is local to this function, so that it travels to an actor by value.
     """
@@ -195,7 +195,7 @@ def test_the_clients_of_a_killed_actor_live_on_and_are_charged_once(
     killed = _run(settings, grid, tmp_path / "killed")
     assert not marker.exists()
     assert sum(a is b for a, b in zip(first, grid.cohorts.actors, strict=True)) == 1
-    if noise == "secure":  # whose noise nobody can draw twice
+    if noise == "secure":  # nobody can draw this noise twice
         assert all(values.isfinite().all() for values in killed.values())
     else:
         for name, values in still.items():
@@ -218,7 +218,7 @@ def test_records_in_rays_memory_are_read_by_nobody_else(
         from fedsink.data.sources import SOURCES
 
         if os.getpid() != driver:
-            SOURCES["digits"] = None  # nobody can read them here
+            SOURCES["digits"] = None  # here nobody can read the keys
         return fedsink_apps(settings)
 
     settings = configured("seed=5", f"clients={_CLIENTS}", "rounds=2")

@@ -160,7 +160,7 @@ def test_ten_kills_on_a_cluster_with_tls_leave_the_bytes_and_charge_nobody_twice
 
 
 def _certified(folder: Path) -> dict[str, str]:
-    """What Ray reads of TLS, with a certificate that signs itself."""
+    """Environment that Ray reads for TLS, with a self-signed certificate."""
     key, certificate = folder / "tls.key", folder / "tls.crt"
     names = f"DNS:localhost,IP:127.0.0.1,IP:{get_node_ip_address()}"
     subprocess.run(

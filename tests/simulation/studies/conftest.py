@@ -30,5 +30,5 @@ def small(*overrides: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of that study, which nothing interrupted; nobody may change it."""
+    """Folder of that study, played without interruption; tests must not change it."""
     return start(small(), tmp_path_factory.mktemp("studies") / "played")

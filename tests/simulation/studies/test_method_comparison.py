@@ -44,7 +44,7 @@ def planned(*overrides: str) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a small study of all four methods; nobody may change it."""
+    """Folder of a small study of all four methods; tests must not change it."""
     return start(small("seed=0"), tmp_path_factory.mktemp("comparison") / "played")
 
 

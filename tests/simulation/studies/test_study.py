@@ -73,7 +73,7 @@ def test_a_stopped_study_continues_to_the_same_end(
     capsys.readouterr()
     assert resume(folder) == folder
     assert capsys.readouterr().out == (folder / "debug.txt").read_text()
-    assert before in (None, kept.stat().st_mtime_ns)  # a finished run is left alone
+    assert before in (None, kept.stat().st_mtime_ns)  # a finished run is not touched
     assert_same(folder, played)
 
 
