@@ -1,7 +1,7 @@
-"""ε and noise of several hundred plans, and which plans are refused, as they were at one commit.
+"""ε, noise and refusals of several hundred plans, frozen at one commit.
 
-`python tests/privacy/test_frozen.py` writes `frozen.json` anew: only where a plan is meant to cost
-something else than before, and the change says why.
+`python tests/privacy/test_frozen.py` writes `frozen.json` anew. Run it only when a plan is meant to
+cost something different, and let the commit say why.
 """
 
 from __future__ import annotations

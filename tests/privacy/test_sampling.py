@@ -173,7 +173,7 @@ def test_a_client_has_answered_as_often_as_it_was_asked(schedule, client, round)
 def test_the_uses_of_picks_are_those_of_the_client_picked_most(clients, seed, rounds):
     schedule = PickSchedule(clients, seed)
     answered = [schedule.answered(client, rounds + 1) for client in range(clients)]
-    assert sum(answered) == rounds  # one a round, and nobody else
+    assert sum(answered) == rounds  # one a round, and no other client
     assert schedule.uses(rounds) == schedule.of_client.uses(rounds) == max(answered)
 
 

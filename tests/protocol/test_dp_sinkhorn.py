@@ -136,7 +136,7 @@ def test_a_share_of_the_noise_is_a_number_of_clients(make_request: Make, share: 
 
 
 def test_a_request_says_how_much_of_the_noise_it_asks_for(make_request: Make) -> None:
-    """One that does not is malformed: silence must not be read as any share."""
+    """A request without a share is malformed: silence must not be read as any share."""
     record = make_request().to_record()
     fields = json.loads(str(record.config_records["fields"]["json"]))
     assert fields.pop("share") == 1

@@ -1,4 +1,4 @@
-"""Which client a node is, and which protocol it speaks."""
+"""A node's client number, and the protocol that the node speaks."""
 
 from __future__ import annotations
 

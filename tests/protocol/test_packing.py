@@ -158,7 +158,7 @@ def test_fields_that_are_no_json_object_are_malformed(text: str) -> None:
 def test_fields_are_not_so_deep_that_a_look_at_them_reaches_pythons_limit(
     opening: str, depth: int
 ) -> None:
-    """What is parsed near that limit would fail later, wherever it is shown or written."""
+    """Fields parsed near that limit would fail later, wherever they are shown or written."""
     levels = depth * len(opening.replace('"a": ', ""))
     closing = {"[": "]", '{"a": ': "}", '[{"a": ': "}]"}[opening]
     record = record_of(f'{STATED[:-1]}, "x": {opening * depth}0{closing * depth}}}', {})
@@ -211,7 +211,7 @@ def test_what_is_packed_has_the_digest_of_its_record(
 
 @given(name=st.sampled_from(["x", "y"]), data=st.data())
 def test_any_changed_bit_of_an_array_makes_another_digest(name: str, data: st.DataObject) -> None:
-    """Pitfall 14: a replayed round whose images differ in one bit must not meet the same noise."""
+    """Pitfall 14: a replayed round with one changed bit in its images must get other noise."""
     arrays = {"x": torch.arange(6.0), "y": torch.arange(3)}
     before = digest(TYPE, pack({"a": 1}, arrays))
     raw = arrays[name].numpy().view(np.uint8)
@@ -232,7 +232,7 @@ def test_any_changed_field_makes_another_digest(data: st.DataObject) -> None:
 
 
 def test_digest_tells_message_types_apart() -> None:
-    """One content sent as two types of message asks for two functions of the data."""
+    """The same content sent as two types of message asks for two functions of the data."""
     record = pack({"a": 1}, {"x": torch.zeros(4)})
     types = ("train.dp_sinkhorn", "train.parameter_gradient", "train.privatize_once", "")
     assert len({digest(message_type, record) for message_type in types}) == len(types)

@@ -49,7 +49,7 @@ def test_a_request_round_trips(request_: ParameterRequest) -> None:
 
 
 def test_every_part_is_in_the_digest(request_: ParameterRequest) -> None:
-    """What is noised under one digest was asked by one message."""
+    """All noise under one digest belongs to one message."""
     moved = [
         replace(request_, weights=request_.weights + 1),
         replace(request_, latents=request_.latents + 1),
@@ -165,7 +165,7 @@ def test_a_message_that_lacks_a_part_is_malformed(request_: ParameterRequest, pa
 
 @pytest.mark.parametrize("latents", [torch.tensor(1.0), torch.zeros(6), torch.zeros(6, 2, 1)])
 def test_latents_are_a_matrix(request_: ParameterRequest, latents: torch.Tensor) -> None:
-    """Their number is compared with the policy's before anything else is."""
+    """The policy's limit on their number is checked before anything else."""
     with pytest.raises(ValueError, match="Malformed parameter request: its latents are no matrix"):
         ParameterRequest.from_record(replace(request_, latents=latents).to_record())
 

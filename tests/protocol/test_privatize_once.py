@@ -97,7 +97,7 @@ def test_a_plan_that_cannot_be_carried_out_cannot_exist(
 
 @pytest.mark.parametrize("delta", [-1e-5, 1e-9, math.nan, True, "0", None])
 def test_laplace_noise_has_no_delta(delta: Any) -> None:
-    """It is charged: a negative one would pay for what others cost."""
+    """δ is charged: a negative δ would pay for other charges."""
     with pytest.raises(PrivacyError, match="The laplace mechanism has δ = 0, received"):
         LocalPlan.from_dict(LAPLACE.to_dict() | {"delta": delta})
 

@@ -37,7 +37,7 @@ def test_a_signed_request_names_its_operator_and_is_the_same_request() -> None:
     record = signed()
     assert signer(record, KIND, NODE, PUBLIC) == "lab"
     assert digest(KIND, record) == digest(KIND, request())
-    sign(record, KIND, "b2", KEY)  # in place of the first
+    sign(record, KIND, "b2", KEY)  # replaces the first key
     assert signer(record, KIND, "b2", PUBLIC) == "lab"
 
 
@@ -77,7 +77,7 @@ def test_a_signature_is_for_one_request_to_one_node(change: Callable[..., Any]) 
 
 @pytest.mark.parametrize("length", [0, 1, 4, 8, 16, 31])
 def test_a_key_is_known_by_all_of_its_bytes(length: int) -> None:
-    """One that begins or ends alike is found in no time."""
+    """A key that begins or ends alike is found in no time."""
     own = OTHER.public_key().public_bytes_raw()
     for known in (own[:length] + bytes(32 - length), bytes(32 - length) + own[32 - length :]):
         with pytest.raises(UnknownOperatorError, match="is none of the policy's lab"):

@@ -1,4 +1,4 @@
-"""The same sum, bit for bit, whoever adds which part of it."""
+"""The sum has the same bits, whoever adds which part."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_what_cannot_be_added_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_block_says_whether_all_its_replies_are_finite(value: float) -> None:
-    assert TreeSum().add_block(0, torch.full((8, 3), 3.4e38))  # whose sum no float32 holds
+    assert TreeSum().add_block(0, torch.full((8, 3), 3.4e38))  # no float32 holds their sum
     replies = torch.zeros(8, 3)
     replies[5, 2] = value
     assert not TreeSum().add_block(0, replies)

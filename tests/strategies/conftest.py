@@ -33,7 +33,7 @@ def _tiny_points(install_source: Callable[..., None]) -> None:
 
 @pytest.fixture
 def make_generator() -> Callable[[], Generator]:
-    """The same small point generator every time."""
+    """Makes a small point generator, equal every time."""
 
     def make(classes: int = CLASSES) -> Generator:
         random = torch.Generator().manual_seed(3)

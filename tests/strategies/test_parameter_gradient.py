@@ -103,7 +103,7 @@ def test_without_noise_and_clip_it_takes_the_step_of_dp_sinkhorn(
 def test_without_an_absent_client_it_takes_the_step_of_dp_sinkhorn_without_it(
     make: Make, make_central: Callable[..., DPSinkhorn], make_grid: Grids, clip: str
 ) -> None:
-    """Of a class that nobody answered about neither gradient nor self term is in the step."""
+    """The step holds neither gradient nor self term of a class that no client answered about."""
     gradients = []
     for kind, made in ((DPSinkhorn, make_central), (ParameterGradient, make)):
         settings = made(clip=clip, schedule="class").settings

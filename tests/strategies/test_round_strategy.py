@@ -85,7 +85,7 @@ def test_the_mean_is_over_those_who_answered(
 def test_rows_that_nobody_answered_about_leave_the_step(
     make_central: Make, make_grid: Make, monkeypatch: pytest.MonkeyPatch, clip: str
 ) -> None:
-    """Not their self term alone: it would push the rows apart."""
+    """The self term leaves as well: without the gradient it would push the rows apart."""
     full, part = make_central(clip=clip), make_central(clip=clip, quorum=0.5)
     expected, _, _ = one_round(full, make_grid(), monkeypatch)
     grid = make_grid()

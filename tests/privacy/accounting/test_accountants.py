@@ -140,7 +140,7 @@ def test_gs_wgan_with_the_supplements_noise():
 
 @pytest.mark.parametrize(("sigma", "uses"), [(0.7, 1), (2.0, 10), (30.0, 3000)])
 def test_without_sampling_every_accountant_bounds_the_exact_gaussian(sigma, uses):
-    """T Gaussians of multiplier σ are one of σ/√T, whose ε is known exactly (Balle and Wang)."""
+    """T Gaussians of multiplier σ equal one of σ/√T with a known exact ε (Balle and Wang)."""
     multiplier, delta = sigma / math.sqrt(uses), 1e-5
     exact = brentq(lambda e: math.log(max(gaussian_delta(multiplier, e), 1e-300) / delta), 1e-3, 99)
     assert pld_epsilon(1.0, sigma, uses, delta) == pytest.approx(exact, rel=1e-9)

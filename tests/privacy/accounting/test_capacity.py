@@ -43,7 +43,7 @@ def test_a_smaller_shard_overflows_less(fewer, more):
 
 
 def test_dp_accountings_truncated_event_is_not_monotone_in_the_number_of_records():
-    """It describes one exact size, so a bound at the nominal size does not cover smaller shards."""
+    """The event describes one exact size: a bound at the nominal size misses smaller shards."""
 
     def cost(records: int) -> float:
         ledger = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)

@@ -173,7 +173,7 @@ GRID = [
     "grid", [GRID[::6], pytest.param(GRID, marks=pytest.mark.slow)], ids=["some", "all"]
 )
 def test_a_rough_price_never_refuses_a_plan_that_fits(adjacency, clip, schedule, capacity, grid):
-    """Whose exact ε is the ceiling itself, or below it."""
+    """Plans with an exact ε equal to the ceiling, or below it."""
     cost = Cost(clip, schedule, adjacency, capacity, None if capacity is None else 64)
     for rate, sigma, uses in grid:
         exact = cost.epsilon(rate, sigma, uses, 1e-5)
@@ -195,7 +195,7 @@ def test_with_the_critic_clip_a_unit_in_one_part_sees_unsampled_gaussians(adjace
 
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one", "user"])
 def test_critics_that_are_asked_in_secret_cost_a_record_that_is_replaced(adjacency):
-    """Its contribution of ±Δ is a critic's answer of ±C, half of the clip's sensitivity."""
+    """The record's ±Δ is a critic's answer of ±C, half of the clip's sensitivity."""
     clip, rate, uses = CriticClip(0.7, 40), 0.2, 30
     cost = Cost(clip, TurnSchedule(4), adjacency)
     found = cost.epsilon(rate, 2.0, uses, 1e-5)
@@ -212,7 +212,7 @@ def test_critics_that_are_asked_in_secret_cost_a_record_that_is_replaced(adjacen
 
 @pytest.mark.parametrize("rate", [0.5, 0.001])
 def test_critics_under_too_little_noise_for_a_grid_are_not_amplified(rate):
-    """One share of a noise that a thousand clients spread is as little."""
+    """One share of a noise that a thousand clients spread is just as small."""
     cost = Cost(CriticClip(1.0, 40), JOINT)
     found = cost.epsilon(rate, 1e-3, 100, 1e-5)
     assert found == cost.epsilon(1.0, 1e-3, 100, 1e-5) > 1e6

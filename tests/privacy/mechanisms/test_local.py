@@ -1,4 +1,4 @@
-"""What every local mechanism promises, whichever it is; and those that packages install."""
+"""Promises of every local mechanism, and mechanisms that packages install."""
 
 from __future__ import annotations
 

@@ -343,7 +343,7 @@ def test_nodes_say_which_client_they_are_where_the_grid_does_not_know(
 
 
 def _summing(grid: Any) -> Any:
-    """A grid like this one that adds the replies up."""
+    """Returns a grid like `grid` that adds the replies up."""
     return LocalGrid(client_app(grid.node), grid.clients, batched=NodeCohort(grid.node))
 
 
@@ -386,7 +386,7 @@ def test_an_unmodified_flower_strategy_start_runs_it(
 def test_flower_cannot_run_more_rounds_than_the_plan(
     make_central: Central, make_grid: Grids
 ) -> None:
-    """Pitfall 6: nobody accounted for more (clients refuse it as well)."""
+    """Pitfall 6: no more rounds are charged for (clients refuse them as well)."""
     with pytest.raises(ClientError, match="6 rounds in 6 messages, and message 7"):
         make_central().start(make_grid(), ArrayRecord(), num_rounds=7)
 
@@ -472,7 +472,7 @@ def test_label_prior_and_rendering_reveal_nothing(make_central: Central) -> None
 def test_shared_noise_adds_up_to_the_plans_in_every_mean(
     make_central: Central, make_grid: Grids, schedule: str, per_message: int
 ) -> None:
-    """K = 7, C = 3: cohorts of 3 and 2. Nobody is sampled, so a mean over m is noise alone."""
+    """K = 7, C = 3: cohorts of 3 and 2. Nobody is sampled, so a mean over m is only noise."""
     share = NoiseShare("secure_aggregation")
     strategy = make_central(
         clients=7, schedule=schedule, rate=1e-12, rows=400, rounds=2, share=share,

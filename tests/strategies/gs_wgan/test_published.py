@@ -50,7 +50,7 @@ def test_rows_that_are_selected_together_cost_what_one_gaussian_of_all_of_them_d
     ids=["in turn", "picked"],
 )
 def test_clients_that_the_server_chooses_cost_their_uses(schedule, uses, proved, adjacency):
-    """Whatever unit: nobody's choice is secret, and a client has one critic."""
+    """Holds for every unit: no choice is secret, and a client has one critic."""
     clip = RowClip(1.0, ROWS)
     sigma = SIGMA / math.sqrt(ROWS)
     plan = PrivacyPlan(1.0, sigma, ROUNDS, clip, schedule, DELTA, adjacency=adjacency)

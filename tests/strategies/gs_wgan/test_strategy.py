@@ -54,7 +54,7 @@ def weights(generator: Generator) -> torch.Tensor:
 
 
 def requests_of(grid: Any) -> list[dict[int, CriticRequest]]:
-    """What each client was asked in every round."""
+    """Requests to each client in every round."""
     rounds: dict[int, dict[int, CriticRequest]] = {}
     for message in grid.asked:
         request = CriticRequest.from_record(message.content)
@@ -112,7 +112,7 @@ def test_one_round_equals_a_computation_by_hand(
 def test_the_sum_is_divided_by_how_many_critics_are_asked_on_average(
     make_gs_wgan: Make, make_grid: Grids
 ) -> None:
-    """One message's replies at a rate of ½ count twice."""
+    """At a rate of ½ the replies to one message count twice."""
     losses, grid = [], make_grid()
     replies: list[Message] = []
     for rate in (1.0, 0.5):
@@ -206,7 +206,7 @@ def test_clients_answer_in_turn(make_gs_wgan: Make, make_grid: Grids) -> None:
 def test_the_published_form_asks_the_one_client_that_is_picked(
     make_gs_wgan: Make, make_grid: Grids, monkeypatch: pytest.MonkeyPatch, summed: bool
 ) -> None:
-    """And steps along its critic's gradient, each row of which is clipped."""
+    """The step follows that critic's gradient, each row clipped."""
     strategy = make_gs_wgan(clients=4, critics=1, rounds=9, published=True, sigma=1e-9)
     grid = make_grid(4)
     if summed:

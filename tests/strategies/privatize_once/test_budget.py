@@ -1,4 +1,4 @@
-"""How a total ε is divided between image and label."""
+"""Division of a total ε between image and label."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_the_debiased_gradient_is_the_sinkhorn_divergences(make_local: Local) ->
 
 
 def test_the_debiased_loss_is_least_where_the_points_are_the_targets(make_local: Local) -> None:
-    """Its minimiser is the distribution of Y; the matched loss still pulls there."""
+    """Minimum at the distribution of Y; the matched loss still pulls there."""
     _, targets = batch()
     plan = replace(GAUSSIAN, epsilon=3.0)
     debiased, matched = (

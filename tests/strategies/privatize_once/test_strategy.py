@@ -247,7 +247,7 @@ def test_an_upload_that_never_comes_names_the_client(make_local: Local, make_gri
 def test_a_client_that_refuses_is_named(
     make_local: Local, make_grid: Grids, local_plan: LocalPlan
 ) -> None:
-    """A plan whose label list is not that of the data."""
+    """The plan's label list differs from that of the data."""
     strategy = make_local(plan=replace(local_plan, classes=4))
     message = "While uploading chunk 0, client 0 could not use the request or its data"
     with pytest.raises(ClientError, match=message):
