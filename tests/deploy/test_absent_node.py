@@ -1,4 +1,4 @@
-"""A SuperLink and two nodes on separate folders, one of which is killed in the middle of a run."""
+"""A SuperLink and two nodes on separate folders; one node is killed in the middle of a run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def start_again(lab: Any, number: int) -> None:
-    """As a supervisor does: a SuperLink takes a node back once it has noticed that it was gone."""
+    """Restarts a node as a supervisor does, once the SuperLink has noticed that it was gone."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:

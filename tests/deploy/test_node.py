@@ -227,7 +227,7 @@ def test_a_node_that_dies_in_its_upload_holds_up_no_round(lab: Any, tmp_path: Pa
 
 
 def test_a_key_that_the_superlink_does_not_know_is_refused(lab: Any, tmp_path: Path) -> None:
-    hospital = tmp_path / "hospital-1"  # nobody has registered it
+    hospital = tmp_path / "hospital-1"  # no node is registered with this key
     node = lab.start_process(
         "stranger", "fedsink", "node", f"superlink=127.0.0.1:{lab.port}",
         f"certificate={tmp_path / 'certs' / 'ca.crt'}", f"key={hospital / 'node-key'}",

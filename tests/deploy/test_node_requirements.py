@@ -89,7 +89,7 @@ def canonical(name: str) -> str:
 
 
 def installed_with(*names: str | Iterable[str]) -> set[str]:
-    """These distributions and all that they bring, without extras."""
+    """Returns these distributions and everything they bring, without extras."""
     reached: set[str] = set()
     waiting = [canonical(n) for name in names for n in ([name] if isinstance(name, str) else name)]
     while waiting:

@@ -1,6 +1,6 @@
-"""Eight nodes under more than twenty kills, one of them for good: the run ends, the ledgers hold.
+"""Eight nodes under more than twenty kills, one for good: the run ends, the ledgers hold.
 
-Each node has a folder of its own, TLS and a key that the SuperLink knows. The kills come between
+Each node has its own folder, TLS and a key that the SuperLink knows. The kills come between
 and inside messages: `fedsink node`, its runner, or the fork that answers. A supervisor starts a
 node again whenever it ends, ten seconds later, as deploy/node/fedsink-node.service does.
 """
@@ -97,10 +97,10 @@ class Siege:
             time.sleep(0.2)
 
     def step(self, messages: int) -> None:
-        """Look after the nodes; one kill for each message, at a moment of its own.
+        """Looks after the nodes, and kills once for each message, each time at another moment.
 
         Args:
-            messages: how many the server has finished.
+            messages: number that the server has finished.
         """
         self._supervise()
         if messages > self._messages:
@@ -118,7 +118,7 @@ class Siege:
                 self._next = None
 
     def _kill(self, kind: str, number: int) -> bool:
-        """Whether there was such a process to kill."""
+        """Kills a process of this kind; False if there was none."""
         node = self._nodes[number]
         runners = children(node.pid)
         forks = [fork for runner in runners for fork in children(runner)]
@@ -175,7 +175,7 @@ def used_rounds(records: list[dict[str, Any]], client: int) -> set[int]:
 
 
 def check_owner(state: Path, used: set[int], stated: Mapping[str, Any]) -> int:
-    """What one ledger has charged against what left the node; returns the replies that left."""
+    """Compares one ledger's charges with the replies that left the node. Returns their number."""
     database = Database(state / "ledger.sqlite", writable=False)
     try:
         assert problems(database) == []

@@ -1,4 +1,4 @@
-"""The server of a deployment, with real nodes under policies of their own, in this process."""
+"""The server of a deployment, with real nodes, each under its own policy, in this process."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """Where the server keeps the run "run"."""
+    """Folder in which the server keeps the run "run"."""
     return RunFolder(tmp_path / "runs" / "run")
 
 
@@ -225,7 +225,7 @@ def test_a_stopped_run_goes_on_and_charges_nothing_twice(
 def test_a_run_with_a_quorum_ends_without_an_absent_node(
     tmp_path: Path, folder: RunFolder, grid: Callable[..., Nodes], overrides: tuple[str, ...]
 ) -> None:
-    """Its ε is what privacy.json says and its ledger holds, whether or not it answered in time."""
+    """ε of a node equals privacy.json's and its ledger's, whether or not it answered in time."""
     nodes = grid()
     answer = nodes.execute
 

@@ -38,7 +38,7 @@ def silent(message: Message) -> None:
 
 
 class Link(SimulationGrid):
-    """A SuperLink whose nodes 101, 102, … answer as a test says, and which client each is."""
+    """SuperLink whose nodes 101, 102, … answer as a test says; knows which client each is."""
 
     def __init__(self, clients: int) -> None:
         super().__init__(clients)
@@ -194,7 +194,7 @@ def test_a_node_that_was_asked_lately_is_not_asked_again() -> None:
 
 
 def test_a_node_that_was_restarted_is_asked_again() -> None:
-    """It has lost the message, and Flower has not noticed that it was away."""
+    """The node has lost the message, and Flower has not noticed that the node was away."""
     link = Link(2)
     of = grid(link, again=0.1)
     lost: list[Message] = []

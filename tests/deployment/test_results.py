@@ -23,7 +23,7 @@ NAMES = ["config.yaml", "metrics.jsonl", "generator.safetensors", "samples/round
 
 
 def described(*files: tuple[Any, bytes], **changed: Any) -> bytes:
-    """What a server of any kind may send."""
+    """Returns bytes that a server of any kind may send."""
     head = {"name": "run", "failure": None, "files": [
         [name, len(content), hashlib.sha256(content).hexdigest()] for name, content in files
     ]}  # fmt: skip

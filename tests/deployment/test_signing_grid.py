@@ -1,4 +1,4 @@
-"""What a server adds for the owners of nodes: receipts to its questions, signatures to requests."""
+"""Additions of a server for the owners of nodes: receipts with questions, signed requests."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ KNOWN = {"lab": KEY.public_key().public_bytes_raw()}
 
 
 class Link(SimulationGrid):
-    """Nodes 101 and 102, of which the second gives nothing unless it is named.
+    """Nodes 101 and 102; the second gives nothing unless it is named.
 
     Attributes:
-        names: that nodes give with a receipt each.
-        seen: what nodes were sent.
+        names: those that nodes give, each with a receipt.
+        seen: messages that nodes were sent.
     """
 
     def __init__(self, names: Mapping[int, str] | None = None) -> None:
@@ -89,7 +89,7 @@ def test_the_receipts_of_other_nodes_and_runs_stay(tmp_path: Path) -> None:
 def test_the_last_receipts_are_asked_for_at_the_end(tmp_path: Path) -> None:
     path, link = tmp_path / "receipts.json", Link()
     owners = SigningGrid(link, path, None)
-    owners.collect()  # nobody has said who it is
+    owners.collect()  # no node has said who it is
     assert link.seen == []
     NodeGrid(owners, 2, 2, Patience(wait=1.0, poll=0.01)).roster()
     before = json.loads(path.read_text())

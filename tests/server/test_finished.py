@@ -41,7 +41,7 @@ def test_pictures_are_those_of_the_band_that_was_released(tmp_path: Path) -> Non
 def test_pictures_are_drawn_beside_others_as_in_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a BatchNorm sees: the classes' mix, and not that of the labels asked for."""
+    """A BatchNorm sees the mix of all classes, and not only the labels asked for."""
     seen: dict[str, Any] = {}
 
     def sample(generator: Any, n: int, labels: Tensor, stream: Any, **options: Any) -> Tensor:

@@ -42,7 +42,7 @@ def run(
     settings: ServerSettings, grid: Any, loop: LoopSettings | None = None,
     at: Callable[[RoundStrategy, int], None] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """One process; `at` is called in the middle of every round."""
+    """Runs one process; calls `at` in the middle of every round."""
     strategy = build_strategy(settings)
     if at is not None:
         aggregate = strategy.aggregate_train
@@ -122,7 +122,7 @@ def test_a_run_leaves_its_files(
 def test_nothing_of_the_clients_is_in_the_metrics(
     tmp_path: Path, make_grid: Grids, make_settings: Settings
 ) -> None:
-    """Pitfall 1: a round's line is computed from the noised replies alone."""
+    """Pitfall 1: only the noised replies determine a round's line."""
     folder = folder_at(tmp_path / "run")
     run(make_settings("central", folder.path), make_grid("reproducible"))
     keys = set(json.loads(folder.metrics_lines.read_text().splitlines()[0]))
@@ -188,7 +188,7 @@ def test_a_killed_run_goes_on_bit_identically_and_logs_no_round_twice(
 def test_a_resumed_run_counts_what_was_before(
     tmp_path: Path, make_grid: Grids, make_settings: Settings
 ) -> None:
-    """Who had missed messages, and how long it had taken."""
+    """The count covers the clients that missed messages, and the seconds spent."""
     folder = folder_at(tmp_path / "run")
     folder.write(folder.privacy, {})
     settings = make_settings("central", folder.path)
