@@ -1,11 +1,11 @@
-"""Who solves a transport problem: this package, GeomLoss or KeOps; and who clips in the weights.
+"""Solvers of a transport problem: this package, GeomLoss or KeOps; and clippers of weights.
 
-`strategy.backend` chooses for the batches of `clip=batch` and in local mode (first table). It does
-not for the potentials of `clip=record` (second), nor where a capacity fixes the work (third). The
-fourth has the clipped sum of `strategy=parameter_gradient clip=record`, Opacus' and ours.
+`strategy.backend` chooses for the batches of `clip=batch` and in local mode (first table). It has
+no effect on the potentials of `clip=record` (second), or where a capacity fixes the work (third).
+The fourth has the clipped sum of `strategy=parameter_gradient clip=record`, Opacus' and ours.
 Run with `FEDSINK_COMPILE=0 OMP_NUM_THREADS=1 python benchmarks/backends.py [--repeats 15]`; KeOps
 compiles for a minute or two before it is measured. `--large native|geomloss|keops [6000]` solves
-one problem of so many points on each side and prints the memory that it took.
+one problem of that many points on each side and prints its memory.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def potentials(repeats: int) -> None:
 
 
 def fixed_work(repeats: int) -> None:
-    """The same schedule, from a public diameter, for records that coincide and others."""
+    """Compares equal schedules from a public diameter, for records that coincide and others."""
     generator = torch.Generator().manual_seed(2)
     spread = [20.0 * torch.rand(n, 1, generator=generator) for n in (60, 200)]
     clouds = {"coincide": [torch.zeros_like(cloud) for cloud in spread], "spread": spread}
@@ -174,7 +174,7 @@ def record_by_record(network: Generator, z: Tensor, y: Tensor) -> Callable[[], T
 
 
 def in_one_batch(network: Generator, z: Tensor, y: Tensor) -> Callable[[], Tensor]:
-    """Every record has rows of its own, z generated once more; linear layers take them as one."""
+    """Gives every record separate rows, z generated once more; linear layers take them as one."""
     n, m, network = len(z), len(y), deepcopy(network)
     whole = network.name == "mlp"
     module = GradSampleModule(network.layers if whole else network, loss_reduction="sum")

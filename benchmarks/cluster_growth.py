@@ -1,9 +1,9 @@
-"""What a round costs as clients, actors and nodes of a Ray cluster grow: rounds per second, bytes.
+"""Cost of a round as clients, actors and nodes of a Ray cluster grow: rounds per second, bytes.
 
 DP-Sinkhorn on the embedded digits, every client asked in every round, with a seed. The reference of
 each row is `engine=local` with the same clients, measured in the same run of this script. Nodes are
 Ray's processes on this machine, one core each, with a head that hosts nobody; they share its cores,
-so that the rows show what distribution costs, and not what more machines gain.
+so that the rows show the cost of distribution, and not the gain of more machines.
 
     python benchmarks/cluster_growth.py [CLIENTS …]      # 100 1000
 """
@@ -66,7 +66,7 @@ def _size(value: Any) -> int:
 
 
 def measure(address: str, clients: int) -> dict[str, Any]:
-    """One run of this process: the median round, and the bytes of one."""
+    """Measures one run of this process: the median round, and the bytes of one."""
     settings = settings_for(clients)
     hosted = fedsink_apps(settings.node)
     grid: SimulationGrid
@@ -86,7 +86,7 @@ def measure(address: str, clients: int) -> dict[str, Any]:
 
 
 def turn(address: str, clients: int) -> dict[str, Any]:
-    """`measure` in a process of its own."""
+    """Runs `measure` in a new process."""
     command = [sys.executable, __file__, "measure", address, str(clients)]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
     measured: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])

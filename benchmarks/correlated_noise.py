@@ -1,14 +1,14 @@
-"""What would noise that is correlated across rounds bring? `python benchmarks/correlated_noise.py`.
+"""Gain of noise that is correlated across rounds: `python benchmarks/correlated_noise.py`.
 
 A banded factorisation releases G + C⁻¹Z instead of G + Z, with C lower triangular and Toeplitz,
 b bands, columns of norm 1. Where the uses of a record are at least b rounds apart, each moves rows
 of CG that no other moves, by at most the sensitivity: ε is that of independent noise
-(Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization"). What counts in training is
+(Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization"). Training is disturbed by
 the noise left in the weights' running mean: all lines give its standard deviation relative to
-independent noise, for the best C there is.
+independent noise, for the best possible C.
 
 free    The class schedule uses a record in every C-th round, so up to C bands cost nothing. Rounds
-        in between are other classes'; f is how alike the same noise on two classes' rows moves the
+        in between are other classes'; f says how alike equal noise on two classes' rows moves the
         weights: tr(J_c J_c′ᵀ) over tr(J_c J_cᵀ). Needs --run, a finished run of the central mode.
 bought  Bands over the visits of one class: its records take turns in b public parts, each sampled
         at rate bq, so that as many records as before are in a batch. σ follows from PLD.

@@ -41,10 +41,10 @@ class GradientOf:
 
     Args:
         overrides: of a central configuration, for instance ``experiment=dp_sinkhorn_mnist_m1``.
-        run: folder of a finished run whose generator is taken.
+        run: folder of a finished run that gives the generator.
 
     Raises:
-        FedsinkError: the configuration is none of the central mode, or the run is none.
+        FedsinkError: the configuration or the run is not of the central mode.
     """
 
     def __init__(self, overrides: Sequence[str], run: str | None = None) -> None:

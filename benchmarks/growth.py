@@ -1,4 +1,4 @@
-"""How the transport's cost grows: processor time against records, images, dimensions, clients.
+"""Growth of the transport's cost: processor time by records, images, dimensions, clients.
 
 One published problem (m = 1, λ = 0.05, annealed), one size varied at a time, and the exponent of
 a power law fitted to the larger half of the sizes. Run with `python benchmarks/growth.py`.

@@ -31,7 +31,7 @@ def milliseconds(run: Callable[[], object]) -> float:
 
 
 def alike(run: Callable[P, object], *args: P.args, **options: P.kwargs) -> Callable[[int], object]:
-    """A run for `medians` whose calls are all alike, whatever their number."""
+    """Makes a run for `medians` of equal calls, however many there are."""
     return lambda number: run(*args, **options)
 
 

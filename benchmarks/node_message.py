@@ -1,4 +1,4 @@
-"""What does one message cost a node: Flower's own isolation against `fedsink node`?
+"""Cost of one message for a node: Flower's own isolation against `fedsink node`.
 
 A SuperLink and two nodes with TLS and node keys on this machine, pictures of the embedded digits.
 Node 1 is `flower-supernode` as it comes (a process for each message), node 2 is `fedsink node` (a

@@ -1,8 +1,8 @@
-"""What float-safe noise costs: `SecureStream` (OpenDP) against `Stream` (keyed PyTorch).
+"""Cost of float-safe noise: `SecureStream` (OpenDP) against `Stream` (keyed PyTorch).
 
 Run with `python benchmarks/noise.py [--repeats 3]`; prints a Markdown table, medians of the
-interleaved runs. Wall time depends on what else runs: the last column is processor time, of all
-threads together. The last line names how many threads the secure backend could use.
+interleaved runs. Wall time depends on other processes: the last column is processor time, of all
+threads together. The last line names the number of threads that the secure backend could use.
 """
 
 from __future__ import annotations

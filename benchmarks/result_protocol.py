@@ -1,4 +1,4 @@
-"""Where a record comes from: the commit, the configuration, the data; and whether it still holds.
+"""Origin of a record: the commit, the configuration, the data; and whether it still holds.
 
 A recipe is frozen in a commit before the test set is read: `frozen_commit` refuses anything else.
 """
@@ -62,10 +62,10 @@ def _git(root: Path, *words: str) -> str:
 
 
 def configuration_hash(config: Mapping[str, Any]) -> str:
-    """SHA-256, shortened, of what determines a run's result but for the seed.
+    """SHA-256, shortened, of everything that determines a run's result except the seed.
 
-    Names, places, logs, keys that the method does not read and keys that are null are no part of
-    it, so that a key which is new and unused changes nothing.
+    The hash leaves out names, places, logs, keys that the method does not read and keys that are
+    null, so that a key which is new and unused changes nothing.
 
     Args:
         config: of a run, all interpolations resolved.
@@ -125,14 +125,14 @@ def data_hash(config: Mapping[str, Any]) -> str:
 def standing(
     records: Sequence[dict[str, Any]], arguments: Sequence[str]
 ) -> tuple[list[dict[str, Any]], str]:
-    """The records of a row that stand for it, and a mark: "", "†" or "stale".
+    """Records that stand for a row, and a mark: "", "†" or "stale".
 
-    Records of one table row are of one configuration: the present one, else the latest. Those with
-    a commit replace those without, which are from before the protocol ("†").
+    Records of one table row are of one configuration: the present one, else the latest. Records
+    with a commit replace records without one, which are from before the protocol ("†").
 
     Args:
         records: of the row, in the order in which they were made.
-        arguments: of `fedsink simulate`, but for the seed.
+        arguments: of `fedsink simulate`, without the seed.
     """
     if not records:
         return [], ""

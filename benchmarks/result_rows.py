@@ -21,7 +21,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Figure:
-    """How a figure of evaluation.json is called and written."""
+    """Name and format of a figure of evaluation.json."""
 
     name: str
     factor: float
@@ -42,13 +42,13 @@ HELD_OUT = 100
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: an experiment, what papers say of it, and how it is evaluated.
+    """One line of a table: an experiment, the papers' figures, and the keys of its evaluation.
 
     Attributes:
         published: entries of fedsink/pages/published.yaml.
         evaluate: keys of `fedsink evaluate` beyond the run's, such as observation=false; rows that
-            differ in them alone share their runs.
-        seeds: that the row shows; none named: all below `HELD_OUT`.
+            differ only in them share their runs.
+        seeds: those that the row shows; none named: all below `HELD_OUT`.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Row:
     seeds: tuple[int, ...] = ()
 
     def arguments(self, scale: str, seed: int, more: Sequence[str] = ()) -> list[str]:
-        """What `fedsink simulate` is given."""
+        """Returns the arguments of `fedsink simulate`."""
         scaled = [f"scale={scale}"] if self.scales else []
         return [f"experiment={self.experiment}", *scaled, *self.overrides, *more, f"seed={seed}"]
 
@@ -179,7 +179,7 @@ def markdown(table: Table, records: Sequence[Record], scale: str, more: Sequence
 
 
 def _figures_of(row: Row) -> str:
-    """What papers print for a row, each with its author, table and variant."""
+    """Published figures for a row, each with author, table and variant."""
     told = [
         f"{entry.triple} ({entry.paper.split()[0]} {entry.table}, {entry.variant})"
         for entry in row.published
@@ -227,7 +227,7 @@ def _values(records: Sequence[Record], key: str) -> list[float]:
 
 
 def marker(name: str) -> str:
-    """What a document's place for a table begins with."""
+    """Returns the beginning of a document's place for a table."""
     return f"<!-- results:{name} -->"
 
 

@@ -51,9 +51,9 @@ class Runs:
         self._commit = commit
 
     def known(self, arguments: Sequence[str], evaluate: Sequence[str] = ()) -> Record | None:
-        """The record of these arguments, if they have been run and evaluated so.
+        """Returns the record of these arguments, if they have been run and evaluated so.
 
-        One whose recipe has changed since is none; one that does not tell its recipe is.
+        A record whose recipe has changed since does not count; one that tells no recipe does.
         """
         key = self._key([*arguments, *evaluate])
         found = next((r for r in reversed(measured(self.records)) if r["key"] == key), None)

@@ -1,8 +1,9 @@
-"""Where the processor time of one simulated round goes, client and server in one process.
+"""Processor time of one simulated round by phase, client and server in one process.
 
 `python benchmarks/round_profile.py [OVERRIDES]`, with the overrides of `fedsink simulate`, as
-`data=mnist data.root=DIR rounds=300`. Every phase is timed without the phases inside it; what none
-of them covers is the last row. Left out are the first rounds, which prepare the data, and the last.
+`data=mnist data.root=DIR rounds=300`. Every phase is timed without the phases inside it; the last
+row is the time that no phase covers. The first rounds, which prepare the data, and the last one are
+left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a fixed capacity costs, and whether its running time tells the size of a sample.
+"""Cost of a fixed capacity, and whether its running time tells the size of a sample.
 
 Prints, for recipes of fedsink on synthetic images, the median CPU time of one client's answer for
 an empty, a typical and a full sample, and the ratio of the padded to the ordinary answer on the
@@ -35,8 +35,8 @@ PIXELS = PixelView((1, 28, 28))
 class Recipe:
     """One client's part of a recipe.
 
-    `candidates` records may be sampled in a round; the capacity is that of `nominal` ones, which
-    are all of a client's, as the size of a class is private.
+    `candidates` records may be sampled in a round. The capacity is that of `nominal` records: all
+    of the client's, as the size of a class is private.
     """
 
     name: str

@@ -53,7 +53,7 @@ def host(settings: Any) -> Hosted:
 
 
 def megabytes(process: int) -> float:
-    """Memory that this process alone holds."""
+    """Megabytes that only this process holds."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     private = [line.split()[1] for line in lines if line.startswith("Private_")]
     return sum(int(kilobytes) for kilobytes in private) / 1024

@@ -2,12 +2,12 @@
 
 DP-Sinkhorn on the embedded digits, every client asked in every round. Every engine runs the same
 `ServerApp` and the same `ClientApp`; ours adds the replies up where they arise. Engines take
-turns, each turn in a process of its own, for those on Ray want it to themselves.
+turns, each turn in a new process, because two engines cannot share one Ray instance.
 
     python benchmarks/simulation_rounds.py 10 100 1000       # Flower's engine against engine=ray
     python benchmarks/simulation_rounds.py engines 10 1000 10000 [KEY=VALUE …]
 
-The second is what `engine=auto` rests on: the first round (Ray's start is in it) and the median
+`engine=auto` rests on the second command: the first round (Ray's start is in it) and the median
 one of engine=local and engine=ray on 1 and on 2 cores, and after how many rounds Ray is ahead. More
 than 1,437 clients want data=shapes.
 """
@@ -59,9 +59,9 @@ def settings_for(clients: int, overrides: Sequence[str] = ()) -> RunSettings:
 
 
 def timed_server(settings: RunSettings, rounds: int, seconds: list[float]) -> ServerApp:
-    """A `ServerApp` that plays rounds and notes how long each took; the first is not noted.
+    """Returns a `ServerApp` that plays rounds and notes the seconds of each except the first.
 
-    It ends early, but not before the fourth, when they have taken `LONGEST` seconds.
+    The app ends early, after the fourth round at the earliest, once rounds took `LONGEST` seconds.
     """
     app = ServerApp()
 
@@ -110,7 +110,7 @@ def stock(settings: RunSettings, rounds: int) -> list[float]:
 def turn(
     engine: str, clients: int, rounds: int, cores: int | None = None, overrides: Sequence[str] = ()
 ) -> list[float]:
-    """What an engine measures in a process of its own, on so many cores; None: on all."""
+    """Measures an engine in a new process, on `cores` cores; None: on all."""
     command = [sys.executable, __file__, "turn", engine, str(clients), str(rounds), *overrides]
     if cores is not None:
         command = ["taskset", "--cpu-list", f"0-{cores - 1}", *command]

@@ -1,7 +1,7 @@
-"""What the engine costs: trivial clients on our grid against bare Ray actors that add up.
+"""Cost of the engine: trivial clients on our grid against bare Ray actors that add up.
 
 Every client of K gets 60×784 float32 values and returns them plus its number; two actors. The
-bare actors loop over their clients and return one float64 sum, of which nothing is checked. Ours
+bare actors loop over their clients and return one float64 sum without any check. Our grid
 packs and reads a request, checks every reply and adds along the tree. Both take turns in one Ray
 instance. Arguments: numbers of clients.
 """

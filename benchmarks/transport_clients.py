@@ -1,7 +1,7 @@
 """Gradients of K clients at shared images: a loop of GeomLoss against one batched call of ours.
 
 50 generated images, Poisson batches of about 75 records at each client (padded in ours), the
-transport of `transport_step.py`; every client gets a gradient of its own.
+transport of `transport_step.py`; every client gets a separate gradient.
 Run with `FEDSINK_COMPILE=1 python benchmarks/transport_clients.py [--repeats 5]`.
 """
 

@@ -3,8 +3,8 @@
 L1 at λ = 8 with Laplace noise of scale 8, squared L2 at λ = 2σ² with Gaussian noise of σ = 9.17,
 both on images in [0, 1]. GeomLoss runs an annealed schedule of 400 values down to the same λ and
 backpropagates the loss; ours runs 400 iterations at λ. A third run stops at a marginal error of
-1e-3 instead. With `--large L1` or `--large L2`, ours alone at n = 6000 and the memory that it takes
-on top of the points.
+1e-3 instead. `--large L1` or `--large L2` runs only ours, at n = 6000, and prints its memory beyond
+the points.
 Run with `FEDSINK_COMPILE=1 python benchmarks/transport_ldp.py [--repeats 3] [--large L1]`.
 """
 
