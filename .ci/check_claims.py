@@ -1,11 +1,11 @@
-"""Hold what the documents claim against the records and against what papers print.
+"""Compares the claims of the documents with the records and with the papers' figures.
 
 Usage: check_claims.py [ROOT]
 
-Three things are compared: every generated table of results with what the records say now; the
-sentences below, with figures of records and papers in their places, with the documents that state
-them; and every percentage of README.md with these sentences. A sentence in the list that a document
-no longer has is a difference: change both.
+The script compares every generated table of results with the present records; the sentences below,
+filled with figures of records and papers, with the documents that state them; and every percentage
+of README.md with these sentences. A listed sentence that is missing from its document is a
+difference: change both.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def differences(root: Path) -> Iterator[str]:
-    """What a document says that records and papers do not, a sentence each."""
+    """Yields each claim of a document that records and papers contradict, a sentence each."""
     records = measured(root / "benchmarks" / "measured.jsonl")
     tables = declared(root / "benchmarks" / "rows.yaml")
     text = (root / "docs" / "results.md").read_text()

@@ -25,7 +25,7 @@ SMALL = ["engine=local", "rounds=3", "data=digits", "clients=2", "report.picture
 
 
 class CheckError(Exception):
-    """What is wrong with a package, in one sentence."""
+    """Defect of a package, in one sentence."""
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ Hook = Callable[[FrameType, str, Any], None]
 
 
 def simulated(folder: Path, hook: Hook) -> None:
-    """Run the simulation under a profile hook, every client by a message of its own."""
+    """Runs the simulation under a profile hook, with one message for each client."""
     import fedsink
     from fedsink.simulation.virtual_clients import LocalGrid
 

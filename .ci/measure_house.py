@@ -133,7 +133,7 @@ def import_share(house: House) -> float:
 
 
 def comments(house: House) -> int:
-    """Number of comments that have a line of their own."""
+    """Number of comments that fill a line by themselves."""
     return sum(
         line.lstrip().startswith("# ")
         for path in house.files.values()

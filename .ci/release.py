@@ -1,9 +1,9 @@
-"""Make the files of a release in dist/: wheels, sdist, SBOMs, SHA256SUMS. Publishes nothing.
+"""Makes the files of a release in dist/: wheels, sdist, SBOMs, SHA256SUMS. Publishes nothing.
 
 Usage: release.py [DIST]
 
-The files depend on the commit alone: two builds are compared byte by byte, with the time of the
-commit in the place of the clock (SOURCE_DATE_EPOCH).
+The files depend only on the commit: two builds are compared byte by byte, and the time of the
+commit replaces the clock (SOURCE_DATE_EPOCH).
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _bill(installed: dict[str, Any], name: str, version: str, project: Path) -> 
 
 
 def _needs(stated: list[Requirement]) -> dict[str, set[str]]:
-    """What each installed distribution needs here, by name; "" stands for the one that is built."""
+    """Requirements of each installed distribution, by name; "" stands for the built one."""
     needs: dict[str, set[str]] = {"": {_normal(each.name) for each in stated}}
     waiting, seen = list(stated), set[tuple[str, frozenset[str]]]()
     while waiting:

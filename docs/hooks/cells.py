@@ -31,7 +31,7 @@ def _cell(cell: dict[str, Any], name: str) -> Iterator[str]:
 
 
 def _output(output: dict[str, Any], name: str) -> Iterator[str]:
-    """What a browser shows best of an output: a picture, a table, or text."""
+    """Yields the form of an output that a browser shows best: a picture, a table, or text."""
     if output["output_type"] == "error":
         raise ValueError(f"{name} stores an error: {output['ename']}: {output['evalue']}.")
     data = {"text/plain": output["text"]} if "text" in output else output["data"]

@@ -99,7 +99,7 @@ def description(path: Path) -> str:
 
 
 def choices(group: str) -> list[str]:
-    """What a group offers."""
+    """Choices that a group offers."""
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
@@ -116,7 +116,7 @@ def group_keys(group: str) -> dict[str, list[Key]]:
 
 
 def _inherited(path: Path) -> str:
-    """Which choice of the group it builds on."""
+    """Choice of the group that this one builds on."""
     defaults = (yaml.safe_load(path.read_text()) or {}).get("defaults", ())
     bases = [name for name in defaults if isinstance(name, str) and name != "_self_"]
     return f"Keys and values of `{bases[0]}`, except these:" if bases else ""

@@ -14,7 +14,7 @@ class Notebook(File):
     """A file .ipynb that is a page, so that links to it and the navigation find it."""
 
     def is_documentation_page(self) -> bool:
-        """Whether it becomes a page: it does."""
+        """True: the file becomes a page."""
         return True
 
 

@@ -1,6 +1,6 @@
-"""Pages that are made from the code in every build: commands, keys, codes, messages, Python.
+"""Pages that every build makes from the code: commands, keys, codes, messages, Python.
 
-They are not stored, so that they cannot differ from the code that they describe.
+The pages are not stored, so that they cannot differ from the code.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def commands_page() -> str:
-    """What every command says of itself with --help."""
+    """Output of every command's --help."""
     parts = ["# Commands", "What each command prints with `--help`.", _fence(_help())]
     for name, what in COMMANDS.items():
         parts += [f"## fedsink {name}", f"{_sentence(what)}", _fence(_help(name))]
@@ -123,7 +123,7 @@ def package_pages() -> Iterator[tuple[str, str]]:
 
 
 def _described(module: str, *, submodules: bool = True) -> str:
-    """What its docstrings say, under the page's own heading."""
+    """Docstrings of a module, under the page's own heading."""
     options = {"show_root_heading": "false", "show_submodules": str(submodules).lower()}
     lines = [f"::: {module}", "    options:", *(f"      {k}: {v}" for k, v in options.items())]
     return "\n".join(lines)

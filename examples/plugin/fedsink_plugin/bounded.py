@@ -1,8 +1,8 @@
 """DP-Sinkhorn whose optimiser never sees a gradient longer than a bound.
 
-In a round whose noise is large by chance, the gradient of the generator's weights is long, and
-moments and weights remember it. The server shortens it before the optimiser steps. What it
-shortens was released before, so the guarantee is that of DP-Sinkhorn (post-processing).
+If the noise of a round is large by chance, the gradient of the generator's weights is long, and
+moments and weights remember it. The server shortens the gradient before the optimiser steps. The
+replies were released before, so the guarantee is that of DP-Sinkhorn (post-processing).
 """
 
 from __future__ import annotations
