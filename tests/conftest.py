@@ -1,6 +1,6 @@
-"""What every test shares: one thread, no telemetry, and an environment of its own.
+"""Settings that every test shares: one thread, no telemetry, and a clean environment.
 
-No test sees what the user has set, where pytest was started, or what lies in the user's home.
+No test sees the user's settings, the folder in which pytest was started, or the user's home.
 """
 
 # ruff: noqa: E402 (the environment is cleaned before a library is imported)

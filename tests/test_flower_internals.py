@@ -51,7 +51,7 @@ PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strate
 
 
 def found(name: str) -> Any:
-    """What MODULE:NAME stands for."""
+    """Object that MODULE:NAME names."""
     module, _, words = name.partition(":")
     try:
         thing: Any = importlib.import_module(module)
@@ -81,7 +81,7 @@ def test_messages_of_the_protocol_have_their_fields(name: str) -> None:
 
 
 def _instances() -> dict[str, Any]:
-    """Those attributes that a class does not show are looked for in an instance."""
+    """Instances that have the attributes a class does not show."""
     become(1, SERVER_NODE)
     return {
         "flwr.app:Metadata": Message(RecordDict(), dst_node_id=5, message_type="query").metadata,
@@ -121,7 +121,7 @@ def test_the_lists_name_all_that_is_imported() -> None:
     classes_of_methods = r":(\w+)\.\w+$"
     listed = {re.sub(classes_of_methods, r":\1", name) for name in (*CALLS, *FIELDS, *ATTRIBUTES)}
     assert imported - listed == set()
-    # Types of what is received or subclassed, which nobody imports by name, or from public modules.
+    # Types that fedsink receives or subclasses, imported from public modules or not by name.
     assert listed - imported == {
         "flwr.app:Message", "flwr.app:Metadata", "flwr.proto.fleet_pb2:ActivateNodeResponse",
         "flwr.proto.fleet_pb2:PullMessagesResponse", "flwr.proto.fleet_pb2:PushMessagesResponse",

@@ -132,7 +132,7 @@ def ask_for(
     run: str = "run",
     **plan: Any,
 ) -> GradientRequest:
-    """A request for n rows, under a plan of which `plan` replaces fields."""
+    """Returns a request for n rows, under a plan whose fields `plan` replaces."""
     request = gradient_request(
         plan_of(clip, "joint" if label is None else "class", **{"rounds": 30, **plan}),
         Objective(lam=0.5, classes=CLASSES),

@@ -1,4 +1,4 @@
-"""What a release states about itself, and the files that `.ci/release.py` makes of one."""
+"""Statements of a release about itself, and the files that `.ci/release.py` makes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_way_to_report_a_defect_names_no_address() -> None:
 
 
 class Checkout:
-    """A clone whose version has a heading in the changelog, and what the recipe says about it."""
+    """Clone whose version has a heading in the changelog, and the recipe's output on it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.dist = folder, folder.parent / "dist"

@@ -44,7 +44,7 @@ def audit(audited: PrivacyPlan, critics: int = 1, **options: Any) -> Any:
 
 
 class RowClip(CriticClip):
-    """As published: each row is clipped by itself, and the noise is for one of them."""
+    """Clips each row by itself, with noise for one row, as published."""
 
     def total(self, gradients: Tensor) -> Tensor:
         rows = shrunk(gradients.flatten(0, -2), self.bound)
@@ -187,7 +187,7 @@ def test_planted_faults_are_caught_at_a_claim_of_one(
 
 
 def test_a_row_clip_is_caught_at_the_papers_epsilon() -> None:
-    """Its noise is for ε = 10, and eight rows of one class move by 2C√8."""
+    """The noise is for ε = 10, and eight rows of one class move by 2C√8."""
     found = audit(plan(eps=10.0), trials=1000, release=rows_clipped)
     assert found[1].violated
     assert found[1].bound > 25

@@ -1,4 +1,4 @@
-"""What noise that is correlated across rounds can bring at best."""
+"""Largest gain of noise that is correlated across rounds."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_the_hash_of_a_configuration_is_of_what_determines_the_result(script: Sc
     def hashed(*overrides: str, of: str = "mnist_eps10") -> str:
         return str(protocol.configuration_of((f"experiment={of}", *overrides)))
 
-    def changed(*values: str, of: str = "mnist_eps10") -> str:  # where nobody would type them
+    def changed(*values: str, of: str = "mnist_eps10") -> str:  # where no user types them
         config = OmegaConf.create(protocol.compose_config([f"experiment={of}"]))
         config.merge_with_dotlist(list(values))
         return str(protocol.configuration_hash(OmegaConf.to_container(config)))

@@ -1,4 +1,4 @@
-"""The installed command in processes of its own."""
+"""The installed command in new processes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SMALL = (*WITH_PAGE, "report.html=false")  # the page takes a second or two
 
 
 def small(*keys: str) -> list[str]:
-    """SMALL with other keys, which take the places of its own."""
+    """Returns the keys of SMALL; `keys` replace the equal ones."""
     names = {key.partition("=")[0] for key in keys}
     return [*(key for key in SMALL if key.partition("=")[0] not in names), *keys]
 
 
 # Starting Python and importing torch takes seconds: one process imports them once, and a fork of it
-# answers many command lines, each in an empty folder of its own. Only `main` is called, as the
+# answers many command lines, each in a new empty folder. Only `main` is called, as the
 # installed script does.
 _MANY = """
 import contextlib, io, json, os, sys, traceback
@@ -72,7 +72,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one command line did."""
+    """Outcome of one command line."""
 
     code: int
     out: str
@@ -95,7 +95,7 @@ def fedsink() -> Command:
 
 
 def run_once(*arguments: str, cwd: Path, stdin: str | None = None, **more: str) -> Outcome:
-    """One process of the installed script."""
+    """Runs the installed script in one process."""
     done = subprocess.run(
         [str(FEDSINK), *arguments],
         cwd=cwd,
@@ -119,7 +119,7 @@ def _prepared() -> subprocess.Popen[str]:
 
 
 def run_many(lines: Sequence[tuple[Path, Sequence[str]]]) -> list[Outcome]:
-    """Many command lines in one process, each in a folder of its own."""
+    """Runs many command lines in one process, each in a different folder."""
     asked = [[str(folder), list(arguments)] for folder, arguments in lines]
     process = _prepared()
     assert process.stdin

@@ -117,7 +117,7 @@ def test_exit_codes(
 def test_a_reader_that_leaves_ends_a_command_quietly(
     arguments: list[str], unbuffered: str, tmp_path: Path
 ) -> None:
-    """As in `fedsink … | head -0`: 128 + SIGPIPE, and not a word."""
+    """`fedsink … | head -0` exits with 128 + SIGPIPE and prints nothing."""
     process = subprocess.Popen(
         [str(FEDSINK), *arguments],
         cwd=tmp_path,
@@ -155,7 +155,7 @@ def test_another_broken_pipe_is_an_error(
 
 
 def _completions(folder: Path, *lines: str) -> list[list[str]]:
-    """What bash offers for each line, through the script that `install=bash` prints."""
+    """Completions that bash offers for each line, through the script of `install=bash`."""
     script = f"""
         PATH={FEDSINK.parent}:$PATH
         eval "$(fedsink --shell-completion install=bash)"

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 KEYS = ("clients=2", "rounds=20", "eps=5")
 
 # Stands for the flwr command: a SuperLink cannot be had in seconds (tests/deploy has a real one).
-# It reads the run configuration that it is given and then does what OUTCOME says.
+# The command reads the run configuration that it is given and then does what OUTCOME says.
 _FLWR = """#!{python}
 import json, os, sys, time, tomllib
 from pathlib import Path
@@ -54,7 +54,7 @@ if asked[0] == "run":
 
 @pytest.fixture
 def flwr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The command above, found in place of Flower's; returns the file of what it was asked."""
+    """Puts the command above in place of Flower's. Returns the file that records its arguments."""
     command = tmp_path / "bin" / "flwr"
     command.parent.mkdir()
     command.write_text(_FLWR.format(python=sys.executable))

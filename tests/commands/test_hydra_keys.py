@@ -60,7 +60,7 @@ def test_what_hydra_can_read_is_left_to_it() -> None:
     "value", ["/scans (2)", "/d'été", '/"a"', "/a,/é", "$é", "{", "/é]", "[é", "${é", "é\\", "'é"]
 )
 def test_advice_for_other_values_is_what_one_types(value: str) -> None:
-    """The advice, given to a shell, makes the value one that is read as it stands."""
+    """The advice, given to a shell, makes the value literal."""
     with pytest.raises(ConfigError) as refused:
         overrides([f"data.root={value}"])
     text = str(refused.value)
@@ -104,7 +104,7 @@ def _classes(argument: str) -> list[object]:
 
 
 def _pasted(advice: str) -> str:
-    """What bash gives to a command that the advice is pasted behind."""
+    """Argument that bash gives to a command with the advice pasted behind it."""
     told = subprocess.run(["bash", "-c", f"printf %s {advice}"], capture_output=True, text=True)
     return told.stdout
 

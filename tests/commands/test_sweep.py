@@ -52,7 +52,7 @@ _BAD = {
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the sweep of four runs is."""
+    """Folder of the sweep of four runs."""
     return tmp_path_factory.mktemp("sweep")
 
 

@@ -35,7 +35,7 @@ class Walk:
 
     @property
     def suggests(self) -> bool:
-        """Whether the rule speaks of it."""
+        """Tells whether the rule speaks of this data set."""
         return self.data != "half_circle" and not any(k.startswith("strategy=") for k in self.more)
 
     def __str__(self) -> str:

@@ -12,7 +12,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def root(name: str, folder: str = "/nowhere") -> list[str]:
-    """The override without which an experiment on data that nobody downloads cannot compose."""
+    """Override that an experiment needs to compose on data that nobody has downloaded."""
     return [f"data.root={folder}"] if "celeba" in name or name.endswith("femnist") else []
 
 

@@ -245,7 +245,7 @@ class Cells:
         return config
 
     def outcome(self, key: str, value: object) -> str:
-        """What becomes of the run: "acts" or "refused: …", or what is wrong."""
+        """Outcome of the run: "acts" or "refused: …", or a description of the defect."""
         config = self._composed(key, value)
         recipe = key.startswith("recipe.")  # acts through the keys that refer to it, tested as such
         try:

@@ -77,7 +77,7 @@ def test_it_meets_the_measured_recipes_of_the_local_mode(
     ],
 )
 def test_it_knows_the_runs_that_noise_limited(change: dict[str, Any], noisy: bool) -> None:
-    """Those of MNIST that gained by larger batches and a softer assignment."""
+    """The runs on MNIST that gained by larger batches and a softer assignment."""
     sizes = replace(MNIST, **change)
     assert sizes.noisy == noisy
     record, quiet = (s.central()["record"] for s in (sizes, MNIST))

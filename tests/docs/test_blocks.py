@@ -59,7 +59,7 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    """What a shell or Python can run of a page."""
+    """Blocks of a page that a shell or Python can run."""
     return [
         Block(found["language"], textwrap.dedent(found["text"]), found["note"] or "")
         for found in _BLOCK.finditer((ROOT / page).read_text())

@@ -18,7 +18,7 @@ MADE = {"dist", "site"}
 
 
 def quoted(page: str) -> list[str]:
-    """What stands between backticks, outside blocks."""
+    """Texts between backticks, outside blocks."""
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
     return sorted({name.strip() for name in re.findall(r"`([^`\n]+)`", text)})
 

@@ -23,7 +23,7 @@ SHORT = ("clients=2", "engine=local", "report.pictures=0", "report.html=false")
 
 
 def rows() -> list[tuple[str, str]]:
-    """What is typed and what it is in Python, but for what continues a run."""
+    """Command lines and their Python, except those that continue a run."""
     table = PAGE.read_text().partition("| on the command line | in Python |\n|---|---|\n")[2]
     lines = table.partition("\n\n")[0].splitlines()
     cells = [tuple(re.findall(r"`([^`]+)`", cell) for cell in line.split(" | ")) for line in lines]
@@ -72,7 +72,7 @@ def test_a_row_is_the_same_run_twice_and_trains(
         place = [f"data.root={tiny_data}"] if "experiment" in keys else []
         short = [word for word in (*SHORT, "rounds=2") if word.partition("=")[0] not in keys]
         config, _ = composed_run([*line, *short, *place])
-        if "data.root" in keys:  # a folder that nobody has: it is read, and so the key acts
+        if "data.root" in keys:  # no such folder exists: fedsink looks for it, so the key acts
             with pytest.raises(DataError, match="/données/a b"):
                 start(config, tmp_path / str(number))
         else:

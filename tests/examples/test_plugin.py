@@ -1,4 +1,4 @@
-"""The example package, installed as a third party installs it, in processes of their own."""
+"""The example package, installed as a third party installs it, in new processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Fedsink = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of installed packages that holds the example alone."""
+    """Folder of installed packages that holds only the example."""
     folder = tmp_path_factory.mktemp("site")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(folder)]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", *options, str(PLUGIN)]

@@ -60,7 +60,7 @@ def requests_of(
     capacity: int | None = None,
     round: int = 1,
 ) -> list[GradientRequest]:
-    """What each client is asked in a round; clients that are asked the same share a request."""
+    """Requests of a round by client; clients with equal questions share a request."""
     schedule = ClassSchedule(CLASSES) if by_class else JointSchedule()
     plan = PrivacyPlan(
         RATE, 1.0, 1000, RecordClip(0.5) if clip == "record" else BatchClip(0.5), schedule, 1e-5,
@@ -90,7 +90,7 @@ def _request(
 
 
 def streams(clients: int, purpose: str, round: int = 1) -> list[Stream]:
-    """One stream for each client."""
+    """Returns one stream for each client."""
     key = ReproducibleKey(7)
     return [key.stream(purpose, client=client, round=round) for client in range(clients)]
 
@@ -102,7 +102,7 @@ def totals(requests: list[GradientRequest], pool: Pool) -> Tensor:
 
 
 def parameter_case(clip: str, device: torch.device) -> Tensor:
-    """One client's clipped gradient of a generator's weights."""
+    """Returns one client's clipped gradient of a generator's weights."""
     (request,) = requests_of(1, clip=clip, capacity=12)
     model = build(
         "dct_mlp", SHAPE, CLASSES, generator=torch.Generator().manual_seed(2), hidden=[16]
@@ -114,6 +114,6 @@ def parameter_case(clip: str, device: torch.device) -> Tensor:
 
 
 def privatized(device: torch.device) -> tuple[Tensor, Tensor]:
-    """One client's records after the Laplace mechanism and randomized response."""
+    """Returns one client's records after the Laplace mechanism and randomized response."""
     plan = LocalPlan("laplace", DctDirection(SHAPE, 7), 20.0, 0.0, 3.0, CLASSES)
     return privatize(cohort(1, device).shards[0], plan, lambda purpose: Stream(b"k", purpose))

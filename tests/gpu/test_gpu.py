@@ -1,4 +1,4 @@
-"""What only a GPU can show. `make test-gpu` needs PyTorch, NumPy, SciPy and pytest, nothing else.
+"""Tests that need a GPU. `make test-gpu` requires only PyTorch, NumPy, SciPy and pytest.
 
 `FEDSINK_GPU=cpu` runs everything on the CPU instead, to see that it would run.
 """

@@ -1,7 +1,7 @@
-"""One cohort in a process of its own: `python -m tests.gpu.worker DEVICE BEGIN CLIENTS`.
+"""One cohort in one process: `python -m tests.gpu.worker DEVICE BEGIN CLIENTS`.
 
-It plays some rounds to warm up, prints "ready", waits until the file BEGIN exists, plays its rounds
-and prints what they took.
+The program plays some rounds to warm up, prints "ready", waits until the file BEGIN exists, plays
+its rounds and prints their duration.
 """
 
 from __future__ import annotations

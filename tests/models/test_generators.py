@@ -348,7 +348,7 @@ def described(draw: st.DrawFn) -> tuple[str, tuple[int, ...], int, dict[str, Any
 def test_the_weights_are_counted_without_building_anything(
     description: tuple[str, tuple[int, ...], int, dict[str, Any]],
 ) -> None:
-    """This includes options that are left out, whose defaults count."""
+    """The count includes options that are left out: their defaults count."""
     name, shape, classes, options = description
     built = build(name, shape, classes, **options)
     real = sum(parameter.numel() for parameter in built.parameters())

@@ -87,7 +87,7 @@ def test_mistakes_are_named(values: dict[str, object], said: str) -> None:
 
 
 def ramps(n: int, height: int, width: int) -> torch.Tensor:
-    """Pictures whose two channels are the vertical and the horizontal place of a pixel."""
+    """Pictures with two channels: the vertical and the horizontal place of a pixel."""
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     return torch.stack([rows, columns]).float().expand(n, 2, height, width)
 

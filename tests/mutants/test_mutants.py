@@ -61,7 +61,7 @@ class Workshop:
         )
 
     def run(self, tests: list[str], slow: bool = False) -> dict[str, Any]:
-        """How these tests end with the copy as it is, those that are not slow or all of them."""
+        """Runs these tests on the unchanged copy, all of them or those that are not slow."""
         assert self._process.stdin
         assert self._process.stdout
         markers = ["-m", "not gpu"] if slow else []
@@ -72,7 +72,7 @@ class Workshop:
         return answer
 
     def output(self) -> str:
-        """What pytest printed in the last run."""
+        """Output of pytest in the last run."""
         return (self.folder / "output.txt").read_text(errors="replace")
 
     @contextmanager
@@ -149,7 +149,7 @@ def test_the_named_tests_pass_on_the_sources_as_they_are(workshop: Workshop, nam
 
 @pytest.mark.slow
 def test_what_cannot_be_imported_is_not_taken_for_a_find(workshop: Workshop) -> None:
-    """So a mutant dies of a failed test alone."""
+    """A mutant therefore dies only of a failed test."""
     mutant = MUTANTS[0]
     with workshop.planted({**mutant, "new": f"import no_such_module\n{mutant['old']}"}):
         assert workshop.run(mutant["tests"], slow=True)["code"] not in (0, 1)
@@ -158,7 +158,7 @@ def test_what_cannot_be_imported_is_not_taken_for_a_find(workshop: Workshop) -> 
 @pytest.mark.slow
 @each_mutant
 def test_a_planted_defect_is_found(workshop: Workshop, mutant: Mutant) -> None:
-    """By each of its tests; one whose quick cases pass, or that has none, runs whole."""
+    """Each of its tests finds it; a test whose quick cases pass, or that has none, runs whole."""
     with workshop.planted(mutant):
         found = workshop.run(mutant["tests"])
         survived = [test for test in mutant["tests"] if not of_test(test, found["failed"])]

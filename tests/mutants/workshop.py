@@ -54,7 +54,7 @@ def run(arguments: list[str], output: Path, answer: Connection) -> None:
 
 
 def in_a_fork(arguments: list[str], output: Path) -> dict[str, Any]:
-    """What `run` sends, or a code of None where it sends nothing in time."""
+    """Returns what `run` sends, or a code of None where nothing comes in time."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=run, args=(arguments, output, sender))
@@ -76,7 +76,7 @@ def main() -> None:
     sys.dont_write_bytecode = True  # a cached module could outlive its mutant
     for name in LIBRARIES:
         importlib.import_module(name)
-    # That something fails is enough: no time is spent on the least example of it.
+    # One failure is enough: no time is spent on finding its least example.
     phases = [Phase.explicit, Phase.generate]
     settings.register_profile("unshrunk", derandomize=True, deadline=None, phases=phases)
     for line in sys.stdin:

@@ -41,7 +41,7 @@ def printed(page: Path) -> bytes:
 
 
 def said(page: Path) -> str:
-    """What the console says while the page is loaded, for instance of what its policy refused."""
+    """Console output while the page loads, for instance of refusals by the page's policy."""
     return _chromium("--enable-logging=stderr", "--dump-dom", page.as_uri()).stderr
 
 

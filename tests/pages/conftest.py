@@ -22,7 +22,7 @@ SMALL = ("engine=local", "clients=5", "rounds=20", "report.html=false", "report.
 
 
 def hostile_places(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of somebody whose folders have telling names."""
+    """Configuration of a user whose folders have telling names."""
     config["data"]["root"] = "/srv/ward-7/pictures of patients"
     config["data"]["clients_file"] = "/home/ann/users.csv"
     config["policy"] = "/home/ann/policy.toml"
@@ -34,7 +34,7 @@ PLACES = ("/srv", "ward-7", "of patients", "/home", "ann/", "users.csv", "policy
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of small runs, some of them evaluated; nobody may change it."""
+    """Folder of small runs, some of them evaluated; tests must not change it."""
     folder = tmp_path_factory.mktemp("small-runs")
     make(folder)
     for name, cnn in (("a0", 0.90), ("a1", 0.80), ("a2", 0.85), ("local", 0.7)):

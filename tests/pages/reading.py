@@ -1,4 +1,4 @@
-"""What a reader without a browser sees of a page, and whether it is well made."""
+"""A page as a reader without a browser sees it, and checks that it is well formed."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ class Page(HTMLParser):
 
     @property
     def seen(self) -> str:
-        """Its text, in one line."""
+        """Text of the element, in one line."""
         return " ".join(" ".join(self.words).split())

@@ -1,4 +1,4 @@
-"""Small runs whose folders pages are made of."""
+"""Small runs from whose folders pages are made."""
 
 from __future__ import annotations
 

@@ -32,6 +32,6 @@ def weights_gradient(node: Node, request: ParameterRequest, digest: bytes) -> Te
 
 
 def privatized(node: Node, request: PrivatizeRequest, digest: bytes) -> PrivatizeReply:
-    """One chunk of the privatized records."""
+    """Returns one chunk of the privatized records."""
     answer = PrivatizeOnceAnswer([request])
     return PrivatizeReply.from_record(answer.record(node.reply(answer, digest)))

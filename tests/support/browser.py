@@ -56,9 +56,9 @@ def browser() -> str:
 
 
 def measured(page: Path, folder: Path, width: int, scheme: int) -> dict[str, Any]:
-    """What the layout is like in a window of that width, in a light or a dark one.
+    """Measures the layout in a window of that width, in a light or a dark scheme.
 
-    The page allows no script: a copy is measured, which differs in allowing the one above.
+    The page allows no script: the function measures a copy that allows only the script above.
     """
     text = page.read_text()
     allowing = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
@@ -79,7 +79,7 @@ def measured(page: Path, folder: Path, width: int, scheme: int) -> dict[str, Any
 
 
 def complaints(page: Path, folder: Path) -> list[str]:
-    """What Chromium's console says while it shows the page itself."""
+    """Output of Chromium's console while it shows the page itself."""
     arguments = ("--enable-logging=stderr", "--dump-dom", *_window(1400, 900, LIGHT))
     log = _chromium(folder, *arguments, page.as_uri()).stderr
     return [line for line in log.splitlines() if "CONSOLE" in line]

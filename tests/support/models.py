@@ -9,5 +9,5 @@ from fedsink.models import Generator
 
 
 def weights(generator: Generator) -> Tensor:
-    """Its whole state, buffers included, as one vector on the CPU."""
+    """Whole state of the generator, buffers included, as one vector on the CPU."""
     return torch.cat([tensor.flatten().cpu() for tensor in generator.state_dict().values()])

@@ -1,4 +1,4 @@
-"""What the package computes in parts or in batches, in one piece: oracles for its tests."""
+"""Oracles that compute in one piece what the package computes in parts or in batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def clipped_record_field(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: flo
 
 
 def is_plain(x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float) -> Tensor:
-    """Which records may be summed by matmul, (m,); each other one is taken by itself."""
+    """Mask of records that matmul may sum, (m,); every other record is added by itself."""
     reach = y.square().sum(-1) + x.square().sum(-1).amax()
     return matmul_keeps_the_bound(reach, f.abs().amax(), len(y), x.shape[-1], lam, clip)
 

@@ -16,7 +16,7 @@ def children(pid: int) -> list[int]:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process ends within some seconds."""
+    """Waits some seconds for a process; tells whether it ended."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:

@@ -43,14 +43,14 @@ def gradient_request(
     shape: Sequence[int] = (SIZE,),
     run: str = UNNAMED,
 ) -> GradientRequest:
-    """One use of a plan; the same arguments give the same request.
+    """Returns one use of a plan, equal for equal arguments.
 
     Args:
-        plan: what the answer is charged as.
-        objective: what is asked for.
-        round: of the run; it also seeds whatever is drawn.
+        plan: determines the charge.
+        objective: defines the gradient.
+        round: of the run; also the seed of all draws.
         label: the class of the records, and of the rows unless `row_labels` are given.
-        rows: how many to draw, or the rows themselves.
+        rows: number to draw, or the rows themselves.
         row_labels: take turns unless given.
         shape: of a record where rows are drawn; rows that are given say it themselves.
         run: the name of the run.

@@ -1,8 +1,8 @@
 """A GPU for machines without one: tensors that say they are on `cuda` and compute on the CPU.
 
-Every operation with such a tensor is first run by PyTorch's fake tensors, whose rules say where
-the result is and refuse operands on different devices, and then on the values. So a path that mixes
-devices fails here as on a GPU, and one that does not has the results of the CPU.
+PyTorch's fake tensors run every operation with such a tensor first: their rules place the result
+and refuse operands on different devices. Then the operation runs on the values. A path that mixes
+devices therefore fails as on a GPU, and any other path has the results of the CPU.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class OnGpu(Tensor):
 
 
 class StandIn(TorchDispatchMode):
-    """Where `cuda` is a device.
+    """Mode in which `cuda` is a device.
 
     Attributes:
-        operations: how many ran on it.
+        operations: number that ran on the device.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class StandIn(TorchDispatchMode):
 
 
 def _devices(func: Any, args: Any, kwargs: Any) -> Iterator[torch.device]:
-    """Where the results are; raises RuntimeError where the operands are on several devices."""
+    """Devices of the results; raises RuntimeError where the operands are on several devices."""
 
     def fake(value: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -14,7 +14,7 @@ Streams = Callable[[str], Stream]
 
 
 class Silent(Stream):
-    """A stream that draws like any other, but whose noise is zero."""
+    """Stream that draws like any other, with noise of zero."""
 
     def normal(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float64)

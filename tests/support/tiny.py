@@ -39,7 +39,7 @@ def tiny_clients(clients: int = 3) -> NodeSettings:
 
 
 def with_secret_key(settings: NodeSettings, folder: Path) -> NodeSettings:
-    """The same clients with a secret key and a ledger, which the folder may hold already."""
+    """Returns these clients with a secret key and a ledger, which the folder may hold already."""
     key_file = folder / "run.key"
     if not key_file.exists():
         SecretKey.create(key_file, "tiny/1")
@@ -49,6 +49,6 @@ def with_secret_key(settings: NodeSettings, folder: Path) -> NodeSettings:
 def shard_of(
     n: int = 40, *, seed: int = 0, size: int = SIZE, classes: int = CLASSES, scale: float = 1.0
 ) -> Shard:
-    """A shard of normal points whose classes take turns."""
+    """Returns a shard of normal points; their classes take turns."""
     random = torch.Generator().manual_seed(seed)
     return Shard(scale * torch.randn(n, size, generator=random), torch.arange(n) % classes)

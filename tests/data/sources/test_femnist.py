@@ -114,7 +114,7 @@ def test_the_three_forms_have_10_36_and_62_classes_and_public_sizes() -> None:
 def test_any_grouping_of_characters_is_a_label_map(
     order: list[str], sizes: list[int], written: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Each record has the class whose name holds its character, and the others are not there."""
+    """Each record has the class whose name holds its character; other characters are left out."""
     ends = list(accumulate(sizes))
     names = ["".join(order[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
     text = written + order[0]

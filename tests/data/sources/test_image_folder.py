@@ -76,7 +76,7 @@ def test_a_slot_depends_only_on_a_pictures_name(tmp_path: Path) -> None:
     assert whole[0, 1] == number_of("b.png")
     assert whole[1, 4] == number_of("ward/c.png")
     assert len(set(whole.values())) == 4
-    # One more in front, one less, another content, another class: nobody's slot changes.
+    # One more in front, one less, another content, another class: no slot changes.
     more = slots("more", "cat/b.png", "cat/d.png", "dog/c.png", "dog/ward/c.png", "cat/a.png")
     assert {key: more[key] for key in whole} == whole
     assert slots("less", "cat/d.png", colour=2) == {(0, 2): whole[0, 2]}
