@@ -40,7 +40,7 @@ def many(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def few(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Two records of the last class, at opposite ends of what a record may be."""
+    """Two records of the last class, at opposite ends of a record's domain."""
     low, high = (-128.0, 128.0) if len(shape) == 1 else (0.0, 1.0)
     records = torch.stack([torch.full(shape, low), torch.full(shape, high)])
     return records, torch.full((2,), CLASSES - 1)
@@ -115,7 +115,7 @@ class BesiegedNode:
 
     @contextmanager
     def reader(self) -> Iterator[Database | None]:
-        """A second connection to its ledger: it sees what is committed, and nothing else."""
+        """A second connection to the node's ledger, which sees only committed charges."""
         assert self.settings.ledger is not None
         database = None
         if self.settings.ledger.exists():

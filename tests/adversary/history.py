@@ -110,7 +110,7 @@ class Use(NamedTuple):
     """One release of a node for one place, before the noise.
 
     Attributes:
-        total: what noise was added to.
+        total: sum without noise.
         std: of the noise; in the local mode the scale of the noise.
         noise: names the stream that the node drew it from.
     """
@@ -178,13 +178,13 @@ class Witness:
             self.name = given.name
 
     def saw(self, use: Use) -> None:
-        """Note what noise is added to now, whether it leaves or not."""
+        """Notes the total that gets noise now, whether or not the release leaves."""
         self.new.append(use)
         if self.noises.setdefault(use.noise, use.content) != use.content:
             self.findings.append("one noise for two functions of the data")
 
     def left(self, places: Sequence[Place]) -> None:
-        """Note that the answer for these places left: what was computed now, or before."""
+        """Notes that the answer for these places left, computed now or before."""
         assert not self.new or len(self.new) == len(places)
         for place, use in zip(places, self.new, strict=False):
             first = self.uses.setdefault(place, use)
@@ -351,7 +351,7 @@ class History:
         return content
 
     def _compare(self, asked: Mapping[Place, Asked]) -> None:
-        """Compare what is new with what it was charged as, and all of its accounts with theirs."""
+        """Compares each new use with its charge, and all uses of its accounts with theirs."""
         first = self.nodes[0]
         with first.node.reader() as database:
             assert database is not None
@@ -395,10 +395,10 @@ class History:
             self._shifts[other.holding, place[0]][charged.id] += float(squared)
 
     def _check_charge(self, used: Mapping[Place, Charged], epsilon: float, delta: float) -> None:
-        """The ε of all that left for an account, from what was seen and from its events.
+        """Checks ε of all that left for an account, by observation and by its events.
 
         Args:
-            used: what each place of the account was charged as.
+            used: charge of each place of the account.
             epsilon: spent of the account.
             delta: like `epsilon`.
         """
@@ -435,7 +435,7 @@ class History:
         return coupled
 
     def _watched(self, release: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The real release, after a look at what noise is added to."""
+        """Calls the real release, after a look at the total that gets noise."""
 
         def watched(plan: PrivacyPlan, totals: Tensor, streams: Any) -> Tensor:
             if isinstance(streams, Coupled):
@@ -510,7 +510,7 @@ def _charges(database: Database) -> dict[Place, Charged]:
 
 @lru_cache(maxsize=64)
 def _gaussian(event: str, plan: str) -> tuple[float, float, bool]:
-    """σ and rate of uses of one Gaussian, and if of critics; σ = 0 where they are none."""
+    """σ and rate of uses of one Gaussian, and whether of critics; σ = 0 for another event."""
     fields, rate = json.loads(event), 1.0
     while fields.get("class") in ("SelfComposedDpEvent", "PoissonSampledDpEvent"):
         rate = fields.get("sampling_probability", rate)

@@ -488,7 +488,7 @@ def ordered(order: Order, honest: Honest) -> Sent:
         request = replace(
             request, row_labels=0 * request.row_labels, fake_labels=0 * request.fake_labels
         )
-    share = [1] * 15 + [2]  # points near the middle: there a critic says what it learned
+    share = [1] * 15 + [2]  # points near the middle: there a critic shows its training
     request = replace(
         request, rows=request.rows / 10, fakes=request.fakes / 10, share=share[bits // 4 % 16]
     )

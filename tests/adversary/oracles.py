@@ -122,7 +122,7 @@ class Cost:
 @contextmanager
 def measured() -> Iterator[Cost]:
     """Measures processor seconds and the peak of the memory; only Linux tells the peak."""
-    gc.freeze()  # the collector is to look at what the message made, not at what the tests hold
+    gc.freeze()  # the collector is to look at the message's objects, not at those of the tests
     cost, held, start = Cost(), _reset_peak(), time.process_time()
     yield cost
     cost.seconds = time.process_time() - start

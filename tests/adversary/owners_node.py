@@ -184,9 +184,9 @@ class OwnersNode:
         return int(taken)
 
     def recovers(self, asked: Asked) -> None:
-        """Check that, with the fault gone, the place is charged once and answered with one reply.
+        """Checks that, with the fault gone, the place is charged once and answered with one reply.
 
-        What was charged is neither lost nor charged again, and what was stored is what leaves.
+        No charge is lost or made twice, and the stored reply is the one that leaves.
         """
         claims, stored = self.claims(), self.stored()
         place = (asked.run, asked.round)
@@ -264,7 +264,7 @@ def _answers(
     stop: bool,
     together: Barrier,
 ) -> list[Answer]:
-    gc.freeze()  # what was there before the fork is not searched below
+    gc.freeze()  # objects from before the fork are not searched below
     fault()
     answers = []
     for asked in messages:

@@ -1,4 +1,4 @@
-"""Two nodes under attack, and what must hold after every message, whatever was sent.
+"""Two nodes under attack, and invariants that hold after every message.
 
 The nodes agree in everything public and in no record. One is nearly empty.
 """
@@ -61,7 +61,7 @@ MEGABYTES = 50.0
 
 
 class Siege:
-    """Two nodes that get every message; `send` checks after each what must always hold.
+    """Two nodes that get every message; `send` checks the invariants after each.
 
     Args:
         folder: where the nodes' states lie.
@@ -162,7 +162,7 @@ class Siege:
             assert reply.error.code in MEANING
             assert not reply.error.reason
             assert before == after, "a place was charged, and there is no answer"
-            # Not bounded: the exact ε of a plan within 5 % of what is left, which takes seconds.
+            # Not bounded: the exact ε of a plan within 5 % of the rest, which takes seconds.
             if node.prices() == priced:
                 self.worst.seconds = max(self.worst.seconds, cost.seconds)
                 self.worst.megabytes = max(self.worst.megabytes, cost.megabytes)
@@ -184,7 +184,7 @@ class Siege:
         return reply
 
     def _watched(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """The real computation, after a look at what is committed when it starts."""
+        """Calls the real computation, after a look at the committed charges."""
 
         def watched(*arguments: Any) -> Any:
             self._charged |= set(self.looked_at.claims())
@@ -269,7 +269,7 @@ class Siege:
         if place not in node.left:
             self._check_sensitivity(request, plan)
             whole = plan.capacity is None or plan.capacity >= len(node.shard)
-            # Else only the node knows who was sampled, or float32 swallows the noise.
+            # Otherwise only the node knows the sample, or float32 swallows the noise.
             if plan.rate == 1.0 and whole and plan.noise_multiplier >= 0.1:
                 total = total_of(request, node.shard)
                 noise = (released.double() - total.double()).flatten().numpy()
@@ -362,5 +362,5 @@ def _bytes(reply: Message) -> bytes:
 
 
 def _import_accountants() -> None:
-    """Import what prices plans: a process does so once, at the first of them, for a second."""
+    """Imports the accountants: a process needs a second for them at the first plan it prices."""
     PrivacyPlan(0.5, 1.0, 2, RecordClip(1.0), JointSchedule(), 1e-5).rough_epsilon(1.0)

@@ -50,7 +50,7 @@ LAST_FIFTH = 0.8  # of the steps from charge to reply: it stores the reply and n
 
 @pytest.fixture
 def make_node(tmp_path: Path) -> MakeNode:
-    """Nodes by name; what they import and compute once is there before the first process forks."""
+    """Makes nodes by name; imports and first computations are done before a process forks."""
 
     def make(name: str = "node", noise: str = "fast", epsilon: float = 1e6) -> OwnersNode:
         warm_up(noise, tmp_path / "warm-up")
@@ -157,7 +157,7 @@ def admit_all(
 @pytest.mark.quick("rdp-filter")
 @pytest.mark.parametrize("rule", ["reserve", "rdp-filter"])
 def test_two_processes_fill_a_budget_to_the_brim_and_no_further(tmp_path: Path, rule: str) -> None:
-    """There is room for 25 of 60 runs; each process wants 40 of them."""
+    """The budget has room for 25 of 60 runs; each process wants 40 of them."""
     path = tmp_path / "ledger.sqlite"
     charge = central_charge(replace(PLAN, rounds=1))
     if rule == "reserve":

@@ -29,7 +29,7 @@ HELD_OUT = 27_000  # seeds that nothing was tried out with begin here
 
 
 def carry_out(history: History, orders: list[Order], honest: Honest) -> None:
-    """Do what each order says; a `History` checks everything after each message."""
+    """Carries out each order; a `History` checks everything after each message."""
     sent = []
     for order in orders:
         if order.how == "restart":
@@ -44,14 +44,14 @@ def carry_out(history: History, orders: list[Order], honest: Honest) -> None:
             history.swap_states()
         else:
             message = ordered(order, honest)
-            if order.how == "again" and sent:  # as a quorum's server asks who has not answered
+            if order.how == "again" and sent:  # as a quorum's server asks clients without an answer
                 message = sent[order.bits % len(sent)]
             sent.append(message)
             history.send(*message, order.signature)
 
 
 def besiege(history: History, records: str, number: int, histories: int) -> None:
-    """So many histories from one seed."""
+    """Plays that many histories from one seed."""
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
     @seed(number)
@@ -183,7 +183,7 @@ def test_states_that_versions_of_the_data_share_are_found(
 def test_a_charge_of_half_is_found(
     owner: str, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the last round of the plan, or of its first instalment, at the latest."""
+    """Found by the last round of the plan, or of its first instalment, at the latest."""
     history = History(tmp_path, monkeypatch, owner)
     price = admission.price
 
@@ -227,7 +227,7 @@ def lost_states(history: History, how: str, rounds: list[int]) -> None:
 def test_no_noise_is_drawn_again_for_what_lost_states_would_give(
     owner: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A keyed node stores no reply: what it computes again is what has left, or nothing."""
+    """A keyed node stores no reply: a repeated answer equals the earlier one, or is refused."""
     lost_states(History(tmp_path, monkeypatch, owner), how, [1, 2, 3, 4])
 
 

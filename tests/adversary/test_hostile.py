@@ -1,4 +1,4 @@
-"""A server that sends whatever it likes: the nodes live, and only charged, noised values leave.
+"""A hostile server: the nodes survive, and only charged, noised values leave.
 
 Three attacks: records that no fedsink wrote, well-formed requests with hostile values, and valid
 requests that are repeated, replayed, reordered, re-typed, altered, split and joined. What must hold
@@ -150,7 +150,7 @@ def test_sequences_of_requests(
 def test_content_that_is_sent_as_another_type_is_refused(
     noise: str, records: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else two functions of the data would leave under one noise and one charge."""
+    """Otherwise two functions of the data would leave under one noise and one charge."""
     for first, second in (("weights", "retyped"), ("retyped", "weights")):
         siege = Siege(tmp_path, monkeypatch, noise, records)
         sent = [in_message((how, "one", 1, 0), Honest(SHAPES[records])) for how in (first, second)]
@@ -166,7 +166,7 @@ def test_content_that_is_sent_as_another_type_is_refused(
 def test_honest_messages_of_every_type_are_answered(
     noise: str, records: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So the attacks above start from what a node does answer."""
+    """The attacks above therefore start from messages that a node does answer."""
     siege = Siege(tmp_path, monkeypatch, noise, records)
     messages = Honest(SHAPES[records]).messages()
     assert {kind for kind, _ in messages} == set(KINDS)
@@ -191,7 +191,7 @@ def frozen(add: Callable[..., Any]) -> Callable[..., Any]:
 def test_the_siege_notices_wrong_noise(
     defect: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So the tests above can fail."""
+    """Shows that the tests above can fail."""
     siege = Siege(tmp_path, monkeypatch)
     monkeypatch.setattr(Stream, "add_gaussian", defect(Stream.add_gaussian))
 

@@ -64,7 +64,7 @@ def refused(siege: Siege, messages: list[Sent]) -> set[int]:
     assert answered == []
     codes = {reply.error.code for reply in replies}
     assert [node.claims() for node in siege.nodes] == [{}, {}]
-    assert FAILED not in codes  # what a failed allocation is answered with
+    assert FAILED not in codes  # the answer to a failed allocation
     return codes
 
 
@@ -257,7 +257,7 @@ def test_plans_that_are_far_too_dear(
 
 @pytest.mark.quick("keyed-points")
 def test_chunks_without_end_are_answered_once(siege: Siege, honest: Honest) -> None:
-    """A chunk's number and size choose rows of one release; none of them allocates."""
+    """A chunk's number and size choose rows of one release and allocate nothing."""
     content = honest.upload().to_record()
     for chunk, size in ((0, 10**30), (10**30, 10**30), (10**30, 1), (2**63, 2**63), (1, 2**62)):
         message = with_fields(content, fields_of(content) | {"chunk": chunk, "chunk_size": size})

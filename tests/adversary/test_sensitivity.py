@@ -101,7 +101,7 @@ def test_huge_latents_keep_the_distance(capacity: int | None) -> None:
 def test_the_ends_of_the_public_domain_keep_the_distance(
     kind: str, power: int, capacity: int | None
 ) -> None:
-    """And there the clip still lets through almost all that it may."""
+    """There the clip still lets through almost the whole bound."""
     objective = {"m": domain.COST_WEIGHT.high, "lam": domain.REGULARISATION.high}
     bound = 2.0**power
     request = asked(kind, BatchClip(bound), capacity, objective=objective)
