@@ -202,7 +202,7 @@ class OWNED:
 
 @pytest.mark.parametrize("kind", READERS)
 def test_every_variant_is_understood(kind: str, owner: Policy) -> None:
-    """So the alterations below begin with messages that nothing is wrong with."""
+    """The alterations below therefore begin with valid messages."""
     sent = [content for one, content in variants() if one == kind]
     assert all(understood(None, kind, content) for content in sent)
     assert any(understood(owner, kind, content) for content in sent)
@@ -250,7 +250,7 @@ ARRAYS: list[dict[str, Any]] = (
 
 
 def reshaped(array: Array, shape: tuple[int, ...], dtype: str) -> Array:
-    """An array of zeros that is what it says, or says what none can be."""
+    """An array of zeros with a true description, or with an impossible one."""
     sizes = {"float32": 4, "float64": 8, "int64": 8, "bool": 1}
     size = min(abs(math.prod(shape)), 10_000) * sizes.get(dtype, 4)
     return Array(dtype, shape, array.stype, bytes(size))

@@ -182,7 +182,7 @@ def test_removing_a_record_moves_the_release_by_at_most_the_sensitivity(
 
 
 def test_the_batch_bound_of_two_deltas_is_reached(make_request: Make, silent: Streams) -> None:
-    """So a sensitivity of Δ would be wrong for the batch clip."""
+    """A sensitivity of Δ would therefore be wrong for the batch clip."""
     rows = torch.zeros(1, 1)
     request = make_request(bound=0.5, rows=rows, row_labels=torch.zeros(1).long(), label=0)
     request = dataclasses.replace(request, self_gradient=torch.tensor([[-30.0]]))
@@ -314,7 +314,7 @@ def counted(request: GradientRequest, shard: Shard, key: bytes) -> int:
 
 
 def test_it_charges_what_the_plans_event_says(make_request: Make) -> None:
-    """Pitfall 3: rate, multiplier and uses of the event are those of what runs."""
+    """Pitfall 3: rate, multiplier and uses of the event are those of the computation."""
     rate, far = 0.15, torch.zeros(300, 4)
     far[:, 0] = 50.0
     shard = Shard(far, torch.arange(300) % 3)

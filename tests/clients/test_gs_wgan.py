@@ -1,4 +1,4 @@
-"""The answer of a client's critics: who may be asked, what is trained, and what leaves."""
+"""The answer of a client's critics: eligible critics, training, and the reply."""
 
 from __future__ import annotations
 
@@ -418,7 +418,7 @@ SECRET = replace(PLAN, rate=0.4, noise_multiplier=2.0**-40)
 
 
 def test_a_critic_that_is_not_asked_is_trained_as_if_it_were(settings: NodeSettings) -> None:
-    """No state remembers who was asked: bit by bit as at rate 1, whatever the coins."""
+    """States hold no trace of the coins: bit by bit they equal the states at rate 1."""
     nodes = [(Node(settings, 0), replace(PLAN, rate=rate)) for rate in (0.4, 1.0)]
     alike = []
     for round in (1, 2, 3):
@@ -859,7 +859,7 @@ def test_turns_go_on_from_their_own_last_round(
 
 
 def test_clipped_rows_get_the_noise_of_all_of_them(settings: NodeSettings) -> None:
-    """Of std 2Cσ on each coordinate, where σ is published and σ/√n the plan's."""
+    """Noise of std 2Cσ on each coordinate, where σ is published and σ/√n the plan's."""
     clip = RowClip(0.5, ROWS)
     plan = replace(PLAN, clip=clip, noise_multiplier=40.0 / math.sqrt(ROWS))
     assert plan.noise_std == pytest.approx(2 * 0.5 * 40.0)

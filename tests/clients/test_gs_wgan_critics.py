@@ -1,4 +1,4 @@
-"""Critics at a client: what one part of the records can move, and what it cannot."""
+"""Critics at a client: effects that one part of the records may have, and may not."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_record_belongs_to_the_critic_of_its_slot():
 
 
 def test_without_names_a_records_slot_is_its_line():
-    """And not its place among records of some order, which others would move."""
+    """The slot is not a place among ordered records, which other records would move."""
     records, labels, lines = shard(12)
     unnamed, numbered = (
         Parts.deal([(records, labels.flip(0), slots)], CRITICS, CLASSES) for slots in (None, lines)
@@ -271,7 +271,7 @@ def test_with_clipped_rows_no_part_and_state_exceed_the_sensitivity_of_all_of_th
 @pytest.mark.parametrize("critic", [CRITIC, PICTURES], ids=["perceptron", "convolution"])
 @pytest.mark.parametrize("change", ["absent", "replaced", "relabelled", "not finite", "added"])
 def test_no_record_moves_another_critic(change, critic, training):
-    """Bit by bit, over several rounds: not the states, and so not what is added up."""
+    """Equal bit by bit, over several rounds: the states, and so the sum."""
     records, labels, slots = shard()
     place = 8
     if change == "absent":

@@ -95,7 +95,7 @@ def test_a_policy_cannot_name_what_is_not_installed(tmp_path: Path) -> None:
 def test_no_package_can_take_a_name_that_a_policy_uses_for_something_else(
     install_package: Install, tmp_path: Path
 ) -> None:
-    """An owner who allows the central mode's Gaussian allows nothing else by that."""
+    """An owner who allows the central mode's Gaussian thereby allows no other mechanism."""
     point = POINT.replace("rounded =", "clipped-gaussian =")
     install_package({"plugin.py": PLUGIN.replace('"rounded"', '"clipped-gaussian"')}, point)
     with pytest.raises(ConfigError, match="mechanism is called 'clipped-gaussian', which a policy"):

@@ -667,7 +667,7 @@ def test_a_view_of_other_records_is_refused_before_it_is_built(
     name: str,
     shape: object,
 ) -> None:
-    """To build one takes time and memory in proportion to its shape."""
+    """Building a view takes time and memory in proportion to its shape."""
 
     def build(view: object) -> None:
         raise AssertionError("a view was built")

@@ -105,7 +105,7 @@ def test_the_noise_is_that_of_the_loop_to_the_bit(
 
 
 def test_the_records_matter(many: NodeSettings, make_request: Make) -> None:
-    """Or the comparisons above would compare noise with noise."""
+    """Otherwise the comparisons above would compare noise with noise."""
     seldom, always = (make_request(clip="record", rate=rate, bound=3.0) for rate in (1e-12, 1.0))
     difference = [
         (together(many, [r], range(13))[0][0], r.plan.noise_std) for r in (seldom, always)
@@ -126,7 +126,7 @@ def test_a_client_does_not_depend_on_who_else_is_in_its_batch(
 def test_blocks_of_clients_do_not_depend_on_the_others(
     many: NodeSettings, make_request: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sinkhorn in single precision couples what is solved together, in the last bits."""
+    """Sinkhorn in single precision couples problems solved together, in the last bits."""
     request = make_request(clip="batch", bound=30.0)
     whole, _ = together(many, [request], range(13))
     first, second = (together(many, [request], part)[0] for part in (range(8), range(8, 13)))

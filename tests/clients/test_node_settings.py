@@ -32,7 +32,7 @@ def test_neither_seed_nor_key_is_refused(settings: NodeSettings) -> None:
 
 
 def test_a_secret_key_without_a_ledger_is_refused(secret: NodeSettings) -> None:
-    """Pitfall 9: nothing would remember what was answered."""
+    """Pitfall 9: without a ledger the node would forget its answers."""
     with pytest.raises(PrivacyError, match="needs a ledger"):
         replace(secret, ledger=None).key()
 

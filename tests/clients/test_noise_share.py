@@ -112,7 +112,7 @@ def test_many_clients_at_once_add_the_same_shares(
 def test_noise_cannot_be_spread_over_more_clients_than_answer(
     many: NodeSettings, make_request: Make
 ) -> None:
-    """Else a server would divide it away: the node counts its cohort by its owner's settings."""
+    """A server would divide the noise away: the owner's settings give the size of the cohort."""
     for schedule, label, cohort in (("joint", None, 12), ("class", 1, 4)):
         request = make_request(schedule=schedule, label=label)
         node = Node(many, 0)

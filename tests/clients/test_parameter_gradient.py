@@ -248,7 +248,7 @@ def test_with_a_capacity_the_operations_do_not_depend_on_the_sample(
     shard = shard_of(40)
 
     def traces(request: ParameterRequest) -> list[list[tuple[Any, ...]]]:
-        total(request, shard)  # what is computed once for all requests
+        total(request, shard)  # computed once for all requests
         keys = [b"%d" % number for number in range(3)]
         return [
             operations(lambda k=k: parameter_total(request, shard, Stream(k, "sample")))

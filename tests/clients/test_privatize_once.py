@@ -116,7 +116,7 @@ def test_image_and_label_of_a_record_travel_together() -> None:
 
 
 def test_hostile_records_are_released_as_finite_values() -> None:
-    """Pitfall 4: what is not finite becomes zero before the noise."""
+    """Pitfall 4: values that are not finite become zero before the noise."""
     images = torch.tensor([[float("nan"), 1.0], [float("inf"), 0.0], [3e38, -3e38]])
     values, _ = privatize(Shard(images, torch.zeros(3).long()), plan_of(), keyed(b"k"))
     assert bool(values.isfinite().all())

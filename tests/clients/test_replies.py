@@ -39,7 +39,7 @@ def test_what_was_never_stored_is_not_there(folder: Path) -> None:
 
 
 def test_of_two_replies_to_one_request_the_first_is_kept(folder: Path) -> None:
-    """Two processes with entropy noise: what left first is what both answer."""
+    """Two processes with entropy noise: both answer with the reply that left first."""
     store = ReplyStore(folder)
     store.put(KEY, REPLY)
     again = store.put(KEY, {"1": REPLY["1"] + 1})

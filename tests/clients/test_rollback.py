@@ -1,4 +1,4 @@
-"""A ledger that was put back is refused once a server shows what the node gave it."""
+"""A ledger that was put back is refused once a server shows a receipt of the node."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_ledger_without_the_fact_of_a_receipt_is_refused_until_it_is_restored(
 def test_what_is_no_receipt_of_this_node_changes_nothing(
     state: Path, ledger: Ledger, tmp_path: Path
 ) -> None:
-    """Else any server could lock a node for ever."""
+    """Otherwise any server could lock a node for ever."""
     receipts = Receipts(state, "ward")
     ledger.bind("ward", b"a" * 32)
     given = receipts.give(ledger)
@@ -160,7 +160,7 @@ def test_a_key_that_others_can_read_is_refused(state: Path) -> None:
 def test_a_node_gives_receipts_and_refuses_everything_when_it_was_put_back(
     policy_file: Callable[..., Path], make_request: Make, tmp_path: Path
 ) -> None:
-    """The whole folder, its replies and its key with it: what no look at the folder can tell."""
+    """The whole folder with replies and key is put back: no look at the folder can tell."""
     path = policy_file()
     state = path.parent / "state"
     answer(node_of(path), replace(make_request(), run="one"))

@@ -106,7 +106,7 @@ def test_the_operations_do_not_depend_on_the_sample(
 def test_without_a_capacity_they_do(
     ask: Make, operations: Operations, clip: str, schedule: str, solver: str
 ) -> None:
-    """So the test above can fail."""
+    """Shows that the test above can fail."""
     empty, one, typical = traces(ask(clip, schedule, solver, capacity=None), operations, [0, 1, 6])
     assert empty != one != typical != empty
 

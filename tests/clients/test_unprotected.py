@@ -1,4 +1,4 @@
-"""Plans without clip and noise: who answers them, and with what."""
+"""Plans without clip and noise: the nodes that answer them, and the answers."""
 
 from __future__ import annotations
 

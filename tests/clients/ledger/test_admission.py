@@ -94,7 +94,7 @@ def test_a_price_that_was_changed_is_computed_again(
 def test_no_more_than_some_thousand_prices_are_kept(
     ledger: Ledger, path: Path, make_charge: Make
 ) -> None:
-    """Else a server would fill the disk with plans it makes up."""
+    """Otherwise a server would fill the disk with invented plans."""
     with ledger._database.transaction() as connection:
         connection.executemany(
             "INSERT INTO prices (plan, epsilon, seal) VALUES (?, 1.0, x'')",

@@ -78,7 +78,7 @@ def spent(path: Path) -> tuple[float | None, float | None]:
 
 @pytest.mark.parametrize("round", [1, 12, 13, 24, 37, 48, 49, 50])
 def test_the_ends_of_a_run_share_delta(ledger: Ledger, path: Path, round: int) -> None:
-    """Σ over all ends of the δ at which ε is charged there is what is charged for δ."""
+    """δ of all ends, each at the ε charged there, adds up to the δ charged."""
     held = ask(ledger, round)
     reached = min(50, -(-round // 12) * 12)
     assert (held.rounds, held.uses) == (reached, reached)
@@ -144,7 +144,7 @@ def test_both_deltas_must_fit(ledger: Ledger) -> None:
 
 
 def test_instalments_stay_as_the_run_began(ledger: Ledger, path: Path) -> None:
-    """Else the ends would be others than those that share δ."""
+    """Otherwise the ends would differ from those that share δ."""
     ask(ledger, 1)
     for other in (replace(BUDGET, rounds_per_reservation=5), Budget(20.0, 1e-5)):
         held = ask(ledger, 13, budget=other)
@@ -283,7 +283,7 @@ def test_an_adversary_notices_a_charge_that_is_too_small(plan: PrivacyPlan, step
 
 
 def test_an_end_that_costs_the_whole_plan_may_need_all_of_its_delta() -> None:
-    """So the proof counts all such ends once: each by itself has more than δ/(K − 1)."""
+    """The proof therefore counts all such ends once: each by itself has more than δ/(K − 1)."""
     plan, step = plan_of(1.0, 4.0, 12, 1e-3), 2
     charged = charged_at_ends(plan, step)
     assert charged[-2] == charged[-1] == plan.epsilon()

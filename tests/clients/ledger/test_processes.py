@@ -85,7 +85,7 @@ def _reserve(barrier: Any, path: Path, run: str, charge: Charge) -> None:
 def test_two_processes_at_once_cannot_overspend(
     path: Path, make_charge: Make, in_processes: Together
 ) -> None:
-    """Eight want 3 of 10, in a file that none has opened before: three get it."""
+    """Eight want 3 of 10, in a file that no process has opened before: three get it."""
     wanted = [(path, f"r{n}", make_charge(3.0)) for n in range(8)]
     codes = in_processes(_reserve, wanted)
     assert sorted(map(str, codes)) == ["0"] * 3 + ["3"] * 5
