@@ -58,6 +58,6 @@ def configured(composed: Compose, tmp_path: Path) -> Configure:
 
 @pytest.fixture(autouse=True)
 def _fresh_nodes() -> Iterator[None]:
-    """Virtual clients live in this process: none survives its test."""
+    """Ends virtual clients, which live in this process, with their test."""
     yield
     close_nodes()

@@ -15,7 +15,7 @@ from fedsink.transport import backends
 from ..support.compiler import needs_compiler
 from .conftest import Compose
 
-# Without noise, so that what a library computes is all there is, and with steps in proportion to
+# Without noise, so that only the library's result remains, and with steps in proportion to
 # the gradient: Adam's first ones are as long for a gradient of rounding errors.
 SMALL = (
     "generator.hidden=[16]", "seed=0", "rounds=4", "strategy.optimizer.name=sgd",

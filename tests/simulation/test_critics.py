@@ -99,7 +99,7 @@ def test_a_run_whose_critics_are_lost_does_not_go_on_in_silence(
 def test_every_engine_ends_with_the_generator_of_the_local_one(
     composed: Compose, tmp_path: Path, engine: str, overrides: tuple[str, ...]
 ) -> None:
-    """Up to what rounding makes of it in three rounds."""
+    """Equal up to the rounding of three rounds."""
     few = ("seed=3", *SMALL, "rounds=3", *overrides)
     local = start(composed(*few), tmp_path / "local")
     other = start(composed(*few, f"engine={engine}", small=False), tmp_path / engine)

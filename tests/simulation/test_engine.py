@@ -1,4 +1,4 @@
-"""`engine=auto`: which engine is taken, what is said of it, and what a run folder has of it."""
+"""`engine=auto`: the chosen engine, its message, and its entries in a run folder."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_cores_of_this_process_are_counted(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_last_block_of_clients_is_work_as_well() -> None:
-    """Of two whole blocks and a client, one process has both and the other the client."""
+    """With two whole blocks and a client, one process has both blocks, the other the client."""
     clients, exchanges = 2 * BLOCK + 1, 30
     saved = [
         seconds_saved(

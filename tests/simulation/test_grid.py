@@ -27,7 +27,7 @@ def _who(message: Message, context: Context) -> Message:
 
 @app.train()
 def _train(message: Message, context: Context) -> Message:
-    """Add the client's number to the model; the more records, the larger the number."""
+    """Adds the client's number to the model; the more records, the larger the number."""
     client = int(context.node_config["partition-id"])
     model = message.content["arrays"]["x"].numpy()
     content = RecordDict(

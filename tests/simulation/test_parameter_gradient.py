@@ -20,7 +20,7 @@ SMALL = ("strategy=parameter_gradient", "generator.hidden=[8]", "seed=0", "round
 
 
 def test_it_is_dp_sinkhorn_with_another_bound(configured: Configure) -> None:
-    """Of the same plan: ε counts uses, and not what is used."""
+    """Both share the plan: ε counts uses, whatever they release."""
     ours = configured(*SMALL, "clip=batch").server.strategy
     theirs = configured(*SMALL[1:], "clip=batch").server.strategy
     assert isinstance(ours, ParameterGradientSettings)

@@ -84,7 +84,7 @@ def test_failures_of_all_cohorts_are_reported_and_missing_sums_are_none() -> Non
 
 
 def test_few_sums_come_of_many_clients() -> None:
-    """Else more would travel than the replies that were added."""
+    """Otherwise the sums would travel more than the replies."""
     for cohorts in (2, 3, 4):
         total = [TreeSum(p.lo, p.hi) for (p,) in divide(_exchange(10_000, 1), cohorts)]
         for share, one in zip(divide(_exchange(10_000, 1), cohorts), total, strict=True):

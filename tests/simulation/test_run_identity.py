@@ -1,4 +1,4 @@
-"""A run's secret key: where it lies, who may read it, when it goes."""
+"""A run's secret key: its place, its readers, its end."""
 
 from __future__ import annotations
 

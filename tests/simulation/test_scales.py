@@ -1,4 +1,4 @@
-"""`scale=` chooses among what an experiment's file lists."""
+"""`scale=` chooses among the scales of an experiment's file."""
 
 from __future__ import annotations
 

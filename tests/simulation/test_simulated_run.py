@@ -1,4 +1,4 @@
-"""Whole runs in process: what they leave, what they state, and that they can be stopped."""
+"""Whole runs in process: their files, their statements, and stops."""
 
 from __future__ import annotations
 
@@ -416,7 +416,7 @@ def test_nothing_of_a_run_stays_in_memory_for_the_next_one(
     composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     """A sweep's runs follow one another in one process, and on one GPU."""
-    # pytest keeps what is logged, with all frames.
+    # pytest keeps log records, with all frames.
     monkeypatch.setattr(logging.getLogger("fedsink.clients"), "disabled", True)
     kept = []
     if fails:

@@ -56,7 +56,7 @@ def run(settings: Any, grid: SimulationGrid) -> None:
 
 
 def besiege(nodes: Nodes, grid: RayGrid) -> None:
-    """Kill an actor or a node a moment after each of some rounds has ended."""
+    """Kills an actor or a node a moment after each of some rounds has ended."""
     chance = random.Random(3)
     when = set(chance.sample(range(1, ROUNDS - 1), KILLS))
     log = RunFolder.log

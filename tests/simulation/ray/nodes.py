@@ -27,7 +27,7 @@ _START = 60.0
 
 
 class Nodes:
-    """A head without room for any cohort, and nodes that come and go: what `ray start` starts.
+    """A head without room for any cohort, and nodes as `ray start` starts them.
 
     Args:
         folder: of the head's log and of the nodes'.
@@ -61,17 +61,17 @@ class Nodes:
         return self._started[1:]
 
     def add(self, cpus: int = 2, **environment: str) -> subprocess.Popen[bytes]:
-        """Start one more node, with an environment that differs from the others'."""
+        """Starts one more node, with an environment that differs from the others'."""
         return self._start(f"--address={self.address}", f"--num-cpus={cpus}", **environment)
 
     def kill(self, node: subprocess.Popen[bytes]) -> None:
-        """End all processes of a node at once, as a power cut does."""
+        """Ends all processes of a node at once, as a power cut does."""
         self._started.remove(node)
         os.killpg(node.pid, signal.SIGKILL)
         node.wait()
 
     def close(self) -> None:
-        """End all processes."""
+        """Ends all processes."""
         for node in reversed(self._started):
             node.terminate()
         for node in self._started:

@@ -112,7 +112,7 @@ def test_what_clients_remember_stays_on_this_machine(configured: Configure) -> N
 def test_an_instance_of_its_own_is_what_no_address_means(
     deaf: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever RAY_ADDRESS names, and whatever a dead Ray left behind on the machine."""
+    """Holds whatever RAY_ADDRESS names, and whatever a dead Ray left on the machine."""
     monkeypatch.setenv("RAY_ADDRESS", deaf)
     start(None, 1, False)
     try:

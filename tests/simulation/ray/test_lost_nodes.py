@@ -54,7 +54,7 @@ def cluster_run(composed: Compose, nodes: Nodes, *more: str) -> dict[str, Any]:
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, acts: dict[int, Callable[[], object]]) -> None:
-    """Act when a round has been logged."""
+    """Acts when a round has been logged."""
     log = RunFolder.log
 
     def logged(folder: RunFolder, record: dict[str, Any]) -> None:

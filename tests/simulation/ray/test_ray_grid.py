@@ -218,7 +218,7 @@ def test_records_in_rays_memory_are_read_by_nobody_else(
         from fedsink.data.sources import SOURCES
 
         if os.getpid() != driver:
-            SOURCES["digits"] = None  # here nobody can read the keys
+            SOURCES["digits"] = None  # no cohort can read this source
         return fedsink_apps(settings)
 
     settings = configured("seed=5", f"clients={_CLIENTS}", "rounds=2")

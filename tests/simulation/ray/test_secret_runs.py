@@ -1,4 +1,4 @@
-"""Runs without a seed on a cluster: where the key goes, and what is charged."""
+"""Runs without a seed on a cluster: the way of the key, and the charges."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class _Cohort:
 def test_every_charge_is_committed_before_a_cohort_is_asked(
     configured: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """Of a round that is asked as a whole, and of messages one by one."""
+    """Holds for a round that is asked as a whole, and for messages one by one."""
     clients, rounds = 3, 2
     settings = configured(f"clients={clients}", f"rounds={rounds}", "strategy.schedule=joint")
     SecretKey.create(tmp_path / "key", "run")

@@ -1,4 +1,4 @@
-"""The debugging task: who is selected, what the report says, and whether the defect shows."""
+"""The debugging task: selected clients, the report, and visibility of the defect."""
 
 from __future__ import annotations
 

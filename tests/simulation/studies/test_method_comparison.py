@@ -1,4 +1,4 @@
-"""Several methods on the same clients: what is run, what is refused, and what is left."""
+"""Several methods on the same clients: runs, refusals and results."""
 
 from __future__ import annotations
 
