@@ -1,4 +1,4 @@
-"""The public numeric domain: its ends are inside, and what lies beyond is refused in a sentence."""
+"""The public numeric domain: its ends are inside, and any value beyond is refused."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_float32_entries_are_compared_as_they_are() -> None:
 
 
 def test_squares_and_sums_inside_the_domain_stay_far_from_the_edges_of_float64() -> None:
-    """Costs, their multiples and what noise is drawn at: normal numbers with room."""
+    """Costs, their multiples and scales of noise: normal numbers with room."""
     cost = 4 * domain.ROWS.high**2 * 1e9 + domain.COST_WEIGHT.high * domain.ROWS.high * 1e9
     assert cost / domain.REGULARISATION.low < 1e60
     smallest = domain.CLIP_BOUND.low * domain.NOISE_MULTIPLIER.low

@@ -30,7 +30,7 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
 def test_what_cannot_be_written_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
-    """Also where the system knows no files without a name."""
+    """Holds also where the system knows no files without a name."""
 
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")

@@ -38,7 +38,7 @@ def test_the_variances_of_n_shares_add_up_to_the_plans(clip, schedule, clients, 
         own = plan.with_noise(1 / n)
         assert n * own.noise_std**2 == pytest.approx(plan.noise_std**2, rel=1e-12)
         assert cohort * own.noise_std**2 >= plan.noise_std**2 * (1 - 1e-12)
-        # What the noise hides is what it was: clip, sampling and schedule are those of the plan.
+        # The noise hides the same sum: clip, sampling and schedule are those of the plan.
         assert replace(own, noise_multiplier=plan.noise_multiplier) == plan
 
 
@@ -94,8 +94,8 @@ def test_missing_shares_leave_less_noise_and_all_others_but_one_leave_ones_own()
 
 
 def test_of_cohorts_of_two_sizes_the_worse_one_is_told():
-    # Cohorts of 2 and 3: a missing share is half of the small one's noise, and a reply alone
-    # has a third of the large one's.
+    # Cohorts of 2 and 3: a missing share is half of the small one's noise, and a single
+    # reply has a third of the large one's.
     schedule, clients = ClassSchedule(10), 25
     plan = replace(PLAN, schedule=schedule)
     assert SHARED.cohorts(schedule, clients) == [2, 3]

@@ -188,7 +188,7 @@ def test_a_request_without_an_array_is_malformed(name: str) -> None:
     st.sampled_from(["critics", "batch", "steps", "warm", "warm_generator"]), st.integers(0, 2**14)
 ))  # fmt: skip
 def test_no_message_asks_for_more_work_than_is_allowed(counts: dict[str, int]) -> None:
-    """Whatever is accepted stays below the limits, and whatever stays below them is accepted."""
+    """The limits separate accepted from refused messages exactly."""
     training = {"critics": 1, "batch": 1, "steps": 1, "warm": 0, "warm_generator": 0} | counts
     steps, local = training["steps"], training["warm_generator"]
     each = steps + training["warm"] + local * (steps + 1)
@@ -209,7 +209,7 @@ def test_no_message_asks_for_more_work_than_is_allowed(counts: dict[str, int]) -
 def test_weights_are_counted_before_anything_is_built(
     kind: str, critics: int, hidden: int, classes: int, warmed: bool
 ) -> None:
-    """Else a message of some kilobytes would ask for gigabytes."""
+    """Otherwise a message of some kilobytes would ask for gigabytes."""
     view = DctView((1, 8, 8), 3)
     critics_of = {"perceptron": PerceptronCritic(view.dimension, classes, hidden),
                   "convolution": ConvolutionCritic(view, classes, hidden)}  # fmt: skip

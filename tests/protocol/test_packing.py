@@ -201,7 +201,7 @@ def test_a_fields_digest_is_the_same_on_both_sides_of_the_wire(
 def test_what_is_packed_has_the_digest_of_its_record(
     shapes: list[list[int]], dtype: torch.dtype
 ) -> None:
-    """So the noise of a client is the same whether or not its request has travelled."""
+    """A client's noise is therefore the same whether or not its request has travelled."""
     arrays = {f"x{n}": torch.arange(81)[:size].to(dtype) for n, size in enumerate(map(sum, shapes))}
     arrays |= {f"y{n}": torch.ones(shape).to(dtype) for n, shape in enumerate(shapes)}
     asked = packed({"run": "ü", "rounds": [3]}, arrays)

@@ -127,7 +127,7 @@ def test_parts_that_do_not_fit_are_refused(
 def test_nothing_is_built_before_its_weights_are_counted(
     request_: ParameterRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a message of some kilobytes would ask for gigabytes."""
+    """Otherwise a message of some kilobytes would ask for gigabytes."""
 
     def build(*arguments: object, **options: object) -> None:
         raise AssertionError("a generator was built")

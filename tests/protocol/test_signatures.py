@@ -37,7 +37,7 @@ def test_a_signed_request_names_its_operator_and_is_the_same_request() -> None:
     record = signed()
     assert signer(record, KIND, NODE, PUBLIC) == "lab"
     assert digest(KIND, record) == digest(KIND, request())
-    sign(record, KIND, "b2", KEY)  # replaces the first key
+    sign(record, KIND, "b2", KEY)  # replaces the first signature
     assert signer(record, KIND, "b2", PUBLIC) == "lab"
 
 

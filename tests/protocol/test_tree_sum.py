@@ -47,7 +47,7 @@ def test_parts_of_any_ranges_make_the_same_bits(blocks: list[int], cuts: list[in
 
 
 def test_the_order_of_additions_would_show() -> None:
-    """Or the test above could not fail."""
+    """Shows that the test above can fail."""
     values = _values(list(range(60)))
     sequential = torch.zeros(4, dtype=torch.float64)
     for value in values.values():

@@ -46,7 +46,7 @@ def make_generator() -> Callable[[], Generator]:
 
 
 class Wrapped(LocalGrid):
-    """A local grid that remembers what was asked and may change the replies."""
+    """A local grid that remembers its messages and may change the replies."""
 
     def __init__(self, node: NodeSettings) -> None:
         super().__init__(client_app(node), node.clients)

@@ -1,4 +1,4 @@
-"""Rounds that some clients miss: division by who answered, and nothing of who did not."""
+"""Rounds that some clients miss: division by the answers, and no trace of the others."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def term_of(
     mixed: bool = False,
     n: int = 12,
 ) -> SelfTerm:
-    """Of groups of n rows that clients see, each of one class or, mixed, of all of them."""
+    """Self term of groups of n rows that clients see, each of one class or, mixed, of all."""
     schedule = JointSchedule() if mixed else ClassSchedule(3)
     classes = objective.classes if mixed else 3
     rows = n // classes if mixed else n
@@ -69,7 +69,7 @@ def alone(term: SelfTerm, rows: Tensor, kind: int, labels: Tensor) -> SelfParts:
 def test_the_history_field_cancels_the_clients_where_the_records_are_the_history(
     bound: float,
 ) -> None:
-    """And only there: a shifted shard leaves the shift."""
+    """The field cancels only there: a shifted shard leaves the shift."""
     term = history("record", bound=bound)
     remember(term, points(1), 0)
     remember(term, points(2), 0)
@@ -147,7 +147,7 @@ def test_a_tether_draws_strays_straight_to_the_median_and_leaves_every_other_row
     torch.testing.assert_close(held.outside[strays], (rows[strays] - centre) / 12)
     others = torch.ones(12, dtype=torch.bool).index_fill(0, strays, False)
     assert torch.equal(held.outside[others], free.outside[others])
-    assert torch.equal(held.potentials, free.potentials)  # what clients are asked stays the same
+    assert torch.equal(held.potentials, free.potentials)  # the questions to clients stay the same
     # By themselves these rows are pushed away from the past, if by anything.
     towards = (free.outside[strays] * (rows[strays] - centre)).sum(1)
     assert bool((towards <= 0.0).all())

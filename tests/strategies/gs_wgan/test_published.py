@@ -1,4 +1,4 @@
-"""The figures of GS-WGAN's accounting, and what can be proved of the same run."""
+"""The figures of GS-WGAN's accounting, and the provable ones of the same run."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_every_dataset_has_a_recipe(data: str) -> None:
 
 
 def test_a_method_has_values_of_its_own_for_a_dataset() -> None:
-    """Whatever the recipe of the dataset says for other methods."""
+    """Holds whatever the recipe of the dataset says for other methods."""
     assert config("strategy=gs_wgan", "data=mnist").recipe["view"]["radius"] == 10
     assert config("data=mnist").recipe["view"]["radius"] == 14
 
@@ -100,7 +100,7 @@ def test_critics_may_be_asked_in_secret_and_privacy_json_says_what_that_assumes(
 
 
 def test_clients_as_units_are_asked_in_secret_for_nothing() -> None:
-    """No amplification is claimed, so that none is assumed either."""
+    """No amplification is claimed, so the plan assumes none either."""
     chosen = settings("rate=0.2", "rounds=20", "eps=10", "adjacency=client", "strategy.critics=1")
     stated = chosen.statement("reproducible")
     assert stated["epsilon_unamplified"] == stated["epsilon"]

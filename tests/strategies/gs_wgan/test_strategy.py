@@ -162,7 +162,7 @@ def test_training_moves_the_generator_to_the_data(make_gs_wgan: Make, make_grid:
 def test_labels_are_public_and_balanced_over_the_rounds(
     make_gs_wgan: Make, make_grid: Grids
 ) -> None:
-    """Whatever n is: the classes take turns where they do not divide it."""
+    """Holds for every n: the classes take turns where n is no multiple of their number."""
     grid, strategy = make_grid(1), make_gs_wgan(clients=1, rounds=6)
     play(strategy, grid)
     requests = [round[0] for round in requests_of(grid)]
@@ -282,7 +282,7 @@ def test_sums_made_by_the_grid_train_the_same_generator(
 
 
 def test_a_resumed_run_is_the_same_run(make_gs_wgan: Make, make_grid: Grids) -> None:
-    """The server's half: what critics have learned stays with the clients."""
+    """The server's half: the states of critics stay with the clients."""
     whole, half, resumed = make_gs_wgan(), make_gs_wgan(), make_gs_wgan()
     expected = play(whole, make_grid())[3:]
     grid = make_grid()

@@ -132,7 +132,7 @@ def test_a_map_that_is_not_the_recipes_keeps_its_own_resolution() -> None:
 def test_sigma_and_eps_may_agree_but_not_contradict() -> None:
     plan, _ = _plan(sigma=0.1, eps=24.3)
     assert plan.total_epsilon == pytest.approx(24.3, rel=0.01)
-    for stated in (21, 40):  # too small, and not what the two cost
+    for stated in (21, 40):  # too small, and not the price of the two
         with pytest.raises(
             ConfigError, match=rf"sigma=0\.1 costs ε = 20 .* not eps={stated} in all"
         ):

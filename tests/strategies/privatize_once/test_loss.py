@@ -1,4 +1,4 @@
-"""Each loss is what its row of the table says, and strata hold records of one answer."""
+"""Each loss equals its row of the table, and strata hold records of one answer."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_exact_losses_are_the_mean_of_the_strata_without_regularisation(
 
 
 def test_the_matched_loss_is_the_mean_of_the_strata(make_local: Local) -> None:
-    """Each with the cost and λ of Theorem 1, none with the other's records."""
+    """Each stratum has the cost and λ of Theorem 1, and only its own records."""
     plan = replace(GAUSSIAN, epsilon=5.0)
     points, targets = batch()
     found = loss(make_local, plan, "matched", finite_batch_factor=0.8)(points, targets, STREAM)
@@ -90,7 +90,7 @@ def test_the_matched_loss_is_the_mean_of_the_strata(make_local: Local) -> None:
 
 
 def test_the_debiased_gradient_is_the_sinkhorn_divergences(make_local: Local) -> None:
-    """By finite differences of W(X, Y) − ½W(X, X), in which X moves on both sides."""
+    """Checks finite differences of W(X, Y) − ½W(X, X), in which X moves on both sides."""
     points, targets = batch()
     step = torch.randn(points.shape, generator=torch.Generator().manual_seed(3)) * 1e-2
     of = loss(make_local, replace(GAUSSIAN, epsilon=5.0), "debiased")
@@ -151,7 +151,7 @@ def test_noisy_w1_is_the_distance_of_two_noisy_gaussians(make_local: Local) -> N
 def test_the_gradient_of_a_noisy_loss_is_the_one_at_the_points(
     make_local: Local, name: str
 ) -> None:
-    """By finite differences at the same noise: what is added moves with nothing."""
+    """Checks finite differences at the same noise, which moves with nothing."""
     of = loss(make_local, LAPLACE, name)
     points, targets = (values[:1] for values in batch())
     of.begin(targets.flatten(0, 1), STREAM.child("critic"))
