@@ -88,7 +88,7 @@ def compared(repeats: int) -> None:
 
 
 def potentials(repeats: int) -> None:
-    """10 rows against 30 of the rounds before, λ = 5: what `clip=record` asks of the server."""
+    """10 rows against 30 of the rounds before, λ = 5: the server's problem under `clip=record`."""
     generator, cost = torch.Generator().manual_seed(1), SquaredEuclidean()
     x, past = (2.0 * torch.rand(n, 50, generator=generator) - 1.0 for n in (10, 30))
     exact = potential((cost, EXACT), x.double(), past.double(), 5.0)

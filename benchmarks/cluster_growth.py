@@ -38,7 +38,7 @@ ROUNDS = 40
 
 
 class Traffic:
-    """Counts the pickled bytes of what cohorts are asked and answer."""
+    """Counts the pickled bytes of questions to cohorts and of their answers."""
 
     def __init__(self, grid: RayGrid) -> None:
         self._ask, self._cohorts = grid.cohorts.ask, len(grid.cohorts)

@@ -37,7 +37,7 @@ RECIPES = [(10.0, 0.2), (3.0, 0.5), (1.0, 0.5)]  # ε, q
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what is free, if there is a run, and what is bought."""
+    """Prints the free gain, if there is a run, and the bought gain."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", help="a finished run of mode=central, for f")
     options = parser.parse_args(arguments)

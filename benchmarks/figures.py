@@ -33,7 +33,7 @@ from fedsink.reporting.output_files import append_jsonl, write_atomic
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and draw one figure; 1 where a run failed, 2 where the request was wrong."""
+    """Measures and draws one figure. Returns 1 if a run failed, 2 if the request was wrong."""
     options = _parser().parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -170,7 +170,7 @@ def _mean(records: Sequence[Any], key: str) -> float:
 
 
 def _save(figure: Any, path: Path, axes: Any = None) -> None:
-    """Write the picture; `axes` of lines get a grid and a legend."""
+    """Writes the picture; `axes` of lines get a grid and a legend."""
     if axes is not None:
         axes.grid(alpha=0.3)
         axes.legend()

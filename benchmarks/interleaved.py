@@ -13,7 +13,7 @@ P = ParamSpec("P")
 
 
 def arguments(description: str | None, repeats: int) -> argparse.Namespace:
-    """Parse the options that every benchmark has."""
+    """Parses the options that every benchmark has."""
     import torch
 
     parser = argparse.ArgumentParser(description=description)
@@ -24,7 +24,7 @@ def arguments(description: str | None, repeats: int) -> argparse.Namespace:
 
 
 def milliseconds(run: Callable[[], object]) -> float:
-    """Processor time of one call in this process: what other processes take is not counted."""
+    """Processor time of one call in this process, without that of other processes."""
     start = time.process_time()
     run()
     return 1e3 * (time.process_time() - start)
@@ -40,8 +40,8 @@ def medians(
 ) -> dict[str, float]:
     """Median time of one call of each run.
 
-    The runs take turns by blocks of so many calls: in longer blocks each run finds its own data
-    in the caches, in blocks of one it finds what the others have left.
+    The runs take turns by blocks of calls: in longer blocks each run finds its own data in the
+    caches, in blocks of one call the data of the others.
     """
     for run in runs.values():
         run(0)  # compiles, and fills caches
@@ -54,7 +54,7 @@ def medians(
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a Markdown table."""
+    """Prints a Markdown table."""
     print(f"| {' | '.join(header)} |")
     print("|" + "---|" * len(header))
     for row in rows:

@@ -38,7 +38,7 @@ def frozen_commit(root: Path) -> str:
     """The commit of a checkout; "-dirty" behind it where other files differ from it.
 
     Raises:
-        ConfigError: recipes or rows differ from the commit, or there is none.
+        ConfigError: recipes or rows differ from the commit, or there is no commit.
     """
     if changed := _git(root, "status", "--porcelain", "--", *FROZEN).splitlines():
         raise ConfigError(
@@ -103,7 +103,7 @@ def _idle_in_strategy(config: Mapping[str, Any]) -> list[str]:
 
 @cache
 def configuration_of(arguments: tuple[str, ...]) -> str:
-    """`configuration_hash` of what `fedsink simulate ARGUMENTS` would run now.
+    """`configuration_hash` of the configuration that `fedsink simulate ARGUMENTS` would run.
 
     Raises:
         ConfigError: it would refuse to start.

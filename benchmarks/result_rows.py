@@ -1,4 +1,4 @@
-"""The declared rows, what has been measured of them, and their Markdown tables."""
+"""The declared rows, their measurements, and their Markdown tables."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that stand together, a remark on their published figures, and what is shown."""
+    """Rows that stand together, a remark on their published figures, and the shown figures."""
 
     name: str
     source: str

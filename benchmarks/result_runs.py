@@ -1,4 +1,4 @@
-"""Runs of the installed command, each recorded once: what is finished is not repeated."""
+"""Runs of the installed command, each recorded once: finished runs are not repeated."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Runs:
 
     Args:
         folder: holds results.jsonl and a run folder each.
-        data_root: where MNIST and its like lie; None: data.root is not given.
+        data_root: folder of MNIST and similar data; None: data.root is not given.
         n: images that the classifiers are trained on.
-        commit: of the recipes, which each record names; None: none names one.
+        commit: of the recipes, named by each record; None: records name no commit.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Runs:
     def record(
         self, arguments: Sequence[str], evaluate: Sequence[str] = (), *, seed: int, **labels: Any
     ) -> Record:
-        """The record of `fedsink simulate ARGUMENTS`, which is run unless it is known.
+        """Returns the record of `fedsink simulate ARGUMENTS`; runs it unless it is known.
 
         Args:
             arguments: without data.root and the folder.
             evaluate: further keys of `fedsink evaluate`; the run itself is shared.
-            seed: of the classifiers, and what the record names.
+            seed: of the classifiers; the record names it.
             labels: further entries of the record.
 
         Raises:
@@ -144,7 +144,7 @@ class Runs:
 
 
 def _call(*arguments: str) -> tuple[float, str]:
-    """Run the installed command; its CPU seconds, and the path that it prints last."""
+    """Runs the installed command. Returns its CPU seconds and the path that it prints last."""
     before, started = _children(), time.monotonic()
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     done = subprocess.run(

@@ -1,8 +1,8 @@
 """Runs the rows of docs/results.md and writes their tables: `python benchmarks/results.py run`.
 
-Without an argument it lists the rows and what is measured of them. `run` runs experiments × seeds
+Without an argument it lists the rows and their measurements. `run` runs experiments × seeds
 (`fedsink simulate`, then `fedsink evaluate`), one after the other, and adds a JSON line for each to
-FOLDER/results.jsonl; what is there is not run again unless its recipe has changed, and a run that
+FOLDER/results.jsonl. A recorded run is repeated only if its recipe has changed, and a run that
 was cut short continues. Recipes and rows have to be committed: a record names the commit.
 `render` writes Markdown tables between the markers of a document, of all tables that have a place
 there unless --only names some. Seconds are the CPU's.

@@ -68,13 +68,13 @@ class Clock:
         self._since = time.process_time()
 
     def switch(self) -> None:
-        """Book the time since the last switch on the phase that ends or is interrupted."""
+        """Books the time since the last switch on the phase that ends or is interrupted."""
         now = time.process_time()
         self.seconds[self._now[-1]] += now - self._since
         self._since = now
 
     def within(self, phase: str, call: Callable[[], Any]) -> Any:
-        """Run something as a phase."""
+        """Runs something as a phase."""
         self.switch()
         self._now.append(phase)
         try:
@@ -84,7 +84,7 @@ class Clock:
             self._now.pop()
 
     def watch(self, phase: str, place: str) -> None:
-        """Book a function's calls on a phase. A generator's steps are booked one by one."""
+        """Books a function's calls on a phase. A generator's steps are booked one by one."""
         module, _, path = place.partition(":")
         *owners, name = path.split(".")
         owner = functools.reduce(getattr, owners, importlib.import_module(module))

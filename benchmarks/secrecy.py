@@ -132,7 +132,7 @@ def medians(calls: dict[str, Callable[[], Any]], runs: int) -> dict[str, float]:
 
 
 def measure(recipe: Recipe, runs: int) -> None:
-    """Print one recipe's lines."""
+    """Prints one recipe's lines."""
     uses = recipe.schedule.uses(recipe.rounds)
     capacity = capacity_for(recipe.rate, recipe.nominal, uses, 1e-5)
     typical = round(recipe.rate * recipe.candidates)
@@ -163,7 +163,7 @@ def measure(recipe: Recipe, runs: int) -> None:
 
 
 def main() -> None:
-    """Measure every recipe."""
+    """Measures every recipe."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=200, help="answers of each kind")
     runs = parser.parse_args().runs

@@ -1,7 +1,7 @@
 """Memory of a simulation when the same 20,000 records are dealt out to more and more clients.
 
-DP-Sinkhorn, every client asked in every round, two Ray actors. What grows is what a client costs
-beyond its records. Arguments: numbers of clients.
+DP-Sinkhorn, every client asked in every round, two Ray actors. The growth is the cost of a
+client beyond its records. Arguments: numbers of clients.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 DP-Sinkhorn on the embedded digits, every client asked in every round. Every engine runs the same
 `ServerApp` and the same `ClientApp`; ours adds the replies up where they arise. Engines take
-turns, each turn in a new process, because two engines cannot share one Ray instance.
+turns, each turn in a new process: an engine on Ray does not share its Ray instance.
 
     python benchmarks/simulation_rounds.py 10 100 1000       # Flower's engine against engine=ray
     python benchmarks/simulation_rounds.py engines 10 1000 10000 [KEY=VALUE …]
