@@ -87,7 +87,7 @@ CLAIMS = {
 
 
 def main() -> int:
-    """Print the number of differences, and each of them; 1 if there is any."""
+    """Prints the number of differences, and each of them. Returns 1 if there is any."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
     found = list(differences(root))
     for difference in found:

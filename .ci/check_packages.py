@@ -1,4 +1,4 @@
-"""Build wheel and sdist, check what they hold, install the wheel, run it from an empty folder.
+"""Builds wheel and sdist, checks their files, installs the wheel, runs it in an empty folder.
 
 Usage: check_packages.py [DIST], DIST a folder that holds the packages, built before.
 
@@ -29,7 +29,7 @@ class CheckError(Exception):
 
 
 def main() -> int:
-    """Run every check; 1 and a sentence where one fails."""
+    """Runs every check. Returns 1 after a sentence where one fails."""
     try:
         with tempfile.TemporaryDirectory(prefix="fedsink-packages-") as folder:
             work = Path(folder)
@@ -41,14 +41,14 @@ def main() -> int:
 
 
 def build(target: Path) -> Path:
-    """Build the wheel, the sdist and the wheel of a node into a folder, and return it."""
+    """Builds the wheel, the sdist and the wheel of a node into a folder. Returns the folder."""
     _build(ROOT, target, "--wheel")
     _build(ROOT, target, "--sdist")
     return _build(ROOT / "deploy" / "node", target, "--wheel")
 
 
 def check(dist: Path, work: Path) -> None:
-    """Compare the packages in `dist` with the source tree, and run the wheel.
+    """Compares the packages in `dist` with the source tree, and runs the wheel.
 
     Raises:
         CheckError: something is missing, foreign, or does not run.
@@ -125,7 +125,7 @@ def _compare(what: str, wanted: dict[str, str], found: dict[str, str]) -> None:
 
 
 def _install_and_run(wheel: Path, work: Path) -> None:
-    """Install without dependencies into a fresh environment that borrows them from this one."""
+    """Installs without dependencies into a fresh environment that borrows them from this one."""
     home, empty = work / "venv", work / "empty"
     venv.create(home, with_pip=False)
     python = home / "bin" / "python"

@@ -1,4 +1,4 @@
-"""Check the site that `mkdocs build` has made: complete, and readable without a network.
+"""Checks the site that `mkdocs build` has made: complete, and readable without a network.
 
 Usage: check_site.py SITE
 """
@@ -37,7 +37,7 @@ class _Loads(HTMLParser):
 
 
 def main() -> int:
-    """Print what is wrong, a line for each defect; 1 if there is any."""
+    """Prints a line for each defect. Returns 1 if there is any."""
     site = Path(sys.argv[1])
     defects = list(_defects(site))
     for defect in defects:

@@ -95,7 +95,7 @@ def held(item: object) -> Iterator[float]:
 
 
 def main() -> int:
-    """Print both journeys with their numbers of files."""
+    """Prints both journeys with their numbers of files."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         record = record_to_reply(folder / "one")

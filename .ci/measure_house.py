@@ -21,7 +21,7 @@ _SUFFIXES = ("clip", "plan", "schedule")
 
 
 class House:
-    """The files of a package by module name, and what each imports.
+    """The files of a package by module name, and the imports of each.
 
     Args:
         root: the repository; the package is its folder ``fedsink``.
@@ -37,8 +37,8 @@ class House:
 
         Args:
             module: its name.
-            at_top: only what runs when the module is imported; else imports inside functions and
-                for type checkers count too.
+            at_top: counts only imports that run with the module; otherwise imports inside functions
+                and for type checkers count too.
         """
         found = set()
         for node in _statements(self.trees[module]) if at_top else ast.walk(self.trees[module]):
@@ -220,7 +220,7 @@ def _several(counts: Mapping[str, int]) -> list[str]:
 
 
 def measures(house: House) -> dict[str, object]:
-    """Every measure by what it is called."""
+    """Every measure by its name."""
     stems, classes = repeated(house)
     lines = [len(path.read_text().splitlines()) for path in house.files.values()]
     return {
@@ -241,7 +241,7 @@ def measures(house: House) -> dict[str, object]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the measures of a tree; lists with their length first."""
+    """Prints the measures of a tree; lists with their length first."""
     root = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent
     for name, value in measures(House(root)).items():
         if isinstance(value, list):

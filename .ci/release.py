@@ -28,7 +28,7 @@ _PROJECTS = {"fedsink": "pyproject.toml", "fedsink-node": "deploy/node/pyproject
 
 
 def main() -> int:
-    """Make the release; 1 and a sentence where it cannot be made."""
+    """Makes the release. Returns 1 after a sentence where it cannot be made."""
     dist = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "dist").resolve()
     try:
         version = _version()

@@ -133,7 +133,7 @@ def _below(node: yaml.MappingNode, where: str, text: str) -> Iterator[Key]:
 
 
 def _default(written: str) -> str:
-    """The value in one line; what the recipe gives is said in words."""
+    """The value in one line; values from the recipe are described in words."""
     value = " ".join(written.split())
     if value == "???":
         return "to be given"

@@ -14,7 +14,7 @@ class Doctests(griffe.Extension):
     """Fences every example of a docstring."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Rewrite the docstring of a module, class, function or attribute."""
+        """Rewrites the docstring of a module, class, function or attribute."""
         if obj.docstring is not None:
             obj.docstring.value = _EXAMPLE.sub(_fenced, obj.docstring.value)
 

@@ -13,7 +13,7 @@ _EQUATION = re.compile(
 
 
 def on_page_content(content: str, **_: object) -> str:
-    """Replace every equation that the Markdown extension has marked."""
+    """Replaces every equation that the Markdown extension has marked."""
     return _EQUATION.sub(_mathml, content)
 
 

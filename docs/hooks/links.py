@@ -30,7 +30,7 @@ _LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s#:]+)(?=[)#])")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages from outside docs/."""
+    """Adds the pages from outside docs/."""
     for source, name in PAGES.items():
         if name != "index.md":
             files.append(File.generated(config, name, abs_src_path=str(ROOT / source)))
@@ -38,7 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Rewrite the page's links, (path in the repository) → (path in the site)."""
+    """Rewrites the page's links, (path in the repository) → (path in the site)."""
     if page.file.abs_src_path is None:
         return markdown
     place = Path(page.file.abs_src_path).relative_to(ROOT).as_posix()

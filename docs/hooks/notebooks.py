@@ -19,7 +19,7 @@ class Notebook(File):
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Make pages of the notebooks."""
+    """Makes pages of the notebooks."""
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         files.remove(file)
         files.append(

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the packages below their list, in the navigation."""
+    """Puts the packages below their list, in the navigation."""
     sections = next(part["Reference"] for part in config.nav or [] if "Reference" in part)
     python = next(part for part in sections if "Python" in part)
     names = [module.__name__ for module in _packages()]
@@ -39,7 +39,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages."""
+    """Adds the generated pages."""
     pages = {
         "commands": commands_page(),
         "keys": keys_page(),
@@ -86,7 +86,7 @@ def codes_page() -> str:
 
 
 def messages_page() -> str:
-    """Types of messages, with what answers them."""
+    """Types of messages, with the handlers that answer them."""
     parts = [
         "# Messages",
         "All that servers and clients share is in `fedsink.protocol`. A request for training has "

@@ -14,7 +14,7 @@ _SEEDS = {"train": 0, "test": 1}
 
 
 def read(spec: DataSpec, split: str) -> tuple[Tensor, Tensor]:
-    """Return 2000 points (N, 2), the same ones every time, and their rings (N,)."""
+    """Returns 2000 points (N, 2), the same ones every time, and their rings (N,)."""
     random = torch.Generator().manual_seed(_SEEDS[split])
     labels = torch.arange(RECORDS) % len(RADII)
     radius = torch.tensor(RADII)[labels] + _WIDTH * torch.randn(RECORDS, generator=random)
