@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a function marked `quick`, the cases that it does not name are slow.
+    """Marks as slow those cases of a function that its mark `quick` does not name.
 
     Raises:
         UsageError: for a name that is no case's, where a function's cases are all there.
@@ -145,7 +145,7 @@ def install_package(
 
 @pytest.fixture
 def operations() -> Callable[[Callable[[], object]], list[tuple[Any, ...]]]:
-    """The tensor operations of a call, in order: what its running time may depend on."""
+    """The tensor operations of a call, in order: its running time depends only on them."""
 
     def of(call: Callable[[], object]) -> list[tuple[Any, ...]]:
         with Operations() as mode:

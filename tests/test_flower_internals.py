@@ -1,4 +1,4 @@
-"""Flower's internals are as fedsink uses them: what a new Flower has changed is named here."""
+"""Flower's internals are as fedsink uses them: the tests name any change of a new Flower."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class Link:
         self.confirmed: list[str] = []
 
     def reply(self, sent: str, value: int) -> dict[str, bytes]:
-        """Announce a reply; returns its parts, which are still to be uploaded."""
+        """Announces a reply. Returns its parts, which are still to be uploaded."""
         metadata = Metadata(1, "", 7, 1, sent, "", 0.0, 60.0, "train.x")
         message = cast(Any, Message)(
             metadata=metadata, content=RecordDict({"answer": ConfigRecord({"value": value})})

@@ -1,4 +1,4 @@
-"""The shape of the repository: links, boundaries, and what imports without what."""
+"""The shape of the repository: links, boundaries, and dependencies of imports."""
 
 from __future__ import annotations
 

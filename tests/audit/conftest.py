@@ -1,4 +1,4 @@
-"""Planted faults: what goes wrong between a plan and what its clients do."""
+"""Planted faults: clients that deviate from their plan."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_the_claims_are_those_of_the_rate_that_was_run(plan: Plans) -> None:
 
 
 _FAULTS: dict[str, tuple[int, int, dict[str, Any]]] = {
-    # name: rounds, trials, what is faulty
+    # name: rounds, trials, fault
     "half the noise": (1, 4000, {"key": WeakKey(0.5)}),
     "forgotten in one round": (3, 200, {"key": WeakKey(0.0, only_round=2)}),
     "the same noise twice": (3, 200, {"key": RoundlessKey(3)}),

@@ -53,7 +53,7 @@ def test_no_noise_at_all_and_no_difference_at_all() -> None:
 
 @pytest.mark.parametrize("bound", [_BOUND, partial(gaussian_epsilon, delta=1e-5)])
 def test_transcripts_of_one_kind_are_seldom_told_apart(bound: partial[float]) -> None:
-    # Twenty features for fifty rows overfit at will; what counts is the half that fitted nothing.
+    # Twenty features for fifty rows overfit at will; only the half that fitted nothing counts.
     found = [
         lower_bound(_noise(2 * s, 100, 20), _noise(2 * s + 1, 100, 20), bound, 0.95)
         for s in range(100)

@@ -52,7 +52,7 @@ class RowClip(CriticClip):
 
 
 class LooseClip(CriticClip):
-    """Lets 2C of a critic through, and the noise is for C."""
+    """Lets 2C of a critic through with the noise for C."""
 
     def total(self, gradients: Tensor) -> Tensor:
         return CriticClip(2.0 * self.bound, self.critics).total(gradients)

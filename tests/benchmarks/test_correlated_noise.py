@@ -14,7 +14,7 @@ CLASSES = 10
 
 
 def deviation(column: np.ndarray, likeness: float) -> float:
-    """Of the running mean, from C⁻¹'s column: played round by round instead of by spectra."""
+    """Deviation of the running mean, played round by round from C⁻¹'s column, no spectra."""
     impulse = np.r_[1.0, np.zeros(400 * CLASSES - 1)]
     inverse = lfilter([1.0], column / np.linalg.norm(column), impulse)
     every = inverse.sum() ** 2  # Σ_k r(k), r the autocovariance

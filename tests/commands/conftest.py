@@ -90,7 +90,7 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture(scope="session")
 def fedsink() -> Command:
-    """Run the installed script once, in `cwd`."""
+    """Runs the installed script once, in `cwd`."""
     return run_once
 
 

@@ -1,4 +1,4 @@
-"""The command line itself: what it says, what it imports, how the shell completes it."""
+"""The command line itself: its output, its imports, its completion in the shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedsink deploy` without a network: what it checks, and what it makes of Flower's answers."""
+"""`fedsink deploy` without a network: its checks, and its reading of Flower's answers."""
 
 from __future__ import annotations
 

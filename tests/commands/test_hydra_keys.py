@@ -148,7 +148,7 @@ def test_a_list_of_any_names_is_advised_as_it_has_to_be_typed() -> None:
     "names", [[*SIGNS, "null", "l'œuf"], pytest.param(NAMES, marks=pytest.mark.slow)], ids=len
 )
 def test_names_that_are_typed_bare_are_read_or_advised(names: list[str]) -> None:
-    """Whatever is typed: it is read, or the advice is, as these names."""
+    """Either the typed text or the advice on it is read as these names."""
     for name in names:
         try:
             overrides([f"data.classes=[chat,{name}]"])

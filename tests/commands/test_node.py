@@ -205,7 +205,7 @@ def gradient(round: int) -> Message:
 def killing(
     runner: RunnerProcess, victims: Callable[[], list[int]], number: int
 ) -> Iterator[set[int]]:
-    """Kill the first processes that appear while the runner answers."""
+    """Kills the first processes that appear while the runner answers."""
     killed: set[int] = set()
     stop = threading.Event()
 

@@ -364,7 +364,7 @@ def test_epsilon_without_amplification_is_said_before_training(
 
 @pytest.mark.slow
 def test_a_library_that_talks_leaves_standard_output_to_the_folder(tmp_path: Path) -> None:
-    """GeomLoss loads KeOps, which prints what it has found on the machine."""
+    """GeomLoss loads KeOps, which prints its findings about the machine."""
     done = run_once(
         "simulate", "mode=central", *small("rounds=2"), "clip=batch", "strategy.solver=annealed",
         "strategy.backend=geomloss", cwd=tmp_path,

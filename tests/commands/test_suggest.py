@@ -147,7 +147,7 @@ NO_SIZES = {
     ],
 )
 def test_a_public_size_that_is_none_is_refused_by_its_key(key: str, mode: str) -> None:
-    """Settings that follow from it by the rule are not what the error is about."""
+    """The error does not name settings that follow from the size by the rule."""
     stated = (*COUNTED, f"mode={mode}", "data.root=/nowhere")
     others = [word for word in stated if not word.startswith(f"{key}=")]
     for value in NO_SIZES[key]:

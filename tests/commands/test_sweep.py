@@ -1,4 +1,4 @@
-"""Sweeps: all runs are checked before the first, and their folders say what differs."""
+"""Sweeps: all runs are checked before the first, and their folders name the differences."""
 
 from __future__ import annotations
 

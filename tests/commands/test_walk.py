@@ -27,7 +27,7 @@ SMALL = {"engine": "local", "clients": "2", "rounds": "2", "report.pictures": "1
 
 @dataclass(frozen=True)
 class Walk:
-    """A data set of a mode: keys, and what else makes it small."""
+    """A data set of a mode: the keys of its files and those that make it small."""
 
     data: str
     mode: str

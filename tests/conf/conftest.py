@@ -17,7 +17,7 @@ def root(name: str, folder: str = "/nowhere") -> list[str]:
 
 
 def scales(name: str) -> set[str]:
-    """The scales of an experiment's file and of what it builds on."""
+    """The scales of an experiment's file and of the file below it."""
     content = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
     found = set(content.get("scales") or ())
     for entry in content.get("defaults", ()):

@@ -123,7 +123,7 @@ def test_the_paper_scale_is_the_published_mechanism(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["gs_wgan_published_mnist", "gs_wgan_published_fashion"])
 def test_gs_wgan_at_the_paper_scale_has_the_published_claim(name: str, tmp_path: Path) -> None:
-    """ε = 9.99 by their Theorem A.1; what is proved is in the hundreds."""
+    """ε = 9.99 by their Theorem A.1; the proved ε is in the hundreds."""
     config = composed(name, "scale=paper")
     strategy = configure(config, tmp_path / "run", RunIdentity.fresh(0)).server.strategy
     stated = strategy.statement("secret")

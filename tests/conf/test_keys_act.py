@@ -3,7 +3,7 @@
 Each cell of the matrix changes one key of a run of two rounds to another legal value, and demands
 other weights, another privacy.json, other pictures (`observation`) or another deal (`partition`);
 or a refusal that names the key. Keys come from the composed configuration, so that a new one is in
-the matrix by itself; what its other value is follows from its type, or stands in `OTHERS`.
+the matrix by itself; its other value follows from its type, or stands in `OTHERS`.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def typed(key: str, value: object) -> list[str]:
 
 
 class Cells:
-    """The keys of one method on one kind of data, and what becomes of a run that changes one."""
+    """The keys of one method on one kind of data, and the outcome of changing each."""
 
     def __init__(self, method: str, data: str, folder: Path) -> None:
         words = [*method.split(), *data.split()]
@@ -227,7 +227,7 @@ class Cells:
         self._before = self._played(self.values)
 
     def keys(self, group: str = "") -> Iterator[tuple[str, object]]:
-        """The keys and another value of each; None where none is known."""
+        """The keys and another value of each; None where no other is known."""
         for key, value in leaves(self.values):
             if key.startswith(group) and key not in (*WITHOUT, *NAMES_OF):
                 yield key, other(key, value)

@@ -1,4 +1,4 @@
-"""The rule meets what was measured, and recipes follow it where nothing was."""
+"""The rule meets the measured settings, and recipes follow it where nothing was measured."""
 
 from __future__ import annotations
 

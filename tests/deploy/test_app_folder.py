@@ -16,7 +16,7 @@ APP = Path(__file__).resolve().parent.parent.parent / "deploy"
 
 
 def test_the_bundle_that_a_submitter_ships_holds_the_configuration_alone() -> None:
-    """Shipped code would run beside the private data, and shadow what the owner installed."""
+    """Shipped code would run beside the private data, and shadow the owner's packages."""
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(APP))) as bundle:
         files = set(bundle.namelist()) - {".info/CONTENT"}
         shipped = tomllib.loads(bundle.read("pyproject.toml").decode())

@@ -1,4 +1,4 @@
-"""Compose file, unit and image of deploy/: what can be read of them without Docker and systemd."""
+"""Compose file, unit and image of deploy/, checked without Docker and systemd."""
 
 from __future__ import annotations
 

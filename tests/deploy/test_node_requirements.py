@@ -1,4 +1,4 @@
-"""A node installs what it needs, and works without the rest."""
+"""A node installs only its requirements, and works without other packages."""
 
 from __future__ import annotations
 

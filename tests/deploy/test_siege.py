@@ -88,7 +88,7 @@ class Siege:
         """SHA-256 of every stored reply when it was seen first."""
 
     def start(self) -> None:
-        """Start all nodes, and wait until the SuperLink has taken each."""
+        """Starts all nodes, and waits until the SuperLink has taken each."""
         for number in self._lab.hospitals:
             self._start(number)
         deadline = time.monotonic() + PATIENCE

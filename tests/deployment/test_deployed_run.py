@@ -322,7 +322,7 @@ def test_a_bad_configuration_is_told_and_costs_no_message(
     folder: RunFolder, grid: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch,
     overrides: tuple[str, ...], message: str,
 ) -> None:  # fmt: skip
-    """By a server that trusts no submitter to have checked it."""
+    """The server trusts no submitter to have checked the configuration."""
     nodes, submitter = grid(), Submitter()
     composed = compose_config(["engine=deploy", "data.root=null", *CENTRAL, *overrides])
     config = {"name": "run", "action": "run", "config": json.dumps(composed)}

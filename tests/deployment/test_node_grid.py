@@ -185,7 +185,7 @@ def test_a_node_that_comes_back_under_a_new_id_is_asked_there_and_counts_as_befo
 
 
 def test_a_node_that_was_asked_lately_is_not_asked_again() -> None:
-    """However often the server looks for replies."""
+    """Holds however often the server looks for replies."""
     link = Link(2)
     of = grid(link, again=60.0)
     link.answer[102] = silent

@@ -38,7 +38,7 @@ _COMMAND = re.compile(r"^ *(\$ )?(fedsink|make|pip|python3?|docker|flwr|flower-\
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `note` is what the comment before it says, or empty."""
+    """A fenced block; `note` is the comment before it, or empty."""
 
     language: str
     text: str

@@ -1,4 +1,4 @@
-"""Notebooks become pages: text, code, and of each output what a browser shows best."""
+"""Notebooks become pages: text, code, and the best form of each output."""
 
 from __future__ import annotations
 

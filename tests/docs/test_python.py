@@ -1,4 +1,4 @@
-"""The table of docs/python.md: what is typed and what Python is given are the same runs."""
+"""The table of docs/python.md: its command lines and its Python start equal runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebooks of docs/tutorials run, and what is stored in them is what a reader may see."""
+"""The notebooks of docs/tutorials run, and store only outputs that a reader may see."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fedsink(site: Path, tmp_path: Path) -> Fedsink:
-    """Run `fedsink simulate` in an empty folder, with the example installed unless told."""
+    """Runs `fedsink simulate` in an empty folder, with the example installed unless told."""
 
     def run(*arguments: str, installed: bool = True) -> subprocess.CompletedProcess[str]:
         paths = [str(site)] * installed + [os.environ.get("PYTHONPATH", "")]

@@ -31,7 +31,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_gpu_gives_what_the_cpu_gives(case: str) -> None:
-    """To rounding, for the same draws; 1e-3 of the noise is far below what any release shows."""
+    """Equal up to rounding, for the same draws; 1e-3 of the noise is hidden in any release."""
     requests = requests_of(6, **CASES[case])
     expected = totals(requests, cohort(6, torch.device("cpu")))
     result = totals(requests, cohort(6, DEVICE))

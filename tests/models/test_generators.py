@@ -198,7 +198,7 @@ def test_conv_doubles_from_a_small_base_and_cuts_what_is_too_many() -> None:
 
 
 def test_conv_draws_nothing_above_its_radius() -> None:
-    """There a view of that band has no gradient, and deconvolutions leave a pattern of dots."""
+    """A view above the radius has no gradient, and deconvolutions leave a pattern of dots."""
     generator = Conv((2, 12, 8), 3, radius=3.5)
     field = torch.atanh(2 * generator(generator.latent(9, stream()), torch.arange(9) % 3) - 1)
     everything = tuple((i, j) for i in range(12) for j in range(8))

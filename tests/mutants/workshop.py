@@ -27,7 +27,7 @@ OPTIONS = (
     "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile", "unshrunk",
     "-W", "ignore::pytest.PytestAssertRewriteWarning",  # of plugins imported before pytest began
 )  # fmt: skip
-PATIENCE = 300  # seconds; what takes longer has neither passed nor failed
+PATIENCE = 300  # seconds; a slower test has neither passed nor failed
 
 
 class Outcomes:
@@ -43,7 +43,7 @@ class Outcomes:
 
 
 def run(arguments: list[str], output: Path, answer: Connection) -> None:
-    """Send pytest's exit code, the outcomes and where fedsink came from."""
+    """Sends pytest's exit code, the outcomes and the place of the imported fedsink."""
     with output.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -46,7 +46,7 @@ def said(page: Path) -> str:
 
 
 def widths(page: Path, width: int) -> tuple[int, int, int]:
-    """Of the window, of the page's content, and of what is visible, in CSS pixels.
+    """Widths of the window, of the page's content, and of its visible part, in CSS pixels.
 
     Measured by a script in a copy of the page without its policy.
     """

@@ -44,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Begin:
-    """Make the folder of a run that has come so far, with its true configuration and promise."""
+    """Makes the folder of an unfinished run, with its true configuration and promise."""
 
     def make(*overrides: str, done: int = 20, change: Any = None) -> RunFolder:
         config = compose_config([*SMALL, *overrides])

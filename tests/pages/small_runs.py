@@ -22,7 +22,7 @@ RUNS = {
 
 
 def make(folder: Path) -> None:
-    """Run all of them, two clients and three rounds each, and stop a copy of `low` after two."""
+    """Runs all of them, two clients and three rounds each, and stops a copy of `low` after two."""
     for name, overrides in RUNS.items():
         small = ("engine=local", "clients=2", "rounds=3", "report.pictures=1", "report.html=false")
         start(compose_config([*small, *overrides]), folder / name)
@@ -34,7 +34,7 @@ def make(folder: Path) -> None:
 
 
 def evaluated(folder: Path, cnn: float, n: int = 200) -> None:
-    """Write what `fedsink evaluate` would of a run."""
+    """Writes the files that `fedsink evaluate` would write for a run."""
     figures = {
         "n": n, "seed": 0, "sliced_w2": 0.25,
         "accuracy": {"logreg": cnn - 0.1, "mlp": cnn - 0.05, "cnn": cnn},

@@ -25,7 +25,7 @@ def _again(line: CommandLine) -> dict[str, Any]:
 
 
 def _run(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration as it is stored, without what only says how it was found."""
+    """A configuration as it is stored, without notes on its origin."""
     return {key: value for key, value in config.items() if key not in ("scale", "scales", "paper")}
 
 

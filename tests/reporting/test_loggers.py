@@ -192,7 +192,7 @@ def test_nobody_listens_without_loggers(tmp_path: Path) -> None:
 
 
 class Listener(Observer):
-    """Writes down what it is told, and fails at one event."""
+    """Writes down its events, and fails at one of them."""
 
     def __init__(self, fails_at: str = "") -> None:
         self.told: list[str] = []

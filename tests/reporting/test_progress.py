@@ -33,7 +33,7 @@ class Terminal(io.StringIO):
 
 
 def run(total, seconds, *, stream=None, start_round=0, stop=None, **columns):
-    """Run `total` rounds of `seconds` each and return the lines printed."""
+    """Runs `total` rounds of `seconds` each. Returns the lines printed."""
     stream = io.StringIO() if stream is None else stream
     clock = Clock()
     with Progress(total, "central", start_round=start_round, stream=stream, clock=clock) as bar:

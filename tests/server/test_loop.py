@@ -160,7 +160,7 @@ def test_a_killed_run_goes_on_bit_identically_and_logs_no_round_twice(
     tmp_path: Path, make_grid: Grids, make_settings: Settings, monkeypatch: pytest.MonkeyPatch,
     uninterrupted: Callable[[str, str], RunFolder], mode: str, noise: str, saved: int,
 ) -> None:  # fmt: skip
-    """From the checkpoint of round 3 or 5, or from the beginning where there was none."""
+    """Continues from the checkpoint of round 3 or 5, or from the beginning without one."""
     expected = uninterrupted(mode, noise)
     folder = folder_at(tmp_path / "killed")
     settings, loop = make_settings(mode, folder.path), LoopSettings(checkpoint_seconds=0.0)

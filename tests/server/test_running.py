@@ -1,4 +1,4 @@
-"""A run's loggers, through the loop: told what is in metrics.jsonl, in every engine."""
+"""A run's loggers, through the loop: they get the lines of metrics.jsonl, in every engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages as a browser shows them: headless Chromium, what it measures, and its pictures."""
+"""Pages as a browser shows them: headless Chromium, its measurements and its pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 LIGHT, DARK = 1, 0
 
 # What a reader's eyes would find out: whether the page is wider than its window, and the least
-# contrast of any text with what is behind it (WCAG 2.2, relative luminance).
+# contrast of any text with its background (WCAG 2.2, relative luminance).
 _MEASURE = """
 const parse = text => text.match(/[\\d.]+/g).map(Number);
 const channel = v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
@@ -48,7 +48,7 @@ document.body.dataset.outcome = JSON.stringify(outcome);
 
 
 def browser() -> str:
-    """Chromium's command; the test is skipped where there is none, and says so."""
+    """Chromium's command; without Chromium the test is skipped with a message."""
     for name in NAMES:
         if path := shutil.which(name):
             return path

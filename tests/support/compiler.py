@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-CXX = os.environ.get("CXX") or "g++"  # what PyTorch and KeOps look for
+CXX = os.environ.get("CXX") or "g++"  # compilers that PyTorch and KeOps look for
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(CXX) is None,

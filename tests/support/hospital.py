@@ -15,7 +15,7 @@ PICTURES = 30
 
 
 def hospital(folder: Path, **options: object) -> Path:
-    """Make pictures of noise and a policy; returns the policy's path.
+    """Makes pictures of noise and a policy. Returns the policy's path.
 
     Args:
         folder: of the node.

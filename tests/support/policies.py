@@ -35,10 +35,10 @@ def policy(
     Args:
         backend: of the noise.
         budget: for each adjacency, the keys of its table.
-        mechanisms: what the node may be asked for.
+        mechanisms: those that a server may ask the node for.
         data: replaces keys of the table `data`.
         allow: replaces keys of the table `allow`.
-        operators: public keys by name; None: whoever asks is answered.
+        operators: public keys by name; None: every server is answered.
     """
     tables: dict[str, Table] = {
         "data": {

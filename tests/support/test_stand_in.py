@@ -1,4 +1,4 @@
-"""The stand-in for a GPU: it computes like the CPU, and refuses what a GPU would refuse."""
+"""The stand-in for a GPU computes like the CPU, and refuses the calls that a GPU refuses."""
 
 from __future__ import annotations
 

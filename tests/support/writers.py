@@ -37,7 +37,7 @@ def leaf(writers: Writers, *, divided: bool = True) -> dict[str, Any]:
 
 
 def write_leaf(root: Path, split: str, *parts: Writers, divided: bool = True) -> list[Path]:
-    """Write LEAF's files of one split, one for each part."""
+    """Writes LEAF's files of one split, one for each part."""
     (root / split).mkdir(parents=True, exist_ok=True)
     paths = []
     for number, writers in enumerate(parts):
@@ -47,7 +47,7 @@ def write_leaf(root: Path, split: str, *parts: Writers, divided: bool = True) ->
 
 
 def write_hdf5(path: Path, writers: Writers) -> Path:
-    """Write one of TensorFlow Federated's files."""
+    """Writes one of TensorFlow Federated's files."""
     import h5py
 
     path.parent.mkdir(parents=True, exist_ok=True)

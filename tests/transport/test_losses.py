@@ -209,7 +209,7 @@ def test_a_batchs_gradient_is_twice_the_loss_and_its_own_part() -> None:
         torch.testing.assert_close(found[number], 2.0 * field + public, rtol=1e-6, atol=1e-9)
 
 
-# Exact transport, against what is known in closed form
+# Exact transport, against closed forms
 
 
 def clouds(n: int, d: int = 3) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ COSTS: list[GroundCost] = [L1(), Mixed(0.3), Mixed(0.0), SquaredEuclidean()]
 
 
 def thin(plan: Tensor, share: int = 20) -> Tensor:
-    """Keep about one entry in `share` of a plan."""
+    """Keeps about one entry in `share` of a plan."""
     keep = torch.rand(plan.shape, generator=torch.Generator().manual_seed(5)) < 1.0 / share
     return plan * keep
 

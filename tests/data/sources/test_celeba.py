@@ -25,7 +25,7 @@ def write(root: Path) -> Path:
     for i, (man, split) in enumerate(zip(MEN, SPLITS, strict=True)):
         name = f"{i + 1:06}.jpg"
         pixels = np.full((218, 178, 3), 30 * i, dtype=np.uint8)
-        pixels[:20] = 255  # above what is cropped at the centre
+        pixels[:20] = 255  # above the crop at the centre
         Image.fromarray(pixels).save(folder / "img_align_celeba" / name, quality=95)
         attributes.append(f"{name}  1 {' 1' if man else '-1'} -1")
         partition.append(f"{name} {split}")

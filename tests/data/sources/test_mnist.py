@@ -22,7 +22,7 @@ def idx(header: tuple[int, ...], body: bytes) -> bytes:
 
 
 def write(root: Path, folder: str = "MNIST", packed: bool = True) -> None:
-    """Write files in the format of MNIST: image i of a split is filled with i, its label i."""
+    """Writes files in the format of MNIST: image i of a split is filled with i, its label i."""
     raw = root / folder / "raw"
     raw.mkdir(parents=True)
     for split, n in SPLITS.items():
