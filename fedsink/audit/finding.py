@@ -87,7 +87,7 @@ def compare(
     confidence: float,
     gaussian: bool,
 ) -> list[Finding]:
-    """Hold a claim against two kinds of transcripts, by the best linear threshold test.
+    """Holds a claim against two kinds of transcripts, by the best linear threshold test.
 
     Args:
         present: Features of transcripts with the canary, (N, F); half of them fit the test.

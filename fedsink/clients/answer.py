@@ -122,14 +122,14 @@ class Answer(ABC):
 
     @abstractmethod
     def check_policy(self, policy: Policy) -> None:
-        """Raise PolicyRefusedError for what the owner does not allow."""
+        """Raises PolicyRefusedError for what the owner does not allow."""
 
     def check_turn(self, client: int, clients: int) -> None:  # noqa: B027
-        """Raise ReleaseRefusedError for what this client is not asked for."""
+        """Raises ReleaseRefusedError for what this client is not asked for."""
 
     @abstractmethod
     def check_data(self, data: DataSpec) -> None:
-        """Raise ValueError for what no node with such data can answer."""
+        """Raises ValueError for what no node with such data can answer."""
 
     @abstractmethod
     def charge(self, *, trusted: bool) -> Charge:

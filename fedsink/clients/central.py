@@ -44,7 +44,7 @@ class CentralAnswer(Answer):
         self.protected = self.plan.protected
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuse other mechanisms, too many images, and plans that the owner does not allow."""
+        """Refuses other mechanisms, too many images, and plans that the owner does not allow."""
         for word in self.words():
             policy.check_mechanism(word)
         policy.check_limit("maximum_images", self.images, "images")
@@ -52,7 +52,7 @@ class CentralAnswer(Answer):
             policy.check_use(use.plan, use.share, use.label)
 
     def check_turn(self, client: int, clients: int) -> None:
-        """Refuse what this client is not asked for by the plan's schedule."""
+        """Refuses what this client is not asked for by the plan's schedule."""
         for use in self.uses:
             if not use.plan.schedule.answers(client, use.round):
                 raise ReleaseRefusedError(f"Round {use.round} is not a turn of client {client}.")
@@ -71,7 +71,7 @@ class CentralAnswer(Answer):
                 )
 
     def check_data(self, data: DataSpec) -> None:
-        """Refuse uses that do not belong together, or views of other records than the data's."""
+        """Refuses uses that do not belong together, or views of other records than the data's."""
         first = self.uses[0]
         if any(
             (use.plan, use.run, use.share, use.view)

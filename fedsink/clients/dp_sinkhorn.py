@@ -75,13 +75,13 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
         return cls(unpack_requests(record))
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuse a library that would solve the node's problems as well."""
+        """Refuses a library that would solve the node's problems as well."""
         super().check_policy(policy)
         for request in self.requests:
             request.objective.refuse_library()
 
     def check_data(self, data: DataSpec) -> None:
-        """Refuse a class list that is not the data's as well."""
+        """Refuses a class list that is not the data's as well."""
         super().check_data(data)
         for request in self.requests:
             if request.objective.classes != 1:

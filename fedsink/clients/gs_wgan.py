@@ -88,7 +88,7 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
         return cls([CriticRequest.from_record(record)])
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuse more or larger critics, or more steps, than the owner allows as well."""
+        """Refuses more or larger critics, or more steps, than the owner allows as well."""
         super().check_policy(policy)
         critics, training = self.request.critics, self.request.critics.training
         policy.check_limit("maximum_critics", training.critics, "critics")
@@ -97,7 +97,7 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
         policy.check_limit("maximum_critic_steps", steps, "steps for its critics' first round")
 
     def check_data(self, data: DataSpec) -> None:
-        """Refuse a class list that is not the data's, and critics of other records, as well."""
+        """Refuses a class list that is not the data's, and critics of other records, as well."""
         super().check_data(data)
         if self.request.critics.classes != 1:
             check_classes(self.request.critics.classes, data)

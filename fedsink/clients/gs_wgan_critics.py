@@ -59,7 +59,7 @@ class Parts:
         critics: int,
         classes: int,
     ) -> Parts:
-        """Deal each client's own records.
+        """Deals each client's own records.
 
         Args:
             shards: coordinates (n_k, D), labels (n_k,) in 0..L−1, and slots (n_k,) int64 ≥ 0 of

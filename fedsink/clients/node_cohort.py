@@ -227,7 +227,7 @@ def _computed(batch: list[_Cohort], pool: Pool, clients: slice) -> Iterator[tupl
 
 
 def _batches(group: list[_Cohort]) -> Iterator[list[_Cohort]]:
-    """Cut a group into batches of whole blocks that are computed at once."""
+    """Cuts a group into batches of whole blocks that are computed at once."""
     most = max(BLOCK, _BATCH // group[0].answer.values)
     batch: list[_Cohort] = []
     room = most

@@ -51,14 +51,14 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
         return cls([ParameterRequest.from_record(record)])
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuse too many weights, generators that the owner does not allow, and libraries."""
+        """Refuses too many weights, generators that the owner does not allow, and libraries."""
         super().check_policy(policy)
         self.request.gradient.objective.refuse_library()
         policy.check_limit("maximum_parameters", self.request.weights.numel(), "weights")
         policy.check_generator(self.request.architecture.get("name"))
 
     def check_data(self, data: DataSpec) -> None:
-        """Refuse a class list that is not the data's, and generators that do not fit, as well."""
+        """Refuses a class list that is not the data's, and generators that do not fit, as well."""
         super().check_data(data)
         if self.request.gradient.objective.classes != 1:
             check_classes(self.request.gradient.objective.classes, data)

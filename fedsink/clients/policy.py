@@ -120,7 +120,7 @@ class Policy:
         return self.allowed.secure_aggregation == "trusted"
 
     def check_mechanism(self, name: str) -> None:
-        """Refuse a mechanism that the file does not name.
+        """Refuses a mechanism that the file does not name.
 
         Raises:
             PolicyRefusedError: as every check here, naming the key that forbids it.
@@ -129,17 +129,17 @@ class Policy:
             self._refuse("allow.mechanisms", f"the message asks for {name}")
 
     def check_generator(self, name: object) -> None:
-        """Refuse a generator that is neither fedsink's own nor named by the file."""
+        """Refuses a generator that is neither fedsink's own nor named by the file."""
         if name not in GENERATORS.own and name not in self.allowed.generators:
             self._refuse("allow.generators", f"the message asks for {name}")
 
     def check_limit(self, key: str, size: int, what: str) -> None:
-        """Refuse a message that holds more of something than the limit of this key."""
+        """Refuses a message that holds more of something than the limit of this key."""
         if size > self.allowed.limits[key]:
             self._refuse(f"allow.{key}", f"the message holds {size} {what}")
 
     def check_use(self, plan: CentralPlan, share: int, label: int | None) -> None:
-        """Refuse a use of a plan of the central mode.
+        """Refuses a use of a plan of the central mode.
 
         Args:
             plan: of the use.
@@ -186,7 +186,7 @@ class Policy:
             )
 
     def check_budget(self, adjacency: str, delta: float) -> None:
-        """Refuse an adjacency without a budget, and a δ above its ceiling."""
+        """Refuses an adjacency without a budget, and a δ above its ceiling."""
         budget = self.budgets.get(adjacency)
         if budget is None:
             self._refuse(f"budget.{adjacency}", "there is no such budget")
@@ -194,7 +194,7 @@ class Policy:
             self._refuse(f"budget.{adjacency}.delta", f"the plan has δ = {delta:g}")
 
     def check_labels(self, labels: set[int] | None) -> None:
-        """Refuse classes that the file does not list; None: records of every class take part."""
+        """Refuses classes that the file does not list; None: records of every class take part."""
         wanted = set(range(len(self.data.classes))) if labels is None else labels
         if self.allowed.labels is not None and not wanted <= self.allowed.labels:
             self._refuse("allow.labels", "the message uses a class that is not listed")

@@ -67,7 +67,7 @@ class PrivatizeOnceAnswer(Answer):
         return digest(f"train.{self.name}", pack({"plan": self.plan.to_dict()}, {}))
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuse mechanisms, classes and a δ that the owner does not allow."""
+        """Refuses mechanisms, classes and a δ that the owner does not allow."""
         policy.check_mechanism(self.plan.mechanism)
         if self.plan.label_mechanism is not None:
             policy.check_mechanism(LABELS)
@@ -75,7 +75,7 @@ class PrivatizeOnceAnswer(Answer):
         policy.check_labels(None)
 
     def check_data(self, data: DataSpec) -> None:
-        """Refuse a map for records of another shape, and a class list that is not the data's."""
+        """Refuses a map for records of another shape, and a class list that is not the data's."""
         shape = self.plan.map.record_shape
         # A map's sensitivity grows with its shape: one for smaller records would be noised less
         # than these need.

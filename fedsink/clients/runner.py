@@ -72,14 +72,14 @@ class ForkingRunner:
         self._connection = connection
 
     def open(self) -> bool:
-        """Check policy, key, state and records in a fork; sends (exit code, sentence)."""
+        """Checks policy, key, state and records in a fork; sends (exit code, sentence)."""
         said = self._fork(self._opened) or pickle.dumps((1, "The node could not be opened."))
         self._connection.send_bytes(said)
         code, _ = pickle.loads(said)
         return bool(code == 0)
 
     def serve(self) -> None:
-        """Answer until the other side of the connection is closed."""
+        """Answers until the other side of the connection is closed."""
         while True:
             try:
                 request = self._connection.recv_bytes()
@@ -150,7 +150,7 @@ class ForkingRunner:
 
 
 def _child(task: Work, sender: Connection, parent: int) -> None:
-    """Run a task, send what it returns, and end; never returns."""
+    """Runs a task, send what it returns, and ends; never returns."""
     try:
         _end_with(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever forked this process ends it
@@ -163,7 +163,7 @@ def _child(task: Work, sender: Connection, parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Have this process killed when its parent dies, where the system can."""
+    """Has this process killed when its parent dies, where the system can."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
@@ -171,7 +171,7 @@ def _end_with(parent: int) -> None:
 
 
 def _refuse_threads() -> None:
-    """Raise ClientError where a fork would leave other threads' locks behind."""
+    """Raises ClientError where a fork would leave other threads' locks behind."""
     tasks = Path("/proc/self/task")
     threads = len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
     if threads != 1:
@@ -204,7 +204,7 @@ def _import_all() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve the connection with the given file descriptor; 1 where the node cannot be opened."""
+    """Serves the connection with the given file descriptor; 1 where the node cannot be opened."""
     config, descriptor = arguments
     torch.set_num_threads(1)
     _import_all()

@@ -74,7 +74,7 @@ class State:
         return None
 
     def put(self, round: int, state: Tensors) -> None:
-        """Remember the state after a round, in place of one that was put before.
+        """Remembers the state after a round, in place of one that was put before.
 
         Raises:
             LedgerError: it cannot be written.
@@ -85,7 +85,7 @@ class State:
             self._memory[round] = state
 
     def lost(self, what: str) -> None:
-        """Say that a state is not there; a real node logs it, and its answer starts anew.
+        """Says that a state is not there; a real node logs it, and its answer starts anew.
 
         The server is not told. A real node stores every reply, so that what has left is never
         computed again.
@@ -98,7 +98,7 @@ class State:
         log.error("%s: it starts anew", what)
 
     def keep(self, round: int) -> None:
-        """Make a file of a state in memory, for a run that goes on after this round.
+        """Makes a file of a state in memory, for a run that goes on after this round.
 
         The file before it stays as well, until the next one: the server may not get to finish the
         checkpoint that this belongs to.
@@ -215,7 +215,7 @@ class States:
 
 
 def forget(folder: Path, days: float = 0.0) -> int:
-    """Remove the states that were not written for so many days; returns their number.
+    """Removes the states that were not written for so many days; returns their number.
 
     Args:
         folder: of all states, with a folder for each answer, client and reservation.

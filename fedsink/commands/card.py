@@ -27,7 +27,7 @@ Example: fedsink card run=runs/DATE/TIME-central license=cc-by-4.0"""
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Write the card; prints where."""
+    """Writes the card; prints its path."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0

@@ -42,7 +42,7 @@ _OWN = ("app", "superlink", "name", "folder", "resume")
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Check, submit, wait; prints the run folder in the last line of standard output."""
+    """Checks, submits, waits; prints the run folder in the last line of standard output."""
     if any(a in ("--help", "-h") for a in arguments):
         print(_USAGE)
         return 0

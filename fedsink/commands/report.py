@@ -20,7 +20,7 @@ up to date."""
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Write the page; prints where."""
+    """Writes the page; prints its path."""
     if {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0

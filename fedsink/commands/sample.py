@@ -40,7 +40,7 @@ Example: fedsink sample run=runs/DATE/TIME-central n=60000 balanced=true out=dig
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Write the samples; prints where."""
+    """Writes the samples; prints their path."""
     if {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0

@@ -81,7 +81,7 @@ class NoiseShare:
         return sorted({schedule.cohort(client, clients) for client in some})
 
     def check(self, schedule: Schedule, clients: int) -> None:
-        """Refuse to tolerate the loss of a whole cohort.
+        """Refuses to tolerate the loss of a whole cohort.
 
         Raises:
             PrivacyError: d leaves a cohort without anybody who adds noise.

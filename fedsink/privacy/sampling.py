@@ -30,7 +30,7 @@ from fedsink.values import privacy_checks as checks
 
 @dataclass(frozen=True)
 class PoissonSampler:
-    """Include each record independently with probability q (the rate).
+    """Includes each record independently with probability q (the rate).
 
     The sample's size is random and private; an empty sample is normal where q·n is small.
 

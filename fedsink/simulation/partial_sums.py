@@ -91,7 +91,7 @@ def _cuts(owners: list[int]) -> dict[int, int]:
 
 
 def combine(processes: Sequence[Sequence[PartialSum]]) -> Reduction:
-    """Add up the sums of all processes; the result is the same for any number of them.
+    """Adds up the sums of all processes; the result is the same for any number of them.
 
     Args:
         processes: in the order of their clients; each has one partial sum for each broadcast.

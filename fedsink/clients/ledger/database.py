@@ -162,7 +162,7 @@ class Database:
                 self._head = None
 
     def append(self, table: str, *values: Value) -> int:
-        """Add a fact inside a transaction, sealed with all facts before it; its number.
+        """Adds a fact inside a transaction, sealed with all facts before it; its number.
 
         Args:
             table: a key of `CHAINED`.
@@ -207,7 +207,7 @@ class Database:
             raise LedgerError(self._unusable(error)) from error
 
     def close(self) -> None:
-        """Close the connection."""
+        """Closes the connection."""
         self.connection.close()
 
     def _connect(self, mode: str) -> sqlite3.Connection:
@@ -259,7 +259,7 @@ class Database:
 
 
 def _persistently(step: Callable[[], object]) -> None:
-    """Repeat a step of opening the file while another process opens it."""
+    """Repeats a step of opening the file while another process opens it."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:

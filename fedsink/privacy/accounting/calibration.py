@@ -240,7 +240,7 @@ def _between(good: tuple[float, float], bad: tuple[float, float], tolerance: flo
 
 
 def _largest_guess(eps: float, scale: Curve) -> float:
-    """Solve scale(x) = eps by bisection of log x; a starting point only."""
+    """Solves scale(x) = eps by bisection of log x; a starting point only."""
     low, high = math.log(1e-6), math.log(1e10)
     for _ in range(60):
         middle = (low + high) / 2

@@ -122,7 +122,7 @@ class Cost:
         return overflow_probability(rate, self.capacity, self.nominal_records, visits)
 
     def check_overflow(self, rate: float, uses: int, delta: float) -> None:
-        """Refuse a capacity so small that its overflow alone costs δ, with a PrivacyError."""
+        """Refuses a capacity so small that its overflow alone costs δ, with a PrivacyError."""
         overflow = self.overflow(rate, uses)
         if overflow >= delta:
             raise PrivacyError(

@@ -81,7 +81,7 @@ class Clip(ABC):
 
     @abstractmethod
     def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
-        """Refuse a plan that has no guarantee with this clip; raises PrivacyError."""
+        """Refuses a plan that has no guarantee with this clip; raises PrivacyError."""
 
     @abstractmethod
     def check_rate(self, rate: float) -> float:
@@ -113,7 +113,7 @@ class Clip(ABC):
 
 
 def check_type(gradients: torch.Tensor) -> None:
-    """Refuse a gradient of another type than float32 and float64; raises PrivacyError."""
+    """Refuses a gradient of another type than float32 and float64; raises PrivacyError."""
     if gradients.dtype not in (torch.float32, torch.float64):
         raise PrivacyError(
             f"a gradient to clip must be float32 or float64, received {gradients.dtype}: "

@@ -121,7 +121,7 @@ class SecretKey:
 
     @classmethod
     def create(cls, path: str | Path, run: str) -> SecretKey:
-        """Draw a key from the operating system and write it to a new file of mode 0600.
+        """Draws a key from the operating system and writes it to a new file of mode 0600.
 
         The file appears complete or not at all. Raises PrivacyError if `path` already exists: a
         key is never replaced, because noise drawn from it may have been released.
@@ -143,7 +143,7 @@ class SecretKey:
 
     @classmethod
     def load(cls, path: str | Path) -> SecretKey:
-        """Read a key file. Raises PrivacyError if it is missing, readable by others, or damaged."""
+        """Reads a key file; raises PrivacyError if it is missing, damaged or readable by others."""
         path = Path(path)
         try:
             handle = os.open(path, os.O_RDONLY)

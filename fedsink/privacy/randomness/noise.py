@@ -135,7 +135,7 @@ class Stream:
         return noised(values, scale, self.laplace(*values.shape))
 
     def _words(self, count: int) -> Iterator[np.ndarray]:
-        """Yield `count` uniform 64-bit words in blocks; one call takes one counter value."""
+        """Yields `count` uniform 64-bit words in blocks; one call takes one counter value."""
         call = self._prefix + b"c" + next(self._calls).to_bytes(8, "big")
         for block, start in enumerate(range(0, count, _BLOCK_WORDS)):
             words = min(_BLOCK_WORDS, count - start)

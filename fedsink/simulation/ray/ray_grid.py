@@ -112,7 +112,7 @@ class RayGrid(SimulationGrid):
         return replace(settings, key_file=None, ledger=None)
 
     def execute(self, messages: Sequence[Message]) -> list[Message]:
-        """Answer one round's messages.
+        """Answers one round's messages.
 
         Raises:
             ClientError: actors died again and again, or did not answer in time.
@@ -158,7 +158,7 @@ class RayGrid(SimulationGrid):
         return partial_sums
 
     def keep(self, round: int) -> None:
-        """Store the states of the cohorts' clients.
+        """Stores the states of the cohorts' clients.
 
         Raises:
             ClientError: actors died again and again, or did not answer in time.
@@ -166,7 +166,7 @@ class RayGrid(SimulationGrid):
         self.cohorts.ask("keep", Question([], []), [[round] for _ in range(len(self.cohorts))])
 
     def close(self) -> None:
-        """End the actors, and the Ray instance or the connection to it."""
+        """Ends the actors, and the Ray instance or the connection to it."""
         self.cohorts.close()
         self._places.close()
         self._ray.shutdown()

@@ -39,7 +39,7 @@ from fedsink.strategies.trainer import Trainer
 
 
 class DPSinkhorn(CentralRounds):
-    """Generate X, collect the clients' noised gradients at X, step the generator.
+    """Generates X, collects the clients' noised gradients at X, steps the generator.
 
     In round t client k is asked about the class (k + t) mod C (class schedule), or about all
     classes at once (joint). Replies about the same rows are averaged over clients.

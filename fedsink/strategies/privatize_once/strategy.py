@@ -32,7 +32,7 @@ from fedsink.strategies.trainer import Trainer
 
 
 class PrivatizeOnce(RoundStrategy):
-    """Collect the privatized records, then minimise W_{c,λ}(f(G(z)), Y) without debiasing.
+    """Collects the privatized records, then minimises W_{c,λ}(f(G(z)), Y) without debiasing.
 
     With labels the loss compares the records of each randomized label ỹ with generated points
     whose labels follow P(label | ỹ) (`LabelStrata`). There is no debiasing term: the entropic bias
