@@ -96,7 +96,7 @@ class DPSinkhornAudit(MethodAudit):
 
 @dataclass(frozen=True)
 class Canary:
-    """One record whose presence moves every round's release by exactly the sensitivity.
+    """A record whose presence moves every round's release by exactly the sensitivity.
 
     Two rows in one dimension make the release a point of the plane. In round t the request
     steers the canary's contribution to the direction v_t = (cos θ_t, sin θ_t). It differs from
@@ -292,7 +292,7 @@ def audit_schema(
 def replies(
     requests: list[GradientRequest], shard: Shard, release: Release, key: Key, client: int
 ) -> list[Tensor]:
-    """One client's replies to a whole run."""
+    """Replies of one client to a whole run."""
 
     def streams(round: int) -> Callable[[str], Stream]:
         return lambda purpose: key.stream(purpose, client=client, round=round)

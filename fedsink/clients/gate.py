@@ -1,7 +1,7 @@
 """The one way out of a node: a message is charged and committed before anything is computed.
 
 `LedgerGate.admit` charges a message, `Admitted.keep` stores the reply before it leaves. A simulated
-client on a machine without its ledger has a `PassGate`, which admits what was charged elsewhere.
+client on a machine without its ledger has a `PassGate`, which admits uses charged elsewhere.
 """
 
 from __future__ import annotations

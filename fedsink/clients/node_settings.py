@@ -114,7 +114,7 @@ class NodeSettings:
 
     @property
     def holders(self) -> frozenset[int]:
-        """The numbers of the clients that hold what is dealt to them."""
+        """The numbers of the clients that keep their dealt records."""
         return frozenset(range(self.clients) if self.keep is None else self.keep)
 
     def altered(self) -> frozenset[int]:

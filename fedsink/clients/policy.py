@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PolicyRefusedError(ReleaseRefusedError):
-    """The owner's policy forbids what the message asks for."""
+    """The owner's policy forbids the request."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ _LATER = (
     "PIL.PngImagePlugin",
     "PIL.PpmImagePlugin",
 )
-"""What an answer imports when it first needs it: here before the first fork."""
+"""Modules that answers import when first needed: imported here before the first fork."""
 
 _ATTEMPTS = 2
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux

@@ -1,4 +1,4 @@
-"""`fedsink card run=DIR`: a model card for whoever publishes a generator."""
+"""`fedsink card run=DIR`: a model card for publishing a generator."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def _new_name() -> str:
 
 
 def _checked(overrides: Sequence[str], name: str) -> dict[str, object]:
-    """The configuration; refuses here and now what the server would refuse a minute later."""
+    """Returns the configuration; refuses at once what the server would refuse a minute later."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 

@@ -1,4 +1,4 @@
-"""`fedsink ledger`: what a node has charged and released, and what it keeps, for its owner."""
+"""`fedsink ledger`: shows a node's owner its charges, its releases and the states that it keeps."""
 
 from __future__ import annotations
 

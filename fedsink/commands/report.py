@@ -1,4 +1,4 @@
-"""`fedsink report run=DIR`: one page about a run, for whoever has to judge it."""
+"""`fedsink report run=DIR`: one page about a run, to judge it by."""
 
 from __future__ import annotations
 

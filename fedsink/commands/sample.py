@@ -1,4 +1,4 @@
-"""`fedsink sample run=DIR n=60000 out=FILE.npz`: labelled images for whoever trains on them."""
+"""`fedsink sample run=DIR n=60000 out=FILE.npz`: labelled images to train on."""
 
 from __future__ import annotations
 

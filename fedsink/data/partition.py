@@ -137,7 +137,7 @@ class Unequal:
 
 @dataclass(frozen=True)
 class ByUser:
-    """Whole users: one per client if there are as many users, else equally many per client.
+    """Deals out whole users: one per client if there are as many users, else equally many each.
 
     The numbers of users of two clients differ by at most one, whatever records users have.
     """

@@ -38,7 +38,7 @@ class RunnerProcess:
     def __init__(self, config: Mapping[str, str | int]) -> None:
         self._config = json.dumps(dict(config))
         self.admitted = ""
-        """What the owner's policy admits, in one line."""
+        """The owner's limits, in one line."""
 
     def __enter__(self) -> Self:
         self._start()

@@ -43,7 +43,7 @@ def quality_figures(
     inception: nn.Module | None = None,
     report: Report | None = None,
 ) -> tuple[dict[str, Figure], dict[str, str]]:
-    """Measure the pictures against the real test images.
+    """Measures the pictures against the real test images.
 
     One half of the real training images, drawn by the first seed, trains the classifier whose
     features and probabilities are used; the other half, which it never saw, is the real column.
@@ -149,7 +149,7 @@ def _memorisation(
     size: int,
     report: Report | None,
 ) -> dict[str, Figure]:
-    """Measure memorisation; the real column is one half of the held-out images."""
+    """Measures memorisation; the real column is one half of the held-out images."""
 
     def against_all(data: TrainingSet, seed: int) -> dict[str, float]:
         return memorisation(data.images, train, held_out, seed=seed)

@@ -129,7 +129,7 @@ def inception_score(probabilities: Tensor) -> float:
 
     Between 1 and the number of classes (Salimans et al. 2016, section 4). The published name is
     kept although the classifier here is one trained on the real data, as in GS-WGAN (Chen et al.
-    2020). It sees neither labels nor variation within a class: the class means alone can reach
+    2020). It sees neither labels nor variation within a class: class means by themselves can reach
     the maximum.
 
     Args:

@@ -85,7 +85,7 @@ class TrainingSet:
         return len(self.labels)
 
     def cut(self, size: int, seed: int) -> TrainingSet:
-        """Returns `size` images drawn without replacement; all of them when there are no more."""
+        """Returns `size` images drawn without replacement; all images when there are fewer."""
         return self if size >= len(self) else self.at(shuffled(len(self), seed)[:size])
 
     def at(self, rows: Tensor) -> TrainingSet:

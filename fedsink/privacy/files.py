@@ -38,7 +38,7 @@ def write_once(path: Path, content: bytes, *, durable: bool = True) -> bool:
             except FileExistsError:
                 new = False
         if durable:
-            os.fsync(folder)  # also for who was first: its name must last, too
+            os.fsync(folder)  # also where another process was first: its name must last, too
     finally:
         os.close(folder)
     return new

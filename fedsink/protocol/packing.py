@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flwr.app import Array, RecordDict
 
 PROTOCOL_VERSION = 4
-"""What requests and replies mean: it changes when either does, and every one of them states it."""
+"""Version of the meaning of requests and replies, which each states; any change raises it."""
 
 _LONGEST_FIELDS = 1 << 18  # characters; a request's fields are some thousand
 _DEEPEST_FIELDS = 32  # tables and lists within each other; a request's are some five

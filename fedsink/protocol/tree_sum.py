@@ -1,10 +1,10 @@
 """A sum of clients' replies that is the same in every engine, bit for bit.
 
-Float addition is not associative, so the order of the additions must not depend on who added.
+Float addition is not associative, so the order must not depend on the process that adds.
 Here the replies of a block of consecutive clients are added one after the other, and the blocks
 along the binary tree over their numbers: blocks 2i and 2i+1 first, then pairs of pairs, and so
-on. Whoever holds the blocks lo..hi−1 adds what lies in whole subtrees of these, and whoever gets
-the parts adds the rest.
+on. A process with the blocks lo..hi−1 adds those in whole subtrees, and the receiver of the
+parts adds the rest.
 
 >>> parts = TreeSum(0, 6)
 >>> for block in (0, 1, 1, 2, 5):

@@ -1,6 +1,6 @@
 """A run at the server: its settings, and from them to a finished run folder.
 
-`server_app` makes the Flower `ServerApp` of a simulation, `run_server` is what it runs; a
+`server_app` makes the Flower `ServerApp` of a simulation, which calls `run_server`; a
 deployment calls it with real nodes.
 """
 

@@ -62,11 +62,11 @@ class SimulationGrid(Grid):
         return self._run
 
     def set_run(self, run: Run) -> None:
-        """Set the run."""
+        """Sets the run."""
         self._run = run
 
     def get_node_ids(self) -> Iterable[int]:
-        """One node per virtual client."""
+        """Returns one node id per virtual client."""
         return [node_of(client) for client in range(self.clients)]
 
     def create_message(

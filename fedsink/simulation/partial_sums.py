@@ -1,7 +1,7 @@
 """An exchange divided among the processes of a simulation, and the sums that they send back.
 
 `divide` gives each process its portions of an exchange's broadcasts. It answers each portion with
-a `PartialSum`, and `combine` adds these up to what the strategy gets.
+a `PartialSum`, and `combine` adds these up for the strategy.
 """
 
 from __future__ import annotations

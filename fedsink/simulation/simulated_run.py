@@ -173,7 +173,7 @@ def _engine_chosen(settings: RunSettings) -> str | None:
 
 
 def _notes(settings: RunSettings) -> list[str]:
-    """Lines on the records, for the eyes of whoever simulates; no server gets them."""
+    """Lines on the records, only for the person who simulates; no server gets them."""
     data = settings.node.data
     said = list(notes(data))
     if len(settings.server.classes) > 1:

@@ -66,7 +66,7 @@ class Cohort:
         hosted: the apps that answer for them.
         clients: number of clients of the simulation.
         run_id: the run's number in Flower's metadata.
-        contexts: existing ones by client; further ones are added when they are needed.
+        contexts: existing contexts by client; further ones are added when needed.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class RoundStrategy(Strategy):
     It runs under Flower's own `Strategy.start` as well as under `fedsink.server.loop`. The
     generator never leaves the server, so the `arrays` that Flower hands around stay empty.
 
-    What Flower calls a round is one exchange of messages. It may hold several of the T rounds that
+    A round of Flower is one exchange of messages. It may hold several of the T rounds that
     are counted here: uses of a mechanism in the central mode, training steps in the ldp mode.
 
     Args:
@@ -110,13 +110,13 @@ class RoundStrategy(Strategy):
         read: Callable[[int, RecordDict], T],
         needed: int | None = None,
     ) -> dict[int, T]:
-        """Returns client → answer, and notes in `absent` and `missed` who did not answer.
+        """Returns client → answer, and notes missing clients in `absent` and `missed`.
 
         The order is that of the clients: float sums must not depend on which reply came first.
 
         Args:
             replies: to one exchange.
-            task: what the clients were asked to do, for errors.
+            task: the clients' task in words, for errors.
             expected: the clients that the exchange is for, including those out of reach.
             read: turns a client and its content into the answer; raises ClientError where the
                 content is of no use.

@@ -191,7 +191,7 @@ def _follow(
 
 
 def _compiled(problem: Problem, schedules: list[list[float]]) -> Potentials | None:
-    """Runs one schedule per problem, by compiled code; None where the eager code is to run.
+    """Runs one schedule per problem, by compiled code; None where the eager code must run.
 
     Every update is f ← w·softmin_ε(g) + (1 − w)·f, and the same for g: w = 1 for the first and the
     last one, ½ between, and 0 while a problem waits for longer schedules of its batch.

@@ -46,7 +46,7 @@ class SinkhornState:
         )
 
     def update(self, f: Tensor, g: Tensor, iteration: int, met: Tensor | None = None) -> None:
-        """Set the potentials of all problems that had not converged before.
+        """Sets the potentials of all problems that had not converged before.
 
         A problem that has met the tolerance is never touched again: its result does not
         depend on the other problems in its batch.

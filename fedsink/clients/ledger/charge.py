@@ -94,7 +94,7 @@ class Charge:
     def instalment(self, step: int | None, round: int) -> Instalment:
         """Returns the charge up to this round, for K instalments of r rounds.
 
-        A run may end behind any of them, and who asks chooses where, knowing all answers so far.
+        A run may end after any instalment; the operator chooses where, knowing all answers so far.
         For that the K ends share δ: behind k < K of them a run is charged ε of k·r rounds at
         δ/(K − 1), at most the whole plan's; behind the last one the whole plan's ε at δ; and 2δ
         from the first on.

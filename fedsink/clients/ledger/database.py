@@ -19,7 +19,7 @@ from fedsink.errors import LedgerError
 
 VERSION = 3
 ORIGIN = b""
-"""What the first fact is sealed with."""
+"""Seal before the first fact."""
 
 TABLES = """
 CREATE TABLE accounts (
@@ -110,7 +110,7 @@ class Database:
     Args:
         path: the file, made with mode 0600 where there is none.
         durable: whether a commit survives a power cut (`synchronous=FULL`) or only the end of
-            the process (a simulation has no adversary who pulls the plug).
+            the process (in a simulation nobody cuts the power on purpose).
         writable: False opens an existing file for reading.
 
     Raises:

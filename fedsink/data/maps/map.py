@@ -1,4 +1,4 @@
-"""The interface of the maps f of local mode, and what they share."""
+"""The interface of the maps f of local mode, and their common parts."""
 
 from __future__ import annotations
 

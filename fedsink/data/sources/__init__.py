@@ -51,7 +51,7 @@ def give(spec: DataSpec, split: Split, data: LabelledData) -> None:
     Args:
         spec: the description of the records.
         split: one of its two splits.
-        data: what `load` returned in the other process.
+        data: result of `load` in the other process.
     """
     _GIVEN[spec, split] = data
     load.cache_clear()
@@ -94,7 +94,7 @@ def notes(spec: DataSpec, split: Split = "train") -> tuple[str, ...]:
 
 
 def _as_reading(returned: object, spec: DataSpec) -> Reading:
-    """Returns what a reader returned as a `Reading`, whose tensors are still to be checked.
+    """Returns a reader's result as a `Reading`, whose tensors are not checked yet.
 
     Raises:
         DataError: it is neither a `Reading` nor a tuple or list of two to four.

@@ -1,4 +1,4 @@
-"""Picture files as tensors of one size, and sentences on what that changes in them."""
+"""Picture files as tensors of one size, and sentences on the changes that this makes."""
 
 from __future__ import annotations
 

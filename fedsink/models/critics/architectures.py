@@ -87,7 +87,7 @@ class PerceptronCritic(Critic):
 
     @property
     def deviations(self) -> dict[str, float]:
-        """Those that suit inputs of D, h and h coordinates of unit size."""
+        """Standard deviations for inputs of D, h and h coordinates of unit size."""
         wide = 1.0 / math.sqrt(self.hidden)
         return {
             "first": _GAIN / math.sqrt(self.dimension),
@@ -186,7 +186,7 @@ class ConvolutionCritic(Critic):
 
     @property
     def deviations(self) -> dict[str, float]:
-        """Those that suit inputs of unit size."""
+        """Standard deviations for inputs of unit size."""
         shapes, area = self.shapes, _KERNEL * _KERNEL
         first = _GAIN / math.sqrt(self.view.shape[0] * area)
         return {
@@ -254,7 +254,7 @@ class LocalGenerator(Stacked):
 
     @property
     def deviations(self) -> dict[str, float]:
-        """Those that suit inputs of unit size: a few latents and one label, then h."""
+        """Standard deviations for inputs of unit size: a few latents and one label, then h."""
         wide = 1.0 / math.sqrt(self.hidden)
         return {
             "first": _GAIN / math.sqrt(self.latent / 3.0 + 1.0),

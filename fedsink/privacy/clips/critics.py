@@ -113,7 +113,7 @@ class CriticClip(ClipOfCritics):
 
     @property
     def sensitivity(self) -> float:
-        """2C: what one critic's part of the records can change."""
+        """2C: the largest change by one critic's part of the records."""
         return 2.0 * self.bound
 
     def check_rate(self, rate: float) -> float:
@@ -168,7 +168,7 @@ class CriticClip(ClipOfCritics):
 class RowClip(ClipOfCritics):
     """Clips each row of a critic's gradient, an n×D matrix, to norm ≤ C; M = 1 critic a client.
 
-    This is the published clip (Chen, Orekondy, Fritz 2020), there to compare with. A row longer
+    The published clip (Chen, Orekondy, Fritz 2020), for comparison. A row longer
     than C is scaled to C, any other is left as it is. All rows ask the same critic: a change of its
     part of the records moves each of them within a ball of radius C, and so the matrix by up to
     2C√n. The published noise of std 2Cσ' is therefore one of multiplier σ'/√n. `CriticClip` with
@@ -201,12 +201,12 @@ class RowClip(ClipOfCritics):
 
     @property
     def sensitivity(self) -> float:
-        """2C√n: what a critic's part of the records can change at all n rows together."""
+        """2C√n: the largest change at all n rows together by a critic's part of the records."""
         return 2.0 * self.bound * math.sqrt(self.rows)
 
     @property
     def claimed_sensitivity(self) -> float:
-        """2C: what a critic's part of the records can change at one row."""
+        """2C: the largest change at one row by a critic's part of the records."""
         return 2.0 * self.bound
 
     def check_rate(self, rate: float) -> float:

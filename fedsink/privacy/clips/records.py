@@ -114,11 +114,11 @@ class RecordClip(ClipOfRecords):
 
     @property
     def sensitivity(self) -> float:
-        """Δ: what one record can add to the sum."""
+        """Δ: the longest contribution of one record to the sum."""
         return self.bound
 
     def of_client(self, capacity: int | None) -> int:
-        """B: at most so many contributions of norm Δ come and go."""
+        """B: the largest number of contributions of norm Δ that appear or vanish."""
         if capacity is None:
             raise PrivacyError(
                 "the client adjacency with clip=record needs a capacity: without one a client's "

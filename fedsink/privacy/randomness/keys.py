@@ -24,12 +24,12 @@ _SECRET_BYTES = 32
 
 
 class Key(Protocol):
-    """What a client needs of a key: a kind to report and a stream for each use.
+    """Interface of a noise key: a kind to report and a stream for each use.
 
     Attributes:
         kind: ``"reproducible"``, ``"secret"`` or ``"secure"``.
-        repeatable: Whether the same arguments give the same stream again. Where they do not, a
-            client must store what it released to answer a repeated request.
+        repeatable: True if equal arguments give the same stream again. Otherwise a client must
+            store its releases to answer a repeated request.
     """
 
     kind: ClassVar[str]
@@ -72,7 +72,7 @@ class ReproducibleKey:
 
 @lru_cache(maxsize=64)
 def _seeded(seed: int, purpose: str) -> Stream:
-    """What the streams of all clients and rounds have in common; nothing is drawn from it."""
+    """Parent of the streams of all clients and rounds; nothing is drawn from it."""
     return Stream(b"fedsink reproducible", seed, purpose)
 
 

@@ -1,4 +1,4 @@
-"""Checks of a cluster's nodes, before they are used: versions, records, and who may get a key."""
+"""Checks of a cluster's nodes, before they are used: versions, records, and the right to a key."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The grid of `engine=ray`: one call and one answer per cohort and round.
 
-`RayGrid` asks the cohorts. On a cluster `DriverAdmission` first charges what they are asked.
+`RayGrid` asks the cohorts. On a cluster `DriverAdmission` first charges the messages.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class DriverAdmission:
     charge: a cohort that is started again draws the same.
 
     Guarantees:
-        - A charge is committed before what it pays for is sent to any cohort.
+        - A charge is committed before its message is sent to any cohort.
         - The key is given only to processes on this machine's node, or over TLS.
 
     Attributes:
@@ -206,7 +206,7 @@ class DriverAdmission:
         )
 
     def admit(self, exchange: Exchange) -> list[bytes]:
-        """Charge a round of broadcasts; the passes of all clients that are admitted."""
+        """Charges a round of broadcasts; returns the passes of all admitted clients."""
         return [
             digest
             for broadcast in exchange.broadcasts
@@ -216,7 +216,7 @@ class DriverAdmission:
         ]
 
     def admit_each(self, messages: Sequence[Message]) -> list[bytes]:
-        """Charge single messages; the passes of all clients that are admitted."""
+        """Charges single messages; returns the passes of all admitted clients."""
         return [
             digest
             for message in messages

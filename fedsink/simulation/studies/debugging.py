@@ -54,7 +54,7 @@ class Debugging(Study):
 
     Guarantees:
         A client holds its records in at most one of the two runs, and nothing in the other.
-        What a client holds does not depend on who else is selected.
+        A client's records do not depend on the other selected clients.
 
     Source: Chen, Orekondy, Fritz 2020, supplement, after Augenstein et al. 2020.
 

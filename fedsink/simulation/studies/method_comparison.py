@@ -107,7 +107,7 @@ class MethodComparison(Study):
                 "leave one of them out."
             )
         if self.images:
-            load(node.data, "test")  # what it lacks is said before anything runs
+            load(node.data, "test")  # a missing part is reported before anything runs
         data = node.data.name
         if data not in choices("data"):
             raise ConfigError(

@@ -1,6 +1,6 @@
 """A study: an experiment of several runs, played one after the other, and its report.
 
-`Study` is what a study states; `start_study` and `resume_study` play it. `STUDIES` in the package's
+`Study` is a study's interface; `start_study` and `resume_study` play it. `STUDIES` in the package's
 `__init__` has all of them by name.
 """
 
@@ -52,7 +52,7 @@ class Study(ABC):
 
     @abstractmethod
     def plan(self, config: Config, node: NodeSettings) -> StudyPlan:
-        """Plan the runs.
+        """Plans the runs.
 
         Args:
             config: of the study, all interpolations resolved.

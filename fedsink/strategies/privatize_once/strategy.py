@@ -36,7 +36,7 @@ class PrivatizeOnce(RoundStrategy):
 
     With labels the loss compares the records of each randomized label ỹ with generated points
     whose labels follow P(label | ỹ) (`LabelStrata`). There is no debiasing term: the entropic bias
-    is what removes the noise. `settings.loss` may name a comparison instead (`LocalLoss`).
+    removes the noise. `settings.loss` may name a comparison instead (`LocalLoss`).
 
     Args:
         settings: public parameters.
