@@ -113,7 +113,7 @@ class CriticClip(ClipOfCritics):
 
     @property
     def sensitivity(self) -> float:
-        """2C: the largest change by one critic's part of the records."""
+        """2C: what one critic's part of the records can change."""
         return 2.0 * self.bound
 
     def check_rate(self, rate: float) -> float:
