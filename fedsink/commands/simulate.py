@@ -128,7 +128,7 @@ def folder_names(differing: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _checked_sweep(keys: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Checks every run of a sweep, before the first of them; the names of their folders.
+    """Checks every run of a sweep before the first one; returns the names of their folders.
 
     Raises:
         ConfigError: a run would be refused; the message says which.

@@ -109,7 +109,7 @@ class Unequal:
     sizes: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Accepts a list for `sizes` and refuse weights that are not positive."""
+        """Accepts a list for `sizes` and refuses weights that are not positive."""
         if self.sizes is not None:
             object.__setattr__(self, "sizes", tuple(self.sizes))
         checks.within("partition.ratio", self.ratio, "(0, 1]")

@@ -54,7 +54,7 @@ class SimulationGrid(Grid):
         return self._roster
 
     def close(self) -> None:
-        """Ends the processes and free the memory of the grid."""
+        """Ends the processes and frees the memory of the grid."""
 
     @property
     def run(self) -> Run:

@@ -184,7 +184,7 @@ class RoundStrategy(Strategy):
         """Restores what `state` returned."""
 
     def uploads(self) -> dict[str, Tensor]:
-        """Returns what was received once and never changes (stored once, beside the checkpoint)."""
+        """Returns the uploads that never change (stored once, beside the checkpoint)."""
         return {}
 
     def load_uploads(self, tensors: dict[str, Tensor]) -> None:
@@ -207,14 +207,14 @@ class RoundStrategy(Strategy):
 
 
 def check(reply: Message, task: str, client: int | None = None) -> None:
-    """Raises a `ClientError` that names who failed at what, if the reply is an error."""
+    """Raises a `ClientError` that names client and task, if the reply is an error."""
     if reply.has_error():
         who = f"client {client}" if client is not None else f"node {reply.metadata.src_node_id}"
         raise failure(reply.error.code, task, who)
 
 
 def failure(code: int, task: str, who: str) -> ClientError:
-    """Returns the error that says who failed at what, as far as a code tells."""
+    """Returns the error that names client and task, as far as a code tells."""
     what = MEANING.get(code, f"answered with Flower's error {code}")
     return ClientError(
         f"While {task}, {who} {what}; its own log says why (--debug shows it in a simulation)."

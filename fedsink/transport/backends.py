@@ -259,7 +259,7 @@ def _reduced(formula: Any, reduction: str, dim: int) -> Tensor:
 
 @contextmanager
 def library(backend: str, needs: str) -> Iterator[None]:
-    """Turns an ImportError into a BackendError, and print the library's messages to stderr."""
+    """Turns an ImportError into a BackendError, and prints the library's messages to stderr."""
     try:
         with redirect_stdout(sys.stderr):
             yield

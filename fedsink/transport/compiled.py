@@ -43,7 +43,7 @@ class Kernel(Generic[P, R]):
         self._seconds = 0.0
 
     def wanted(self, seconds: float) -> bool:
-        """Returns whether to run compiled, and count `seconds` of eager work if not.
+        """Returns whether to run compiled, and counts `seconds` of eager work if not.
 
         Args:
             seconds: time of the eager code by a fixed rule of the shapes, not by a clock: then

@@ -93,7 +93,7 @@ class Cohorts:
         return len(self.actors)
 
     def ask(self, method: str, shared: Any, work: Sequence[Sequence[Any]], *more: Any) -> list[Any]:
-        """Calls a method of every actor that has work; the answer of each other one is empty.
+        """Calls a method of every actor that has work; the answers of the others are empty.
 
         Args:
             method: of `Actor`.

@@ -104,7 +104,7 @@ class NodeRecords:
         self._put: Any = ray.put(data.arrays()) if sent else None
 
     def call(self, actor: Any) -> Any:
-        """Has an actor read or take them; the reference of the answer that `check` is told."""
+        """Has an actor read or take the records; returns its answer's reference for `check`."""
         if self._put is not None:
             return actor.hold.remote(self._spec, self._put)
         return actor.digest.remote(self._spec)

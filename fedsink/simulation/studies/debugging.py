@@ -147,7 +147,7 @@ class Debugging(Study):
         return members
 
     def conclude(self, folder: Path, notes: Config, runs: Mapping[str, FinishedRun]) -> str:
-        """Writes debug.json, debug.txt and debug.png; the text is returned."""
+        """Writes debug.json, debug.txt and debug.png; returns the text."""
         accuracies = notes["accuracies"]
         drawn = {name: run.draw(self.pictures, self.seed) for name, run in runs.items()}
         borders = {name: border(images) for name, (images, _) in drawn.items()}
