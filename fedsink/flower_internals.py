@@ -1,4 +1,4 @@
-"""What fedsink uses of Flower beyond its public API: no other file can break with a new Flower.
+"""Uses of Flower beyond its public API: no other file can break with a new Flower.
 
 Public is what `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.serverapp.strategy` export.
 `CALLS`, `FIELDS` and `ATTRIBUTES` list the rest as MODULE:NAME. tests/test_flower_internals.py

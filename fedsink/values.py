@@ -79,7 +79,7 @@ class Checks:
         return self.within("delta", value, "(0, 1)")
 
     def choice(self, name: str, value: Any, *choices: str) -> str:
-        """One of at least two words."""
+        """Reads one of at least two words."""
         if not isinstance(value, str) or value not in choices:
             *most, last = choices
             self._refuse(f"{name} is {', '.join(most)} or {last}", value)

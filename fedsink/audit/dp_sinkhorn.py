@@ -80,7 +80,7 @@ class DPSinkhornAudit(MethodAudit):
     canaries: int = at_least(2, 1000)
 
     def run(self, key: Key) -> AuditResult:
-        """Audit by transcripts and in one run, and search replies for more than their gradient."""
+        """Audits by transcripts and in one run; searches replies for more than their gradient."""
         plan = PrivacyPlan.solve(
             eps=self.eps,
             rate=self.rate,
@@ -96,7 +96,7 @@ class DPSinkhornAudit(MethodAudit):
 
 @dataclass(frozen=True)
 class Canary:
-    """One record whose presence moves every round's release by exactly the sensitivity.
+    """A record whose presence moves every round's release by exactly the sensitivity.
 
     Two rows in one dimension make the release a point of the plane. In round t the request
     steers the canary's contribution to the direction v_t = (cos θ_t, sin θ_t). It differs from
@@ -153,7 +153,7 @@ def audit_transcripts(
     confidence: float,
     release: Release = client_gradient,
 ) -> list[Finding]:
-    """Tell runs of the plan with a canary from runs without, at the plan's rate and at rate 1.
+    """Tells runs of the plan with a canary from runs without, at the plan's rate and at rate 1.
 
     At rate 1 the T rounds are one Gaussian mechanism of μ = √T/σ, so they are also held against
     its exact trade-off, which finds far smaller faults than (ε, δ) can: the second Finding there.
@@ -199,7 +199,7 @@ def audit_one_run(
     confidence: float,
     release: Release = client_gradient,
 ) -> Finding:
-    """Run the plan once at one client, with canaries on the axes of an m-dimensional space.
+    """Runs the plan once at one client, with canaries on the axes of an m-dimensional space.
 
     Canary j contributes along axis j only, so its score is read there: the features are the
     replies of all rounds at that axis, and the scores w = C⁻¹s weigh them by their covariance over
@@ -270,7 +270,7 @@ def pack_reply(request: GradientRequest, shard: Shard, gradient: Tensor) -> Reco
 def audit_schema(
     plan: PrivacyPlan, key: Key, *, release: Release = client_gradient, pack: Pack = pack_reply
 ) -> tuple[str, ...]:
-    """Search replies of clients with none, one and many records for more than the gradient.
+    """Searches replies of clients with none, one and many records for more than the gradient.
 
     Each client is asked at the plan's rate and at rate 1: batches are empty, partial and full.
 
@@ -292,7 +292,7 @@ def audit_schema(
 def replies(
     requests: list[GradientRequest], shard: Shard, release: Release, key: Key, client: int
 ) -> list[Tensor]:
-    """One client's replies to a whole run."""
+    """Replies of one client to a whole run."""
 
     def streams(round: int) -> Callable[[str], Stream]:
         return lambda purpose: key.stream(purpose, client=client, round=round)

@@ -1,4 +1,4 @@
-"""Claims held against what a distinguisher proves.
+"""Compares claims with the ε that a distinguisher proves.
 
 `compare` is the entry point: transcripts with and without a canary in, findings out. The
 distinguisher is fitted on one half of the transcripts and judged on the other.
@@ -18,7 +18,7 @@ from fedsink.errors import PrivacyError
 
 Features = NDArray[np.float64]
 
-# Relative: a direction without noise gets 1e9 times the weight of the others, and no more.
+# Relative: a direction without noise gets at most 1e9 times the weight of the others.
 _RIDGE = 1e-9
 
 # Thresholds are compared at 1 − (1 − confidence)/10⁴: the maximum over many noisy bounds would
@@ -56,12 +56,12 @@ class Finding:
 
     @property
     def violated(self) -> bool:
-        """The lower bound exceeds the claim: the mechanism does not do what it states."""
+        """The lower bound exceeds the claim: the mechanism does not keep its promise."""
         return self.bound > self.claim
 
     @property
     def unresolved(self) -> bool:
-        """The claim is beyond what this audit could refute."""
+        """The claim is beyond the reach of this audit."""
         return self.claim >= self.resolution
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def compare(
     confidence: float,
     gaussian: bool,
 ) -> list[Finding]:
-    """Hold a claim against two kinds of transcripts, by the best linear threshold test.
+    """Holds a claim against two kinds of transcripts, by the best linear threshold test.
 
     Args:
         present: Features of transcripts with the canary, (N, F); half of them fit the test.

@@ -87,7 +87,7 @@ clip=critic   the critics of strategy=gs_wgan, each asked with probability `rate
     trials: int = at_least(FEWEST_TRIALS, 4000)
 
     def run(self, key: Key) -> AuditResult:
-        """Audit by transcripts, and search replies for more than their gradient."""
+        """Audits by transcripts, and searches replies for more than their gradient."""
         plan = PrivacyPlan.solve(
             eps=self.eps,
             rate=self.rate,
@@ -202,7 +202,7 @@ def audit_critics(
     confidence: float,
     release: CriticRelease = critic_gradients,
 ) -> list[Finding]:
-    """Tell runs of the plan with a canary from runs without: critics trained, asked, and noised.
+    """Tells runs of the plan with a canary from runs without: critics trained, asked, and noised.
 
     At rate 1 all T rounds are one Gaussian mechanism of μ = √T/σ. Runs are told apart best by their
     inner product with the difference that the canary makes, which is known. A fault that lowers
@@ -250,7 +250,7 @@ def audit_critics(
 def audit_critic_schema(
     plan: PrivacyPlan, key: Key, *, critics: int, answer: type[GSWGANAnswer] = GSWGANAnswer
 ) -> tuple[str, ...]:
-    """Search replies of clients with none, one and many records for more than the gradient.
+    """Searches replies of clients with none, one and many records for more than the gradient.
 
     Each client answers every round: M critics without a past, and M with one.
 

@@ -71,7 +71,7 @@ class MethodAudit(ABC):
 
     @abstractmethod
     def run(self, key: Key) -> AuditResult:
-        """Run the clients' mechanism on canaries.
+        """Runs the clients' mechanism on canaries.
 
         Args:
             key: Source of every random number.
@@ -108,13 +108,13 @@ class CentralAccount:
 
 
 def check_trials(trials: int) -> None:
-    """Refuse too few trials to fit a distinguisher and to count; raises ConfigError."""
+    """Refuses too few trials to fit a distinguisher and to count; raises ConfigError."""
     if trials < FEWEST_TRIALS:
         raise ConfigError(f"An audit needs at least {FEWEST_TRIALS} trials, received {trials}.")
 
 
 def check_joint(plan: PrivacyPlan) -> None:
-    """Refuse a plan that does not use a canary in every round; raises ConfigError."""
+    """Refuses a plan that does not use a canary in every round; raises ConfigError."""
     if plan.schedule.name != JointSchedule.name:
         raise ConfigError("An audit runs the joint schedule: its canaries are used in every round.")
 

@@ -170,7 +170,7 @@ class PrivatizeOnceAudit(MethodAudit):
     trials: int = at_least(FEWEST_TRIALS, 10_000)
 
     def run(self, key: Key) -> AuditResult:
-        """Audit by repeated uploads."""
+        """Audits by repeated uploads."""
         known = self.mechanism in LOCAL_MECHANISMS
         pure = known and not local_mechanism(self.mechanism).needs_delta
         if pure and self.delta is not None:
@@ -205,7 +205,7 @@ def audit_uploads(
     confidence: float,
     release: Privatizer = privatize,
 ) -> list[Finding]:
-    """Tell uploads of the record +1 from uploads of −1: by itself, and beside a known record.
+    """Tells uploads of the record +1 from uploads of −1: by itself, and beside a known record.
 
     Of a single record the largest values decide: the tightest audit of one release. Beside a known
     record noise that was used twice cancels in the difference of the two values. A Gaussian

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 class Task(NamedTuple):
-    """All that the answer of one client may depend on, once its charge is committed.
+    """Inputs of one client's answer, once its charge is committed.
 
     Attributes:
-        digests: one for each use; its randomness is drawn under it.
+        digests: one for each use; the use's randomness is drawn under its digest.
         client: the client's number.
         shard: the client's records.
         key: of the client's randomness; see `stream`.
-        state: finds what answers of a kind remember under this message's reservation, by the kind
-            and further names; see `fedsink.clients.states`. It is as private as the records.
+        state: finds the state that an answer keeps under this message's reservation, by the kind
+            of the answer and further names (`fedsink.clients.states`); as private as the records.
     """
 
     digests: Sequence[bytes]
@@ -59,8 +59,8 @@ class Answer(ABC):
     `compute` makes the reply, which is stored and leaves as `record`. A message that comes again
     gets the stored reply, without `compute`.
 
-    An installed package adds one by the entry point NAME of the group ``fedsink.answers``. A policy
-    allows it by that name, and else it is never imported.
+    An installed package adds an answer by the entry point NAME of the group ``fedsink.answers``. It
+    is imported only where a policy allows that name.
 
     An answer that learns from message to message reads and puts its state in
     `compute`: behind the ledger's commit and before the reply is stored. `Task.state` finds it by
@@ -74,17 +74,17 @@ class Answer(ABC):
         name: the message type without ``train.``.
         limits: whole numbers of the policy's ``[allow]`` table that bound a message, with their
             defaults; None: an owner who allows the answer must state it.
-        adjacency: what it is charged under. None: its plan says so, an answer of the central mode,
-            and an owner who allows it must state the limits of such plans.
-        in_parts: whether several messages ask for parts of one release, those of one `digest`;
-            then the node keeps the last one at hand.
+        adjacency: of its charge. None: an answer of the central mode, whose plan states the
+            adjacency; an owner who allows it must state the limits of such plans.
+        in_parts: several messages, of one `digest`, ask for parts of one release; the node then
+            keeps the last release in memory.
         run: public name of the run that asks.
         places: the round of each use, and its class.
         parts: the names of the reply's tensors.
-        most_records: how many records the plan accounts for; None: any number.
-        of_users: whether the records must tell users apart.
-        operator: who has signed the message, by the policy's name; None: nobody, or nobody asked.
-        protected: whether the reply is noised; else a simulation of public data alone answers.
+        most_records: number of records that the plan accounts for; None: any number.
+        of_users: the records must tell users apart.
+        operator: the signer of the message, by the policy's name; None: signatures are not checked.
+        protected: the reply is noised; False: answered only in a simulation of public data.
     """
 
     name: ClassVar[str]
@@ -105,7 +105,7 @@ class Answer(ABC):
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
-        """The policy's words for it; that of an installed answer is its name."""
+        """The policy's words for the answer; for an installed answer, its name."""
         return (cls.name,)
 
     @classmethod
@@ -117,26 +117,26 @@ class Answer(ABC):
         """
 
     def digest(self, record: RecordDict | Packed) -> bytes:
-        """SHA-256 of what is asked for: of the whole message."""
+        """SHA-256 of the request: of the whole message."""
         return digest(f"train.{self.name}", record)
 
     @abstractmethod
     def check_policy(self, policy: Policy) -> None:
-        """Raise PolicyRefusedError for what the owner does not allow."""
+        """Raises PolicyRefusedError for a request that the owner does not allow."""
 
     def check_turn(self, client: int, clients: int) -> None:  # noqa: B027
-        """Raise ReleaseRefusedError for what this client is not asked for."""
+        """Raises ReleaseRefusedError where the plan's schedule does not ask this client."""
 
     @abstractmethod
     def check_data(self, data: DataSpec) -> None:
-        """Raise ValueError for what no node with such data can answer."""
+        """Raises ValueError for a request that no node with such data can answer."""
 
     @abstractmethod
     def charge(self, *, trusted: bool) -> Charge:
-        """Returns what the plan asks of the budget.
+        """Returns the plan's charge to the budget.
 
         Args:
-            trusted: whether a share of the noise counts as the sum that it becomes part of.
+            trusted: charge a share of the noise as the whole noise of the sum it is part of.
         """
 
     @abstractmethod
@@ -158,14 +158,14 @@ class BatchedAnswer(Answer):
 
     @abstractmethod
     def fits(self, other: Self) -> bool:
-        """Tells whether clients that are asked this and the other may be computed together."""
+        """Tells whether this answer and the other may be computed together."""
 
     @classmethod
     @abstractmethod
     def compute_each(
         cls, answers: Sequence[Self], tasks: Sequence[Task], pool: Pool, clients: slice
     ) -> Tensor:
-        """Returns what `compute` gives for each of K clients, (K, parts, ...).
+        """Returns the result of `compute` for each of K clients, (K, parts, ...).
 
         Args:
             answers: to each client; they fit together.
@@ -178,8 +178,8 @@ class BatchedAnswer(Answer):
 def check_classes(classes: int, data: DataSpec) -> None:
     """Refuses a class list that is not the data's; raises ValueError.
 
-    Before any record is looked at: a shorter list would fail only for clients or batches that hold
-    a class beyond its end, and so tell who does.
+    Checked before any record is read: a shorter list would fail only for clients or batches that
+    hold a class beyond its end, and so reveal them.
     """
     public = len(data.classes)
     if classes != public:

@@ -29,7 +29,7 @@ def find_answer(message_type: str, policy: Policy | None) -> type[Answer]:
 
     Raises:
         PolicyRefusedError: the policy does not name it.
-        ConfigError: there is none, or a package has installed something else.
+        ConfigError: there is no such answer, or a package has installed something else.
     """
     name = message_type.removeprefix("train.")
     if policy is not None and name not in ANSWERS.own:
@@ -44,12 +44,12 @@ def find_answer(message_type: str, policy: Policy | None) -> type[Answer]:
 
 
 def answers_by_word() -> dict[str, str]:
-    """Returns every word that a policy can allow, with the name of the answer that it belongs to.
+    """Returns every word that a policy can allow, with the name of its answer.
 
-    Nothing is imported: an installed answer or local mechanism is allowed by its name alone.
+    Nothing is imported: an installed answer or local mechanism is allowed only by its name.
 
     Raises:
-        ConfigError: two of them have one word.
+        ConfigError: two answers have one word.
     """
     words: dict[str, str] = {}
     for name in ANSWERS:

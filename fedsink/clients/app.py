@@ -1,4 +1,4 @@
-"""The Flower `ClientApp`: the same under every engine and on real devices."""
+"""The Flower `ClientApp` of every engine and of real devices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def client_app(settings: NodeSettings) -> ClientApp:
     It answers `query.identity` (which client is this?) and every type of `ANSWERS`.
 
     Guarantees:
-        An error's text never leaves the client: the server learns a code.
+        An error's text never leaves the client: the server learns only a code.
     """
     return _answering(lambda context: settings)
 
@@ -35,9 +35,9 @@ def client_app(settings: NodeSettings) -> ClientApp:
 def owners_settings(context: Context) -> NodeSettings:
     """A real node's settings: from its owner's policy file, which `--node-config` names.
 
-    `node_config` is what the owner started the SuperNode with: `policy` (a path), `partition-id`
-    (this node's number), `num-partitions` (how many nodes take part) and `device` ("cpu" where it
-    is left out). `run_config`, which comes from whoever submitted the run, is not read at all.
+    `node_config` comes from the owner, who started the SuperNode with it: `policy` (a path),
+    `partition-id` (this node's number), `num-partitions` (number of nodes that take part) and
+    `device` (default "cpu"). `run_config` comes from the run's submitter, and is not read.
 
     Raises:
         ConfigError: the node was started without a policy, or with one that contains a mistake.

@@ -1,4 +1,4 @@
-"""Checks and charges of all answers of the central mode: those to a plan's uses."""
+"""Checks and charges of all answers of the central mode, which are answers to a plan's uses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CentralAnswer(Answer):
     """An answer to uses of one plan in one run.
 
     Guarantees:
-        - Noise is shared with no more clients than the owner's settings put in one cohort.
+        - Noise is shared with at most as many clients as the owner's settings put in one cohort.
         - A class or a round that the plan's schedule does not give the client is refused.
         - A view that is not of the node's data is refused before it is built.
 
@@ -44,7 +44,7 @@ class CentralAnswer(Answer):
         self.protected = self.plan.protected
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuse other mechanisms, too many images, and plans that the owner does not allow."""
+        """Refuses other mechanisms, too many images, and plans that the owner does not allow."""
         for word in self.words():
             policy.check_mechanism(word)
         policy.check_limit("maximum_images", self.images, "images")
@@ -52,7 +52,7 @@ class CentralAnswer(Answer):
             policy.check_use(use.plan, use.share, use.label)
 
     def check_turn(self, client: int, clients: int) -> None:
-        """Refuse what this client is not asked for by the plan's schedule."""
+        """Refuses uses for which the plan's schedule does not ask this client."""
         for use in self.uses:
             if not use.plan.schedule.answers(client, use.round):
                 raise ReleaseRefusedError(f"Round {use.round} is not a turn of client {client}.")
@@ -71,7 +71,7 @@ class CentralAnswer(Answer):
                 )
 
     def check_data(self, data: DataSpec) -> None:
-        """Refuse uses that do not belong together, or views of other records than the data's."""
+        """Refuses uses that do not belong together, or views of other records than the data's."""
         first = self.uses[0]
         if any(
             (use.plan, use.run, use.share, use.view)
@@ -105,9 +105,9 @@ def central_charge(plan: PrivacyPlan, share: int = 1, *, trusted: bool = False) 
     """A central run: T rounds, of which a labelled record takes part in at most `plan.uses`.
 
     Args:
-        plan: what is asked for.
-        share: n, over how many clients the plan's noise is spread. What this client can prove
-            by itself is the ε of its own reply, with σ/√n, and that is charged.
+        plan: of the request.
+        share: n, number of clients that the plan's noise is spread over. By itself this client
+            can prove only the ε of its own reply, with σ/√n, and that ε is charged.
         trusted: the owner vouches that nobody sees less than a sum with all of the plan's noise:
             the plan itself is charged.
     """

@@ -75,13 +75,13 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
         return cls(unpack_requests(record))
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuse a library that would solve the node's problems as well."""
+        """Refuses a library that would solve the node's problems as well."""
         super().check_policy(policy)
         for request in self.requests:
             request.objective.refuse_library()
 
     def check_data(self, data: DataSpec) -> None:
-        """Refuse a class list that is not the data's as well."""
+        """Refuses a class list that is not the data's as well."""
         super().check_data(data)
         for request in self.requests:
             if request.objective.classes != 1:
@@ -134,7 +134,7 @@ def alike(one: GradientRequest, two: GradientRequest) -> bool:
 def client_gradient(
     request: GradientRequest, shard: Shard, stream: Callable[[str], Stream]
 ) -> Tensor:
-    """One use of the Poisson-subsampled Gaussian mechanism at one client.
+    """Executes one use of the Poisson-subsampled Gaussian mechanism at one client.
 
     Every record of the requested class enters the batch Y independently with probability q.
     With `clip=batch` (Cao et al. 2021, Alg. 1) the release is clip(G, Δ) + N(0, (2Δσ)² I) with
@@ -153,12 +153,12 @@ def client_gradient(
 
     Guarantees:
         The result depends on private data only through the clipped sum that is noised.
-        Its shape depends on the request alone.
+        Its shape depends only on the request.
         An empty batch is answered like any other.
-        Whether it fails does not depend on the batch.
-        It charges what its own plan's event says: one subsampled use for records of the
+        No failure depends on the batch.
+        The charge is that of its plan's event: one subsampled use for records of the
         requested class, none for any other.
-        With a capacity, the operations after the draw depend on the request alone.
+        With a capacity, the operations after the draw depend only on the request.
 
     Raises:
         ValueError: the rows do not live in the request's view of this data.
@@ -168,18 +168,18 @@ def client_gradient(
 
 
 def client_total(request: GradientRequest, shard: Shard, sample: Stream) -> Tensor:
-    """Returns what `client_gradient` adds its noise to, (n, D); raises like it."""
+    """Returns the total that `client_gradient` adds noise to, (n, D); raises like it."""
     return client_totals([request], Pool([shard]), slice(0, 1), [sample])[0]
 
 
 def client_totals(
     requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
 ) -> Tensor:
-    """Returns what `client_gradient` adds its noise to, for K clients at once: steps 1 to 4.
+    """Returns the totals of K clients that `client_gradient` adds noise to: steps 1 to 4.
 
     Args:
-        requests: what each client is asked, checked; the clients may share one request. All of
-            them have one plan, objective and view, and rows of one shape.
+        requests: the checked request of each client; clients may share one request. All requests
+            have one plan, objective and view, and rows of one shape.
         pool: the clients' records.
         part: the clients' places among the pool's.
         samples: the stream of each client's sample.
@@ -243,10 +243,10 @@ def record_sums(
 def _problems(
     requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
 ) -> Iterator[tuple[Tensor, PlaceLayout]]:
-    """Yields rows, by their numbers, and the places of the records that may meet them.
+    """Yields the numbers of rows, and the places of the records that may meet these rows.
 
     With a capacity all rows meet all places, whatever the classes of the records. Without one
-    samples are laid out as they need it, those of each class apart where a request mixes classes.
+    each sample takes the places it needs, each class apart where a request mixes classes.
     """
     first = requests[0]
     everywhere = torch.arange(len(first.rows))
@@ -303,7 +303,7 @@ def gradients_at_fixed_work(request: GradientRequest, batch: Batch, radius: floa
         solver = fixed_solver(request.objective.solver, **_public_bounds(request, radius))
         return _gradients(request, batch, request.objective.ground_cost, solver)
     except (ValueError, RuntimeError, ArithmeticError):
-        # Bounds beyond the range of floats or of λ: they are public, so every batch meets this.
+        # Bounds beyond the range of floats or of λ are public: every batch gets this result.
         log.warning("a transport problem is out of range; its gradient counts as zero")
         return _zeros(request, batch)
 
@@ -314,11 +314,11 @@ def _gradients_as_they_come(request: GradientRequest, batch: Batch) -> Tensor:
         return _gradients(request, batch, *request.objective.transport)
     except (ValueError, RuntimeError, ArithmeticError):
         # Costs beyond the range of floats or of λ. An error would tell the server that the batch
-        # was not empty; the clip makes zero of a gradient that is not finite, and so does this.
+        # was not empty. So the gradient becomes zero, as in the clip for one that is not finite.
         if len(batch.records) == 1:
             log.warning("a transport problem could not be solved; its gradient counts as zero")
             return _zeros(request, batch)
-    # It was some client's; the others have their gradients.
+    # Only some client's costs were; the others have their gradients.
     parts = zip(batch.records, batch.labels, batch.present, strict=True)
     alone = [Batch(y[has][None], labels[has][None], has[has][None]) for y, labels, has in parts]
     return torch.cat([_gradients_as_they_come(request, single) for single in alone])
@@ -362,7 +362,7 @@ def _largest_cost(objective: Objective, distance: float, absolute: float) -> flo
 
 
 def _stacked(requests: Sequence[GradientRequest], name: str, device: torch.device) -> Tensor:
-    """Returns one array of each client's request, (K, ...); one that they share is sent once."""
+    """Returns one array of each client's request, (K, ...); a shared array is sent once."""
     if _alike(requests):
         values: Tensor = getattr(requests[0], name).to(device)
         return values.expand(len(requests), *values.shape)
@@ -376,7 +376,7 @@ def _alike(requests: Sequence[GradientRequest]) -> bool:
 def _by_request(
     requests: Sequence[GradientRequest],
 ) -> Iterator[tuple[GradientRequest, Tensor]]:
-    """Yields each different request, and the clients that are asked it."""
+    """Yields each different request, and the clients that got it."""
     clients: dict[int, list[int]] = {}
     for client, request in enumerate(requests):
         clients.setdefault(id(request), []).append(client)

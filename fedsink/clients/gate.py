@@ -1,7 +1,7 @@
 """The one way out of a node: a message is charged and committed before anything is computed.
 
 `LedgerGate.admit` charges a message, `Admitted.keep` stores the reply before it leaves. A simulated
-client on a machine without its ledger has a `PassGate`, which admits what was charged elsewhere.
+client on a machine without its ledger has a `PassGate`, which admits uses charged elsewhere.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def use_digests(digest: bytes, uses: int) -> list[bytes]:
 
 
 def reservation_name(run: str, charge: Charge | None, fingerprint: bytes) -> bytes:
-    """Returns the SHA-256 of all that a message is charged under.
+    """Returns the SHA-256 of everything that a message's charge depends on.
 
-    Replies, the digests that noise is drawn under, and the states of answers are found by it. So
-    what one account, run, plan or version of the data has left behind is never used in another.
+    Replies, the digests that noise is drawn under, and the states of answers are found by this
+    name. So none of these is used under another account, run, plan or version of the data.
 
     Args:
         run: public name of the run.
         charge: names the account by its adjacency, and holds the whole plan; None: nothing is
-            protected, and nothing charged.
+            protected or charged.
         fingerprint: of the version of the data. It stands for the lineage as well: a content has
             one (`Ledger.bind`).
     """
@@ -58,10 +58,10 @@ class Admitted:
     """A message whose charge is committed.
 
     Attributes:
-        digests: one for each use; its noise is drawn under it.
-        stored: the reply that has been computed before, if there is one.
-        keep: stores the reply computed now and returns what may leave; None: nothing is stored,
-            because the noise can be drawn again.
+        digests: one for each use; the use's noise is drawn under its digest.
+        stored: the reply computed before, if there is one.
+        keep: stores the reply computed now and returns the reply that may leave; None: stores
+            nothing, because the noise can be drawn again.
     """
 
     digests: Sequence[bytes]
@@ -93,9 +93,9 @@ class LedgerGate:
         ledger: the node's.
         lineage: the owner's name of this client's data.
         budgets: ceilings by adjacency; None: the ledger admits one plan, whatever it costs.
-        store: where released replies are kept; None where their noise can be drawn again.
+        store: keeps released replies; None where their noise can be drawn again.
         on_change: ``"inherit"`` or ``"refuse"``, see `Ledger.bind`.
-        runs_per_day: how many new runs the owner admits; None: any number.
+        runs_per_day: number of new runs that the owner admits; None: any number.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class LedgerGate:
         """Charges one message; its reply is computed at most once for each state of the data.
 
         Args:
-            answer: to the message: its run, its uses, its name and who has signed it.
+            answer: to the message; has its run, its uses, its name and its signer.
             charge: the plan's.
             digest: SHA-256 of the whole message.
-            content: fingerprint of the data, which it loads.
+            content: loads the data and returns their fingerprint.
 
         Raises:
             ReleaseRefusedError: budget, ledger or store forbid an answer.
@@ -168,7 +168,7 @@ class LedgerGate:
         return Admitted(digests, stored, keep)
 
     def _reserve(self, answer: Answer, charge: Charge, round: int) -> Reservation:
-        """Returns the plan's reservation up to a round; the last one is kept at hand."""
+        """Returns the plan's reservation up to a round; the last one is kept in memory."""
         plan = (answer.run, charge.adjacency, charge.plan_json)
         known = self._reservation
         lacks = known is not None and known[1].step is not None and known[1].rounds < round
@@ -184,10 +184,10 @@ class LedgerGate:
 class PassGate:
     """Replaces `LedgerGate` where a simulated client runs on a machine without its ledger.
 
-    A pass is the digest of a use that was charged where the ledger is.
+    A pass is the digest of a use that was charged on the ledger's machine.
 
     Guarantees:
-        - Nothing is answered whose charge has not been committed where the ledger is.
+        - Nothing is answered before its charge is committed on the ledger's machine.
         - A pass is for one message under one reservation, and noise is drawn under the digests
           that were charged.
     """
@@ -199,17 +199,17 @@ class PassGate:
         """Replaces the passes by those for the uses with these digests.
 
         Args:
-            digests: of all admitted uses, as `Admitted.digests` states them.
+            digests: of all admitted uses, from `Admitted.digests`.
         """
         self._digests = frozenset(digests)
 
     def admit(
         self, answer: Answer, charge: Charge, digest: bytes, content: Callable[[], bytes]
     ) -> Admitted:
-        """Returns what `LedgerGate.admit` gave for the same arguments where the ledger is.
+        """Returns the admission that `LedgerGate.admit` gave on the ledger's machine.
 
         Raises:
-            ReleaseRefusedError: it gave nothing for this message and these data.
+            ReleaseRefusedError: this message on these data was not admitted there.
         """
         reservation = reservation_name(answer.run, charge, content())
         digests = use_digests(reply_name(reservation, digest), len(answer.places))

@@ -50,17 +50,17 @@ _DEALT: WeakKeyDictionary[Pool, tuple[Any, dict[tuple[int, int], Parts]]] = Weak
 class GSWGANAnswer(CentralAnswer, BatchedAnswer):
     """``train.gs_wgan``: `critic_gradients` of one use, and the critics' next state.
 
-    What the critics have learned is remembered under the reservation of the message; see
+    The critics' state is kept under the reservation of the message; see
     `fedsink.clients.states`. It is put before the reply is stored. A message whose reply is not
     stored trains from the state before its round, whatever happened since: under a key whose
     streams can be drawn again it arrives at the same state. Where that state is lost, a node
-    starts its critics anew, with the steps of a first round. Its ε is the plan's all the same: a
+    starts its critics anew, with the steps of a first round. The ε is still the plan's: a
     total is a sum over parts of the records whatever the critics' states are, and the server
-    learns nothing but a noised sum.
+    learns only a noised sum.
 
     Guarantees:
         - A client answers only in its turn of the plan's schedule.
-        - No architecture is built that the policy or the public description of the data refuses.
+        - An architecture that the policy or the data's public description refuses is not built.
         - A stored reply is sent again without training.
     """
 
@@ -88,7 +88,7 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
         return cls([CriticRequest.from_record(record)])
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuse more or larger critics, or more steps, than the owner allows as well."""
+        """Refuses more or larger critics, or more steps, than the owner allows as well."""
         super().check_policy(policy)
         critics, training = self.request.critics, self.request.critics.training
         policy.check_limit("maximum_critics", training.critics, "critics")
@@ -97,7 +97,7 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
         policy.check_limit("maximum_critic_steps", steps, "steps for its critics' first round")
 
     def check_data(self, data: DataSpec) -> None:
-        """Refuse a class list that is not the data's, and critics of other records, as well."""
+        """Refuses a class list that is not the data's, and critics of other records, as well."""
         super().check_data(data)
         if self.request.critics.classes != 1:
             check_classes(self.request.critics.classes, data)
@@ -113,7 +113,7 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
         return GradientReply(reply[self.parts[0]]).to_record()
 
     def fits(self, other: Self) -> bool:
-        """Never: the critics of one batch are shown the same rows."""
+        """Returns False: the critics of one batch are shown the same rows."""
         return False
 
     @classmethod
@@ -137,11 +137,11 @@ def critic_gradients(
     Guarantees:
         - A reply depends on private data only through the total that is noised, which one part of
           the records moves by at most the clip's sensitivity.
-        - Its shape depends on the request alone; a client without records answers like any other.
+        - Its shape depends only on the request; a client without records answers like any other.
         - Under the user adjacency all records of a user belong to one critic.
-        - Which critics are asked is drawn for each round and client by coins that nothing else is
-          drawn from, and moves neither the states nor the operations that run.
-        - The state after the round is remembered, and is no part of what is returned.
+        - The asked critics are drawn for each round and client by coins used for nothing else;
+          the draw changes neither the states nor the operations that run.
+        - The state after the round is kept at the client, and is no part of the result.
 
     Args:
         request: checked request.
@@ -176,7 +176,7 @@ def critic_gradients(
         [task.stream("critic", request.round) for task in tasks],
         critics.local_generator(critic),
     )
-    # Before the noised reply exists: a crash in between must find the state that it came from.
+    # Before the noised reply exists: after a crash in between its input state must be found.
     for state, place in zip(trained, kept, strict=True):
         place.put(request.round, state.to_tensors())
     noise = [task.stream("noise", request.round) for task in tasks]
@@ -213,7 +213,7 @@ def dealt(request: CriticRequest, pool: Pool, clients: slice) -> Parts:
 
 
 def _asked(request: CriticRequest, parts: Parts, tasks: Sequence[Task]) -> Parts:
-    """Returns the parts, of which only the critics that this round's coins choose are asked."""
+    """Returns the parts with only the critics asked that this round's coins choose."""
     if request.plan.rate == 1.0:
         return parts
     coins = [task.stream("sample", request.round) for task in tasks]
@@ -242,7 +242,7 @@ def _state(
     place: State,
     like: Tensor,
 ) -> CriticState:
-    """Returns what the client's critics have learned before this round."""
+    """Returns the state of the client's critics before this round."""
     critics, remembered = request.critics, place.before(request.round)
     if remembered is None:
         state = CriticState.start(critic, critics.training.critics, critics.initial, like)
@@ -265,7 +265,7 @@ def _shown(request: CriticRequest, device: torch.device) -> CriticMessage:
 
 
 def _sharing_fakes(states: Sequence[CriticState]) -> list[CriticState]:
-    """Returns the same states, in which equal generated rows are one object and kept once."""
+    """Returns the states with equal generated rows replaced by one object, kept once."""
     pools: list[Fakes] = []
     shared = []
     for state in states:

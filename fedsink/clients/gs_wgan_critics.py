@@ -31,7 +31,7 @@ class Parts:
     """The records of K clients, each dealt to M critics by public slot number.
 
     A record belongs to the critic whose number is the record's slot modulo M, whatever other
-    records there are: one that comes or goes moves no other. A slot is part of a record's public
+    records there are: adding or removing one moves no other. A slot is part of a record's public
     identity: the number of its name, which no other record changes, or its line at the owner,
     which stays empty where the record is not there. Where all records of a user have one slot,
     one critic holds them all.
@@ -42,7 +42,7 @@ class Parts:
         labels: (N + 1,) int64.
         starts: where each critic's part begins, (K·M,).
         sizes: records of each part, (K·M,).
-        holds: which classes each critic is asked about, those of its part, (K·M, L) bool.
+        holds: (K·M, L) bool, true for the classes in each critic's part; it is asked about these.
     """
 
     critics: int
@@ -59,7 +59,7 @@ class Parts:
         critics: int,
         classes: int,
     ) -> Parts:
-        """Deal each client's own records.
+        """Deals each client's own records.
 
         Args:
             shards: coordinates (n_k, D), labels (n_k,) in 0..L−1, and slots (n_k,) int64 ≥ 0 of
@@ -90,10 +90,10 @@ class Parts:
         )
 
     def asked(self, which: Tensor) -> Parts:
-        """The same parts, of which some critics are asked about no class; they train like all.
+        """Returns the parts with some critics asked about no class; these train like all others.
 
         Args:
-            which: whether each critic is asked, (K·M,) bool.
+            which: (K·M,) bool, true for each critic that is asked.
         """
         return replace(self, holds=self.holds & which.to(self.holds.device).unsqueeze(1))
 
@@ -107,7 +107,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Fakes:
-    """Generated rows that critics learn to tell from records: of the last messages; public.
+    """Generated rows of the last messages, which critics learn to tell from records; public.
 
     Attributes:
         rows: (R, D).
@@ -118,7 +118,7 @@ class Fakes:
     labels: Tensor
 
     def appended(self, rows: Tensor, labels: Tensor, history: int) -> Fakes:
-        """These and a message's rows, of which the last `history` messages' worth is kept."""
+        """Returns the rows with a message's appended, cut to the last `history` messages."""
         kept = history * len(rows)
         return Fakes(torch.cat([self.rows, rows])[-kept:], torch.cat([self.labels, labels])[-kept:])
 
@@ -138,8 +138,8 @@ class CriticState:
     Attributes:
         weights: (M, W).
         adam: the optimiser's state.
-        fakes: what the critics were shown last.
-        rounds: in how many rounds they have been trained.
+        fakes: rows that the critics were shown last.
+        rounds: number of rounds in which the critics have been trained.
     """
 
     weights: Tensor
@@ -217,28 +217,28 @@ def critic_totals(
     """Trains the critics of K clients for one round, and adds up their clipped gradients.
 
     Σ_m clip(∂D_m/∂X, C) for each client, where the rows of classes that a critic's part lacks are
-    zero before the clip. The clients are one batch; each alone gives the same, up to rounding.
+    zero before the clip. The clients are one batch; single clients give the same, up to rounding.
 
     Guarantees:
         - Two totals are at most the clip's sensitivity apart where one part of the records
-          differs, in whatever way; so are they where one critic's state does.
+          differs in any way, or one critic's state does.
         - No record that comes, goes or changes moves another critic.
         - A critic without records contributes zero.
-        - Which operations run, on what shapes, depends on the numbers of clients, critics and
-          records and on public values alone.
+        - The operations that run, and their shapes, depend only on the numbers of clients, critics
+          and records and on public values.
         - The given states are not changed.
-        - A local generator trains one critic, in its first round, on that critic's part alone; its
-          coins are drawn from the given ones, and nothing of it is left but the critic.
+        - A local generator trains one critic, in its first round, only on that critic's part; its
+          coins are drawn from the given ones, and only the critic is kept.
 
     Args:
         critic: the architecture.
-        training: how it is trained.
+        training: steps and batches of the critics.
         clip: bounds each critic's gradient.
         message: of the round.
         parts: the clients' records.
-        states: one a client; they have been trained in equally many rounds.
-        coins: one stream a client, of this round alone.
-        local: what critics are trained against before their first round.
+        states: one per client, all trained in equally many rounds.
+        coins: one stream per client, used only in this round.
+        local: generator that critics are trained against before their first round.
 
     Returns:
         (K, n, D) float64, without noise, and each client's next state.
@@ -286,9 +286,9 @@ class _Lesson:
 
     Attributes:
         critic: their architecture.
-        training: how they are trained.
+        training: their steps and batches.
         rate: learning rate of the round.
-        parts: what each learns from.
+        parts: the records that each learns from.
         weights: (K·M, W).
         adam: the optimiser's state.
     """
@@ -306,13 +306,13 @@ class _Lesson:
         return self.training.mismatch > 0.0 and self.critic.classes > 1
 
     def step(self, chosen: Tensor, fakes: Tensor, shares: Tensor, other: Tensor | None) -> None:
-        """One step of each critic on its own B pairs.
+        """Takes one step of each critic on its own B pairs.
 
         Args:
             chosen: places of its records, (K·M, B).
-            fakes: what each is paired with, (K·M, B, D).
+            fakes: rows paired with the records, (K·M, B, D).
             shares: of the fakes in the midpoints, (K·M, B).
-            other: uniforms that choose other labels, (K·M, B); None: there are none.
+            other: uniforms that choose other labels, (K·M, B); None: no other labels are used.
         """
         training, labels = self.training, self.parts.labels[chosen]
         losses = partial(
@@ -330,7 +330,7 @@ class _Lesson:
         self.descend(losses, self.weights, self.adam)
 
     def descend(self, losses: Callable[[Tensor], Tensor], weights: Tensor, adam: Adam) -> None:
-        """One step of each row on its own loss; those of critics without records stay."""
+        """Takes one step of each critic on its own loss; critics without records stay unchanged."""
         weights.requires_grad_(True)
         (gradient,) = torch.autograd.grad(losses(weights).sum(), weights)
         weights.requires_grad_(False)
@@ -363,7 +363,7 @@ def _warm_up(lesson: _Lesson, local: LocalGenerator, coins: Sequence[Stream]) ->
 
     The warm start of Chen, Orekondy, Fritz 2020: a step of the generators follows as many of the
     critics as a round has. One draw of uniforms a client for each step of the generators: record,
-    midpoint, another label where one is used, and latents, of the critics' steps and of its own.
+    midpoint, another label where one is used, and latents, for the critics' and its own steps.
     """
     training, parts = lesson.training, lesson.parts
     streams = [coin.child("warm start") for coin in coins]

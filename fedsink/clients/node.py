@@ -1,6 +1,6 @@
-"""One client on one machine: its shard, its key, its policy, its ledger.
+"""The node of one client: its shard, its key, its policy, its ledger.
 
-`Node.answer` turns a message into a reply in one order for all methods: who signed it, the policy,
+`Node.answer` turns a message into a reply in one order for all methods: the signature, the policy,
 the plan's schedule, the public description of the data, the charge, the records, the computation,
 the stored reply.
 """
@@ -56,11 +56,11 @@ class Node:
     """Answers requests about one shard.
 
     Guarantees:
-        - The owner's policy is asked first, the ledger second, and the data are read third.
-        - Without its owner's word no plan without clip and noise is answered, and under a policy
-          never.
+        - The owner's policy is checked first, the ledger second, and the data are read third.
+        - A plan without clip and noise is answered only where the owner's settings say so, and
+          never under a policy.
         - A seed, key, noise or policy in a message is ignored.
-        - Records stay on the client's device; what leaves is on the CPU.
+        - Records stay on the client's device; replies are on the CPU.
 
     Args:
         settings: the owner's settings.
@@ -88,7 +88,7 @@ class Node:
         held = records_of(self.settings, self.client)
         public = self.settings.data.nominal_records
         if self._policy is not None and len(held) > public:
-            # Whatever is asked: a refusal that depended on the plan would tell a server the size.
+            # For every plan: a refusal that depended on the plan would tell a server the size.
             raise DataError(
                 f"This node holds more records than its policy's public nominal_records={public}: "
                 "raise that number."
@@ -102,8 +102,8 @@ class Node:
         """Returns the reply to a message, as it travels.
 
         Raises:
-            ReleaseRefusedError: policy, budget or ledger forbid it, nobody has signed it whom the
-                policy names, or the message asks for what this client is not asked for.
+            ReleaseRefusedError: policy, budget or ledger forbid it, the policy's operators have not
+                signed it, or the plan's schedule does not ask this client.
             LedgerError: ledger or reply store cannot be used.
             ValueError: the message is malformed, or is not for the node's data.
         """
@@ -119,7 +119,7 @@ class Node:
 
         Args:
             answer: to a message: all of its uses are released, or none.
-            digest: SHA-256 of what is asked for.
+            digest: SHA-256 of the request.
         """
         self._check(answer)
         if self._kept is not None and self._kept[0] == (
@@ -143,18 +143,18 @@ class Node:
     def admit(self, answer: Answer, digest: bytes, *, checked: bool = False) -> Admitted:
         """Does the first half of `reply`: asks policy and ledger, and charges; raises like it.
 
-        The other half is `Admitted.keep` of what is computed from the `task`.
+        The other half computes tensors from the `task` and passes them to `Admitted.keep`.
 
         Args:
             answer: to a message.
-            digest: SHA-256 of what is asked for.
+            digest: SHA-256 of the request.
             checked: a node of the same settings has compared the message with the data.
         """
         self._check(answer, checked=checked)
         return self._charge(answer, digest)
 
     def task(self, answer: Answer, admitted: Admitted) -> Task:
-        """Returns what an answer is computed from once it is admitted."""
+        """Returns the inputs of an admitted answer."""
 
         def state(*names: str) -> State:
             return self.states.of(self._reserved(answer), answer.name, *names)
@@ -162,7 +162,7 @@ class Node:
         return Task(admitted.digests, self.client, self.shard, self._key, state)
 
     def _check(self, answer: Answer, *, checked: bool = False) -> None:
-        """Refuses what policy, schedule or the public description of the data forbid."""
+        """Refuses a message that policy, schedule or the data's public description forbid."""
         if self._policy is not None:
             answer.check_policy(self._policy)
         answer.check_turn(self.client, self.settings.clients)
@@ -180,7 +180,7 @@ class Node:
             raise ReleaseRefusedError(
                 "A message cannot switch clip and noise off: this node answers none without them."
             )
-        # There is nothing to charge for what protects nothing.
+        # A plan that protects nothing is charged nothing.
         if self._gate is None or not answer.protected:
             # A seed's noise is keyed by the round, whatever the message.
             uses, secret = len(answer.places), self.settings.seed is None
@@ -196,12 +196,12 @@ class Node:
         return answer.charge(trusted=self._policy is not None and self._policy.trusts_aggregation)
 
     def _reserved(self, answer: Answer) -> bytes:
-        """Returns the name of what the answer is charged under, with or without a ledger."""
+        """Returns the name of the answer's reservation, with or without a ledger."""
         charge = self._charge_of(answer) if answer.protected else None
         return reservation_name(answer.run, charge, self._content(answer))
 
     def _content(self, answer: Answer) -> bytes:
-        """Returns the fingerprint of records that the answer can be computed from."""
+        """Returns the fingerprint of the records, once they suit the answer."""
         if answer.of_users:
             self.shard.whole_users()
         return self._fingerprint
@@ -221,7 +221,7 @@ class Node:
         return lineage if settings.partition is None else f"{lineage}/client-{self.client}"
 
     def given(self, shown: Iterable[str]) -> Given | None:
-        """Returns what a node under a policy gives a server to keep.
+        """Returns the name and receipt that a node under a policy gives a server to keep.
 
         Args:
             shown: the server's receipts, of any nodes.
@@ -250,7 +250,7 @@ class Node:
 
     @cached_property
     def states(self) -> States:
-        """What answers remember of this client between messages."""
+        """States that answers keep for this client between messages."""
         policy, settings = self._policy, self.settings
         owner = f"{self._lineage}/{self.client}"
         # A round whose reply is stored is never computed again. Any other may be, in the same
@@ -274,14 +274,14 @@ class Node:
         """True if every reply is stored before it leaves.
 
         A simulation stores replies where their noise cannot be drawn again. A real node stores them
-        whatever its key: another machine or version would compute other last bits under the same
+        with every key: another machine or version would compute other last bits under the same
         noise.
         """
         return self._policy is not None or not self._key.repeatable
 
     @cached_property
     def _gate(self) -> LedgerGate | PassGate | None:
-        """Charges what is asked; None: a seed's noise is charged to nobody."""
+        """Gate that charges messages; None: a seed's noise is charged to nobody."""
         settings, policy = self.settings, self._policy
         if settings.lent is not None:  # the ledger is on another machine
             return _PASSES
@@ -310,12 +310,12 @@ def open_node(settings: NodeSettings, client: int) -> Node:
 
 
 def grant(digests: Iterable[bytes]) -> None:
-    """Lets the nodes of this process with a lent key answer uses with these digests, no others."""
+    """Lets the nodes of this process with a lent key answer only uses with these digests."""
     _PASSES.grant(digests)
 
 
 def keep_states(round: int) -> None:
-    """Makes files of what the nodes of this process remember; see `States.keep`."""
+    """Writes the states of this process's nodes to files; see `States.keep`."""
     for node in _NODES.values():
         node.states.keep(round)
 
@@ -342,7 +342,7 @@ def policy_of(settings: NodeSettings) -> Policy | None:
 
 
 def records_of(settings: NodeSettings, client: int) -> LabelledData:
-    """Reads what a client holds: float32 records, altered where the client's are.
+    """Reads a client's records as float32, altered where the client is to hold altered ones.
 
     Raises:
         FedsinkError: as `load` and `deal`.
@@ -363,7 +363,7 @@ def deal(settings: NodeSettings) -> list[Tensor]:
     """Deals a simulation's records out; returns each client's, as int64 indices.
 
     Raises:
-        ConfigError: nothing is to be dealt out, or as `partition`.
+        ConfigError: nothing is to be dealt out, or `partition` raises it.
         DataError: the records do not suffice, or cannot be read.
     """
     if settings.partition is None:
@@ -384,7 +384,7 @@ def deal(settings: NodeSettings) -> list[Tensor]:
 def _open_ledger(settings: NodeSettings) -> Ledger:
     if settings.ledger is None:
         raise ValueError("These settings name no ledger.")
-    # A simulation has no adversary who pulls the plug; a real node may have one.
+    # In a simulation nobody cuts the power on purpose; at a real node somebody may.
     ledger = Ledger(settings.ledger, durable=settings.policy is not None)
     if settings.replies is not None:
         refuse_rollback(ledger, ReplyStore(settings.replies))

@@ -1,8 +1,8 @@
-"""Answers one request for many virtual clients at once, as each would have answered it.
+"""Answers one request for many virtual clients at once, each as if by itself.
 
-For simulations. The draws and the noise of every client are keyed as ever; what they share is
-the reading of the request, one batch of draws, one transport problem and one batch of noise. The
-per-client path (`app.client_app`) is what this is tested against, and what answers where clients
+For simulations. Every client's draws and noise have their usual keys; the clients share the
+reading of the request, one batch of draws, one transport problem and one batch of noise. Tests
+compare the answers with the per-client path (`app.client_app`), which also answers where clients
 cannot share a batch.
 """
 
@@ -38,14 +38,14 @@ _BATCH = 1 << 17
 
 @dataclass(frozen=True)
 class _Cohort:
-    """Clients that were asked the same, and whose charges are committed.
+    """Clients that got one content, and whose charges are committed.
 
     Attributes:
-        number: which of the contents they were asked.
-        answer: to that content.
+        number: index of their content.
+        answer: to this content.
         digest: of the message; empty where no noise depends on it.
         nodes: the clients.
-        admissions: what each of them was admitted to.
+        admissions: of each client.
     """
 
     number: int
@@ -59,7 +59,7 @@ class _Cohort:
         return replace(self, nodes=self.nodes[clients], admissions=self.admissions[clients])
 
     def followed_by(self, other: _Cohort) -> _Cohort:
-        """Returns these clients and those behind them."""
+        """Returns the cohort with another cohort's clients appended."""
         nodes = [*self.nodes, *other.nodes]
         return replace(self, nodes=nodes, admissions=[*self.admissions, *other.admissions])
 
@@ -70,8 +70,9 @@ class NodeCohort:
     Guarantees:
         - Every client's policy and ledger are asked, and its charge is committed, before
           anything is computed from its records.
-        - A reply is that of the per-client path, with the same noise, up to rounding before it.
-        - A client that cannot answer keeps no other from answering.
+        - A reply equals that of the per-client path, with the same noise, up to rounding before
+          the noise.
+        - A client that cannot answer does not stop others from answering.
 
     Args:
         settings: the clients' own settings.
@@ -93,12 +94,12 @@ class NodeCohort:
     ) -> Iterator[tuple[int, Answers]]:
         """Yields the clients' replies, (k, parts, ...), each with the number of its content.
 
-        Those to one content come in whole blocks of consecutive clients.
+        Replies to one content come in whole blocks of consecutive clients.
 
         Args:
-            message_type: one that `handles`.
-            contents: what is asked.
-            clients: for each content the increasing numbers of those who are asked it.
+            message_type: a type that `handles` accepts.
+            contents: of the messages.
+            clients: for each content, the increasing numbers of its clients.
         """
         torch.set_num_threads(self._settings.threads)
         kind: type[BatchedAnswer] = self._kind(message_type)
@@ -117,15 +118,15 @@ class NodeCohort:
             yield from self._answered(group)
 
     def admit(self, message_type: str, content: Content, clients: Sequence[int]) -> list[bytes]:
-        """Charges what is asked, and computes nothing; returns the digests of all admitted uses.
+        """Charges a content's uses, and computes nothing; returns the digests of all admitted uses.
 
-        With them a process without a ledger may answer, see `PassGate`. What a client
-        refuses has none; the log says why.
+        With the digests a process without a ledger may answer, see `PassGate`. A refused use
+        has no digest; the log says why.
 
         Args:
             message_type: of any answer.
-            content: what is asked.
-            clients: the increasing numbers of those who are asked.
+            content: of the message.
+            clients: the increasing numbers of the clients.
         """
         try:
             kind = self._kind(message_type)
@@ -151,7 +152,7 @@ class NodeCohort:
                 answer = kind.read(content.record, self._policy)
             else:
                 answer = kind(content.requests)
-            # Where no key of a client binds its noise to the message, nobody hashes it.
+            # Without a key that binds noise to the message, the message is not hashed.
             message = b"" if self._settings.seed is not None else answer.digest(content.said)
         except Exception as error:
             return None, dict.fromkeys(clients, failure_code(error, clients[0]))
@@ -160,7 +161,7 @@ class NodeCohort:
         for client in clients:
             try:
                 node = open_node(self._settings, client)
-                # What one of them has compared with the data need not be compared again.
+                # One client's comparison of the message with the data serves all.
                 checked = bool(admissions)
                 admissions[node] = node.admit(answer, message, checked=checked)
             except Exception as error:
@@ -189,7 +190,7 @@ class NodeCohort:
         """The records of these clients; a schedule asks the same ones together again and again."""
         key = tuple(node.client for node in nodes)
         if key not in self._pools:
-            # A client is in one pool: the others that it was in are of no use any more.
+            # A client is in one pool: its earlier pools are dropped.
             members = set(key)
             self._pools = {k: pool for k, pool in self._pools.items() if members.isdisjoint(k)}
             self._pools[key] = Pool([node.shard for node in nodes])
@@ -209,7 +210,7 @@ def _computed(batch: list[_Cohort], pool: Pool, clients: slice) -> Iterator[tupl
         ]
         computed = answers[0].compute_each(answers, tasks, pool, clients).cpu()
     except Exception as error:
-        # Whose fault it is shows when each is asked alone. Their charges stand.
+        # Computed one by one, the clients show which one fails. Their charges stand.
         log.warning("a batch of clients is answered one by one: %s", error)
         for admitted in batch:
             yield admitted.number, _one_by_one(admitted)
@@ -220,14 +221,14 @@ def _computed(batch: list[_Cohort], pool: Pool, clients: slice) -> Iterator[tupl
         start += len(replies)
         names = admitted.answer.parts
         for admission, reply in zip(admitted.admissions, replies, strict=True):
-            # What is stored now is what was computed now: there was nothing before.
+            # Nothing was stored before, so the stored reply is the one computed now.
             if admission.keep is not None:
                 admission.keep(dict(zip(names, reply, strict=True)))
         yield admitted.number, Answers([node.client for node in admitted.nodes], replies)
 
 
 def _batches(group: list[_Cohort]) -> Iterator[list[_Cohort]]:
-    """Cut a group into batches of whole blocks that are computed at once."""
+    """Cuts a group into batches of whole blocks, each computed at once."""
     most = max(BLOCK, _BATCH // group[0].answer.values)
     batch: list[_Cohort] = []
     room = most

@@ -20,34 +20,34 @@ Noise = Literal["fast", "secure"]
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """One node's own settings; small and picklable, because engines ship it to their workers.
+    """Settings of one node; small and picklable, because engines send them to workers.
 
     Attributes:
-        data: which records, and their public description.
-        partition: how a simulation deals the records out to `clients` virtual clients; None: all
-            of them are this client's.
+        data: names the records, with their public description.
+        partition: rule by which a simulation deals the records out to `clients` virtual clients;
+            None: all records are this client's.
         clients: number of clients; a class schedule tells them apart by their numbers.
         partition_seed: public seed of the deal.
         keep: the numbers of the clients of a simulation that hold what is dealt to them, while the
             others hold nothing; None: all of them.
-        corruption: which clients of a simulation hold altered pictures; None: none of them.
+        corruption: chooses the clients of a simulation that hold altered pictures; None: none.
         seed: reproducible noise keyed by (seed, client, round). It is not secret: for
             simulations whose numbers must be rerun. None: noise that nobody can draw again.
         noise: "fast" draws it in floating point from `key_file`; "secure" is float-safe and from
             the operating system's entropy.
         key_file: the operating system's 32 random bytes, mode 0600, outside the run folder.
         lent: the key itself, for a simulation's processes on other machines than the ledger: they
-            answer what was admitted there (`node.grant`) alone. None: the key is in `key_file`.
-        ledger: SQLite file of what was charged and released; needed wherever there is no seed.
-        states: folder where a simulation keeps what its clients remember from message to message
-            for a run that goes on; None: nothing is kept. Under a policy it is the policy's.
-        states_at_once: whether that is done after every message, because any process may get the
-            client's next one; else where the server makes a checkpoint.
+            answer only uses admitted there (`node.grant`). None: the key is in `key_file`.
+        ledger: SQLite file of charges and releases; needed wherever there is no seed.
+        states: folder where a simulation keeps its clients' states from message to message, for a
+            run that continues; None: keeps none. Under a policy it is the policy's.
+        states_at_once: write states after every message, because any process may get the client's
+            next one; else when the server makes a checkpoint.
         policy: the owner's policy file; None in a simulation that needs none.
-        unprotected: whether plans without clip and noise are answered: in simulations of public
-            data alone, and never under a policy.
-        device: "cpu", "cuda" or "cuda:N": where the records are, and all that is computed from
-            them. Draws are those of the CPU on every device.
+        unprotected: answer plans without clip and noise: only in simulations of public data, and
+            never under a policy.
+        device: "cpu", "cuda" or "cuda:N", of the records and of everything computed from them.
+            Draws are those of the CPU on every device.
         threads: torch threads a client may use.
 
     Raises:
@@ -114,7 +114,7 @@ class NodeSettings:
 
     @property
     def holders(self) -> frozenset[int]:
-        """The numbers of the clients that hold what is dealt to them."""
+        """The numbers of the clients that keep their dealt records."""
         return frozenset(range(self.clients) if self.keep is None else self.keep)
 
     def altered(self) -> frozenset[int]:
@@ -150,9 +150,9 @@ class NodeSettings:
         """The settings of a node under its owner's policy; makes the state folder and its key.
 
         Args:
-            policy: what the owner allows, as read from the file.
-            clients: how many clients take part; a node's own number is below it.
-            partition: how to deal the policy's records out in a simulation.
+            policy: the owner's policy, as read from the file.
+            clients: number of clients that take part; a node's own number is below it.
+            partition: rule that deals the policy's records out in a simulation.
             partition_seed: public seed of the deal.
             device: "cpu", "cuda" or "cuda:N".
             threads: torch threads a client may use.
@@ -175,7 +175,9 @@ class NodeSettings:
                 "state.folder in the policy."
             ) from None
         if key_file is not None and not key_file.exists():
-            with contextlib.suppress(PrivacyError):  # another process was first, or loading says
+            with contextlib.suppress(
+                PrivacyError
+            ):  # another process was first; otherwise loading raises
                 SecretKey.create(key_file, policy.lineage)
         return cls(
             data=policy.data,
@@ -192,7 +194,7 @@ class NodeSettings:
 
     @property
     def replies(self) -> Path | None:
-        """Where released replies are kept: beside the ledger."""
+        """Folder of released replies, beside the ledger."""
         if self.ledger is None:
             return None
         if self.policy is not None:

@@ -51,14 +51,14 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
         return cls([ParameterRequest.from_record(record)])
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuse too many weights, generators that the owner does not allow, and libraries."""
+        """Refuses too many weights, generators that the owner does not allow, and libraries."""
         super().check_policy(policy)
         self.request.gradient.objective.refuse_library()
         policy.check_limit("maximum_parameters", self.request.weights.numel(), "weights")
         policy.check_generator(self.request.architecture.get("name"))
 
     def check_data(self, data: DataSpec) -> None:
-        """Refuse a class list that is not the data's, and generators that do not fit, as well."""
+        """Refuses a class list that is not the data's, and generators that do not fit, as well."""
         super().check_data(data)
         if self.request.gradient.objective.classes != 1:
             check_classes(self.request.gradient.objective.classes, data)
@@ -74,7 +74,7 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
         return ParameterReply(reply[self.parts[0]]).to_record()
 
     def fits(self, other: Self) -> bool:
-        """Whether what is asked at the rows fits together, and there are as many weights."""
+        """Tells whether the requests at the rows fit together and have equally many weights."""
         return self.values == other.values and alike(self.request.gradient, other.request.gradient)
 
     @classmethod
@@ -94,7 +94,7 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
 def parameter_gradient(
     request: ParameterRequest, shard: Shard, stream: Callable[[str], Stream]
 ) -> Tensor:
-    """One use of the Poisson-subsampled Gaussian mechanism at one client, at θ instead of X.
+    """Executes one use of the Poisson-subsampled Gaussian mechanism, at θ instead of X.
 
     With J = ∂X/∂θ of the generator in the request, `clip=batch` releases
     clip(JᵀG, Δ) + N(0, (2Δσ)² I), where G = ∂_X 2Ŵ_λ(X, Y) + the data-independent gradients of
@@ -114,10 +114,10 @@ def parameter_gradient(
     Guarantees:
         - Any two shards' totals before the noise differ by at most the clip's sensitivity,
           whatever weights, latents and rows the server sends.
-        - Its shape depends on the request alone.
+        - Its shape depends only on the request.
         - An empty batch is answered like any other.
         - Every coordinate gets independent noise of the standard deviation of the request's plan.
-        - With a capacity, the operations after the draw depend on the request alone.
+        - With a capacity, the operations after the draw depend only on the request.
 
     Raises:
         ValueError: the rows do not live in the request's view of this data.
@@ -127,19 +127,19 @@ def parameter_gradient(
 
 
 def parameter_total(request: ParameterRequest, shard: Shard, sample: Stream) -> Tensor:
-    """What `parameter_gradient` adds its noise to, (P,); raises like `parameter_totals`."""
+    """Returns the total that `parameter_gradient` adds noise to, (P,); see `parameter_totals`."""
     return parameter_totals([request], Pool([shard]), slice(0, 1), [sample])[0]
 
 
 def parameter_totals(
     requests: Sequence[ParameterRequest], pool: Pool, part: slice, samples: Sequence[Stream]
 ) -> Tensor:
-    """What `parameter_gradient` adds its noise to, for K clients at once.
+    """Returns the totals of K clients that `parameter_gradient` adds noise to.
 
-    Those who share a request share the generator's pass forwards.
+    Clients that share a request share the generator's forward pass.
 
     Args:
-        requests: what each client is asked, checked, as for `client_totals`; of one size.
+        requests: the checked request of each client, as for `client_totals`; of one size.
         pool: the clients' records.
         part: the clients' places among the pool's.
         samples: the stream of each client's sample.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PolicyRefusedError(ReleaseRefusedError):
-    """The owner's policy forbids what the message asks for."""
+    """The owner's policy forbids the request."""
 
 
 @dataclass(frozen=True)
@@ -26,22 +26,22 @@ class Allowed:
     """The `[allow]` table.
 
     Attributes:
-        mechanisms: the words of what may be answered; see `answers_by_word`.
+        mechanisms: the words of the answers that may be given; see `answers_by_word`.
         generators: installed generators that a message may name; fedsink's own may always be.
         limits: the largest sizes of a message, by the keys that answers state (`Answer.limits`).
         minimum_noise_multiplier: least σ of a clipped Gaussian, noise std / sensitivity.
         minimum_clip_bound: least Δ of a clipped Gaussian.
         maximum_clip_bound: largest Δ of a clipped Gaussian.
-        maximum_rounds: most rounds of a plan of the central mode; pricing takes the longer, the
-            more there are.
+        maximum_rounds: most rounds of a plan of the central mode; more rounds take longer to
+            price.
         maximum_rate: largest sampling rate q.
         labels: class indices that may be used; None: all.
-        capacity: whether a plan must fix its batch capacity.
-        runs_per_day: how many new runs are admitted in a day; None: any number.
-        secure_aggregation: whether a reply may hold a share of the noise. "refused": never.
-            "untrusted": yes, judged and charged by the noise of this reply alone. "trusted": yes,
-            judged and charged by the noise of the sum, because the owner vouches that nobody sees
-            anything less.
+        capacity: a plan must fix its batch capacity.
+        runs_per_day: number of new runs admitted in a day; None: any number.
+        secure_aggregation: rule for replies with a share of the noise. "refused": never.
+            "untrusted": allowed, judged and charged by only the noise of this reply. "trusted":
+            allowed, judged and charged by the noise of the sum, because the owner vouches that
+            nobody sees anything less.
     """
 
     mechanisms: tuple[str, ...]
@@ -60,32 +60,33 @@ class Allowed:
 
 @dataclass(frozen=True)
 class Policy:
-    """What the owner's file says; its ε ceilings are held by the ledger.
+    """Limits in the owner's file; the ledger enforces its ε ceilings.
 
     Guarantees:
         - Only mechanisms, adjacencies and classes that the file names are answered.
-        - Nothing that a package has installed is imported unless the file names it.
+        - An installed part of a package is imported only where the file names it.
         - The noise multiplier is at least the file's, and the clip bound lies between the file's;
           rate, rounds, and images and weights a message are at most the file's.
-        - A plan that is there to compare with published work is refused, whatever the file says.
+        - A plan for comparison with published work is refused, whatever the file says.
         - A share of the noise is refused unless the file allows it, and counts as the whole
           noise only where the file says that the aggregation is trusted.
         - A request is refused before any record is read.
-        - Where the file names operators, nothing of a request is parsed before the signature of
-          one of them is found good for this node.
+        - Where the file names operators, no part of a request is parsed before an operator's
+          signature is verified for this node.
 
     Attributes:
         path: the file.
         lineage: the owner's name of the data; budgets belong to it.
-        data: which records, and their public description.
+        data: names the records, with their public description.
         on_change: ``"inherit"`` (default): changed data keep every charge; ``"refuse"``.
         state: folder of ledger, stored replies, noise key and states.
-        state_days: number of days for which a state is kept after its run asked last; None: until
+        state_days: number of days that a state is kept after its run's last request; None: until
             the owner removes it.
         noise: ``"secure"`` or ``"fast"``.
         budgets: ceilings by adjacency.
-        allowed: everything else.
-        operators: public keys of those whose requests are answered, by name; empty: anybody's.
+        allowed: all other limits.
+        operators: public keys of the operators whose requests are answered, by name; empty:
+            requests need no signature.
     """
 
     path: Path
@@ -111,39 +112,39 @@ class Policy:
 
     @property
     def states(self) -> Path:
-        """Folder of what answers remember of the data between messages: as private as they are."""
+        """Folder of the states that answers keep between messages: as private as the data."""
         return self.state / "states"
 
     @property
     def trusts_aggregation(self) -> bool:
-        """Whether a share of the noise is charged as the sum that it becomes part of."""
+        """True if a share of the noise is charged as the noise of the sum it is part of."""
         return self.allowed.secure_aggregation == "trusted"
 
     def check_mechanism(self, name: str) -> None:
-        """Refuse a mechanism that the file does not name.
+        """Refuses a mechanism that the file does not name.
 
         Raises:
-            PolicyRefusedError: as every check here, naming the key that forbids it.
+            PolicyRefusedError: names the key that forbids it; so do all checks here.
         """
         if name not in self.allowed.mechanisms:
             self._refuse("allow.mechanisms", f"the message asks for {name}")
 
     def check_generator(self, name: object) -> None:
-        """Refuse a generator that is neither fedsink's own nor named by the file."""
+        """Refuses a generator that is neither fedsink's own nor named by the file."""
         if name not in GENERATORS.own and name not in self.allowed.generators:
             self._refuse("allow.generators", f"the message asks for {name}")
 
     def check_limit(self, key: str, size: int, what: str) -> None:
-        """Refuse a message that holds more of something than the limit of this key."""
+        """Refuses a message that holds more of something than the limit of this key."""
         if size > self.allowed.limits[key]:
             self._refuse(f"allow.{key}", f"the message holds {size} {what}")
 
     def check_use(self, plan: CentralPlan, share: int, label: int | None) -> None:
-        """Refuse a use of a plan of the central mode.
+        """Refuses a use of a plan of the central mode.
 
         Args:
             plan: of the use.
-            share: over how many clients its noise is spread.
+            share: number of clients that its noise is spread over.
             label: the class of its records; None: records of every class.
         """
         if share > 1 and self.allowed.secure_aggregation == "refused":
@@ -178,7 +179,7 @@ class Policy:
         if allowed.capacity and plan.capacity is None:
             self._refuse("allow.capacity", "the plan fixes no batch capacity")
         if plan.capacity is not None and plan.capacity > self.data.nominal_records:
-            # It would hide nothing more, and cost the node memory and time.
+            # A larger capacity would hide nothing more, and cost the node memory and time.
             self._refuse("data.nominal_records", f"the plan has a capacity of {plan.capacity}")
         if plan.nominal_records is not None and plan.nominal_records < self.data.nominal_records:
             self._refuse(
@@ -186,7 +187,7 @@ class Policy:
             )
 
     def check_budget(self, adjacency: str, delta: float) -> None:
-        """Refuse an adjacency without a budget, and a δ above its ceiling."""
+        """Refuses an adjacency without a budget, and a δ above its ceiling."""
         budget = self.budgets.get(adjacency)
         if budget is None:
             self._refuse(f"budget.{adjacency}", "there is no such budget")
@@ -194,7 +195,7 @@ class Policy:
             self._refuse(f"budget.{adjacency}.delta", f"the plan has δ = {delta:g}")
 
     def check_labels(self, labels: set[int] | None) -> None:
-        """Refuse classes that the file does not list; None: records of every class take part."""
+        """Refuses classes that the file does not list; None: records of every class take part."""
         wanted = set(range(len(self.data.classes))) if labels is None else labels
         if self.allowed.labels is not None and not wanted <= self.allowed.labels:
             self._refuse("allow.labels", "the message uses a class that is not listed")

@@ -24,7 +24,7 @@ from fedsink.protocol.signatures import read_key
 REQUIRED: Any = object()
 """The default of a key that must be there."""
 
-MAXIMUM_ROUNDS = 100_000  # where a policy does not say
+MAXIMUM_ROUNDS = 100_000  # default of a policy
 AGGREGATION = ("refused", "untrusted", "trusted")
 WORDS = (
     *("data", "state", "noise", "budget", "allow", "operators", "keys"),
@@ -170,13 +170,13 @@ def _own_limits() -> list[str]:
 
 
 class TomlTable:
-    """One table of the file; every key is taken once, and none may be left.
+    """A table of the file; every key is taken once, and none may be left.
 
     Args:
-        values: of its keys.
-        file: its name.
+        values: of the table's keys.
+        file: name of the file.
         where: the table's place in the file; "" for the whole.
-        words: keys that some table of such files has: none of them is another one mistyped.
+        words: all known keys of such files; a known key is never taken for a mistyped one.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class TomlTable:
         self._known: list[str] = []
 
     def fail(self, why: str) -> NoReturn:
-        """Refuses the file: a ConfigError that names file and table."""
+        """Raises a ConfigError that names file and table."""
         place = f" [{self._where}]" if self._where else ""
         raise ConfigError(f"{self.file}{place}: {why}")
 

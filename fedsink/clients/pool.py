@@ -1,4 +1,4 @@
-"""The records of one or several clients side by side, and the samples that are drawn from them."""
+"""Records of one or several clients side by side, and samples drawn from them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class PlaceLayout:
     """Samples of several clients in B places each, of which each holds a record or is empty.
 
     Attributes:
-        clients: whose samples they are, (K,), counted within what was drawn.
+        clients: client of each sample, (K,), counted within the drawn ones.
         chosen: indices of the records in the pool, (K, B); any in an empty place.
-        present: which places hold a record, (K, B) bool.
+        present: (K, B) bool, true for places that hold a record.
     """
 
     clients: Tensor
@@ -40,7 +40,7 @@ class Batch:
     Attributes:
         records: coordinates, (K, B, D), zero in an empty place.
         labels: (K, B) int64, zero in an empty place.
-        present: which places hold a record, (K, B) bool.
+        present: (K, B) bool, true for places that hold a record.
     """
 
     records: Tensor
@@ -48,7 +48,7 @@ class Batch:
     present: Tensor
 
     def meets(self, row_labels: Tensor) -> Tensor:
-        """Returns which records a row may meet, (K, n, B) bool: present, and of its class."""
+        """Returns (K, n, B) bool, true where a row may meet a record: present, and of its class."""
         same = row_labels.to(self.labels.device).unsqueeze(-1) == self.labels.unsqueeze(-2)
         return same & self.present.unsqueeze(-2)
 
@@ -59,8 +59,8 @@ class Sample:
 
     Attributes:
         chosen: indices of the records in the pool, (M,), client by client.
-        owners: each record's client, (M,), increasing, counted within what was drawn.
-        clients: how many clients there are.
+        owners: each record's client, (M,), increasing, counted within the drawn ones.
+        clients: number of clients.
     """
 
     chosen: Tensor
@@ -74,7 +74,7 @@ class Sample:
     def in_buckets(self) -> Iterator[PlaceLayout]:
         """Yields layouts of few different widths; none for empty samples.
 
-        The width depends on a client's own sample alone, and so does what is computed from it: 1,
+        The width, and so the result, depends only on a client's own sample: 1,
         2, 4, …, 64 places, and above that at most an eighth of them empty.
         """
         sizes = self._sizes()
@@ -89,7 +89,7 @@ class Sample:
     def in_blocks(self) -> Iterator[PlaceLayout]:
         """Yields layouts as wide as the largest sample of `BLOCK` clients; none for empty samples.
 
-        For what float rounding couples: who is in a block depends on the clients' order alone.
+        For results that float rounding couples: blocks depend only on the clients' order.
         """
         sizes = self._sizes()
         for block in torch.arange(self.clients).split(BLOCK):
@@ -152,7 +152,7 @@ class Pool:
         """Draws the Poisson samples of some clients: each record of the class with probability q.
 
         Args:
-            requests: what each client is asked, of one plan.
+            requests: of each client, all of one plan.
             part: the clients' places among the shards.
             samples: one stream per client.
         """
@@ -244,7 +244,7 @@ class Pool:
 
 
 def classes_under(classes: int, labels: Tensor) -> Tensor:
-    """Returns the labels; where a request knows one class, all records are of it."""
+    """Returns the labels; where a request knows one class, all are that class."""
     return torch.zeros_like(labels) if classes == 1 else labels
 
 

@@ -67,7 +67,7 @@ class PrivatizeOnceAnswer(Answer):
         return digest(f"train.{self.name}", pack({"plan": self.plan.to_dict()}, {}))
 
     def check_policy(self, policy: Policy) -> None:
-        """Refuse mechanisms, classes and a δ that the owner does not allow."""
+        """Refuses a mechanism, classes or a δ that the owner does not allow."""
         policy.check_mechanism(self.plan.mechanism)
         if self.plan.label_mechanism is not None:
             policy.check_mechanism(LABELS)
@@ -75,7 +75,7 @@ class PrivatizeOnceAnswer(Answer):
         policy.check_labels(None)
 
     def check_data(self, data: DataSpec) -> None:
-        """Refuse a map for records of another shape, and a class list that is not the data's."""
+        """Refuses a map for records of another shape, and a class list that is not the data's."""
         shape = self.plan.map.record_shape
         # A map's sensitivity grows with its shape: one for smaller records would be noised less
         # than these need.
@@ -91,11 +91,11 @@ class PrivatizeOnceAnswer(Answer):
         return local_charge(self.plan)
 
     def compute(self, task: Task) -> tuple[Tensor, Tensor]:
-        """All records privatized."""
+        """All records, privatized."""
         return privatize(task.shard, self.plan, task.streams(round=0))
 
     def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
-        """The chunk that is asked for."""
+        """The requested chunk."""
         size, start = self.request.chunk_size, self.request.chunk * self.request.chunk_size
         values, labels = (reply[name][start : start + size] for name in self.parts)
         return PrivatizeReply(values, labels, max(1, -(-len(reply["labels"]) // size))).to_record()
@@ -129,7 +129,7 @@ def privatize(
         The same stream gives the same bytes: asking again reveals nothing new.
         The order of the upload is independent of the order of the records.
     """
-    # f bounds the diameter Δ of what is noised: a projection, or a public range of pixels.
+    # f bounds the diameter Δ of the values before the noise, by projection or public pixel range.
     with torch.no_grad():
         mapped = plan.map(shard.images)
     values = plan.image_mechanism.privatize(mapped, stream("image")).to(torch.float32)
@@ -137,6 +137,6 @@ def privatize(
         labels = torch.zeros(len(shard), dtype=torch.int64)
     else:
         labels = plan.label_mechanism.privatize(shard.labels, stream("label"))
-    # Stored order, by class say, would tell labels.
+    # The stored order, for example by class, would reveal labels.
     order = stream("order").permutation(len(shard))
     return values[order], labels[order]

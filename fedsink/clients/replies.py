@@ -21,7 +21,7 @@ _CHECKSUM_BYTES = 32
 
 
 class ReplyStore:
-    """One file per reply, named by the digest of what it answers.
+    """Stores one file per reply, named by the digest of its request.
 
     Guarantees:
         - A reply is on the disk, whole, before `put` returns it.
@@ -52,7 +52,7 @@ class ReplyStore:
             raise LedgerError(f"the stored reply {path} cannot be read: {error}.") from None
         try:
             reply = unseal(content, digest.hex())
-        except SafetensorError as error:  # intact, but not what this version writes
+        except SafetensorError as error:  # intact, but of another version
             raise LedgerError(f"the stored reply {path} cannot be read: {error}.") from None
         if reply is None:
             raise ReleaseRefusedError(
@@ -73,7 +73,7 @@ class ReplyStore:
             raise LedgerError(f"the replies in {self._folder} cannot be listed: {error}.") from None
 
     def put(self, digest: bytes, reply: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Stores a reply unless there is one, and returns what is stored.
+        """Stores a reply unless there is one, and returns the stored reply.
 
         Raises:
             LedgerError: the folder cannot be written; the reply must not leave.
@@ -101,7 +101,7 @@ def seal(tensors: Mapping[str, Tensor], place: str) -> bytes:
 
     Args:
         tensors: by name.
-        place: names what the file is for.
+        place: names the purpose of the file.
     """
     payload = save({name: values.cpu().contiguous() for name, values in tensors.items()})
     return _checksum(payload, place) + payload

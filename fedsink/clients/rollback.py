@@ -1,7 +1,7 @@
-"""Refuses a ledger that is older than what the node has released, shown or learned.
+"""Refuses a ledger that is older than the node's releases, receipts or states.
 
-A ledger that was put back lacks charges, and its budget would be spent again. Three things tell:
-replies that are stored beside it, receipts that servers show, and states that answers have learned.
+A ledger that was put back lacks charges, and its budget would be spent again. Three things reveal
+it: replies stored beside it, receipts that servers show, and states of answers.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def refuse_rollback(ledger: Ledger, store: ReplyStore) -> None:
     A use is claimed before its reply is stored, so such a ledger is older than the reply, or new.
 
     Raises:
-        LedgerError: there is such a reply.
+        LedgerError: there is a reply that the ledger does not know.
     """
-    replies = store.digests()  # first: what is listed now was claimed before
+    replies = store.digests()  # listed first: these replies were claimed before
     if not ledger.knows(use_digests(digest, 1)[0] for digest in replies):
         raise LedgerError(
             "The ledger does not know every reply that is stored beside it, so it was put back or "
@@ -46,10 +46,10 @@ def refuse_forgotten(ledger: Ledger, states: Path) -> None:
 
     Args:
         ledger: the node's.
-        states: folder of what its answers remember; see `fedsink.clients.states`.
+        states: folder of its answers' states; see `fedsink.clients.states`.
 
     Raises:
-        LedgerError: there is such a state.
+        LedgerError: there is a state, and the ledger is empty.
     """
     if ledger.head()[0] == 0 and any(states.glob("*/*.state")):
         raise LedgerError(
@@ -70,7 +70,7 @@ class Receipts:
         - A ledger that lacks a fact of which the node has made a receipt, or has another one in
           its place, is refused from the moment that any server shows it, until it is restored.
         - A text that is no receipt of this node changes nothing.
-        - A receipt tells nothing of the ledger to who does not hold the key.
+        - A receipt reveals nothing of the ledger without the key.
 
     Args:
         folder: the node's state, where its key and a receipt that is ahead of the ledger lie.
@@ -83,7 +83,9 @@ class Receipts:
     def __init__(self, folder: Path, lineage: str) -> None:
         path = folder / "receipt.key"
         if not path.exists():
-            with contextlib.suppress(PrivacyError):  # another process was first, or loading says
+            with contextlib.suppress(
+                PrivacyError
+            ):  # another process was first; otherwise loading raises
                 SecretKey.create(path, lineage)
         self._key = SecretKey.load(path).secret
         self._ahead = folder / "ahead.receipt"
@@ -102,7 +104,7 @@ class Receipts:
         """Refuses a ledger that is older than one of these receipts, or than one shown before.
 
         Raises:
-            RolledBackError: it is; the receipt is kept until the ledger holds its fact.
+            RolledBackError: the ledger is older; the receipt is kept until the ledger has its fact.
             LedgerError: a receipt cannot be kept.
         """
         for receipt in shown:

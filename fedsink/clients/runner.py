@@ -44,7 +44,7 @@ _LATER = (
     "PIL.PngImagePlugin",
     "PIL.PpmImagePlugin",
 )
-"""What an answer imports when it first needs it: here before the first fork."""
+"""Modules that answers import when first needed: imported here before the first fork."""
 
 _ATTEMPTS = 2
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
@@ -54,16 +54,16 @@ class ForkingRunner:
     """Answers messages, each in a fork of this process.
 
     Guarantees:
-        - This process never reads a record: what a fork read or computed dies with it, except its
-          reply and what the node's own path wrote to its state folder.
+        - This process never reads a record: a fork's records and results die with it, except its
+          reply and the files that the node wrote to its state folder.
         - No thread but this one is alive at a fork.
-        - Nothing that a submitter ships is unpacked, imported or run: whatever application a run
-          names, the installed `fedsink.clients.app` answers.
+        - No code of a submitter is unpacked, imported or run: whatever application a run names,
+          the installed `fedsink.clients.app` answers.
         - A fork that dies is forked once more for the same message, which ledger and reply store
           make safe; after that the server learns a code.
 
     Args:
-        config: the owner's words, as `owners_settings` reads them.
+        config: the owner's settings, as `owners_settings` reads them.
         connection: to the process that speaks with the SuperLink.
     """
 
@@ -72,14 +72,14 @@ class ForkingRunner:
         self._connection = connection
 
     def open(self) -> bool:
-        """Check policy, key, state and records in a fork; sends (exit code, sentence)."""
+        """Checks policy, key, state and records in a fork; sends (exit code, sentence)."""
         said = self._fork(self._opened) or pickle.dumps((1, "The node could not be opened."))
         self._connection.send_bytes(said)
         code, _ = pickle.loads(said)
         return bool(code == 0)
 
     def serve(self) -> None:
-        """Answer until the other side of the connection is closed."""
+        """Answers until the other side of the connection is closed."""
         while True:
             try:
                 request = self._connection.recv_bytes()
@@ -120,7 +120,7 @@ class ForkingRunner:
         return Context(run_id, node_id, self._config, RecordDict(), {})
 
     def _fork(self, task: Work) -> bytes:
-        """What a task returns in a process of its own; empty if that died.
+        """Returns the result of a task in a separate process; empty if the process died.
 
         Raises:
             ClientError: another thread is alive.
@@ -145,15 +145,15 @@ class ForkingRunner:
             return b""
         finally:
             receiver.close()
-            os.kill(child, signal.SIGKILL)  # it has answered, or nobody waits for it
+            os.kill(child, signal.SIGKILL)  # it has answered, or no process waits for it
             os.waitpid(child, 0)
 
 
 def _child(task: Work, sender: Connection, parent: int) -> None:
-    """Run a task, send what it returns, and end; never returns."""
+    """Runs a task, sends its result, and ends the process; never returns."""
     try:
         _end_with(parent)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever forked this process ends it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
         sender.send_bytes(task())
     except BaseException:
         traceback.print_exc()
@@ -163,7 +163,7 @@ def _child(task: Work, sender: Connection, parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Have this process killed when its parent dies, where the system can."""
+    """Has this process killed when its parent dies, where the system can."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
@@ -171,7 +171,7 @@ def _end_with(parent: int) -> None:
 
 
 def _refuse_threads() -> None:
-    """Raise ClientError where a fork would leave other threads' locks behind."""
+    """Raises ClientError where a fork would leave other threads' locks behind."""
     tasks = Path("/proc/self/task")
     threads = len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
     if threads != 1:
@@ -186,7 +186,7 @@ def _failed(request: bytes) -> bytes:
 
 
 def _admitted(policy: Policy) -> str:
-    """One line for the owner: what is answered, up to what, and where state lies."""
+    """Returns a line for the owner: the allowed answers, their limits, and the state folder."""
     budgets = (f"ε ≤ {b.epsilon:g}, δ ≤ {b.delta:g} {name}" for name, b in policy.budgets.items())
     return (
         f"{policy.lineage}: answers {', '.join(policy.allowed.mechanisms)}; {'; '.join(budgets)}; "
@@ -199,12 +199,12 @@ def _import_all() -> None:
     # which starts threads. All of them do without it.
     sys.modules.setdefault("pyarrow", None)  # type: ignore[arg-type]
     for name in _LATER:
-        with contextlib.suppress(ImportError):  # who needs it says so
+        with contextlib.suppress(ImportError):  # code that needs it raises an error
             import_module(name)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve the connection with the given file descriptor; 1 where the node cannot be opened."""
+    """Serves the connection with the given file descriptor; 1 where the node cannot be opened."""
     config, descriptor = arguments
     torch.set_num_threads(1)
     _import_all()

@@ -1,4 +1,4 @@
-"""The private records of one client, in the coordinates that a request names."""
+"""Private records of one client, in the coordinates that a request names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Shard:
     Args:
         images: (N, C, H, W) in [0, 1], or points (N, d).
         labels: (N,) int64, already validated against the public label map.
-        users: (N,) int64, the number of each record's user; None where none are told apart.
+        users: (N,) int64, the number of each record's user; None where users are unknown.
         slots: (N,) int64, the number of each record's name; None: a record's slot is its line.
     """
 
@@ -51,16 +51,16 @@ class Shard:
         users: Tensor | None = None,
         slots: Tensor | None = None,
     ) -> Shard:
-        """A shard whose records lie where every later step expects them.
+        """Returns a shard of records that are valid for every later step.
 
-        What could go wrong with a record goes wrong here and not when it is sampled: an error
-        then would tell that it was. The errors name no value, label or position.
+        Every error of a record is raised here and not when the record is sampled: that would
+        reveal the sample. The errors name no value, label or position.
 
         Args:
             images: (N, C, H, W), or points (N, d).
             labels: (N,) int64.
             classes: the length of the public label map.
-            device: where the records are kept once they are checked.
+            device: of the records once they are checked.
             users: (N,) int64, or None; they stay on the CPU.
             slots: like users.
 
@@ -101,7 +101,7 @@ class Shard:
         return state.digest()
 
     def whole_users(self) -> Tensor:
-        """The number of each record's user, (N,) int64, for what protects users.
+        """The number of each record's user, (N,) int64, for answers that protect users.
 
         Raises:
             DataError: the records do not tell users apart.
@@ -137,7 +137,7 @@ class Shard:
         if key in self._views:
             self._views.move_to_end(key)
             return self._views[key]
-        # Before the view is built: that alone takes time and memory in proportion to its shape.
+        # Before the view is built, which takes time and memory in proportion to its shape.
         shape = tuple(self.images.shape[1:])
         if options.get("shape") not in (shape, list(shape)):
             raise ValueError("The request's view is for records of another shape than the data's.")

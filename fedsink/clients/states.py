@@ -24,11 +24,11 @@ _DAY = 86_400.0
 
 
 class State:
-    """What answers of one kind remember of one run: tensors, by the round after which they hold.
+    """State of answers of one kind in one run: tensors, by the round after which they hold.
 
-    The state after round t is put before the reply of round t is stored. The state that it was
-    made from stays until the client is asked again, so that a process that ends between the two
-    makes both again from there.
+    The state after round t is put before the reply of round t is stored. The earlier state stays
+    until the client is asked again: where a process ends between the two, both are computed again
+    from the earlier state.
 
     Guarantees:
         - A file of a state is whole or does not exist, has mode 0600, and lies in a folder of mode
@@ -36,14 +36,14 @@ class State:
         - The state that `before` gives is never one of that round or a later one.
         - A damaged file, or one of another state or round, counts as none.
         - A simulation ends where a state is lost: a round computed again from another state
-          could draw the same noise for another result.
+          could draw the same noise for another total.
 
     Args:
-        folder: of this state's files; None: it is kept in memory alone.
-        at_once: whether a state is a file from the start; else `keep` makes files.
-        rewinds: whether rounds that were answered may be asked and computed again.
-        simulated: whether the client is a simulation's: its files need not outlast a power cut,
-            and a state that is `lost` is an error.
+        folder: of this state's files; None: the state is kept only in memory.
+        at_once: write every state to a file at once; else `keep` writes files.
+        rewinds: answered rounds may be asked and computed again.
+        simulated: the client is a simulation's: its files need not outlast a power cut, and a
+            state that is `lost` is an error.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class State:
         self._kept: int | None = None
 
     def before(self, round: int) -> Tensors | None:
-        """The state of the last round before this one; what is older is forgotten.
+        """Returns the state of the last round before this one, and forgets older ones.
 
         Raises:
             LedgerError: files cannot be read or removed.
@@ -74,7 +74,7 @@ class State:
         return None
 
     def put(self, round: int, state: Tensors) -> None:
-        """Remember the state after a round, in place of one that was put before.
+        """Puts the state after a round, replacing one that was put before.
 
         Raises:
             LedgerError: it cannot be written.
@@ -85,9 +85,9 @@ class State:
             self._memory[round] = state
 
     def lost(self, what: str) -> None:
-        """Say that a state is not there; a real node logs it, and its answer starts anew.
+        """Reports that a state is missing: a real node logs it, and its answer starts anew.
 
-        The server is not told. A real node stores every reply, so that what has left is never
+        The server is not told. A real node stores every reply, so a released reply is never
         computed again.
 
         Raises:
@@ -98,10 +98,10 @@ class State:
         log.error("%s: it starts anew", what)
 
     def keep(self, round: int) -> None:
-        """Make a file of a state in memory, for a run that goes on after this round.
+        """Writes a state in memory to a file, for a run that continues after this round.
 
-        The file before it stays as well, until the next one: the server may not get to finish the
-        checkpoint that this belongs to.
+        The previous file stays until the next one is written: the server may end before it has
+        finished this checkpoint.
 
         Raises:
             LedgerError: it cannot be written.
@@ -169,11 +169,11 @@ class States:
           the data.
 
     Args:
-        folder: of all clients' states; None: they are kept in memory alone.
+        folder: of all clients' states; None: states are kept only in memory.
         owner: names the client and its lineage.
-        simulated: whether the client is a simulation's; see `State`.
-        at_once: whether states are files from the start, where there is a folder; see `State`.
-        rewinds: whether rounds that were answered may be asked and computed again.
+        simulated: the client is a simulation's; see `State`.
+        at_once: write every state to a file at once, where there is a folder; see `State`.
+        rewinds: answered rounds may be asked and computed again.
     """
 
     def __init__(
@@ -193,9 +193,9 @@ class States:
         """The state of one kind of answer under a reservation.
 
         Args:
-            reservation: what the answer is charged under, from `reservation_name`.
+            reservation: of the answer, from `reservation_name`.
             kind: name of the answer.
-            names: any texts; a state of other names is another one.
+            names: any texts; other names give another state.
         """
         key = (reservation.hex(), kind, *names)
         if key not in self._states:
@@ -209,20 +209,20 @@ class States:
         return self._states[key]
 
     def keep(self, round: int) -> None:
-        """`State.keep` of all of them."""
+        """Calls `State.keep` of all states."""
         for state in self._states.values():
             state.keep(round)
 
 
 def forget(folder: Path, days: float = 0.0) -> int:
-    """Remove the states that were not written for so many days; returns their number.
+    """Removes the states that were not written for `days` days; returns their number.
 
     Args:
         folder: of all states, with a folder for each answer, client and reservation.
-        days: by the dates of the files.
+        days: counted by the dates of the files.
 
     Raises:
-        LedgerError: they cannot be removed.
+        LedgerError: the states cannot be removed.
     """
     forgotten = 0
     try:

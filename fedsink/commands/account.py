@@ -51,7 +51,7 @@ _SOLVABLE = "rate", "sigma", "rounds", "eps"
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Print the table."""
+    """Prints the table."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(_help())
     elif any(argument.startswith("mechanism=") for argument in arguments):

@@ -1,4 +1,4 @@
-"""`fedsink audit`: what canaries prove about ε, beside what is claimed."""
+"""`fedsink audit`: the ε that canaries prove, beside the claimed ε."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Example: {examples}"""
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Print the table; 1 where a claim is refuted."""
+    """Prints the table; 1 where a claim is refuted."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(_help())
         return 0
@@ -114,7 +114,7 @@ def _method(mode: str | None, keys: Mapping[str, Any]) -> type[MethodAudit]:
 def _refuse_others(
     keys: Mapping[str, Any], methods: Sequence[type[MethodAudit]], choice: str
 ) -> None:
-    """Refuse a key that none of the methods has."""
+    """Refuses a key that none of the methods has."""
     known = {field.name for method in methods for field in fields(method)}
     for name in keys:
         if name not in known:

@@ -1,4 +1,4 @@
-"""`fedsink card run=DIR`: a model card for whoever publishes a generator."""
+"""`fedsink card run=DIR`: a model card for publishing a generator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Example: fedsink card run=runs/DATE/TIME-central license=cc-by-4.0"""
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Write the card; prints where."""
+    """Writes the card; prints its path."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0

@@ -13,7 +13,7 @@ Parser = Callable[[str], Any]
 
 
 def parse(arguments: Sequence[str], known: Mapping[str, Parser]) -> dict[str, Any]:
-    """Read key=value arguments.
+    """Reads key=value arguments.
 
     Raises:
         ConfigError: an argument is not key=value, its key is unknown or doubled, or its value
@@ -38,12 +38,12 @@ def parse(arguments: Sequence[str], known: Mapping[str, Parser]) -> dict[str, An
 
 
 def not_a_pair(arguments: Sequence[str], position: int, more: str) -> str:
-    """What is wrong with an argument that is no key=value, and how it is written.
+    """Returns a sentence about an argument that is no key=value, with the correct form.
 
     Args:
-        arguments: all of the command's.
-        position: of the wrong one.
-        more: where the keys are found.
+        arguments: all arguments of the command.
+        position: of the wrong argument.
+        more: the place where the keys are listed.
     """
     word, *others = arguments[position:]
     if others and "=" not in others[0] and not word.startswith("-"):
@@ -67,7 +67,7 @@ def whole(minimum: int) -> Parser:
 
 
 def choice(*options: str) -> Parser:
-    """One of `options`."""
+    """Reads one of `options`."""
 
     def read(text: str) -> str:
         if text not in options:
@@ -99,7 +99,7 @@ def parsers_of(kind: Any) -> dict[str, Parser]:
 
 
 def flag(text: str) -> bool:
-    """Read `true` or `false`."""
+    """Reads `true` or `false`."""
     if text.lower() not in ("true", "false"):
         raise ValueError(f"expected true or false, received {text!r}")
     return text.lower() == "true"

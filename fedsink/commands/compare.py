@@ -24,7 +24,7 @@ fedsink simulate experiment=compare_methods study.methods=[…], whose other key
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Compare, print the table, and write the page; prints where in the last line."""
+    """Compares, prints the table, and writes the page; prints the page's path in the last line."""
     if {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0

@@ -42,7 +42,7 @@ _OWN = ("app", "superlink", "name", "folder", "resume")
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Check, submit, wait; prints the run folder in the last line of standard output."""
+    """Checks, submits, waits; prints the run folder in the last line of standard output."""
     if any(a in ("--help", "-h") for a in arguments):
         print(_USAGE)
         return 0
@@ -98,7 +98,7 @@ def _new_name() -> str:
 
 
 def _checked(overrides: Sequence[str], name: str) -> dict[str, object]:
-    """The configuration; refuses here and now what the server would refuse a minute later."""
+    """Returns the configuration; refuses at once what the server would refuse a minute later."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 

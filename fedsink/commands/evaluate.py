@@ -40,7 +40,7 @@ These figures are computed on real data without privacy: they are for public ben
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Evaluate, print, and write the results into the run folder."""
+    """Evaluates, prints, and writes the results into the run folder."""
     if {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0
@@ -72,6 +72,6 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 
 def _report(text: str) -> None:
-    """Redraw one line on a terminal: a line per epoch would bury the table."""
+    """Redraws one line on a terminal: a line per epoch would bury the table."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ Example: fedsink fetch app=deploy superlink=lab run=2026-11-22-10-00-00-1f2e3d""
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Ask the server; prints the run folder in the last line of standard output."""
+    """Asks the server; prints the run folder in the last line of standard output."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0

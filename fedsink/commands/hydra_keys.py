@@ -163,7 +163,7 @@ def _parsed(text: str) -> Override | None:
 
 
 def one_sentence(error: Exception) -> str:
-    """Says what was wrong, what was received, and what to do, of an error of Hydra or OmegaConf."""
+    """Turns an error of Hydra or OmegaConf into a sentence: the mistake, the value, the remedy."""
     text = str(error)
     if match := re.search(r"Could not override '([^']+)'", text):
         return _unknown_key(match.group(1))

@@ -1,4 +1,4 @@
-"""`fedsink ledger`: what a node has charged and released, and what it keeps, for its owner."""
+"""`fedsink ledger`: shows a node's owner its charges, its releases and the states that it keeps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ACTIONS = ACTIONS["ledger"]
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Show, check or export a ledger, or remove a node's states."""
+    """Shows, checks or exports a ledger, or removes a node's states."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0
@@ -86,7 +86,7 @@ def _forget_states(rest: Sequence[str]) -> int:
 
 
 def _named(keys: Mapping[str, Path]) -> tuple[Path, Policy | None]:
-    """Where the ledger is, and the policy that says so."""
+    """Returns the ledger's file, and the policy that names it."""
     if ("policy" in keys) == ("file" in keys):
         raise ConfigError("Name the ledger by policy= or by file=, one of the two.")
     if "file" in keys:

@@ -46,7 +46,7 @@ _PATIENCE = 10.0
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Answer until the process is told to stop."""
+    """Answers until the process is told to stop."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0
@@ -195,7 +195,7 @@ def _tls(certificate: Path | None, insecure: bool) -> ssl.SSLContext | None:
 
 
 def _knock(host: str, port: int, tls: ssl.SSLContext | None) -> None:
-    """Raise ClientError where no SuperLink can be reached, or its certificate is another's."""
+    """Raises ClientError where no SuperLink can be reached, or its certificate is another's."""
     try:
         with socket.create_connection((host.strip("[]"), port), _PATIENCE) as plain:
             if tls is not None:
@@ -216,6 +216,6 @@ def _knock(host: str, port: int, tls: ssl.SSLContext | None) -> None:
 
 
 def _stop(number: int, frame: object) -> None:
-    """End through every `with`, once; to be told to stop is no failure."""
+    """Ends through every `with`, once; a request to stop is no failure."""
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(0)

@@ -20,7 +20,7 @@ Example: fedsink operator"""
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Make the key if there is none, and print its public half."""
+    """Makes the key if there is none, and prints its public half."""
     if {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0

@@ -1,4 +1,4 @@
-"""`fedsink report run=DIR`: one page about a run, for whoever has to judge it."""
+"""`fedsink report run=DIR`: one page about a run, to judge it by."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ up to date."""
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Write the page; prints where."""
+    """Writes the page; prints its path."""
     if {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0

@@ -1,4 +1,4 @@
-"""`fedsink sample run=DIR n=60000 out=FILE.npz`: labelled images for whoever trains on them."""
+"""`fedsink sample run=DIR n=60000 out=FILE.npz`: labelled images to train on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Example: fedsink sample run=runs/DATE/TIME-central n=60000 balanced=true out=dig
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Write the samples; prints where."""
+    """Writes the samples; prints their path."""
     if {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0

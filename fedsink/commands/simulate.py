@@ -31,7 +31,7 @@ _PLUGINS = ("hydra/sweeper", "hydra/launcher", "hydra.sweeper.")
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Run, resume or sweep; prints the run folder in the last line of standard output."""
+    """Runs, resumes or sweeps; prints the run folder in the last line of standard output."""
     typed, flags, multirun = _parted(arguments)
     resumed = [key.partition("=")[2] for key in typed if key.startswith("resume=")]
     if len(resumed) == 1 and resumed[0] not in ("", "null"):
@@ -128,7 +128,7 @@ def folder_names(differing: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _checked_sweep(keys: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Check every run of a sweep, before the first of them; the names of their folders.
+    """Checks every run of a sweep before the first one; returns the names of their folders.
 
     Raises:
         ConfigError: a run would be refused; the message says which.
@@ -151,7 +151,7 @@ def _checked_sweep(keys: Sequence[str], flags: Sequence[str]) -> list[str]:
 
 
 def _named(keys: Sequence[str], names: Sequence[str]) -> list[str]:
-    """What has Hydra name the folders of a sweep's runs so."""
+    """Returns the overrides by which Hydra gives the folders of a sweep's runs these names."""
     if not names or any(key.startswith("hydra.sweep.subdir=") for key in keys):
         return []
     OmegaConf.register_new_resolver("sweep_folder", lambda number: names[int(number)], replace=True)
@@ -161,7 +161,7 @@ def _named(keys: Sequence[str], names: Sequence[str]) -> list[str]:
 def _task(
     debug: bool, standing: set[Path], names: Sequence[str], failures: list[Exception]
 ) -> Callable[[DictConfig], None]:
-    """The Hydra task. It keeps its error to itself: Hydra would announce it in a line of its own.
+    """The Hydra task. It stores its error, because Hydra would announce it in a separate line.
 
     Args:
         debug: show what clients log.

@@ -1,4 +1,4 @@
-"""`fedsink suggest data=…`: settings by the rule, from public sizes alone."""
+"""`fedsink suggest data=…`: settings by the rule, from public sizes only."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Setting = tuple[str, Any, str]
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Print a command line, why, and what noise it meets."""
+    """Prints a command line, the reasons for it, and its noise."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0
@@ -78,7 +78,7 @@ def _suggest(stated: list[str]) -> int:
 
 
 def _sizes(config: dict[str, Any]) -> Sizes:
-    """What the rule asks for.
+    """Returns the sizes that the rule needs.
 
     Raises:
         ConfigError: the data are points, or the method is another than the rule was read off.
@@ -133,7 +133,7 @@ def _local(sizes: Sizes, config: dict[str, Any]) -> list[Setting]:
 
 
 def _noise(settings: Any, sizes: Sizes) -> list[tuple[str, str]]:
-    """What noise the settings mean, and what it leaves to be seen."""
+    """Describes the noise of the settings, and the signal that stays visible in it."""
     if isinstance(settings, PrivatizeOnceSettings):
         plan = settings.plan
         image = plan.image_mechanism

@@ -215,5 +215,5 @@ def _between(low: int, number: int, high: int) -> int:
 
 
 def _rounded(number: float) -> float:
-    """Rounds to two significant digits: a rule of thumb has no more."""
+    """Rounds to two significant digits: a rule of thumb has no further ones."""
     return float(f"{number:.2g}")

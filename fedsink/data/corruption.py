@@ -36,7 +36,7 @@ class Corruption:
 
     @classmethod
     def from_config(cls, values: object) -> Corruption | None:
-        """Return the defect that `data.corrupt` states; None for null.
+        """Returns the defect that `data.corrupt` states; None for null.
 
         Raises:
             ConfigError: as for the class, or `values` is no table of these keys.
@@ -66,7 +66,7 @@ class Corruption:
             )
 
     def chosen(self, clients: int) -> frozenset[int]:
-        """Return the numbers of the altered clients among `clients`.
+        """Returns the numbers of the altered clients among `clients`.
 
         Raises:
             ConfigError: a listed client does not exist.
@@ -83,7 +83,7 @@ class Corruption:
         return frozenset(numbers)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return the altered pictures of one client, (N, C, H, W) in [0, 1]."""
+        """Returns the altered pictures of one client, (N, C, H, W) in [0, 1]."""
         return 1.0 - images
 
 

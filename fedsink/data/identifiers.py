@@ -14,12 +14,12 @@ from fedsink.errors import DataError
 
 
 def number_of(name: str) -> int:
-    """Return a number in [0, 2⁶³) for a name: the leading bits of its SHA-256."""
+    """Returns a number in [0, 2⁶³) for a name: the leading bits of its SHA-256."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
 
 
 def participants(path: str | Path) -> frozenset[int]:
-    """Return the numbers of the users that a CSV file marks True.
+    """Returns the numbers of the users that a CSV file marks True.
 
     Rows are `client id, True` or `client id, False` without a header, as Augenstein et al. (2020)
     publish their lists.

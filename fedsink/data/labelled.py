@@ -56,11 +56,11 @@ class LabelledData:
     slots: Tensor | None = None
 
     def __len__(self) -> int:
-        """Return the number of records."""
+        """Returns the number of records."""
         return len(self.labels)
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return copies of the records at `indices`: float32 values and int64 labels.
+        """Returns copies of the records at `indices`: float32 values and int64 labels.
 
         Images come out in [0, 1]; points keep their range. An empty `indices` (a normal outcome
         of Poisson sampling) gives tensors with zero rows.
@@ -71,18 +71,18 @@ class LabelledData:
         return values, self.labels[indices]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the tensors that there are by name, for `of_arrays` in another process."""
+        """Returns the tensors that there are by name, for `of_arrays` in another process."""
         return {name: t.numpy() for name, t in vars(self).items() if t is not None}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> LabelledData:
-        """Return the data whose `arrays` these are, without a copy of them."""
+        """Returns the data whose `arrays` these are, without a copy of them."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # memory that is shared is read-only, as records are
             return cls(**{name: torch.from_numpy(values) for name, values in arrays.items()})
 
     def digest(self) -> str:
-        """Return the SHA-256 over names, shapes, types and bytes of `arrays`, in hexadecimal."""
+        """Returns the SHA-256 over names, shapes, types and bytes of `arrays`, in hexadecimal."""
         state = hashlib.sha256()
         for name, values in self.arrays().items():
             state.update(f"{name}|{values.dtype}{values.shape}|".encode())
@@ -90,7 +90,7 @@ class LabelledData:
         return state.hexdigest()
 
     def of_users(self, numbers: Collection[int]) -> LabelledData:
-        """Return the records of the users with these numbers.
+        """Returns the records of the users with these numbers.
 
         Raises:
             ConfigError: the records name no users.
@@ -111,7 +111,7 @@ class LabelledData:
 
 
 def checked_records(reading: Reading, spec: DataSpec) -> LabelledData:
-    """Return the records after comparing them with their public description.
+    """Returns the records after comparing them with their public description.
 
     Everything that could go wrong with a record goes wrong here, at load, and not when a sampler
     happens to draw it: an error in the middle of a run would reveal that the record was drawn.
@@ -159,7 +159,7 @@ def checked_records(reading: Reading, spec: DataSpec) -> LabelledData:
 
 
 def described(value: object) -> str:
-    """Return the type of a value, with length or shape, and nothing of its content."""
+    """Returns the type of a value, with length or shape, and nothing of its content."""
     if isinstance(value, tuple | list):
         first = ", ".join(map(described, value[:5]))
         return f"{type(value).__name__} of {len(value)} ({first})"

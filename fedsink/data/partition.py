@@ -31,7 +31,7 @@ class Iid:
     """Deals equal shards of a random permutation (sizes differ by at most one)."""
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
-        """Return one index array per client."""
+        """Returns one index array per client."""
         return np.array_split(random.permutation(len(labels)), clients)
 
 
@@ -48,7 +48,7 @@ class Dirichlet:
         checks.positive("partition.alpha", self.alpha)
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
-        """Return one index array per client."""
+        """Returns one index array per client."""
         shards: list[list[int]] = [[] for _ in range(clients)]
         for label in np.unique(labels):
             members = random.permutation(np.flatnonzero(labels == label))
@@ -74,7 +74,7 @@ class ByLabel:
         checks.count("partition.labels_per_client", self.labels_per_client)
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
-        """Return one index array per client."""
+        """Returns one index array per client."""
         present = random.permutation(np.unique(labels))
         held = min(self.labels_per_client, len(present))
         if held * clients < len(present):
@@ -109,7 +109,7 @@ class Unequal:
     sizes: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Accept a list for `sizes` and refuse weights that are not positive."""
+        """Accepts a list for `sizes` and refuses weights that are not positive."""
         if self.sizes is not None:
             object.__setattr__(self, "sizes", tuple(self.sizes))
         checks.within("partition.ratio", self.ratio, "(0, 1]")
@@ -117,7 +117,7 @@ class Unequal:
             raise ConfigError(f"partition.sizes must all be positive, got {self.sizes}.")
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
-        """Return one index array per client."""
+        """Returns one index array per client."""
         if self.sizes is not None and len(self.sizes) != clients:
             raise ConfigError(
                 f"partition.sizes lists {len(self.sizes)} clients, but there are {clients}."
@@ -137,13 +137,13 @@ class Unequal:
 
 @dataclass(frozen=True)
 class ByUser:
-    """Whole users: one per client if there are as many users, else equally many per client.
+    """Deals out whole users: one per client if there are as many users, else equally many each.
 
     The numbers of users of two clients differ by at most one, whatever records users have.
     """
 
     def deal(self, users: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
-        """Return one index array per client, from the number of each record's user."""
+        """Returns one index array per client, from the number of each record's user."""
         present, places = np.unique(users, return_inverse=True)
         if clients > len(present):
             raise DataError(
@@ -174,7 +174,7 @@ SCHEMES: Registry[type[PartitionSpec]] = Registry(
 
 
 def scheme_from_dict(options: Mapping[str, Any]) -> PartitionSpec:
-    """Return the scheme for {"name": "dirichlet", "alpha": 0.3} and the like.
+    """Returns the scheme for {"name": "dirichlet", "alpha": 0.3} and the like.
 
     Raises:
         ConfigError: for an unknown name, an unknown option or a bad value.
@@ -191,7 +191,7 @@ def partition(
     *,
     users: Tensor | None = None,
 ) -> list[Tensor]:
-    """Deal the records with `labels` (N,) and `users` (N,) out to `clients` clients.
+    """Deals the records with `labels` (N,) and `users` (N,) out to `clients` clients.
 
     Returns one sorted int64 index tensor per client: the shards are disjoint, cover every record
     and none is empty. The same arguments give the same shards.
@@ -223,7 +223,7 @@ def partition(
 def manifest(
     parts: Sequence[Tensor], labels: Tensor, classes: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Describe a partition: client → {"records": n, "labels": {class: n}}, ready for JSON.
+    """Describes a partition: client → {"records": n, "labels": {class: n}}, ready for JSON.
 
     These are exact counts of private data: for a simulation's own report, never for a server.
     """

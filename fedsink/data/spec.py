@@ -39,7 +39,7 @@ class DataSpec:
 
     @classmethod
     def from_config(cls, values: Config) -> DataSpec:
-        """Return the description in a `data` table, whose `corrupt` is about simulated clients.
+        """Returns the description in a `data` table, whose `corrupt` is about simulated clients.
 
         Raises:
             ConfigError: a key is unknown, missing or mistyped, or as for the class.
@@ -47,7 +47,7 @@ class DataSpec:
         return strictly(cls, {k: v for k, v in values.items() if k != "corrupt"}, "data")
 
     def __post_init__(self) -> None:
-        """Turn lists (as they come from YAML) into tuples and check the values."""
+        """Turns lists (as they come from YAML) into tuples and checks the values."""
         if not _is_list(self.shape, int) or len(self.shape) not in (1, 3) or min(self.shape) < 1:
             raise ConfigError(
                 f"data.shape must be (channels, height, width) or (dimension,) with positive "
@@ -68,5 +68,5 @@ class DataSpec:
 
 
 def _is_list(values: object, *kinds: type) -> bool:
-    """Return whether a value is a list of these types; True and False are no numbers."""
+    """Returns whether a value is a list of these types; True and False are no numbers."""
     return isinstance(values, list | tuple) and all(type(value) in kinds for value in values)

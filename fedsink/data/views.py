@@ -62,10 +62,10 @@ class View(ABC):
 
     @abstractmethod
     def __call__(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) in [0, 1], or points (N, d), to (N, D); differentiable."""
+        """Maps images (N, C, H, W) in [0, 1], or points (N, d), to (N, D); differentiable."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return name and options; `view_from_dict` inverts it, also after a trip through JSON."""
+        """Returns name and options; `view_from_dict` inverts it, also after a trip through JSON."""
         return {"name": self.name, **asdict(self)}
 
 
@@ -92,7 +92,7 @@ class PixelView(View):
         return 2.0 * self.norm_bound
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return (N, C·H·W)."""
+        """Returns (N, C·H·W)."""
         return images if len(self.shape) == 1 else 2.0 * images.flatten(1) - 1.0
 
 
@@ -155,7 +155,7 @@ class DctView(View):
         return _ROOM * largest * math.sqrt(math.prod(self.shape))
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return (N, C·K), channel by channel."""
+        """Returns (N, C·K), channel by channel."""
         matrix = _weighted_basis(self, images.dtype, images.device)
         return ((2.0 * images.flatten(2) - 1.0) @ matrix.T).flatten(1)
 
@@ -170,7 +170,7 @@ def _weighted_basis(view: DctView, dtype: torch.dtype, device: torch.device) -> 
 
 
 def _frequency_weights(view: DctView) -> Tensor | None:
-    """Return the factor of each coefficient of a channel, (K,) float64, None for ones."""
+    """Returns the factor of each coefficient of a channel, (K,) float64, None for ones."""
     if view.frequency_weight is None:
         return None
     radii = torch.tensor([math.hypot(i, j) for i, j in view.band], dtype=torch.float64)
@@ -182,7 +182,7 @@ VIEWS: Registry[type[View]] = Registry("view.name", {cls.name: cls for cls in (P
 
 
 def view_from_dict(options: Mapping[str, Any]) -> View:
-    """Return the view that `to_dict` described.
+    """Returns the view that `to_dict` described.
 
     Raises:
         ConfigError: for an unknown name, an unknown or missing option, or a bad value.

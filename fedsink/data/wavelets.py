@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def haar(images: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return the coarsest average and the details of each level, finest first.
+    """Returns the coarsest average and the details of each level, finest first.
 
     One level turns every 2×2 square (a, b; c, d) into (a+b+c+d)/2 and the three details
     (a−b+c−d)/2, (a+b−c−d)/2, (a−b−c+d)/2: a rotation, so white noise stays white of the same
@@ -31,7 +31,7 @@ def haar(images: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def inverse_haar(average: Tensor, details: list[Tensor]) -> Tensor:
-    """Return the images (N, C, H, W) that `haar` took apart."""
+    """Returns the images (N, C, H, W) that `haar` took apart."""
     for level in reversed(details):
         across, down, diagonal = level.unbind(2)
         squares = average.new_empty(*average.shape[:2], 2 * average.shape[2], 2 * average.shape[3])
@@ -44,7 +44,7 @@ def inverse_haar(average: Tensor, details: list[Tensor]) -> Tensor:
 
 
 def denoised(images: Tensor, std: float) -> Tensor:
-    """Return images with every detail d replaced by sign(d)·max(|d| − t, 0), t = std·√(2 ln n).
+    """Returns images with every detail d replaced by sign(d)·max(|d| − t, 0), t = std·√(2 ln n).
 
     The universal threshold of Donoho and Johnstone (1994) for n pixels (channels included) with
     white noise of standard deviation `std`: pure noise stays below it almost surely. The

@@ -1,1 +1,1 @@
-"""A run on real nodes: what its server, its nodes and its submitter need beyond a simulation."""
+"""Runs on real nodes: the parts of server, nodes and submitter that a simulation lacks."""

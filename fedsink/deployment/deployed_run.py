@@ -1,4 +1,4 @@
-"""A run on real nodes: configured by whoever submits it, privatized by who owns the data.
+"""A run on real nodes, configured by its submitter and privatized by the data's owners.
 
 `app` is the Flower `ServerApp` that deploy/pyproject.toml names. The submitter's command checks the
 same configuration by `deployable`, `received` and `deployed_settings` before it sends it.
@@ -60,7 +60,7 @@ def deployable(overrides: Sequence[str]) -> dict[str, Any]:
     """Composes a configuration for real nodes.
 
     Raises:
-        ConfigError: a key that has no meaning here, because data and noise are the owners'.
+        ConfigError: a key has no meaning here, because data and noise are the owners'.
         HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
     """
     for override in overrides:
@@ -96,9 +96,9 @@ def received(text: str) -> dict[str, Any]:
     """Reads a configuration as a submitter sends it: resolved, in JSON.
 
     Raises:
-        ConfigError: the text is not what `deployable` makes.
+        ConfigError: the text is no configuration of `deployable`.
     """
-    if "${" in text:  # resolved here, it would tell the submitter what this machine holds
+    if "${" in text:  # resolved here, it would tell the submitter values of this machine
         raise ConfigError("A submitted configuration is resolved: it holds no ${….")
     try:
         config = json.loads(text)
@@ -136,14 +136,14 @@ class DeployEngine(ServerEngine):
 
     @property
     def patience(self) -> Patience:
-        """Seconds that the server waits for what."""
+        """Seconds that the server waits, by reason."""
         return Patience(self.wait, self.round_timeout, self.ask_again)
 
 
 def deployed_settings(
     values: Config, folder: RunFolder, run: Mapping[str, Any]
 ) -> tuple[ServerSettings, Patience]:
-    """Returns the settings of a run on real nodes, and how long to wait for the nodes.
+    """Returns the settings of a run on real nodes, and the patience with the nodes.
 
     Args:
         values: from `deployable`, or stored by an earlier process.
@@ -167,7 +167,7 @@ def deployed_settings(
 
 
 def run_deployed(grid: Grid, run_config: Mapping[str, Any], tell: Callable[[str], object]) -> None:
-    """Does what `run_config` says, and tells its results to whoever submitted it.
+    """Executes the action in `run_config`, and tells its results to the submitter.
 
     Its keys are `name` (of the run), `action` ("run", "resume" or "fetch") and `config` (for "run":
     see `received`). Everything is written to `server_home`.
@@ -175,7 +175,7 @@ def run_deployed(grid: Grid, run_config: Mapping[str, Any], tell: Callable[[str]
     Args:
         grid: the nodes.
         run_config: from the submitter.
-        tell: writes a line where the submitter can read it.
+        tell: writes a line to the log that the submitter reads.
 
     Raises:
         FedsinkError: the configuration is wrong, nodes are missing, or one of them refuses.
@@ -275,5 +275,5 @@ app = ServerApp()
 
 @app.main()
 def _main(grid: Grid, context: Context) -> None:
-    # Flower relays what is written here to whoever submitted the run.
+    # Flower relays this log to the submitter of the run.
     run_deployed(grid, context.run_config, lambda line: sys.stdout.write(line))

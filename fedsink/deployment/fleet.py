@@ -1,4 +1,4 @@
-"""A node's side of a SuperLink: signs on, takes messages, sends replies, waits while it is away."""
+"""A node's side of a SuperLink: signs on, takes messages, sends replies, waits for a SuperLink."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
 class Fleet:
-    """One node of a SuperLink; a context manager that signs the node on and off.
+    """Connects one node to a SuperLink; a context manager that signs the node on and off.
 
     While a SuperLink that has answered once is away, calls wait for it.
 
     Args:
         address: host:port of the SuperLink.
-        certificate: of the authority that signed the SuperLink's; None: one of the system's.
-        key: the node's private key; None: a fresh one, which registers itself.
+        certificate: of the authority that signed the SuperLink's; None: the system's authorities.
+        key: the node's private key; None: a fresh key, which registers itself.
         insecure: no TLS.
 
     Raises:
@@ -111,7 +111,7 @@ class Fleet:
         return self._client.receive()
 
     def send(self, reply: Message, seconds: float) -> None:
-        """Sends the reply to a message that took so long; raises like `receive`."""
+        """Sends the reply to a message, and the seconds it took; raises like `receive`."""
         self._client.send(reply, seconds)
 
     def _call(self, call: Callable[[Request], Response], request: Request) -> Response:
@@ -149,7 +149,7 @@ class Fleet:
             ) from error
 
     def _beat(self) -> bool:
-        """Gives one sign of life, in the thread of heartbeats; False where nobody heard it."""
+        """Sends one heartbeat, in the thread of heartbeats; False where it was not received."""
         try:
             known = self._client.beat(HEARTBEAT)
         except httpx.TransportError:
@@ -164,7 +164,7 @@ class Fleet:
 
 
 def _reason(error: httpx.HTTPError) -> str:
-    """Returns one line of what the SuperLink or the network says."""
+    """Returns the error of the SuperLink or the network in one line."""
     if isinstance(error, httpx.HTTPStatusError):
         told = told_by_superlink(error.response.text)
         return f"HTTP {error.response.status_code}" if told is None else told

@@ -1,7 +1,7 @@
-"""Real nodes as Flower's grid: they go away, come back, and are waited for only so long.
+"""Real nodes as Flower's grid: nodes may leave and return, and waiting for them is limited.
 
-`NodeGrid` is what the training loop of a deployment is given. It knows which client lives at which
-node; `Inquiry` is one exchange of messages with them.
+The training loop of a deployment gets a `NodeGrid`. It knows which client lives at which node;
+`Inquiry` is one exchange of messages with nodes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _IDENTITY_SECONDS = 300.0  # for a node to say which client it is: it starts a p
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds that nodes are waited for.
+    """Seconds to wait for nodes.
 
     Attributes:
-        wait: for them to connect, or to come back.
-        round: after which the quorum is enough; None: everybody is waited for.
-        again: after which a node that has not answered is asked again.
+        wait: until nodes connect, or return.
+        round: until the quorum is enough; None: wait for all nodes.
+        again: until a node that has not answered is asked again.
         poll: between two looks for replies.
     """
 
@@ -47,7 +47,7 @@ class Patience:
 
 
 class NodeGrid(ForwardingGrid):
-    """Knows which client is at which node, and collects what arrives in time.
+    """Knows which client is at which node, and collects the replies that arrive in time.
 
     An exchange ends when everybody has answered; or with the quorum, once the round's time is up
     or all others have refused or are gone; or when the quorum can no longer be reached. A reply
@@ -57,7 +57,7 @@ class NodeGrid(ForwardingGrid):
         grid: Flower's.
         clients: K.
         needed: number of clients that must be there.
-        patience: seconds to wait for what.
+        patience: seconds to wait, by reason.
     """
 
     def __init__(self, grid: Grid, clients: int, needed: int, patience: Patience) -> None:
@@ -71,13 +71,13 @@ class NodeGrid(ForwardingGrid):
         self._present: dict[int, int] | None = None  # client → node, of the last roster
 
     def roster(self) -> Mapping[int, int]:
-        """Returns client number → node id of those that are connected.
+        """Returns client number → node id of the connected clients.
 
         Raises:
-            ClientError: there are too few of them for too long, or two nodes are one client.
+            ClientError: too few clients are connected for too long, or two nodes are one client.
         """
         deadline = time.monotonic() + self._patience.wait
-        # The first time everybody is waited for; later those who are away are away.
+        # Only the first call waits for all clients; later calls take the connected ones.
         wanted = self._clients if self._present is None else self._needed
         while len(present := self._look()) < wanted:
             if time.monotonic() < deadline:
@@ -126,15 +126,15 @@ class NodeGrid(ForwardingGrid):
             return True
         if inquiry.answered < quorum:
             return False
-        # The quorum is there. Whoever may still answer has until the round's time is up.
+        # The quorum is there. The others may answer until the round's time is up.
         time_is_up = self._patience.round is not None and waited >= self._patience.round
         return time_is_up or inquiry.working == 0
 
     def _look(self, connected: set[int] | None = None) -> dict[int, int]:
-        """Returns client → node of who is connected, after asking new nodes who they are."""
+        """Returns client → node of the connected clients, after asking new nodes who they are."""
         connected, now = connected or set(self._grid.get_node_ids()), time.monotonic()
         known = self._former | set(self._node_of.values())
-        # One that gave no good answer is asked again, but not in every round.
+        # A node without a valid answer is asked again, but not in every round.
         again = self._patience.again
         lately = {node for node, when in self._identified.items() if now - when < again}
         new = sorted(connected - known - lately)
@@ -184,24 +184,24 @@ class NodeGrid(ForwardingGrid):
         nodes = [message.metadata.dst_node_id for message in asked]
         connected = set(self._grid.get_node_ids())
         if {self._node_of.get(client_of.get(node, -1)) for node in nodes} <= connected:
-            # Nobody is missing: do not wait for a stranger to say who it is.
+            # No client is missing: do not wait until an unknown node says who it is.
             return {node: self._node_of[client_of[node]] for node in nodes}
         present = self._look(connected)
         return {node: present[client_of[node]] for node in nodes if client_of.get(node) in present}
 
 
 class Inquiry:
-    """One message to each of several clients, and what has come of it.
+    """Sends one message to each of several clients, and collects their replies.
 
-    A message may be sent several times: a client has stored what it released, so that it answers
-    the same again, and its owner is charged once. A client's *place* is that of its message.
+    A message may be sent several times: a client stores its reply and answers with the stored
+    bytes, so its owner is charged once. A client's *place* is that of its message.
 
     Args:
         grid: Flower's.
         asked: one message for each client; sent at once.
 
     Raises:
-        ClientError: the SuperLink does not take them.
+        ClientError: the SuperLink does not take the messages.
     """
 
     def __init__(self, grid: Grid, asked: Sequence[Message]) -> None:
@@ -224,21 +224,21 @@ class Inquiry:
 
     @property
     def possible(self) -> int:
-        """Number of clients that may still answer, those included that would have to come back."""
+        """Number of clients that may still answer, including disconnected ones."""
         return len(self._asked) - len(self._done)
 
     @property
     def working(self) -> int:
-        """Number of clients that may still answer what they were asked."""
+        """Number of clients whose node is connected and may still answer."""
         return self.possible - len(self._gone)
 
     def replies(self) -> list[Message]:
-        """Returns one for each client that said anything, as if from the node asked first."""
+        """Returns one reply for each client that sent any, as if from the node asked first."""
         said = {**self._gone, **self._done}
         return [_from(said[place], self._asked[place]) for place in sorted(said)]
 
     def pull(self) -> None:
-        """Takes what has arrived."""
+        """Takes the replies that have arrived."""
         if not self._sent:
             return
         for reply in self._grid.pull_messages(list(self._sent)):
@@ -255,11 +255,11 @@ class Inquiry:
             self._sent = {sent: other for sent, other in self._sent.items() if other != place}
 
     def ask_again(self, nodes: Mapping[int, int], before: float) -> None:
-        """Asks those again who were gone, are at another node, or have not answered for long.
+        """Asks clients again that were gone, are at another node, or have not answered for long.
 
         Args:
-            nodes: node that was asked → node to ask now, of those who are connected.
-            before: who was asked before this time (time.monotonic()) is asked again.
+            nodes: node that was asked → node to ask now, of the connected clients.
+            before: clients asked before this time (time.monotonic()) are asked again.
         """
         again = {}
         for place, message in enumerate(self._asked):

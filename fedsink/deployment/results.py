@@ -1,4 +1,4 @@
-"""Public results of a run, or why there are none, and how they travel to a submitter in a log.
+"""Carries public results of a run, or the reason why there are none, to a submitter in a log.
 
 The server writes lines between other lines of the run's log; the submitter reads them back. A frame
 is one line, ``fedsink-frame TRANSFER NUMBER OF SHA256 BASE64``. The hash is over the four words
@@ -91,7 +91,7 @@ class Results:
         """Reads what `to_bytes` returned.
 
         Raises:
-            TransferError: the bytes are something else, or name a file that is no public result.
+            TransferError: the bytes are no results, or name a file that is no public result.
         """
         try:
             end = _HEAD + int.from_bytes(content[:_HEAD], "big")
@@ -180,7 +180,7 @@ class Receiver:
 
     Guarantees:
         - `content` returns all that was sent, or raises.
-        - A receiver keeps no more than `MOST_BYTES`, whatever the log holds.
+        - A receiver keeps at most `MOST_BYTES`, whatever the log holds.
     """
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class Receiver:
         return b"".join(self._chunks)
 
     def _problem(self, line: str) -> str | None:
-        """Takes a frame, or says what is wrong with it."""
+        """Takes a frame, or returns the error in it."""
         match = _FRAME.search(line)
         if match is None:
             return "a frame is no frame"
@@ -232,7 +232,7 @@ class Receiver:
         if total * CHUNK >= MOST_BYTES + CHUNK or len(match[5]) > _LONGEST:
             return f"they are more than {MOST_BYTES} bytes"
         if number < len(self._chunks) and match[4] == self._hashes[number]:
-            return None  # a log may repeat what it was not sure to have delivered
+            return None  # a log may repeat lines that may not have been delivered
         if number != len(self._chunks) or number >= total:
             return f"frame {number} follows {len(self._chunks)} of {total}"
         try:

@@ -23,22 +23,22 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 
 class RunnerProcess:
-    """`fedsink.clients.runner` in a process; a context manager that ends it and its fork.
+    """Runs `fedsink.clients.runner` in a process; a context manager that ends it and its fork.
 
     A runner that dies is started again. It ends by itself when this process dies.
 
     Args:
-        config: the owner's words: `policy`, `partition-id`, `num-partitions` and `device`.
+        config: the owner's settings: `policy`, `partition-id`, `num-partitions` and `device`.
 
     Raises:
-        ConfigError: policy, state, key or records cannot be used.
-        ClientError: it died at its start, or twice over one message.
+        ConfigError: policy, state, key or records are unusable.
+        ClientError: the process died at its start, or twice over one message.
     """
 
     def __init__(self, config: Mapping[str, str | int]) -> None:
         self._config = json.dumps(dict(config))
         self.admitted = ""
-        """What the owner's policy admits, in one line."""
+        """The owner's limits, in one line."""
 
     def __enter__(self) -> Self:
         self._start()
@@ -54,11 +54,11 @@ class RunnerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process, for whoever watches it."""
+        """Process id, for monitoring."""
         return self._process.pid
 
     def keep_alive(self) -> None:
-        """Start it again if it has died."""
+        """Starts it again if it has died."""
         if self._process.poll() is not None:
             self._restart()
 
@@ -88,7 +88,7 @@ class RunnerProcess:
             pass_fds=[far.fileno()],
             stdin=subprocess.DEVNULL,
             env={**os.environ, **_ONE_THREAD},
-            start_new_session=True,  # Ctrl-C is ours to pass on
+            start_new_session=True,  # this process passes Ctrl-C on
         )
         far.close()
         try:
@@ -107,7 +107,7 @@ class RunnerProcess:
         self.admitted = said
 
     def _end(self) -> None:
-        """A runner whose connection closes ends its fork and itself."""
+        """Ends the runner: once its connection closes, it ends its fork and itself."""
         self._connection.close()
         try:
             self._process.wait(_PATIENCE)

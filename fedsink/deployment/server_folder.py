@@ -1,4 +1,4 @@
-"""The server's own folder: runs by their names, since a submitter names no path, and its key."""
+"""The server's folder: its key, and runs by name, since a submitter names no path."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def deployed_name(value: object) -> str:
     """Returns the value, if it can name a deployed run: one part of a path on any disk.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the value cannot name a run.
     """
     if not isinstance(value, str) or _NAME.fullmatch(value) is None:
         raise ConfigError(
@@ -80,7 +80,7 @@ def held_run(name: object) -> Iterator[RunFolder]:
 
 
 def make_operator_key(path: Path) -> None:
-    """Writes a new key, PEM, to a file of mode 0600; where there is a file, changes nothing.
+    """Writes a new key, PEM, to a file of mode 0600; leaves an existing file unchanged.
 
     Raises:
         OSError: it cannot be written.

@@ -1,4 +1,4 @@
-"""Flower's grid with what a server owes to the nodes' owners: signed requests, kept receipts."""
+"""Flower's grid with the server's duties to owners of nodes: signed requests, kept receipts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LAST_SECONDS = 20.0  # for the nodes' last receipts
 class SigningGrid(ForwardingGrid):
     """Shows every node the receipts that the server keeps, and signs other messages for it.
 
-    Receipts are of this run and of those before. A node answers with another, which is kept.
+    The receipts are from this run and earlier ones. A node answers with a new one, which is kept.
 
     Args:
         grid: Flower's.
@@ -42,7 +42,7 @@ class SigningGrid(ForwardingGrid):
         self._names: dict[int, str] = {}  # node → the name it gave
 
     def collect(self) -> None:
-        """Asks the nodes of this run for a last receipt; those that are slow keep theirs."""
+        """Asks the nodes of this run for a last receipt; a slow node's earlier receipt stays."""
         connected = set(self._grid.get_node_ids())
         nodes = [node for node in self._names if node in connected]
         if not nodes:
@@ -54,13 +54,13 @@ class SigningGrid(ForwardingGrid):
             inquiry.pull()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Sends messages, with what their receivers need."""
+        """Sends messages, with receipts and signatures for their receivers."""
         messages = list(messages)
         asks = any(message.metadata.message_type == _IDENTITY for message in messages)
         kept = list(self._receipts().values()) if asks else []
         for message in messages:
             kind, node = message.metadata.message_type, message.metadata.dst_node_id
-            content = RecordDict(dict(message.content))  # what others are sent stays as it is
+            content = RecordDict(dict(message.content))  # other messages stay as they are
             if kind == _IDENTITY:
                 show_receipts(content, kept)
             elif self._key is not None and node in self._names:

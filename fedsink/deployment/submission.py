@@ -21,7 +21,7 @@ _PATIENCE = 60.0
 
 
 class Submission:
-    """One `flwr run`.
+    """Runs `flwr run` once.
 
     Args:
         app: folder of the Flower app.
@@ -29,7 +29,7 @@ class Submission:
         run_config: TOML file that overrides the app's configuration.
 
     Attributes:
-        results: what the server tells in the run's log.
+        results: the server's results, from the run's log.
     """
 
     def __init__(self, app: Path, superlink: str, run_config: Path) -> None:
@@ -45,11 +45,11 @@ class Submission:
             stderr=subprocess.STDOUT,
             text=True,
             env=_quiet(),
-            start_new_session=True,  # Ctrl-C is ours to pass on
+            start_new_session=True,  # this process passes Ctrl-C on
         )
 
     def wait(self, *, everything: bool = False) -> None:
-        """Follow the run's log until it ends; its progress goes to standard error.
+        """Follows the run's log until it ends; its progress goes to standard error.
 
         Args:
             everything: relay the whole log, Flower's own lines and tracebacks included.
@@ -77,7 +77,7 @@ class Submission:
             )
 
     def stop(self) -> None:
-        """Stop the run on the SuperLink, and the process that follows it."""
+        """Stops the run on the SuperLink, and the process that follows it."""
         if self.run_id is not None:
             self._ask("stop")
         if self._process.poll() is None:
@@ -85,7 +85,7 @@ class Submission:
             self._process.wait(_PATIENCE)
 
     def what_happened(self) -> str:
-        """The SuperLink's own word on a run that told no results."""
+        """Returns the SuperLink's status of a run that told no results."""
         text = self._ask("list", "--run-id", "--format", "json")
         match = re.search(r'"status"\s*:\s*"([^"]+)"', text)
         status = match.group(1) if match else "unknown"
@@ -116,15 +116,15 @@ def submit(
     everything: bool,
     stopped: Callable[[Submission], int] | None = None,
 ) -> int:
-    """Submit a run, follow it, and make its run folder of what the server tells at its end.
+    """Submits a run, follows it, and makes its run folder from the server's results.
 
     Args:
         app: folder of the Flower app.
         superlink: name of the connection in Flower's configuration.
         run_config: overrides the app's configuration.
-        folder: is missing or empty; it is printed when it has been made.
+        folder: missing or empty; printed when it has been made.
         everything: relay the whole log.
-        stopped: what to do at Ctrl-C; None: it stops the run and passes on.
+        stopped: called at Ctrl-C; None: Ctrl-C stops the run and is raised again.
 
     Returns:
         The exit code.
@@ -168,7 +168,7 @@ def app_at(text: str) -> Path:
     """The folder of the Flower app.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the folder is no Flower app.
     """
     app = Path(text).expanduser().resolve()
     if not (app / "pyproject.toml").is_file():
@@ -180,10 +180,10 @@ def app_at(text: str) -> Path:
 
 
 def new_folder(text: str) -> Path:
-    """Where a run folder can be made.
+    """Returns a path where a run folder can be made.
 
     Raises:
-        ConfigError: something is there.
+        ConfigError: the path is not an empty folder.
     """
     folder = Path(text).expanduser().resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -195,7 +195,7 @@ def _flwr() -> str:
     """Flower's command beside this Python, or the first on the PATH.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such command.
     """
     beside = Path(sys.executable).with_name("flwr")
     command = str(beside) if beside.is_file() else shutil.which("flwr")
@@ -211,5 +211,5 @@ def _quiet() -> dict[str, str]:
 
 
 def _plain(text: str) -> str:
-    """One line without colours and frames."""
+    """Returns a line of the log without colours and frames."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text).strip(" │╭╰─╮╯").removeprefix("Error ─")

@@ -26,7 +26,7 @@ from fedsink.evaluation.sets import Classifier, ClassifierTrainer, Report, class
 def train_nearest_class_mean(
     images: Tensor, labels: Tensor, *, classes: int, seed: int, report: Report | None = None
 ) -> Classifier:
-    """Predict the class with the nearest mean, `argmin_c ‖x − x̄_c‖₂`.
+    """Predicts the class with the nearest mean, `argmin_c ‖x − x̄_c‖₂`.
 
     It is a `ClassifierTrainer`, and learns the least that labelled pictures can teach: nothing is
     held out, and nothing is drawn.
@@ -64,7 +64,7 @@ class Classic:
         seed: int,
         report: Report | None = None,
     ) -> Classifier:
-        """Return the classifier learnt from images (N, C, H, W) and labels (N,).
+        """Returns the classifier learnt from images (N, C, H, W) and labels (N,).
 
         The eigen solver of discriminant analysis refuses pictures that do not vary within their
         classes. The classifier is then its limit for a covariance c·I, c → 0: the nearest class
@@ -126,7 +126,7 @@ OPTIONS = {
 def classifier_set(
     which: str, shape: Sequence[int]
 ) -> tuple[dict[str, ClassifierTrainer], dict[str, str]]:
-    """Return the trainers of a set by name, and the reason for each that is left out.
+    """Returns the trainers of a set by name, and the reason for each that is left out.
 
     Args:
         which: "ours", or "published" for the thirteen of GS-WGAN's public code.

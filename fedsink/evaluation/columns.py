@@ -46,11 +46,11 @@ class Spread:
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     def to_dict(self) -> dict[str, object]:
-        """Return mean, sd, values and size for JSON."""
+        """Returns mean, sd, values and size for JSON."""
         return {"mean": self.mean, "sd": self.sd, "values": list(self.values), "size": self.size}
 
     def text(self, scale: float = 1, digits: int = 3) -> str:
-        """Return "mean ± sd", both times `scale`."""
+        """Returns "mean ± sd", both times `scale`."""
         sd = "" if self.sd is None else f" ± {scale * self.sd:.{digits}f}"
         return f"{scale * self.mean:.{digits}f}{sd}"
 
@@ -78,11 +78,11 @@ class Figure:
         return {name: spread for name, spread in columns.items() if spread is not None}
 
     def to_dict(self) -> dict[str, object]:
-        """Return the columns that exist, for JSON."""
+        """Returns the columns that exist, for JSON."""
         return {name: spread.to_dict() for name, spread in self.columns.items()}
 
     def row(self, name: str) -> dict[str, object]:
-        """Return a row of the readable table."""
+        """Returns a row of the readable table."""
 
         def cell(spread: Spread | None) -> str | None:
             if spread is None:
@@ -121,7 +121,7 @@ class Columns:
         shares: Collection[str] = (),
         report: Report | None = None,
     ) -> dict[str, Figure]:
-        """Apply `measure` to freshly drawn images of every column, once per seed.
+        """Applies `measure` to freshly drawn images of every column, once per seed.
 
         Args:
             measure: returns the same names every time.

@@ -14,7 +14,7 @@ PROJECTION_BLOCK = 64
 
 
 def sliced_w2(x: Tensor, y: Tensor, *, projections: int = 512, seed: int = 0) -> float:
-    """Return the sliced Wasserstein-2 distance between two samples, in the samples' units.
+    """Returns the sliced Wasserstein-2 distance between two samples, in the samples' units.
 
     `SW₂² = E_θ W₂²(θ·x, θ·y)`, θ uniform on the unit sphere of dimension d (Bonneel et al. 2015,
     eq. 4), by the mean over `projections` directions. In one dimension the sorted order is the
@@ -47,7 +47,7 @@ def sliced_w2(x: Tensor, y: Tensor, *, projections: int = 512, seed: int = 0) ->
 
 
 def exact_w2(x: Tensor, y: Tensor) -> float:
-    """Return the Wasserstein-2 distance of two samples with equal weights, in their units.
+    """Returns the Wasserstein-2 distance of two samples with equal weights, in their units.
 
     `W₂² = min_π Σ_ij π_ij ‖x_i − y_j‖²` over couplings π with marginals 1/N and 1/M, solved as an
     assignment by SciPy where N = M, else as a linear program by POT. Takes N·M·8 bytes and
@@ -67,7 +67,7 @@ def exact_w2(x: Tensor, y: Tensor) -> float:
 
 
 def frechet_distance(x: Tensor, y: Tensor) -> float:
-    """Return the squared Wasserstein-2 distance of the Gaussians with the samples' moments.
+    """Returns the squared Wasserstein-2 distance of the Gaussians with the samples' moments.
 
     `d² = ‖m_x − m_y‖² + tr(C_x + C_y − 2 (C_x^½ C_y C_x^½)^½)` with sample means m and unbiased
     covariances C (Dowson and Landau 1982, eq. 16; Heusel et al. 2017, eq. 6, call it FID when the
@@ -97,7 +97,7 @@ def frechet_distance(x: Tensor, y: Tensor) -> float:
 
 
 def subsample(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
-    """Draw `size` of the N rows of x without replacement; x itself when size >= N.
+    """Draws `size` of the N rows of x without replacement; x itself when size >= N.
 
     Raises:
         ValueError: size below 1.
@@ -110,7 +110,7 @@ def subsample(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
 
 
 def label_histogram(labels: Tensor, classes: int) -> list[int]:
-    """Count the labels 0..classes-1 in `labels` (N,).
+    """Counts the labels 0..classes-1 in `labels` (N,).
 
     Raises:
         ValueError: a label out of range, labels that are not integers, or classes below 1.

@@ -34,7 +34,7 @@ def accuracies(
     threads: int | None = None,
     progress: Report | None = None,
 ) -> dict[str, float]:
-    """Return the accuracy on the real test set of three classifiers trained only on `data`.
+    """Returns the accuracy on the real test set of three classifiers trained only on `data`.
 
     All classifiers are finished before the test set is scored once, so it selects nothing: not the
     epoch, not a hyper-parameter, not a classifier (mathematics.md, section 5; DPImageBench).
@@ -79,7 +79,7 @@ def accuracy_figures(
     size: int,
     report: Report | None = None,
 ) -> dict[str, Figure]:
-    """Return every classifier's accuracy on the real test set as "accuracy/NAME", a run per seed.
+    """Returns every classifier's accuracy on the real test set as "accuracy/NAME", a run per seed.
 
     A run draws a training set of `size`, fits all classifiers to it, and scores each once when all
     are finished. The ceiling is fitted to equally many real training images (as far as there are
@@ -103,7 +103,7 @@ def accuracy_figures(
 
 
 def calibrated(figures: Mapping[str, Figure]) -> dict[str, Figure]:
-    """Return "calibrated/NAME" of "accuracy/NAME", "accuracy/mean" and "calibrated/mean".
+    """Returns "calibrated/NAME" of "accuracy/NAME", "accuracy/mean" and "calibrated/mean".
 
     The calibrated accuracy of a classifier c is `a_synthetic(c) / a_real(c)` (Chen et al. 2020),
     with the mean of the real column. The means are over the classifiers, run by run.

@@ -43,7 +43,7 @@ def quality_figures(
     inception: nn.Module | None = None,
     report: Report | None = None,
 ) -> tuple[dict[str, Figure], dict[str, str]]:
-    """Measure the pictures against the real test images.
+    """Measures the pictures against the real test images.
 
     One half of the real training images, drawn by the first seed, trains the classifier whose
     features and probabilities are used; the other half, which it never saw, is the real column.
@@ -108,7 +108,7 @@ def quality_figures(
 
 
 def within_class_variance(data: TrainingSet) -> dict[int, float]:
-    """Return the variances `V_c = 1/(N_c − 1) Σ_{i: y_i = c} ‖x_i − x̄_c‖²` of classes, by class.
+    """Returns the variances `V_c = 1/(N_c − 1) Σ_{i: y_i = c} ‖x_i − x̄_c‖²` of classes, by class.
 
     Squared pixel units, summed over pixels: the trace of the class's covariance. Classes with
     fewer than two images are left out.
@@ -122,7 +122,7 @@ def within_class_variance(data: TrainingSet) -> dict[int, float]:
 
 
 def variance_ratio(data: TrainingSet, real: TrainingSet) -> float:
-    """Return `Σ_c V_c(data) / Σ_c V_c(real)` over the classes that both hold.
+    """Returns `Σ_c V_c(data) / Σ_c V_c(real)` over the classes that both hold.
 
     1 for equal variation, 0 for class prototypes, above 1 for noise on top.
 
@@ -149,7 +149,7 @@ def _memorisation(
     size: int,
     report: Report | None,
 ) -> dict[str, Figure]:
-    """Measure memorisation; the real column is one half of the held-out images."""
+    """Measures memorisation; the real column is one half of the held-out images."""
 
     def against_all(data: TrainingSet, seed: int) -> dict[str, float]:
         return memorisation(data.images, train, held_out, seed=seed)
@@ -171,7 +171,7 @@ def _memorisation(
 
 
 def fid(network: nn.Module, images: Tensor, real: Tensor, seed: int) -> float:
-    """Return the Fréchet Inception distance of m images on each side, m = min(sizes, 10,000).
+    """Returns the Fréchet Inception distance of m images on each side, m = min(sizes, 10,000).
 
     Raises:
         ConfigError: m images do not determine a covariance of that many features.
@@ -195,7 +195,7 @@ def _fid(
     inception: nn.Module | None,
     report: Report | None,
 ) -> tuple[dict[str, Figure], dict[str, str]]:
-    """Return FID of one run, or the reason why there is none."""
+    """Returns FID of one run, or the reason why there is none."""
     if size <= INCEPTION_FEATURES:
         return {}, {
             "fid": f"{size} images do not determine a covariance of {INCEPTION_FEATURES} features"

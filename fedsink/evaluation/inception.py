@@ -29,12 +29,12 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def weights_path() -> Path:
-    """Return torchvision's path of the weights, in `checkpoints` of PyTorch's hub folder."""
+    """Returns torchvision's path of the weights, in `checkpoints` of PyTorch's hub folder."""
     return Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS
 
 
 def load_inception(path: Path | None = None) -> nn.Module:
-    """Return torchvision's Inception v3 (ImageNet) without its last layer; nothing is downloaded.
+    """Returns torchvision's Inception v3 (ImageNet) without its last layer; nothing is downloaded.
 
     Its numbers are close to, but not, those of the TensorFlow network of the published FIDs.
 
@@ -58,7 +58,7 @@ def load_inception(path: Path | None = None) -> nn.Module:
 
 
 def _cached() -> Path:
-    """Return the file in PyTorch's cache, if its content fits the digest in its name."""
+    """Returns the file in PyTorch's cache, if its content fits the digest in its name."""
     path = weights_path()
     if not path.is_file():
         raise ModelError(
@@ -77,7 +77,7 @@ def _cached() -> Path:
 
 
 def _weights(path: Path) -> Mapping[str, Any]:
-    """Return the named weights of a checkpoint; nothing in it is executed."""
+    """Returns the named weights of a checkpoint; nothing in it is executed."""
     remedy = f"name weights as torchvision stores them, such as {WEIGHTS}"
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
@@ -91,7 +91,7 @@ def _weights(path: Path) -> Mapping[str, Any]:
 
 
 def bare_inception() -> nn.Module:
-    """Return Inception v3 from images to its 2048 pooled features, weights not set."""
+    """Returns Inception v3 from images to its 2048 pooled features, weights not set."""
     from torchvision.models import inception_v3
 
     network = inception_v3(weights=None, init_weights=False, transform_input=False)
@@ -100,7 +100,7 @@ def bare_inception() -> nn.Module:
 
 
 def inception_features(network: nn.Module, images: Tensor) -> Tensor:
-    """Return features (N, 2048) of images (N, C, H, W) in [0, 1], one or three channels.
+    """Returns features (N, 2048) of images (N, C, H, W) in [0, 1], one or three channels.
 
     Images are resized to 299×299 (bilinear, antialiased) and normalised as ImageNet was; one
     channel is shown as three (Heusel et al. 2017).
@@ -125,11 +125,11 @@ def inception_features(network: nn.Module, images: Tensor) -> Tensor:
 
 
 def inception_score(probabilities: Tensor) -> float:
-    """Return `exp(E_x KL(p(y|x) ‖ p(y)))`, p(y) the mean of p(y|x) over the sample.
+    """Returns `exp(E_x KL(p(y|x) ‖ p(y)))`, p(y) the mean of p(y|x) over the sample.
 
     Between 1 and the number of classes (Salimans et al. 2016, section 4). The published name is
     kept although the classifier here is one trained on the real data, as in GS-WGAN (Chen et al.
-    2020). It sees neither labels nor variation within a class: the class means alone can reach
+    2020). It sees neither labels nor variation within a class: class means by themselves can reach
     the maximum.
 
     Args:
@@ -153,7 +153,7 @@ def inception_score(probabilities: Tensor) -> float:
 def score_of_splits(
     probabilities: Tensor, *, seed: int, splits: int = SPLITS
 ) -> tuple[float, float]:
-    """Return mean and standard deviation, `√(Σ(s − s̄)²/splits)`, of the scores of a sample's parts.
+    """Returns mean and std, `√(Σ(s − s̄)²/splits)`, of the scores of a sample's parts.
 
     Inception Scores are published so (Salimans et al. 2016): over ten parts, each with its p(y).
     A part is smaller than the sample, so the mean lies below the score of one split.

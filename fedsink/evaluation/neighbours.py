@@ -15,7 +15,7 @@ NEIGHBOURS = 5
 
 
 def prdc(real: Tensor, fake: Tensor, *, k: int = NEIGHBOURS) -> dict[str, float]:
-    """Return the shares of `fake` that looks real, and of `real` that `fake` reaches.
+    """Returns the shares of `fake` that looks real, and of `real` that `fake` reaches.
 
     B(z) is the closed ball around z whose radius is the distance to z's k-th nearest neighbour
     in its own sample, z itself excluded. Over N real points x and M fake points y:
@@ -59,7 +59,7 @@ def prdc(real: Tensor, fake: Tensor, *, k: int = NEIGHBOURS) -> dict[str, float]
 
 
 def memorisation(images: Tensor, train: Tensor, held_out: Tensor, *, seed: int) -> dict[str, float]:
-    """Compare the distances of generated images to the training set and to the held-out set.
+    """Compares the distances of generated images to the training set and to the held-out set.
 
     Training and held-out images come from one law, so for a generator that remembers neither,
     each of the T = N + M real images is a training image with probability N/T. Let c_j be the
@@ -130,7 +130,7 @@ def _against_chance(counts: Tensor, train: int) -> dict[str, float]:
 def _distances(
     images: Tensor, reference: Tensor, size: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return distances (G,) to the nearest of `size` images and of all, and the latter's index."""
+    """Returns distances (G,) to the nearest of `size` images and of all, and the latter's index."""
     order = torch.randperm(len(reference), generator=generator)
     flat, reference = images.flatten(1), reference.flatten(1)
     part, rest = order[:size], order[size:]
@@ -149,7 +149,7 @@ def _distances(
 def distance_blocks(
     queries: Tensor, points: Tensor, *, rows: int | None = None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield row ranges of `queries` and their squared distances (rows, M) to all `points`.
+    """Yields row ranges of `queries` and their squared distances (rows, M) to all `points`.
 
     `‖q − p‖² = ‖q‖² + ‖p‖² − 2⟨q, p⟩` on samples centred at the points' mean, which keeps the
     cancellation small; clamped at 0. A block holds `rows` queries; None stands for as many as fit
@@ -177,7 +177,7 @@ def distance_blocks(
 def nearest(
     queries: Tensor, points: Tensor, *, k: int = 1, same: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the distances (N, k) to the k nearest `points`, ascending, and the points' indices.
+    """Returns the distances (N, k) to the k nearest `points`, ascending, and the points' indices.
 
     The distances of the neighbours are computed again from the differences, so that a copy
     has distance 0 and not the rounding of the blocks.

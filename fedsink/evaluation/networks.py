@@ -50,7 +50,7 @@ def train_mlp(
     report: Report | None = None,
     budget: int | None = MLP_BUDGET,
 ) -> Classifier:
-    """Train pixels to 100 rectified units to logits, with early stopping (mathematics.md, §5).
+    """Trains pixels to 100 rectified units to logits, with early stopping (mathematics.md, §5).
 
     It is a `ClassifierTrainer`; `budget` is that of `epoch_cap`.
     """
@@ -75,7 +75,7 @@ def train_cnn(
     report: Report | None = None,
     budget: int | None = CNN_BUDGET,
 ) -> Classifier:
-    """Train two 3×3 convolutions (32, 64 channels), max-pooled, dropout ½ and one linear layer.
+    """Trains two 3×3 convolutions (32, 64 channels), max-pooled, dropout ½ and one linear layer.
 
     Images under 16 pixels a side are padded before each convolution; larger ones have a margin to
     lose, and a third less to compute. The training batches are in channels-last order. Training
@@ -107,7 +107,7 @@ def train_cnn(
 def train_lenet(
     images: Tensor, labels: Tensor, *, classes: int, seed: int, report: Report | None = None
 ) -> Classifier:
-    """Train two 5×5 convolutions (6, 16 channels), pooled, and linear layers of 120 and 84 units.
+    """Trains two 5×5 convolutions (6, 16 channels), pooled, and linear layers of 120 and 84 units.
 
     It is a `ClassifierTrainer` with the options of GS-WGAN's public code: stochastic gradient
     descent with momentum 0.9 and weight decay 1e-4, step 0.02 and after 40 epochs 0.002, batches
@@ -159,13 +159,13 @@ class SeededDropout(nn.Module):
     """
 
     def __init__(self, probability: float, generator: torch.Generator) -> None:
-        """Drop each element with `probability`, drawn from `generator`."""
+        """Drops each element with `probability`, drawn from `generator`."""
         super().__init__()
         self.probability = probability
         self.generator = generator
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with elements dropped and the rest rescaled, or x itself in evaluation."""
+        """Returns x with elements dropped and the rest rescaled, or x itself in evaluation."""
         if not self.training:
             return x
         kept = torch.rand(x.shape, generator=self.generator) >= self.probability
@@ -173,7 +173,7 @@ class SeededDropout(nn.Module):
 
 
 def convolutions(shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
-    """Return the CNN's convolutions, pooled, rectified and flattened, and their output's width.
+    """Returns the CNN's convolutions, pooled, rectified and flattened, and their output's width.
 
     Their weights are not drawn yet (`initialise`).
 
@@ -207,7 +207,7 @@ def _pooled(side: int, padding: int) -> int:
 
 
 def epoch_cap(images: int, budget: int | None) -> int:
-    """Return the epochs that show about `budget` images in all, from 10 to 200; 200 for None."""
+    """Returns the epochs that show about `budget` images in all, from 10 to 200; 200 for None."""
     if budget is None:
         return MAX_EPOCHS
     return min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(budget / images)))
@@ -224,7 +224,7 @@ def fit(
     name: str,
     report: Report | None = None,
 ) -> Classifier:
-    """Minimise the cross-entropy with Adam (defaults) and keep the best epoch's weights.
+    """Minimises the cross-entropy with Adam (defaults) and keeps the best epoch's weights.
 
     A tenth of the images, drawn once, is held out; its cross-entropy after each epoch chooses the
     weights and stops training after 10 epochs without improvement (mathematics.md, section 5).
@@ -266,7 +266,7 @@ def train_epoch(
     labels: Tensor,
     order: Tensor,
 ) -> None:
-    """Show the images that `order` names once, a step of `optimiser` for every 128 of them."""
+    """Shows the images that `order` names once, a step of `optimiser` for every 128 of them."""
     network.train()
     for batch in order.split(BATCH):
         optimiser.zero_grad(set_to_none=True)
@@ -275,7 +275,7 @@ def train_epoch(
 
 
 def initialise(network: nn.Module, generator: torch.Generator) -> None:
-    """Draw every weight and bias from U(-1/√fan_in, 1/√fan_in), PyTorch's default, in place.
+    """Draws every weight and bias from U(-1/√fan_in, 1/√fan_in), PyTorch's default, in place.
 
     Modules draw from the global generator when they are built; this lets them be built without
     drawing (`torch.nn.utils.skip_init`) and be filled from `generator` instead.
@@ -288,7 +288,7 @@ def initialise(network: nn.Module, generator: torch.Generator) -> None:
 
 
 def logits(network: nn.Module, images: Tensor) -> Tensor:
-    """Return logits (N, classes) of a network in evaluation mode, without gradients."""
+    """Returns logits (N, classes) of a network in evaluation mode, without gradients."""
     network.eval()
     with torch.inference_mode():
         return torch.cat([network(part) for part in images.split(PREDICTION_BATCH)])
@@ -296,7 +296,7 @@ def logits(network: nn.Module, images: Tensor) -> Tensor:
 
 @contextmanager
 def limit_threads(threads: int | None) -> Iterator[None]:
-    """Run the body with at most `threads` threads in PyTorch and in NumPy's linear algebra.
+    """Runs the body with at most `threads` threads in PyTorch and in NumPy's linear algebra.
 
     None leaves both as they are. The former limits are restored at the end, also after an error.
 

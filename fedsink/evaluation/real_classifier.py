@@ -37,26 +37,26 @@ class RealClassifier:
     head: nn.Module
 
     def features(self, images: Tensor) -> Tensor:
-        """Return the features (N, 64) of images (N, C, H, W)."""
+        """Returns the features (N, 64) of images (N, C, H, W)."""
         self.body.eval()
         with torch.no_grad():
             return torch.cat([self.body(part) for part in images.split(PREDICTION_BATCH)])
 
     def probabilities(self, features: Tensor) -> Tensor:
-        """Return p(y|x) (N, classes), the softmax of the logits, from x's features."""
+        """Returns p(y|x) (N, classes), the softmax of the logits, from x's features."""
         self.head.eval()
         with torch.no_grad():
             return functional.softmax(self.head(features).double(), dim=1)
 
     def classify(self, images: Tensor) -> Tensor:
-        """Return the most probable labels (N,) of images (N, C, H, W)."""
+        """Returns the most probable labels (N,) of images (N, C, H, W)."""
         return self.probabilities(self.features(images)).argmax(dim=1)
 
 
 def train_real_classifier(
     training: TrainingSet, *, seed: int, report: Report | None = None
 ) -> RealClassifier:
-    """Train the CNN of `train_cnn` with a rectified layer of 64 units before its dropout.
+    """Trains the CNN of `train_cnn` with a rectified layer of 64 units before its dropout.
 
     64 and not the thousand values of the convolutions, so that a few hundred test images still
     determine a covariance. A tenth of `training` decides when to stop.
@@ -91,7 +91,7 @@ def train_real_classifier(
 
 
 def label_consistency(classifier: RealClassifier, data: TrainingSet) -> float:
-    """Return the share of images to which the classifier gives the label they were drawn for.
+    """Returns the share of images to which the classifier gives the label they were drawn for.
 
     `1/N Σ_i 1[argmax_y p(y|x_i) = y_i]`: the classification accuracy score turned round (Shmelkov
     et al. 2018 call it GAN-test). Class prototypes reach 1; read it beside the variation.

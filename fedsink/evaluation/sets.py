@@ -34,7 +34,7 @@ class ClassifierTrainer(Protocol):
     def __call__(
         self, images: Tensor, labels: Tensor, *, classes: int, seed: int, report: Report | None
     ) -> Classifier:
-        """Return the classifier learnt from images and labels.
+        """Returns the classifier learnt from images and labels.
 
         Args:
             images: training images (N, C, H, W) in [0, 1].
@@ -67,7 +67,7 @@ class TrainingSet:
 
     @classmethod
     def of(cls, data: Labelled, *, classes: int, origin: Origin) -> TrainingSet:
-        """Check the images and wrap them.
+        """Checks the images and wrap them.
 
         Raises:
             DataError: shapes, labels or sizes that do not fit, or fewer than 10 images.
@@ -85,11 +85,11 @@ class TrainingSet:
         return len(self.labels)
 
     def cut(self, size: int, seed: int) -> TrainingSet:
-        """Return `size` images drawn without replacement; all of them when there are no more."""
+        """Returns `size` images drawn without replacement; all images when there are fewer."""
         return self if size >= len(self) else self.at(shuffled(len(self), seed)[:size])
 
     def at(self, rows: Tensor) -> TrainingSet:
-        """Return the images at `rows` with their labels."""
+        """Returns the images at `rows` with their labels."""
         return TrainingSet(self.images[rows], self.labels[rows], self.classes, self.origin)
 
 
@@ -103,7 +103,7 @@ class HeldOut:
     """
 
     def __init__(self, data: Labelled, *, classes: int) -> None:
-        """Check and keep real images (M, C, H, W) and labels (M,).
+        """Checks and keeps real images (M, C, H, W) and labels (M,).
 
         Raises:
             DataError: shapes or labels that do not fit.
@@ -114,11 +114,11 @@ class HeldOut:
         return len(self.images)
 
     def score(self, classifier: Classifier) -> float:
-        """Return the accuracy `1/M Σ_i 1[classifier(x_i) = y_i]` of a finished classifier."""
+        """Returns the accuracy `1/M Σ_i 1[classifier(x_i) = y_i]` of a finished classifier."""
         return float((classifier(self.images) == self._labels).double().mean())
 
     def refuse_overlap(self, training: TrainingSet) -> None:
-        """Refuse a training set of another shape, or one that holds the held-out images.
+        """Refuses a training set of another shape, or one that holds the held-out images.
 
         A few equal images occur (data sets hold duplicates, and a collapsed generator may draw a
         blank one); a tenth of them is the wrong split.
@@ -150,7 +150,7 @@ def fit_classifiers(
     seed: int,
     report: Report | None = None,
 ) -> dict[str, Classifier]:
-    """Fit every classifier only to `training`.
+    """Fits every classifier only to `training`.
 
     Early stopping and all other choices see a part of `training` (mathematics.md, section 5).
 
@@ -171,14 +171,14 @@ def fit_classifiers(
 
 
 def class_means(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean image of every class that occurs, (K, C, H, W), and the K classes."""
+    """Returns the mean image of every class that occurs, (K, C, H, W), and the K classes."""
     present = labels.unique()
     means = torch.stack([images[labels == c].double().mean(dim=0) for c in present])
     return means.to(images.dtype), present
 
 
 def class_mean_set(training: TrainingSet, n: int) -> TrainingSet:
-    """Return n images of a generator that emits the class means of `training`, classes in turn.
+    """Returns n images of a generator that emits the class means of `training`, classes in turn.
 
     It is the floor of every figure: it knows one image per class and nothing of the variation
     within, so figures that it also reaches say nothing about a generator.
@@ -189,12 +189,12 @@ def class_mean_set(training: TrainingSet, n: int) -> TrainingSet:
 
 
 def shuffled(n: int, seed: int) -> Tensor:
-    """Return the numbers 0..n-1 in an order that `seed` draws; no global generator moves."""
+    """Returns the numbers 0..n-1 in an order that `seed` draws; no global generator moves."""
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
 
 
 def check_labelled(data: Labelled, *, classes: int, name: str) -> Labelled:
-    """Check labelled images and return them as (float32, int64) tensors on the CPU.
+    """Checks labelled images and returns them as (float32, int64) tensors on the CPU.
 
     It is done before hours are spent; `name` is that of the set in messages.
 

@@ -66,7 +66,7 @@ class Evaluation:
         return notes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything for JSON; `accuracy` repeats the means under the keys of suite=fast."""
+        """Returns all of it for JSON; `accuracy` repeats the means under suite=fast's keys."""
         accuracy = {
             name: self.figures[f"accuracy/{name}"].synthetic.mean
             for name in FAST
@@ -87,7 +87,7 @@ class Evaluation:
         }
 
     def table(self) -> str:
-        """Return the readable table: mean ± sd, and below it the figures that were left out."""
+        """Returns the readable table: mean ± sd, and below it the figures that were left out."""
         rows = [figure.row(name) for name, figure in self.figures.items()]
         filled = [key for key in rows[0] if any(row[key] for row in rows)]
         cells = [{key: row[key] for key in filled} for row in rows]
@@ -119,7 +119,7 @@ def evaluate(
     threads: int | None = None,
     report: Report | None = None,
 ) -> Evaluation:
-    """Evaluate a generator of labelled images by a suite (docs/evaluation.md).
+    """Evaluates a generator of labelled images by a suite (docs/evaluation.md).
 
     Nothing is fitted to, stopped by or chosen on the test images; the real training images are
     read without privacy, so this belongs to public benchmarks.
@@ -235,7 +235,7 @@ def _check(suite: str, classifiers: str, conditional: bool, inception: Path | No
 def _sizes(
     suite: str, classifiers: str, names: Sequence[str], n: int
 ) -> dict[tuple[str, ...], int]:
-    """Return the number of images that classifiers are fitted to, by the classifiers' names."""
+    """Returns the number of images that classifiers are fitted to, by the classifiers' names."""
     if classifiers == "published":
         return {tuple(names): n}
     if suite == "paper":

@@ -8,7 +8,7 @@ MISSING = "-"
 
 
 def format_table(rows: Sequence[Mapping[str, object]], *, digits: int = 3) -> str:
-    """Align rows under their keys; the columns are the keys in order of first appearance.
+    """Aligns rows under their keys; the columns are the keys in order of first appearance.
 
     Numbers are set flush right with `digits` decimals (or significant digits where those would
     show only zeros), text flush left; a missing key or None shows as "-". The text has no final

@@ -58,7 +58,7 @@ class BigGan(Generator):
         blocks: int = 4,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Build the layers and draw their weights from `generator` (None: seed 0)."""
+        """Builds the layers and draws their weights from `generator` (None: seed 0)."""
         options = {"label_embedding": label_embedding, "width": width, "blocks": blocks}
         super().__init__(shape, classes, latent_dim, latent_law, options)
         _checked(options | {"latent_dim": latent_dim})
@@ -73,14 +73,14 @@ class BigGan(Generator):
     def parameter_count(
         cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
     ) -> int:
-        """Return the size of the first layer, all convolutions and the label embedding."""
+        """Returns the size of the first layer, all convolutions and the label embedding."""
         latent_dim, label_embedding, width, blocks = _checked(options)
         first = (latent_dim + label_embedding + 1) * width * math.prod(_start(shape, blocks))
         inner = blocks * _CONVOLUTIONS * (9 * width + 1) * width
         return first + inner + (9 * width + 1) * shape[0] + classes * label_embedding
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Return images (n, C, H, W) in [0, 1]."""
+        """Returns images (n, C, H, W) in [0, 1]."""
         inputs = torch.cat([z, self.embedding(labels.to(z.device))], dim=1)
         maps = self.first(inputs).unflatten(1, (-1, *self._start))
         for block in self.blocks:
@@ -106,7 +106,7 @@ class _Block(nn.Module):
 
 
 def _checked(options: Mapping[str, Any]) -> list[int]:
-    """Return the sizes of a description: latents, length of the embedding, width, blocks."""
+    """Returns the sizes of a description: latents, length of the embedding, width, blocks."""
     keys = ("latent_dim", "label_embedding", "width", "blocks")
     sizes = checked_sizes(BigGan.name, *(options[key] for key in keys))
     if sizes[-1] > _MOST_BLOCKS:
@@ -123,6 +123,6 @@ def _centre(images: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _start(shape: tuple[int, ...], blocks: int) -> tuple[int, int]:
-    """Return height and width of the first feature maps."""
+    """Returns height and width of the first feature maps."""
     height, width = (-(-side // 2 ** min(blocks, _DOUBLINGS)) for side in shape[1:])
     return height, width

@@ -61,7 +61,7 @@ class Conv(Generator):
         output_gain: float = 4.0,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Build the layers and draw their weights from `generator` (None: seed 0)."""
+        """Builds the layers and draws their weights from `generator` (None: seed 0)."""
         options = {
             "hidden": hidden,
             "radius": radius,
@@ -91,7 +91,7 @@ class Conv(Generator):
     def parameter_count(
         cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
     ) -> int:
-        """Return the size of a first matrix for each class, and of all other layers."""
+        """Returns the size of a first matrix for each class, and of all other layers."""
         latent_dim, hidden, *maps = checked_sizes(
             cls.name, options["latent_dim"], options["hidden"], *options["maps"]
         )
@@ -102,7 +102,7 @@ class Conv(Generator):
         return first + second + sum(kernels)
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Return images (n, C, H, W) in [0, 1]."""
+        """Returns images (n, C, H, W) in [0, 1]."""
         hidden = torch.relu(self.first(class_inputs(z, self.one_hot(labels, z))))
         field = self.deconvolutions(self.second(hidden).unflatten(1, self.base))
         height, width = self.shape[1:]
@@ -112,7 +112,7 @@ class Conv(Generator):
 
 
 def _base(shape: Sequence[int], maps: Sequence[int]) -> tuple[int, int, int]:
-    """Return feature maps, height and width before the first deconvolution."""
+    """Returns feature maps, height and width before the first deconvolution."""
     _, height, width = shape
     if not 2 <= 2 ** len(maps) <= 2 * min(height, width):
         raise ModelError(

@@ -51,7 +51,7 @@ class Dcgan(Generator):
         width: int = 64,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Build the layers and draw their weights from `generator` (None: seed 0)."""
+        """Builds the layers and draws their weights from `generator` (None: seed 0)."""
         options = {"label_embedding": label_embedding, "width": width}
         super().__init__(shape, classes, latent_dim, latent_law, options)
         if len(self.shape) != 3 or self.shape[1:] not in ((28, 28), (32, 32)):
@@ -80,7 +80,7 @@ class Dcgan(Generator):
     def parameter_count(
         cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
     ) -> int:
-        """Return the size of four layers, three BatchNorms and the label embedding."""
+        """Returns the size of four layers, three BatchNorms and the label embedding."""
         latent_dim, label_embedding, width = checked_sizes(
             cls.name, *(options[key] for key in ("latent_dim", "label_embedding", "width"))
         )
@@ -91,7 +91,7 @@ class Dcgan(Generator):
         return layers + 2 * sum(maps[1:4]) + classes * label_embedding
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Return images (n, C, H, W) in [0, 1]."""
+        """Returns images (n, C, H, W) in [0, 1]."""
         inputs = torch.cat([z, self.embedding(labels.to(z.device))], dim=1)
         pixels: Tensor = 0.5 + 0.5 * torch.tanh(self.layers(inputs[:, :, None, None]))
         return pixels

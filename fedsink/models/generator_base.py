@@ -54,7 +54,7 @@ class Generator(nn.Module, ABC):
         latent_law: LatentLaw,
         options: Mapping[str, Any],
     ) -> None:
-        """Check and store the description; subclasses add layers and initialise them."""
+        """Checks and stores the description; subclasses add layers and initialise them."""
         super().__init__()
         self.shape = tuple(int(s) for s in shape)
         if len(self.shape) not in (1, 3) or min(self.shape) < 1:
@@ -78,7 +78,7 @@ class Generator(nn.Module, ABC):
         self.options = dict(options) | {"latent_dim": latent_dim, "latent_law": latent_law}
 
     def latent(self, n: int, stream: Stream) -> Tensor:
-        """Return z, float32 (n, latent_dim), drawn from the stream, on the generator's device."""
+        """Returns z, float32 (n, latent_dim), drawn from the stream, on the generator's device."""
         if self.latent_law == "normal":
             z = stream.normal(n, self.latent_dim)
         else:
@@ -88,7 +88,7 @@ class Generator(nn.Module, ABC):
         return z.to(dtype=torch.float32, device=next(self.parameters()).device)
 
     def one_hot(self, labels: Tensor, like: Tensor) -> Tensor:
-        """Return the labels (n,) as unit vectors (n, classes), dtype and device of `like`."""
+        """Returns the labels (n,) as unit vectors (n, classes), dtype and device of `like`."""
         return one_hot(labels, self.classes).to(like)
 
     @property
@@ -100,7 +100,7 @@ class Generator(nn.Module, ABC):
     def parameter_count(
         cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
     ) -> int:
-        """Return the number of weights of a generator of this description, without building it.
+        """Returns the number of weights of a generator of this description, without building it.
 
         A node compares it with the weights that a message holds before it builds anything.
         `options` are all keyword arguments of the constructor except `generator`.
@@ -116,18 +116,18 @@ class Generator(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Return images (n, C, H, W) in [0, 1], or points (n, d), for z (n, latent_dim)."""
+        """Returns images (n, C, H, W) in [0, 1], or points (n, d), for z (n, latent_dim)."""
 
 
 def check_sizes(name: str, *sizes: tuple[str, int]) -> None:
-    """Raise ModelError for a named size below 1."""
+    """Raises ModelError for a named size below 1."""
     for what, number in sizes:
         if number < 1:
             raise ModelError(f"{name} needs {what} of at least 1, got {number}.")
 
 
 def checked_sizes(name: str, *sizes: object) -> list[int]:
-    """Return the sizes of a generator's parts, which a message may have named.
+    """Returns the sizes of a generator's parts, which a message may have named.
 
     Raises:
         ModelError: a size is not a whole number from 1 to 2³⁰, or there are too many.

@@ -42,7 +42,7 @@ def build(
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> Generator:
-    """Return a new generator.
+    """Returns a new generator.
 
     Args:
         name: a key of `GENERATORS`.
@@ -60,7 +60,7 @@ def build(
 
 
 def parameter_count(name: str, shape: tuple[int, ...], classes: int, **options: Any) -> int:
-    """Return the number of weights that `build` would make of the same arguments.
+    """Returns the number of weights that `build` would make of the same arguments.
 
     Raises:
         ModelError: for an unknown name or option, or sizes that no generator has.
@@ -70,7 +70,7 @@ def parameter_count(name: str, shape: tuple[int, ...], classes: int, **options: 
 
 
 def save(generator: Generator, folder: str | Path) -> None:
-    """Write both files into `folder`, replacing each in one step; the description comes last."""
+    """Writes both files into `folder`, replacing each in one step; the description comes last."""
     from safetensors.torch import save as to_bytes
 
     folder = Path(folder)
@@ -89,7 +89,7 @@ def save(generator: Generator, folder: str | Path) -> None:
 
 
 def load(folder: str | Path) -> Generator:
-    """Return the generator that `save` wrote into `folder`, on the CPU.
+    """Returns the generator that `save` wrote into `folder`, on the CPU.
 
     Raises:
         ModelError: for a missing or corrupt file, or weights of another architecture.
@@ -137,7 +137,7 @@ def _read(path: Path, parse: Callable[[bytes], Any]) -> Any:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write `content` beside `path`, make it durable, then rename it into place."""
+    """Writes `content` beside `path`, makes it durable, then renames it into place."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -15,22 +15,22 @@ from fedsink.errors import ModelError
 
 
 def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
-    """Return an uninitialised nn.Linear."""
+    """Returns an uninitialised nn.Linear."""
     return _skip(nn.Linear, inputs, outputs, bias=bias)
 
 
 def batch_norm_1d(features: int) -> nn.BatchNorm1d:
-    """Return a BatchNorm that always normalises by its batch."""
+    """Returns a BatchNorm that always normalises by its batch."""
     return nn.BatchNorm1d(features, track_running_stats=False)
 
 
 def batch_norm_2d(features: int) -> nn.BatchNorm2d:
-    """Return a BatchNorm that always normalises by its batch."""
+    """Returns a BatchNorm that always normalises by its batch."""
     return nn.BatchNorm2d(features, track_running_stats=False)
 
 
 def convolution(inputs: int, outputs: int, kernel: int, padding: int) -> nn.Conv2d:
-    """Return an uninitialised nn.Conv2d of stride 1."""
+    """Returns an uninitialised nn.Conv2d of stride 1."""
     return _skip(nn.Conv2d, inputs, outputs, kernel, padding=padding)
 
 
@@ -44,7 +44,7 @@ class SpectralConvolution(nn.Conv2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the normalised convolution of a batch of maps."""
+        """Returns the normalised convolution of a batch of maps."""
         weight = self.weight / spectral_norm(self.weight)
         return conv2d(input, weight, self.bias, self.stride, self.padding)
 
@@ -52,12 +52,12 @@ class SpectralConvolution(nn.Conv2d):
 def spectral_convolution(
     inputs: int, outputs: int, kernel: int, padding: int
 ) -> SpectralConvolution:
-    """Return an uninitialised convolution of stride 1 whose kernel is normalised."""
+    """Returns an uninitialised convolution of stride 1 whose kernel is normalised."""
     return _skip(SpectralConvolution, inputs, outputs, kernel, padding=padding)
 
 
 def spectral_norm(weight: Tensor) -> Tensor:
-    """Return the largest singular value of a weight, as a matrix of its first dimension's rows.
+    """Returns the largest singular value of a weight, as a matrix of its first dimension's rows.
 
     With G = WWᵀ and P = G^p/tr G^p, p = 2¹², it is √tr(GP): never above σ, and at least
     n^(−1/2p)·σ for n rows, 0.9993 σ for 256. P is held fixed in the gradient, which is that of a
@@ -81,12 +81,12 @@ _SMALLEST = 1e-30  # a weight of zeros stays one
 def deconvolution(
     inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0
 ) -> nn.ConvTranspose2d:
-    """Return an uninitialised nn.ConvTranspose2d."""
+    """Returns an uninitialised nn.ConvTranspose2d."""
     return _skip(nn.ConvTranspose2d, inputs, outputs, kernel, stride=stride, padding=padding)
 
 
 def low_pass_basis(name: str, shape: tuple[int, ...], radius: float | None) -> Tensor:
-    """Return the cosines of a picture's band, float32 (K, height·width): a row a frequency.
+    """Returns the cosines of a picture's band, float32 (K, height·width): a row a frequency.
 
     They are those below `radius`, or up to half the shorter side if None. Raises ModelError for
     an empty band, with the name of the generator.
@@ -95,7 +95,7 @@ def low_pass_basis(name: str, shape: tuple[int, ...], radius: float | None) -> T
 
 
 def low_pass_band(name: str, shape: tuple[int, ...], radius: float | None) -> dct.Band:
-    """Return the frequencies of `low_pass_basis`, which raises the same error."""
+    """Returns the frequencies of `low_pass_basis`, which raises the same error."""
     _, height, width = shape
     band = dct.half_band(height, width, radius)
     if not band:
@@ -104,12 +104,12 @@ def low_pass_band(name: str, shape: tuple[int, ...], radius: float | None) -> dc
 
 
 def embedding(labels: int, features: int) -> nn.Embedding:
-    """Return an uninitialised nn.Embedding."""
+    """Returns an uninitialised nn.Embedding."""
     return _skip(nn.Embedding, labels, features)
 
 
 def class_inputs(z: Tensor, one_hot: Tensor) -> Tensor:
-    """Return onehot(l) ⊗ [z, 1], (n, classes·(d + 1)), for z (n, d) and labels as unit vectors.
+    """Returns onehot(l) ⊗ [z, 1], (n, classes·(d + 1)), for z (n, d) and labels as unit vectors.
 
     A linear layer of it without a bias has one matrix and one bias for each class.
     """
@@ -123,7 +123,7 @@ def _skip(layer: Any, *sizes: int, **options: Any) -> Any:
 
 @torch.no_grad()
 def initialise(module: nn.Module, generator: torch.Generator | None) -> None:
-    """Draw all weights in the order of the modules, from U(−1/√fan_in, 1/√fan_in).
+    """Draws all weights in the order of the modules, from U(−1/√fan_in, 1/√fan_in).
 
     That is PyTorch's rule for linear and convolution layers and their biases; embeddings are
     N(0, 1) and BatchNorm starts as the identity. `generator=None` means seed 0.

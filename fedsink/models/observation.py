@@ -51,7 +51,7 @@ class ElasticDeformation:
         checks.positive("observation.deformation.length", self.length)
 
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
-        """Return images (n, C, H, W) deformed, in their range; the same images where τ = 0.
+        """Returns images (n, C, H, W) deformed, in their range; the same images where τ = 0.
 
         Row i depends only on image i and the stream's i-th normals; its channels move together.
         """
@@ -103,7 +103,7 @@ class LowPassNoise:
         checks.positive("observation.noise.cutoff", self.cutoff)
 
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
-        """Return images (n, C, H, W) in [0, 1] with noise; the same images where s = 0.
+        """Returns images (n, C, H, W) in [0, 1] with noise; the same images where s = 0.
 
         Row i depends only on image i and the stream's i-th normals.
         """
@@ -118,7 +118,7 @@ class LowPassNoise:
         return torch.cat(noisy).clamp_(0.0, 1.0)
 
     def _basis(self, height: int, width: int) -> Tensor:
-        """Return the DCT's rows, each times the standard deviation of its coefficient."""
+        """Returns the DCT's rows, each times the standard deviation of its coefficient."""
         band = dct.disc(height, width, math.hypot(height, width))
         radii = torch.tensor([math.hypot(i, j) for i, j in band], dtype=torch.float64)
         spectrum = 1.0 / (1.0 + (radii / (self.cutoff * min(height, width))) ** 2)
@@ -154,7 +154,7 @@ class Observation:
 
     @classmethod
     def from_dict(cls, values: Config) -> Self:
-        """Return the observation model of the keys `observation.*`; a part left out does nothing.
+        """Returns the observation model of the keys `observation.*`; a part left out does nothing.
 
         Raises:
             ConfigError: an unknown key, or a value out of range.
@@ -176,7 +176,7 @@ class Observation:
         return self.deformation.std == 0.0 and self.noise.std == 0.0
 
     def check(self, shape: Sequence[int]) -> None:
-        """Raise ModelError for a sample of this shape that can be neither bent nor noised."""
+        """Raises ModelError for a sample of this shape that can be neither bent nor noised."""
         if len(shape) != 3 and not self._keeps_pictures:
             raise ModelError(
                 f"observation.* is for images (C, H, W), and the data's shape is {tuple(shape)}: "
@@ -184,7 +184,7 @@ class Observation:
             )
 
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
-        """Return images (n, C, H, W) in [0, 1], of widened latents, bent and noised.
+        """Returns images (n, C, H, W) in [0, 1], of widened latents, bent and noised.
 
         Row i depends only on image i and the i-th variates.
 
@@ -199,7 +199,7 @@ class Observation:
 
 
 def _root(side: int, length: float) -> Tensor:
-    """Return the symmetric root of the correlation matrix of `side` pixels in a row."""
+    """Returns the symmetric root of the correlation matrix of `side` pixels in a row."""
     places = torch.arange(side, dtype=torch.float64) / length
     correlation = torch.exp(-0.5 * (places.unsqueeze(1) - places).square())
     values, vectors = torch.linalg.eigh(correlation)

@@ -43,7 +43,7 @@ class Mlp(Generator):
         conditional: bool | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Build the layers and draw their weights from `generator` (None: seed 0)."""
+        """Builds the layers and draws their weights from `generator` (None: seed 0)."""
         options = {
             "hidden": list(hidden),
             "batch_norm": batch_norm,
@@ -75,7 +75,7 @@ class Mlp(Generator):
     def parameter_count(
         cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
     ) -> int:
-        """Return the size of all layers, BatchNorm's scales and shifts included."""
+        """Returns the size of all layers, BatchNorm's scales and shifts included."""
         conditional = classes > 1 if options["conditional"] is None else options["conditional"]
         latent_dim, *hidden = checked_sizes(cls.name, options["latent_dim"], *options["hidden"])
         widths = [latent_dim + (classes if conditional else 0), *hidden, math.prod(shape)]
@@ -83,7 +83,7 @@ class Mlp(Generator):
         return sum((a + 1) * b for a, b in pairwise(widths)) + normalised
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Return images (n, C, H, W) in [0, 1], or points (n, d)."""
+        """Returns images (n, C, H, W) in [0, 1], or points (n, d)."""
         inputs = torch.cat([z, self.one_hot(labels, z)], dim=1) if self.conditional else z
         outputs: Tensor = self.layers(inputs)
         if self.output == "sigmoid":
@@ -127,7 +127,7 @@ class DctMlp(Generator):
         output_gain: float = 4.0,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Build the layers and draw their weights from `generator` (None: seed 0)."""
+        """Builds the layers and draws their weights from `generator` (None: seed 0)."""
         options = {
             "hidden": list(hidden),
             "radius": radius,
@@ -166,7 +166,7 @@ class DctMlp(Generator):
     def parameter_count(
         cls, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
     ) -> int:
-        """Return the size of all layers; the first has one bias, or one for each class."""
+        """Returns the size of all layers; the first has one bias, or one for each class."""
         latent_dim, *hidden = checked_sizes(cls.name, options["latent_dim"], *options["hidden"])
         channels, height, width = shape
         band = dct.half_band(height, width, options["radius"])
@@ -177,7 +177,7 @@ class DctMlp(Generator):
         return sum(counts)
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Return images (n, C, H, W) in [0, 1]."""
+        """Returns images (n, C, H, W) in [0, 1]."""
         classes = self.one_hot(labels, z)
         if self.per_class_first_layer:
             inputs = class_inputs(z, classes)

@@ -25,7 +25,7 @@ def sample(
     mix: Tensor | None = None,
     latent_range: float = 1.0,
 ) -> Tensor:
-    """Return n images (n, C, H, W) in [0, 1], or points, on the CPU, row i of class labels[i].
+    """Returns n images (n, C, H, W) in [0, 1], or points, on the CPU, row i of class labels[i].
 
     A generator without BatchNorm makes each row from its z and label only, so the first rows do
     not depend on n, and the batch size changes results by rounding at most. With BatchNorm rows
@@ -75,7 +75,7 @@ def sample(
 
 
 def _quota(classes: int, batch_size: int, mix: Tensor | None) -> Tensor:
-    """Return the rows of each class in a batch: largest remainder of mix · batch_size."""
+    """Returns the rows of each class in a batch: largest remainder of mix · batch_size."""
     weights = torch.ones(classes) if mix is None else mix.cpu()
     weights = weights.to(torch.float64)
     total = float(weights.sum())
@@ -91,7 +91,7 @@ def _quota(classes: int, batch_size: int, mix: Tensor | None) -> Tensor:
 
 
 def _batches(labels: Tensor, quota: Tensor) -> list[Tensor]:
-    """Return index tensors with at most quota[c] rows of each class c, covering every row.
+    """Returns index tensors with at most quota[c] rows of each class c, covering every row.
 
     A class in `labels` that the quota leaves out still gets one row per batch.
     """

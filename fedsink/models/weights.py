@@ -18,7 +18,7 @@ Pullback = Callable[[Tensor], Tensor]
 
 
 def flat_weights(generator: Generator) -> Tensor:
-    """Return θ, all parameters in the module's order, (P,) float32; differentiable."""
+    """Returns θ, all parameters in the module's order, (P,) float32; differentiable."""
     return torch.cat([parameter.flatten() for parameter in generator.parameters()])
 
 
@@ -29,7 +29,7 @@ def pullback(
     labels: Tensor,
     view: Callable[[Tensor], Tensor],
 ) -> Pullback:
-    """Return v ↦ Jᵀv with J = ∂X/∂θ and X = view(G_θ(z, labels)): one pass forward, one back each.
+    """Returns v ↦ Jᵀv with J = ∂X/∂θ and X = view(G_θ(z, labels)): one pass forward, one back each.
 
     Source: the chain rule behind Cao et al. 2021, Algorithm 1, line 9, where X's gradient is
     backpropagated into the generator.
@@ -79,7 +79,7 @@ class Ema:
     """
 
     def __init__(self, generator: Generator, decay: float) -> None:
-        """Start the average at the generator's present weights."""
+        """Starts the average at the generator's present weights."""
         if not 0.0 <= decay < 1.0:
             raise ModelError(f"the decay of a moving average must lie in [0, 1), got {decay}.")
         self.decay = decay
@@ -87,12 +87,12 @@ class Ema:
         self.model = copy.deepcopy(generator).requires_grad_(False)
 
     def decay_at(self, updates: int) -> float:
-        """Return d_t after t = `updates` updates."""
+        """Returns d_t after t = `updates` updates."""
         return min(self.decay, (1 + updates) / (10 + updates))
 
     @torch.no_grad()
     def update(self, generator: Generator) -> None:
-        """Move the average towards the generator's weights by one step."""
+        """Moves the average towards the generator's weights by one step."""
         decay = self.decay_at(self.updates)
         self.updates += 1
         present = generator.state_dict()
@@ -106,12 +106,12 @@ class Ema:
         torch._foreach_lerp_(averages, values, 1.0 - decay)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of everything needed to continue after a restart."""
+        """Returns copies of everything needed to continue after a restart."""
         average = {key: tensor.clone() for key, tensor in self.model.state_dict().items()}
         return {"decay": self.decay, "updates": self.updates, "average": average}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Continues from what `state_dict` returned."""
         try:
             self.model.load_state_dict(state["average"])
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Runs side by side: found in folders, grouped over seeds, and what may be compared with what."""
+"""Runs side by side: finds them in folders, groups them over seeds, and limits comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adjacencies: the pairs of data sets that a guarantee is about, each by a word and a sentence.
+"""Adjacencies: the pairs of data sets of a guarantee, each with a word and a sentence.
 
 An ε without its adjacency says nothing: the same recipe costs 9.2 under add-remove and 20.0 under
 replace-one. Every ε that fedsink prints goes with the words of `describe`.

@@ -1,4 +1,4 @@
-"""New files that appear whole, belong to their owner alone, and replace nothing."""
+"""New files that appear whole, belong only to their owner, and replace nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import IO
 
 
 def write_once(path: Path, content: bytes, *, durable: bool = True) -> bool:
-    """Write a new file of mode 0600 to the disk; False, and nothing is changed, where there is one.
+    """Writes a new file of mode 0600 to the disk; returns False where one exists.
 
     Guarantees:
         - The file has all of its content or does not exist, however the process ends.
@@ -38,7 +38,7 @@ def write_once(path: Path, content: bytes, *, durable: bool = True) -> bool:
             except FileExistsError:
                 new = False
         if durable:
-            os.fsync(folder)  # also for who was first: its name must last, too
+            os.fsync(folder)  # also where another process was first: its name must last, too
     finally:
         os.close(folder)
     return new

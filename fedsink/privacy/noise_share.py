@@ -1,4 +1,4 @@
-"""Who adds how much of a round's noise: every client all of it, or a cohort in shares.
+"""Division of a round's noise: every client adds all of it, or a cohort adds it in shares.
 
 >>> from fedsink.privacy.sampling import ClassSchedule
 >>> share = NoiseShare("secure_aggregation", tolerate_dropouts=2)
@@ -22,9 +22,9 @@ SHARES = LOCAL, SECURE_AGGREGATION = "local", "secure_aggregation"
 
 @dataclass(frozen=True)
 class NoiseShare:
-    """How the noise N(0, (σS)² I) of one use is divided among the m clients asked the same.
+    """Divides the noise N(0, (σS)² I) of one use among the m clients of a cohort.
 
-    Those m clients are a cohort: all K clients under the joint schedule, those of one class under
+    A cohort gets one request: all K clients under the joint schedule, those of one class under
     the class schedule, those of one turn under the turn schedule, and one client where clients are
     picked. Its size is public, and its replies are added up.
 
@@ -34,9 +34,9 @@ class NoiseShare:
       changes one summand and so the sum by at most S (2Δ for `clip=batch`, Δ for `clip=record`),
       its client samples it with probability q, and other clients sample on their own: what holds
       for one reply with the whole noise, a Poisson-subsampled Gaussian (q, σ), holds for the sum.
-      It holds only for who sees nothing less than the sum. Of a sum in which x of the m shares
-      are missing, because their clients dropped out or tell what they drew, σ·√((m − x)/n) is
-      left; of a reply alone σ/√n. See Kairouz, Liu, Steinke 2021, "The distributed discrete
+      It holds only where nobody sees less than the sum. Of a sum in which x of the m shares
+      are missing, because their clients dropped out or reveal their noise, σ·√((m − x)/n) is
+      left; of a single reply σ/√n. See Kairouz, Liu, Steinke 2021, "The distributed discrete
       Gaussian mechanism for federated learning with secure aggregation"; here the sum is exact.
 
     Guarantees:
@@ -45,7 +45,7 @@ class NoiseShare:
 
     Args:
         name: one of `SHARES`.
-        tolerate_dropouts: d ≥ 0, so many shares of each cohort may be missing before the sum has
+        tolerate_dropouts: d ≥ 0, number of a cohort's shares that may be missing before the sum has
             less noise than the plan.
 
     Raises:
@@ -70,7 +70,7 @@ class NoiseShare:
             )
 
     def sharers(self, schedule: Schedule, client: int, clients: int) -> int:
-        """n, over how many clients the noise of the cohort of `client` is spread."""
+        """n, number of clients that the noise of the cohort of `client` is spread over."""
         if self.name == LOCAL:
             return 1
         return schedule.cohort(client, clients) - self.tolerate_dropouts
@@ -81,10 +81,10 @@ class NoiseShare:
         return sorted({schedule.cohort(client, clients) for client in some})
 
     def check(self, schedule: Schedule, clients: int) -> None:
-        """Refuse to tolerate the loss of a whole cohort.
+        """Refuses to tolerate the loss of a whole cohort.
 
         Raises:
-            PrivacyError: d leaves a cohort without anybody who adds noise.
+            PrivacyError: d leaves a cohort without a client that adds noise.
         """
         smallest = self.cohorts(schedule, clients)[0]
         if self.tolerate_dropouts >= smallest:
@@ -95,11 +95,11 @@ class NoiseShare:
             )
 
     def gains(self, schedule: Schedule, clients: int) -> bool:
-        """Whether any client adds less than the whole noise."""
+        """True if any client adds less than the whole noise."""
         return any(self.sharers(schedule, k, clients) > 1 for k in range(schedule.cohorts))
 
     def left(self, plan: PrivacyPlan, clients: int, missing: int) -> PrivacyPlan:
-        """The plan that is left of the worst cohort's sum where `missing` shares are.
+        """The plan with the noise that is left in the worst cohort's sum without `missing` shares.
 
         Of a cohort of m, at most m − 1 can be missing: a client's own share is always there.
         """

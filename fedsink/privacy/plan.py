@@ -1,7 +1,7 @@
 """The plan of the central mode couples sampler, clip, noise and accounting event in one object.
 
-It is for whoever starts a run and for the node that answers it: both read σ and ε from the same
-plan, so that no noise is added that is not accounted for. `PrivacyPlan.solve` is the entry point:
+The plan is for the server that starts a run and for the nodes that answer it: all read σ and ε
+from one plan, so all added noise is accounted for. `PrivacyPlan.solve` is the entry point:
 any two of ε, σ and rounds give the third.
 
 >>> from fedsink.privacy import ClassSchedule, RecordClip, Stream
@@ -53,7 +53,7 @@ _CURVE_STEP = 1.25  # from one number of uses that `epsilon_after` prices exactl
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """The rounds that every client runs, and what they cost.
+    """The rounds that every client runs, and their cost.
 
     A client samples each record with probability q (`rate`), clips, and releases
     ``total + N(0, (σ·S)² I)`` where σ is the noise multiplier and S the clip's sensitivity: 2Δ for
@@ -65,7 +65,7 @@ class PrivacyPlan:
     A clip may sample no records; q is then the probability with which each part of a client's
     records is asked (see `fedsink.privacy.clips`).
 
-    The guarantee needs the sample to stay secret; `epsilon_unamplified` is what is left otherwise.
+    The guarantee needs the sample to stay secret; otherwise only `epsilon_unamplified` is left.
 
     Guarantees:
         - The noise's standard deviation is the multiplier times the sensitivity the clip states.
@@ -77,7 +77,7 @@ class PrivacyPlan:
           answers.
         - ε is stated under the plan's adjacency, and no other adjacency costs the same by accident:
           add-remove, replace-one and user do with a clip that samples no records.
-        - Where a full batch can change what a record does, its probability is taken out of δ.
+        - Where a full batch can change a record's effect, its probability is taken out of δ.
         - epsilon_after bounds ε at every round, and ends at epsilon; epsilon_bound_after bounds it
           too, and ends at epsilon.
         - A solved plan costs at most the ε it was solved for.
@@ -140,7 +140,7 @@ class PrivacyPlan:
 
     @property
     def published(self) -> bool:
-        """Tells whether clip or schedule are there to compare with published work."""
+        """Tells whether clip or schedule are for comparison with published work."""
         return self.clip.published or self.schedule.published
 
     @property
@@ -185,7 +185,7 @@ class PrivacyPlan:
 
         Raises:
             PrivacyError: If the accountant has no bound under the adjacency, or the capacity is
-                so small that its overflow alone costs δ.
+                so small that already its overflow costs δ.
         """
         cost = self.cost
         uses = cost.uses(self.rounds)
@@ -201,8 +201,8 @@ class PrivacyPlan:
     def epsilon_unamplified(self, accountant: str = "pld") -> float:
         """ε of the same uses of the unsampled Gaussian.
 
-        It remains against somebody who learns which records were sampled, for example from the size
-        or the running time of a batch without a fixed capacity.
+        This ε remains against an adversary who learns which records were sampled, for example from
+        the size or the running time of a batch without a fixed capacity.
         """
         cost = self.cost
         uses = cost.uses(self.rounds)
@@ -261,7 +261,7 @@ class PrivacyPlan:
         return self.epsilon_after(rounds, accountant)
 
     def with_noise(self, variance: float) -> PrivacyPlan:
-        """The same plan with noise of `variance` times this one's variance: σ·√variance."""
+        """Returns this plan with its noise's variance times `variance`: σ·√variance."""
         if variance == 1:
             return self
         return replace(self, noise_multiplier=self.noise_multiplier * math.sqrt(variance))

@@ -30,13 +30,13 @@ from fedsink.values import privacy_checks as checks
 
 @dataclass(frozen=True)
 class PoissonSampler:
-    """Include each record independently with probability q (the rate).
+    """Includes each record independently with probability q (the rate).
 
     The sample's size is random and private; an empty sample is normal where q·n is small.
 
     Guarantees:
         - Each record is included independently with probability q.
-        - Whether one record is included does not depend on the number of records after it.
+        - The inclusion of a record does not depend on the number of records after it.
         - A capacity keeps a uniformly random part of a larger sample, and all of a smaller one.
 
     Args:
@@ -62,7 +62,7 @@ class PoissonSampler:
         Returns:
             (Σ sizes,) bool, the owners' records one after the other.
         """
-        if any(type(stream) is not Stream for stream in streams):  # with draws of their own kind
+        if any(type(stream) is not Stream for stream in streams):  # which override the draws
             drawn = [s.uniform(size) for s, size in zip(streams, sizes, strict=True)]
             return torch.cat([torch.empty(0, dtype=torch.float64), *drawn]) < self.rate
         return uniforms(streams, sizes) < self.rate
@@ -95,7 +95,7 @@ class Schedule(ABC):
     Attributes:
         name: as in a configuration and in a message.
         classes: C where the rounds take turns at the classes of the labels, else 1.
-        published: there to compare with published work, in simulations.
+        published: only for comparison with published work, in simulations.
     """
 
     name: ClassVar[str]
@@ -105,7 +105,7 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def cohorts(self) -> int:
-        """P, number of cohorts of clients, if there are so many clients."""
+        """P, number of cohorts of clients, if there are at least as many clients."""
 
     @property
     def of_client(self) -> Schedule:
@@ -133,9 +133,9 @@ class Schedule(ABC):
         return round - 1
 
     def cohort(self, client: int, clients: int) -> int:
-        """m, number of the K clients that are asked the same as `client`: those equal to it mod P.
+        """m, number of the K clients that get the request of `client`: those equal to it mod P.
 
-        They are the same clients in every round, and m is ⌊K/P⌋ or ⌈K/P⌉.
+        A cohort is the same in every round, and m is ⌊K/P⌋ or ⌈K/P⌉.
         """
         return len(range(client % self.cohorts, clients, self.cohorts))
 
@@ -178,7 +178,7 @@ class ClassSchedule(Schedule):
 
     @property
     def cohorts(self) -> int:
-        """C, number of cohorts of clients, if there are so many clients."""
+        """C, number of cohorts of clients, if there are at least as many clients."""
         return self.classes
 
     @property
@@ -217,7 +217,7 @@ class TurnSchedule(Schedule):
 
     @property
     def cohorts(self) -> int:
-        """P, number of cohorts of clients, if there are so many clients."""
+        """P, number of cohorts of clients, if there are at least as many clients."""
         return self.turns
 
     def answers(self, client: int, round: int) -> bool:
@@ -233,7 +233,7 @@ class TurnSchedule(Schedule):
 class PickSchedule(Schedule):
     """In each round one of K clients is picked uniformly at random, by a public seed.
 
-    This is the published schedule of GS-WGAN (Chen, Orekondy, Fritz 2020), there to compare with.
+    The published schedule of GS-WGAN (Chen, Orekondy, Fritz 2020), for comparison.
     The picks are public: nothing is amplified, and ε is that of the client which is picked most.
     They are a function of K, the seed and the round, so that its number of uses is known before
     the first round. With K turns it would be ⌈T/K⌉, as for every other client.

@@ -1,4 +1,4 @@
-"""The central mode without privacy, for ceilings: rounds of which nothing is clipped or noised.
+"""The central mode without privacy, for ceilings: rounds in which nothing is clipped or noised.
 
 >>> from fedsink.privacy.sampling import JointSchedule
 >>> UnprotectedPlan(rate=0.1, rounds=10, kind="batch", schedule=JointSchedule()).epsilon()
@@ -38,7 +38,7 @@ class UnprotectedPlan:
     neither a policy nor a message can.
 
     Guarantees:
-        - What is released is what was computed, without noise and unclipped.
+        - A release is the computed total, without noise and unclipped.
         - ε is infinite from the first round on.
         - It is never read as a plan that protects, and no such plan is read as this one.
 
@@ -106,7 +106,7 @@ class UnprotectedPlan:
         return self.epsilon_after(rounds, accountant)
 
     def with_noise(self, variance: float) -> UnprotectedPlan:
-        """The same plan: there is no noise to scale."""
+        """Returns this plan: there is no noise to scale."""
         return self
 
     def release(self, total: torch.Tensor, stream: Stream) -> torch.Tensor:

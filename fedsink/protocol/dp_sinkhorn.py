@@ -40,7 +40,7 @@ _STACKED = ("rows", "row_labels", "potentials", "self_gradient")  # an array for
 
 @dataclass(frozen=True)
 class GradientRequest(CentralRequest):
-    """One use of the mechanism at one client.
+    """Asks one client for one use of the mechanism.
 
     Attributes:
         round, plan, share: see `CentralRequest`.
@@ -83,7 +83,7 @@ class GradientRequest(CentralRequest):
         """Refuses a request whose parts do not fit together.
 
         Raises:
-            ValueError: with what does not fit.
+            ValueError: names the part that does not fit.
         """
         self.check_use()
         clip = ClipOfRecords.expect(self.plan.clip)
@@ -194,7 +194,7 @@ def pack_requests(requests: Sequence[GradientRequest]) -> RecordDict:
 
 
 def packed_requests(requests: Sequence[GradientRequest]) -> Packed:
-    """Returns what a message says that asks for these uses, in the order of their rounds.
+    """Returns the fields and arrays of a message that asks for these uses, ordered by round.
 
     Raises:
         ValueError: there are none, or they differ in plan, objective, view, run or share.
@@ -213,7 +213,7 @@ def unpack_requests(record: RecordDict) -> list[GradientRequest]:
 
 
 def checked(requests: list[GradientRequest]) -> list[GradientRequest]:
-    """Returns the requests after `GradientRequest.check` of each; raises ValueError like it."""
+    """Returns the requests once `GradientRequest.check` has passed each; raises its ValueError."""
     for request in requests:
         request.check()
     return requests
@@ -248,7 +248,7 @@ def unpack_replies(record: RecordDict) -> list[GradientReply]:
     """Reads the gradients of an answer.
 
     Raises:
-        ValueError: it holds none, or more than any message asks for.
+        ValueError: it holds no gradient, or more than any message asks for.
     """
     gradients = unpack(record)[1].get("gradient", torch.zeros(()))
     if gradients.ndim < 1 or len(gradients) > MOST_USES:

@@ -1,8 +1,8 @@
-"""One exchange of messages, as a whole: who is asked what, and what the answers add up to.
+"""Holds one whole exchange of messages: who is asked for which answer, and the answers' sums.
 
 A strategy whose round needs only sums of the clients' replies returns an `Exchange` where Flower
-expects messages. For a grid that knows nothing of it, it *is* the messages. A grid that can
-answer for many clients at once may return a `Reduction` in place of the replies.
+expects messages. A grid that does not know `Exchange` iterates over its messages. A grid that can
+answer for many clients at once may return a `Reduction` instead of the replies.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Content:
-    """What a message asks for, as requests and as the record that travels.
+    """Content of a message, as requests and as the record that travels.
 
-    Each is made when it is first needed: within one process nothing is packed that nobody sends.
+    Both forms are made when first needed: within one process nothing is packed without being sent.
 
     Args:
         requests: gives the requests; None where they are still to be read from the record.
-        record: gives the record, or what it says.
+        record: gives the record, or its fields and arrays.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class Content:
 
     @classmethod
     def received(cls, said: RecordDict | Packed) -> Content:
-        """What is asked for by a record, or what one says, that has travelled."""
+        """Wraps a record that has travelled, or its fields and arrays."""
         return cls(None, lambda: said)
 
     @cached_property
     def requests(self) -> Sequence[Any] | None:
-        """One request for each use of the message; None: its record is all there is."""
+        """Requests, one for each use of the message; None: only the record is known."""
         return None if self._requests is None else self._requests()
 
     @cached_property
     def said(self) -> RecordDict | Packed:
-        """What the message says, for `digest`: the record only where that was given."""
+        """Fields and arrays of the message, for `digest`; a record only where one was given."""
         return self._record()
 
     @cached_property
@@ -60,10 +60,10 @@ class Content:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """One content for many clients.
+    """Sends one content to many clients.
 
     Attributes:
-        content: what they are asked.
+        content: of the message to each client.
         nodes: client number → node id, in increasing order of clients.
         shape: of the finite values that each reply holds, all uses of the message included.
     """
@@ -80,7 +80,7 @@ class Exchange(Sequence["Message"]):
         message_type: as of Flower's messages.
         group_id: as of Flower's messages.
         broadcasts: no client is in two of them.
-        needed: how many answers are enough where waiting for the others has an end; None: all.
+        needed: number of answers that is enough once waiting for the others has ended; None: all.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class Exchange(Sequence["Message"]):
 
 @dataclass(frozen=True)
 class Answers:
-    """What several clients answered to one broadcast.
+    """Replies of several clients to one broadcast.
 
     Attributes:
-        clients: who answered, increasing.
+        clients: numbers of the clients that answered, increasing.
         replies: (len(clients), ...) float32.
-        failures: client → error code, for those that could not answer.
+        failures: client → error code, for clients that could not answer.
     """
 
     clients: Sequence[int]
@@ -145,11 +145,11 @@ class Answers:
 
 @dataclass(frozen=True)
 class Sum:
-    """What the replies to one broadcast add up to.
+    """Sum of the replies to one broadcast.
 
     Attributes:
         total: `tree_sum.TreeSum` of the replies in blocks of `BLOCK`, float64.
-        clients: how many replies are in it.
+        clients: number of replies in the sum.
     """
 
     total: Tensor
@@ -158,10 +158,10 @@ class Sum:
 
 @dataclass(frozen=True)
 class Reduction:
-    """What a grid that adds replies up returns in their place.
+    """Sums that a grid returns instead of the replies.
 
     Attributes:
-        sums: one per broadcast, in their order; None where nobody answered.
+        sums: one per broadcast, in the broadcasts' order; None where nobody answered.
         failures: client → error code.
     """
 
@@ -174,10 +174,10 @@ class Reduction:
 
 @runtime_checkable
 class Keeper(Protocol):
-    """A grid whose clients remember things, which belong to the server's checkpoint."""
+    """A grid whose clients keep states that belong to the server's checkpoint."""
 
     def keep(self, round: int) -> None:
-        """Keep what clients remember after this round, for a run that goes on from there."""
+        """Stores the clients' states after this round, for a run that continues from here."""
         ...
 
 

@@ -56,7 +56,7 @@ _REFUSALS: dict[type[Exception], int] = {
 
 
 def failure_code(error: Exception, client: object) -> int:
-    """Log why a client cannot answer, and return the code that is all the server learns."""
+    """Logs why a client cannot answer, and returns the code; the server learns only the code."""
     if isinstance(error, ReleaseRefusedError):
         log.warning("%s", error)
         return _REFUSALS.get(type(error), REFUSED)

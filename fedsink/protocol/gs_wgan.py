@@ -62,21 +62,21 @@ _COUNTS = {
 
 @dataclass(frozen=True)
 class Critics:
-    """What the critics of a client are and how they learn (public, fixed for a run).
+    """Architecture and training of a client's critics (public, fixed for a run).
 
     Attributes:
-        training: how many critics, their steps and batches.
+        training: number of critics, their steps and their batches.
         classes: L, number of public classes.
         kind: "perceptron" on the coordinates of the view, or "convolution" on pixels.
         hidden: width of a perceptron's layers, or features of the first convolution.
-        scale: what a perceptron divides coordinates by, about the norm of a record's; a local
-            generator multiplies by it.
+        scale: a perceptron divides coordinates by it, a local generator multiplies by it; about
+            the norm of a record's coordinates.
         seed: of the initial weights, which every critic of every client starts with.
 
     Raises:
         ConfigError, ModelError, PrivacyError: a value is out of range or outside the public domain
             (`fedsink.privacy.domain`), or a message would show more pairs than `MOST_PAIRS`.
-            Whatever is wrong must show here, before a record is looked at.
+            Every error must show here, before a record is looked at.
     """
 
     training: CriticTraining
@@ -126,7 +126,7 @@ class Critics:
         return critic
 
     def local_generator(self, critic: Critic) -> LocalGenerator | None:
-        """What each critic is trained against before its first round; None: nothing."""
+        """Generator that each critic is trained against before its first round; None: none."""
         if not self.training.warm_generator:
             return None
         return LocalGenerator(critic.dimension, self.classes, self.scale)
@@ -152,11 +152,11 @@ def _round_number(value: int) -> int:
 
 @dataclass(frozen=True)
 class CriticRequest(CentralRequest):
-    """One use of the mechanism at one client.
+    """Asks one client for one use of the mechanism.
 
     Attributes:
         round, plan, share: see `CentralRequest`.
-        critics: what they are and how they learn.
+        critics: their architecture and training.
         view: public linear coordinates of rows and gradient, as `View.to_dict()`.
         rows: X, where the critics' gradients are asked for, (n, D).
         row_labels: (n,) int64.
@@ -180,7 +180,7 @@ class CriticRequest(CentralRequest):
 
     @property
     def label(self) -> None:
-        """Class that is asked about: None, for all of them."""
+        """Class of the request: None, for all classes."""
 
     @property
     def rate(self) -> float:
@@ -189,7 +189,7 @@ class CriticRequest(CentralRequest):
 
     @classmethod
     def from_record(cls, record: RecordDict) -> CriticRequest:
-        """Reads and checks a message. Nothing is built from it: see `Critics.architecture`.
+        """Reads and checks a message. Builds nothing from it: see `Critics.architecture`.
 
         Raises:
             ValueError: it is malformed, or its parts do not fit together.
@@ -202,7 +202,7 @@ class CriticRequest(CentralRequest):
         """Refuses a request whose parts do not fit together.
 
         Raises:
-            ValueError: with what does not fit.
+            ValueError: names the part that does not fit.
         """
         self.check_use()
         training = self.critics.training

@@ -1,8 +1,9 @@
-"""A node's answer to who it is: its number, the protocol it speaks, and a receipt for its ledger.
+"""Identity of a node: its number, the protocol it speaks, and a receipt for its ledger.
 
-A server asks this before anything else. To it a receipt is a text without meaning: it keeps what
-nodes give it, and shows all of that to every node it asks. A node knows its own receipts by a key
-that never leaves it, and so finds out that its ledger was put back (`fedsink.clients.rollback`).
+A server asks for the identity before anything else. To a server a receipt is a text without
+meaning: it keeps the receipts of all nodes, and shows all of them to every node that it asks. A
+node knows its own receipts by a key that never leaves it, and so finds out that its ledger was put
+back (`fedsink.clients.rollback`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _IDENTITY, _SHOWN, _GIVEN = "identity", "receipts", "owner"
 
 
 def identity_query(node: int) -> Message:
-    """Returns the question who a node is."""
+    """Returns the question for a node's identity."""
     from flwr.app import Message, RecordDict
 
     return Message(RecordDict(), dst_node_id=node, message_type=f"query.{_IDENTITY}")
@@ -45,7 +46,7 @@ def stated_client(record: RecordDict) -> int:
 
     Raises:
         ProtocolVersionError: the node speaks another version.
-        ValueError: the answer is none.
+        ValueError: the answer holds no client number.
     """
     stated: Mapping[str, object] = record.config_records.get(_IDENTITY, {})
     version, client = stated.get("protocol"), stated.get("client")
@@ -64,7 +65,7 @@ class Given(NamedTuple):
 
 
 def show_receipts(record: RecordDict, receipts: Iterable[str]) -> None:
-    """Adds what a server keeps to its question who a node is."""
+    """Adds the receipts that a server keeps to its question for a node's identity."""
     from flwr.app import ConfigRecord
 
     record[_SHOWN] = ConfigRecord({"receipts": list(receipts)})
@@ -74,7 +75,7 @@ def shown_receipts(record: RecordDict) -> list[str]:
     """Returns the receipts in a question.
 
     Raises:
-        ValueError: they are no short list of short texts.
+        ValueError: the receipts are no short list of short texts.
     """
     values: Mapping[str, object] = record.config_records.get(_SHOWN, {})
     shown = values.get("receipts", [])
@@ -95,7 +96,7 @@ def give(record: RecordDict, given: Given) -> None:
 
 
 def given_by(record: RecordDict) -> Given | None:
-    """Returns what a node gave; None where it gave nothing of use."""
+    """Returns the name and the receipt in a node's answer; None where either is unusable."""
     values: Mapping[str, object] = record.config_records.get(_GIVEN, {})
     given = Given(str(values.get("name", "")), str(values.get("receipt", "")))
     return given if all(0 < len(text) <= LONGEST for text in given) else None

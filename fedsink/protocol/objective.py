@@ -33,16 +33,16 @@ class Objective:
             round mixes classes (`label=None` in the request).
         classes: number of public classes.
         solver: "converged", or "annealed" for the published schedule.
-        cost: "mixed" for c_m, or "l1" for ‖x−y‖₁ alone (an ablation of Cao et al. 2021, Table 2;
+        cost: "mixed" for c_m, or "l1" for only ‖x−y‖₁ (an ablation of Cao et al. 2021, Table 2;
             m is not read then).
-        backend: who solves: "native", or the library "geomloss" or "keops". A library's work and
-            errors depend on the points in ways of its own, so that only simulated nodes use one.
+        backend: the solver: "native", or the library "geomloss" or "keops". A library's work and
+            errors depend on the points in ways unknown here, so only simulated nodes use one.
 
     Raises:
         ConfigError, PrivacyError: a value out of range or outside the public domain
-            (`fedsink.privacy.domain`). Whatever is wrong with a transport problem must show
-            here: an error that only shows once there are records to solve it for would tell
-            that a private batch was not empty.
+            (`fedsink.privacy.domain`). Every error of a transport problem must show here: one
+            that shows only once there are records to solve it for would tell that a private
+            batch was not empty.
     """
 
     lam: float
@@ -93,14 +93,14 @@ class Objective:
 
     @property
     def transport(self) -> tuple[GroundCost, Solver]:
-        """The cost and the solver, as the backend has them."""
+        """Cost and solver of the backend."""
         return by_backend(self.backend, self.ground_cost, solver_named(self.solver))
 
     def check_plan(self, plan: CentralPlan) -> None:
-        """Refuse a library where the clients' problems are not solved by one.
+        """Refuses a library in a run whose clients solve no transport problem.
 
         Raises:
-            ConfigError: naming the option that leaves it nothing to do.
+            ConfigError: names the option that leaves the library nothing to do.
         """
         if self.backend == NATIVE:
             return
@@ -135,5 +135,5 @@ class Objective:
 
     @property
     def is_quadratic(self) -> bool:
-        """Whether c(x, y) = ‖x−y‖₂²."""
+        """True if c(x, y) = ‖x−y‖₂²."""
         return self.cost == "mixed" and self.m == 0.0

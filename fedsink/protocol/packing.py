@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flwr.app import Array, RecordDict
 
 PROTOCOL_VERSION = 4
-"""What requests and replies mean: it changes when either does, and every one of them states it."""
+"""Version of the meaning of requests and replies, which each states; any change raises it."""
 
 _LONGEST_FIELDS = 1 << 18  # characters; a request's fields are some thousand
 _DEEPEST_FIELDS = 32  # tables and lists within each other; a request's are some five
@@ -42,7 +42,7 @@ _DTYPES = {
 
 
 class Bytes(NamedTuple):
-    """One array as it travels."""
+    """An array as it travels."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -65,8 +65,8 @@ class Packed:
     arrays: Mapping[str, Bytes]
 
     def record(self) -> RecordDict:
-        """As Flower sends it."""
-        # Here, so that what is computed from a request runs where Flower is not installed.
+        """The content as Flower sends it."""
+        # Imported here, so that requests can be answered where Flower is not installed.
         from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
         arrays = {name: Array(*array) for name, array in self.arrays.items()}
@@ -82,7 +82,7 @@ def packed(fields: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> Packed:
 
 
 def pack(fields: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> RecordDict:
-    """One record of JSON-able `fields`, the protocol's version and named `arrays`."""
+    """Returns a RecordDict of JSON-able `fields`, the protocol's version and named `arrays`."""
     return packed(fields, arrays).record()
 
 
@@ -111,9 +111,9 @@ def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def payload_bytes(record: RecordDict) -> int:
-    """Returns the bytes of a message that say something: the fields and the arrays' numbers.
+    """Returns the number of payload bytes of a message: its fields and its arrays' numbers.
 
-    Flower adds to that what it needs to know of each array, and gRPC and TLS their frames.
+    Flower adds a description of each array, and gRPC and TLS add their frames.
     """
     arrays = record.array_records[_ARRAYS].values()
     return len(str(record.config_records[_FIELDS]["json"])) + sum(len(a.data) for a in arrays)
@@ -122,14 +122,13 @@ def payload_bytes(record: RecordDict) -> int:
 def digest(message_type: str, record: RecordDict | Packed) -> bytes:
     """SHA-256 of everything a request says, so that a changed bit makes another request.
 
-    What is asked for goes in first: one content sent as two types of message asks for two
-    functions of the data. Every part goes in behind its length: no choice of names, types or
-    bytes makes two requests read alike. Otherwise a server could have two of them answered with
-    the same noise.
+    The message type goes in first: one content sent as two types asks for two functions of the
+    data. Every part goes in behind its length: no choice of names, types or bytes makes two
+    requests read alike. Otherwise a server could have two of them answered with the same noise.
 
     Args:
-        message_type: what the content is sent as, ``"train.dp_sinkhorn"`` say.
-        record: what `pack` wrote, or `packed`; both have the same digest.
+        message_type: type of the message, for example ``"train.dp_sinkhorn"``.
+        record: result of `pack` or of `packed`; both have the same digest.
     """
     fields, arrays = _parts(record)
     state = hashlib.sha256()
@@ -149,7 +148,7 @@ def digest(message_type: str, record: RecordDict | Packed) -> bytes:
 
 
 def _check_depth(value: object) -> None:
-    """Refuse JSON so deep that code which looks at all of it may reach Python's limit."""
+    """Refuses JSON nested so deeply that recursion over it may reach Python's limit."""
     level = [value]
     for _ in range(_DEEPEST_FIELDS):
         nested = [value for value in level if isinstance(value, dict | list)]
@@ -175,7 +174,7 @@ def _bytes(tensor: Tensor) -> Bytes:
 
 
 def _tensor(array: Array) -> Tensor:
-    """Read one array: bytes of the length that dtype and shape say, and nothing else."""
+    """Reads one array: bytes of the length that dtype and shape say, and nothing else."""
     dtype, shape = _DTYPES[array.dtype], tuple(array.shape)
     if array.stype != _RAW or any(size < 0 for size in shape):
         raise ValueError("The array is not in fedsink's format.")

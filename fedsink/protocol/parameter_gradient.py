@@ -29,10 +29,10 @@ _DESCRIPTION = {"name", "shape", "classes", "options"}
 
 
 def architecture_of(generator: Generator) -> dict[str, Any]:
-    """What a generator is, except its weights, as JSON values.
+    """Returns the description of a generator without its weights, as JSON values.
 
     Raises:
-        ModelError: it has a state that its parameters do not hold, and that would not travel.
+        ModelError: the generator has a state outside its parameters, which would not travel.
     """
     if set(generator.state_dict()) != {name for name, _ in generator.named_parameters()}:
         raise ModelError(
@@ -49,16 +49,16 @@ def architecture_of(generator: Generator) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ParameterRequest(Packable):
-    """One use of the mechanism at one client, answered in the coordinates of the weights.
+    """Asks one client for one use of the mechanism, in the coordinates of the weights.
 
     Attributes:
-        gradient: what would be asked at the generated rows X: plan, objective and the rows
+        gradient: the request at the generated rows X: plan, objective and the rows
             themselves. The clip bound Δ is in units of the weights' gradient.
         architecture: name, shape, classes and options of the generator, as `architecture_of`.
         weights: θ, every parameter in the module's order, (P,) float32.
         latents: z of the rows X and then of every other row of their batch, (R, latent_dim)
             float32. The others matter where the generator has BatchNorm, or where the self term
-            has rows of its own.
+            has its own rows.
         extra_labels: labels of the other rows, (R − n,) int64.
         extra_gradient: data-independent gradient at the other rows, (R − n, D); (0, 0) for none.
     """
@@ -90,10 +90,10 @@ class ParameterRequest(Packable):
         return request
 
     def check(self) -> None:
-        """Refuse a request whose generator is unknown, or whose parts do not fit together.
+        """Refuses a request whose generator is unknown, or whose parts do not fit together.
 
         Raises:
-            ValueError: with what does not fit.
+            ValueError: names the part that does not fit.
         """
         gradient_request = self.gradient
         self._check_size()
@@ -130,7 +130,7 @@ class ParameterRequest(Packable):
             )
 
     def _check_size(self) -> None:
-        """Compare what the message declares with what it holds, before anything is built."""
+        """Compares what the message declares with what it holds, before anything is built."""
         request, described = self.gradient, self.architecture
         if unknown := sorted(set(described) - _DESCRIPTION):
             raise ValueError(f"The generator's description has an unknown entry {unknown[0]!r}.")
@@ -159,7 +159,7 @@ class ParameterRequest(Packable):
 
     @property
     def generator(self) -> Generator:
-        """A generator of the architecture, with weights that mean nothing; do not change it.
+        """A generator of the architecture, with arbitrary weights; do not change it.
 
         Raises:
             ValueError: it cannot be built.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """What every client does to each of its records, once: Y = f(x) + noise, ỹ = RR(label).
+    """Plan of the local mode, for each record once: Y = f(x) + noise, ỹ = RR(label).
 
     The guarantee is ε_x + ε_l local differential privacy (replace-one, per record) by
     summation, with the image mechanism's δ.
@@ -63,7 +63,7 @@ class LocalPlan:
             raise PrivacyError(
                 f"The {self.mechanism} mechanism has δ = 0, received {self.delta!r}."
             )
-        # A plan that exists can be carried out: clients claim its place before they do.
+        # Every plan that exists must be executable: clients claim its place before they execute it.
         noise_scale(self.image_mechanism.scale)
         _ = self.label_mechanism
 
@@ -112,7 +112,7 @@ class PrivatizeRequest(Packable):
     """Asks for one chunk of a client's privatized records.
 
     Attributes:
-        plan: what the client does to each record.
+        plan: releases each record of the client once.
         chunk: which chunk, from 0.
         chunk_size: records per chunk.
         run: public name of the run that asks; a node's ledger keeps runs apart by it.
@@ -139,10 +139,10 @@ class PrivatizeRequest(Packable):
 
 
 def asked_mechanism(record: RecordDict) -> str:
-    """Returns the name of the image mechanism that a request asks for, without looking it up.
+    """Returns the name of the requested image mechanism, without looking it up.
 
     Raises:
-        ValueError: the record names none.
+        ValueError: the record names no mechanism.
     """
     fields, _ = unpack(record)
     try:
@@ -156,7 +156,7 @@ def asked_mechanism(record: RecordDict) -> str:
 
 @dataclass(frozen=True)
 class PrivatizeReply(Packable):
-    """One chunk: privatized values (b, D) and labels (b,), and how many chunks there are.
+    """One chunk: privatized values (b, D), labels (b,), and the number of chunks.
 
     The number of a client's records is public in local mode: replace-one adjacency fixes it.
     """

@@ -1,4 +1,4 @@
-"""What every request has: the name of its run, a place in a plan, and a way into a message.
+"""Common parts of all requests: the run's name, a place in a plan, and a way into a message.
 
 `Packable` is the codec of all requests and replies. A dataclass that inherits it travels as a
 message, and is read again with the checks that its annotations name.
@@ -77,13 +77,13 @@ def stated(instance: Any) -> dict[str, Any]:
 class Packable:
     """Codec of a dataclass: a tensor is an array of the field's name, other fields are JSON.
 
-    An object with `to_dict` is stated as what that returns. The annotation
+    An object with `to_dict` is stated as the result of `to_dict`. The annotation
     ``Annotated[type, read]`` names the function that checks and reads a stated value; without it
     the value is taken as it is stated. A field that is itself `Packable` shares the message: its
     fields and arrays lie beside the others.
 
     Attributes:
-        kind: what the errors call the message.
+        kind: name of the message in errors.
     """
 
     kind: ClassVar[str]
@@ -104,7 +104,7 @@ class Packable:
         return said | stated(self), arrays
 
     def packed(self) -> Packed:
-        """Returns what the message says, without Flower's objects."""
+        """Returns the message's content without Flower's objects."""
         return packed(*self.parts())
 
     def to_record(self) -> RecordDict:
@@ -117,7 +117,7 @@ class Packable:
 
         Raises:
             ProtocolVersionError: it was written under another version of the protocol.
-            ValueError: it is malformed, or a field is not what its reader takes.
+            ValueError: it is malformed, or a reader refuses its field.
         """
         said, arrays = unpack(record)
 
@@ -152,8 +152,8 @@ class CentralRequest(Packable):
     Attributes:
         round: the use's number in the plan, from 1.
         plan: sampler, clip, noise and their accounting; or that there are neither clip nor noise.
-        share: n ≥ 1, over how many clients one noise of the plan is spread: the reply holds
-            N(0, (σS)²/n) of it. 1: the reply holds all of it, and needs no other.
+        share: n ≥ 1, number of clients that one noise of the plan is spread over: the reply holds
+            N(0, (σS)²/n). 1: the reply holds all of the noise, and needs no other reply.
     """
 
     round: int
@@ -162,14 +162,14 @@ class CentralRequest(Packable):
 
     @property
     def own_plan(self) -> CentralPlan:
-        """The plan with only the noise of this reply: what holds without all other replies."""
+        """The plan with only the noise of this reply: the guarantee without all other replies."""
         return self.plan.with_noise(1 / self.share)
 
     def check_use(self) -> None:
         """Refuses a round that is not the plan's, or noise that float32 cannot hold.
 
         Raises:
-            ValueError: with what is wrong.
+            ValueError: says what is wrong.
         """
         if self.round < 1 or self.round > self.plan.rounds:
             raise ValueError(f"Round {self.round} is not in the plan's 1..{self.plan.rounds}.")
@@ -183,7 +183,7 @@ def check_rows(rows: Tensor, labels: Tensor, classes: int) -> None:
     """Refuses public rows that are no finite matrix, or labels that are none of the classes.
 
     Raises:
-        ValueError: with what is wrong.
+        ValueError: says what is wrong.
     """
     if rows.ndim != 2 or not rows.numel() or not is_float32(rows, domain.ROWS):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Requests that a named operator has signed for one node.
+"""Signs requests of a named operator for one node, and verifies the signatures.
 
 A signature (ed25519) covers everything that a request says (its type, run, rounds, plan and rows,
 by `records.digest`) and the name of the node that it is for.
@@ -28,11 +28,11 @@ _OPERATOR = "operator"
 
 
 def sign(record: RecordDict, message_type: str, node: str, key: Ed25519PrivateKey) -> None:
-    """Add a signature to a request, in place of any other.
+    """Adds a signature to a request, replacing any other.
 
     Args:
-        record: what `pack` wrote.
-        message_type: what it is sent as.
+        record: result of `pack`.
+        message_type: type of the message.
         node: the name that the receiver has given.
         key: the operator's.
     """
@@ -44,20 +44,20 @@ def sign(record: RecordDict, message_type: str, node: str, key: Ed25519PrivateKe
 
 
 def signer(record: RecordDict, message_type: str, node: str, operators: Mapping[str, bytes]) -> str:
-    """The name of the operator who signed a request for this node.
+    """Returns the name of the operator who signed a request for this node.
 
-    Nothing of it is parsed; it is hashed.
+    The request is hashed, and nothing of it is parsed.
 
     Args:
         record: the message's content.
-        message_type: what it was sent as.
+        message_type: type of the message.
         node: this node's name.
         operators: public keys, 32 bytes each, by their owner's names for them.
 
     Raises:
-        UnsignedRequestError: nobody has signed it.
-        UnknownOperatorError: by a key that is none of these.
-        BadSignatureError: it says something else than what was signed, or to another node.
+        UnsignedRequestError: the request has no signature.
+        UnknownOperatorError: the signature is by a key that is none of `operators`.
+        BadSignatureError: the request differs from the signed one, or is for another node.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -95,7 +95,7 @@ def read_key(text: str) -> bytes:
     """Reads the public key that `shown_key` wrote.
 
     Raises:
-        ConfigError: it is none, or a weak one, which verifies signatures that nobody made.
+        ConfigError: it is no key, or a weak key, which verifies signatures that nobody made.
     """
     try:
         public = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
@@ -127,7 +127,7 @@ def _of_small_order(public: bytes) -> bool:
 
 
 def _covered(record: RecordDict, message_type: str, node: str) -> bytes:
-    """What is signed; raises ValueError for a record that is no request."""
+    """Returns the bytes that are signed; raises ValueError for a record that is no request."""
     try:
         content = digest(message_type, record)
     except Exception as error:  # a hostile record makes readers raise whatever they like

@@ -1,10 +1,10 @@
 """A sum of clients' replies that is the same in every engine, bit for bit.
 
-Float addition is not associative, so the order of the additions must not depend on who added.
+Float addition is not associative, so the order must not depend on the process that adds.
 Here the replies of a block of consecutive clients are added one after the other, and the blocks
 along the binary tree over their numbers: blocks 2i and 2i+1 first, then pairs of pairs, and so
-on. Whoever holds the blocks lo..hi−1 adds what lies in whole subtrees of these, and whoever gets
-the parts adds the rest.
+on. A process with the blocks lo..hi−1 adds those in whole subtrees, and the receiver of the
+parts adds the rest.
 
 >>> parts = TreeSum(0, 6)
 >>> for block in (0, 1, 1, 2, 5):
@@ -27,7 +27,7 @@ BLOCK = 8
 """Consecutive clients of a broadcast whose replies are computed together and added in order.
 
 Floats computed or added together may differ in their last bits from those apart. So a broadcast
-is cut at multiples of this alone, however many processes share the work.
+is cut only at multiples of this number, however many processes share the work.
 """
 
 
@@ -47,7 +47,7 @@ class TreeSum:
         self._parts: list[tuple[int, Tensor]] = []
 
     def add(self, block: int, values: Tensor) -> None:
-        """Add one more client's values to a block, or the part that another sum returned for it.
+        """Adds one more client's values to a block, or the part that another sum returned for it.
 
         Raises:
             ValueError: the number is below that of the last one, or not of this range.
@@ -59,13 +59,13 @@ class TreeSum:
         self._append(block, values.to(torch.float64, copy=True))
 
     def add_block(self, block: int, replies: Tensor) -> bool:
-        """Add the float32 replies of a whole block of clients, (k, ...), at once.
+        """Adds the float32 replies of a whole block of clients, (k, ...), at once.
 
-        They are added up in float32 first, unless that overflows: a sum of eight loses little more
-        than a bit of a reply, and one addition in float64 takes the place of eight.
+        The replies are added up in float32 first, unless that overflows: a sum of eight loses
+        little more than a bit of a reply, and one addition in float64 replaces eight.
 
         Returns:
-            Whether every value of the replies is finite.
+            True if every value of the replies is finite.
 
         Raises:
             ValueError: the block is not behind the last one, or not of this range.
@@ -83,7 +83,7 @@ class TreeSum:
     def parts(self) -> list[tuple[int, Tensor]]:
         """The sums of whole subtrees, each under the number of its first block.
 
-        They are in float64, but for that of one block alone, which may be in float32 still.
+        All are in float64, except the sum of a single block, which may still be in float32.
         """
         self._merge(64)
         return list(self._parts)
@@ -92,7 +92,7 @@ class TreeSum:
         """The sum of everything that was added.
 
         Raises:
-            ValueError: nothing was, or blocks outside the range belong in between.
+            ValueError: nothing was added, or blocks outside the range belong in between.
         """
         parts = self.parts()
         if len(parts) != 1:
@@ -109,12 +109,12 @@ class TreeSum:
 
     def _add_to_last(self, values: Tensor) -> None:
         block, total = self._parts.pop()
-        total = total.double()  # a block's own sum may be in float32 still
+        total = total.double()  # a block's own sum may still be in float32
         total += values
         self._parts.append((block, total))
 
     def _merge(self, level: int) -> None:
-        """Close the subtrees below this level that hold blocks of this range alone."""
+        """Closes the subtrees below this level that hold only blocks of this range."""
         while len(self._parts) > 1:
             (left, _), (right, values) = self._parts[-2:]
             height = _level(left, right)

@@ -1,4 +1,4 @@
-"""Where progress is shown: a bar on a terminal or below a notebook's cell, or lines in a log."""
+"""Displays of progress: a bar on a terminal or below a notebook's cell, or lines in a log."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ForgivingStream:
 
 @dataclass(frozen=True)
 class Status:
-    """One line about a run, with the order in which its parts give way on a narrow terminal.
+    """A line about a run, with the order in which its parts give way on a narrow terminal.
 
     Attributes:
         parts: texts in the order in which they are shown, each with a rank: the highest rank is

@@ -184,7 +184,7 @@ class TensorBoardLogger(Logger):
         self._writer.add_image("samples", pixels, round, dataformats="HWC")
 
     def keep(self) -> None:
-        """Writes what is waiting."""
+        """Writes the waiting values."""
         self._writer.flush()
 
     def end(self, ending: Ending) -> None:
@@ -252,7 +252,7 @@ class MLflowLogger(Logger):
         self._client.log_artifact(self._run, str(path), "samples")
 
     def keep(self) -> None:
-        """Sends what is waiting."""
+        """Sends the waiting values."""
         for start in range(0, len(self._waiting), 1000):
             self._client.log_batch(self._run, metrics=self._waiting[start : start + 1000])
         self._waiting = []

@@ -43,7 +43,7 @@ class Progress:
 
     Args:
         total: rounds of the whole run.
-        title: what is running.
+        title: name of the run.
         start_round: rounds done by an earlier process; rate and time left do not count them.
         stream: None for standard error.
         clock: seconds from any origin.

@@ -1,4 +1,4 @@
-"""One file from which a run continues, replaced atomically and checked when read."""
+"""The file from which a run continues: replaced atomically, and checked when read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _UPLOADS = "uploads.safetensors"
 
 
 def save(folder: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-    """Replace the checkpoint by this state, or leave the old one untouched."""
+    """Replaces the checkpoint by this state, or leaves the old one untouched."""
     _write(folder / _FILE, tensors, values)
 
 
 def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The last saved state.
+    """Returns the last saved state.
 
     Raises:
         CheckpointError: there is none, or it is torn, altered or not a checkpoint.
@@ -31,18 +31,18 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def exists(folder: Path) -> bool:
-    """Whether a checkpoint was ever completed here."""
+    """True if a checkpoint was ever completed here."""
     return (folder / _FILE).is_file()
 
 
 def save_uploads(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Keep what clients sent once and for all, apart from the state that changes."""
+    """Stores the clients' single uploads, apart from the state that changes."""
     if tensors:
         _write(folder / _UPLOADS, tensors, {})
 
 
 def load_uploads(folder: Path) -> dict[str, Tensor]:
-    """What `save_uploads` kept; empty if nothing was."""
+    """Returns the uploads that `save_uploads` stored; empty if there are none."""
     path = folder / _UPLOADS
     return _read(path)[0] if path.is_file() else {}
 

@@ -17,12 +17,12 @@ from fedsink.server.folder import RunFolder
 def compose_config(
     overrides: Sequence[str], values: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The configuration under Hydra overrides, every interpolation resolved.
+    """Returns the configuration under Hydra overrides, every interpolation resolved.
 
     Args:
-        overrides: as they are typed.
-        values: plain values of whole keys or groups, which take the place of what is composed
-            before anything refers to it.
+        overrides: as typed.
+        values: plain values of whole keys or groups, which replace the composed ones before
+            anything refers to them.
 
     Raises:
         ConfigError: an override sets a key that changes nothing.
@@ -38,12 +38,12 @@ def compose_config(
 
 
 def store_config(folder: RunFolder, config: Mapping[str, Any]) -> None:
-    """Write config.yaml: from then on the folder is one that can be resumed."""
+    """Writes config.yaml: from then on the folder is one that can be resumed."""
     write_atomic(folder.config, OmegaConf.to_yaml(OmegaConf.create(dict(config))).encode())
 
 
 def stored_config(folder: RunFolder) -> dict[str, Any]:
-    """The configuration that a run was started with.
+    """Returns the configuration that a run was started with.
 
     Raises:
         CheckpointError: config.yaml cannot be read, or is not a table.

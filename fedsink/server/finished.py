@@ -1,4 +1,4 @@
-"""Opening a finished run: its generator and what was drawn from it for."""
+"""Opens a finished run: its generator, and the description of the data it was trained for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FinishedRun:
     """A run whose generator can be sampled.
 
     Attributes:
-        folder: where it lies.
+        folder: of the run.
         config: its resolved configuration.
         generator: the trained generator.
         data: public description of the data it was trained for.
@@ -51,14 +51,14 @@ class FinishedRun:
     def draw(
         self, n: int, seed: int, *, balanced: bool = False, classes: Sequence[str] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Draw n labelled images (n, C, H, W) in [0, 1], as a user would see them, and labels.
+        """Draws n labelled images (n, C, H, W) in [0, 1], as a user would see them, and labels.
 
         Args:
             n: number of images.
-            seed: the same images and labels for the same arguments.
-            balanced: whether all classes get n/C images, the first n mod C of them one more; else
+            seed: equal arguments give the same images and labels.
+            balanced: all classes get n/C images, the first n mod C of them one more; else
                 labels are drawn as in training.
-            classes: names of those that are drawn; None: all.
+            classes: names of the classes that are drawn; None: all.
 
         Raises:
             ConfigError: n or seed is no such number, n pictures are more than this machine can
@@ -108,14 +108,14 @@ class FinishedRun:
 
 
 def open_run(text: str, *, observed: bool = True) -> FinishedRun:
-    """Open the folder of a finished run.
+    """Opens the folder of a finished run.
 
     Args:
         text: the folder.
-        observed: with the run's observation model; else pictures are the generator's own.
+        observed: apply the run's observation model; else return the generator's raw pictures.
 
     Raises:
-        CheckpointError: it holds no run, or several, or one that has not finished, or a damaged
+        CheckpointError: the folder holds no run, several runs, an unfinished run or a damaged
             one.
     """
     recorded, privacy, result = finished_record(text)
@@ -135,8 +135,8 @@ def finished_record(text: str) -> tuple[RecordedRun, dict[str, Any], dict[str, A
     """The record of a finished run, with its privacy.json and its metrics.json.
 
     Raises:
-        CheckpointError: the folder holds no run, or several, or one that has not finished, or a
-            damaged one.
+        CheckpointError: the folder holds no run, several runs, an unfinished run or a damaged
+            one.
     """
     recorded = RecordedRun.of(text)
     path = recorded.folder.path

@@ -49,7 +49,7 @@ class RunFolder:
         """A folder that holds a run.
 
         Raises:
-            CheckpointError: it does not.
+            CheckpointError: the folder holds no run.
         """
         folder = cls(path)
         if not folder.config.is_file():
@@ -60,29 +60,29 @@ class RunFolder:
         return folder
 
     def create(self) -> None:
-        """Make the folder and its parts."""
+        """Makes the folder and its parts."""
         self.samples.mkdir(parents=True, exist_ok=True)
         self.checkpoint.mkdir(exist_ok=True)
 
     def log(self, record: dict[str, Any]) -> None:
-        """Append one round to metrics.jsonl."""
+        """Appends one round to metrics.jsonl."""
         append_jsonl(self.metrics_lines, record)
 
     def rewind(self, round: int) -> None:
-        """Forget logged rounds after a checkpoint that is being resumed."""
+        """Forgets logged rounds after a checkpoint that is being resumed."""
         if self.metrics_lines.exists():
             truncate_jsonl(self.metrics_lines, "round", round)
 
     def write(self, path: Path, content: dict[str, Any]) -> None:
-        """Write one JSON file atomically."""
+        """Writes one JSON file atomically."""
         write_json(path, content)
 
     @property
     def finished(self) -> bool:
-        """Whether the run in this folder has ended."""
+        """True if the run in this folder has ended."""
         return self.metrics.is_file()
 
 
 def command_for(command: str, key: str, path: Path) -> str:
-    """`fedsink COMMAND key=path` as one types it in a shell, whatever the path's letters are."""
+    """`fedsink COMMAND key=path` as typed in a shell, whatever the path's letters are."""
     return f"fedsink {command} {shlex.quote(f'{key}={path}')}"

@@ -42,9 +42,9 @@ class LoopSettings:
     """Values of `report.*`: when a run is saved and shown.
 
     Attributes:
-        checkpoint_seconds: at most this much work is lost by a kill.
+        checkpoint_seconds: a kill loses at most this many seconds of work.
         pictures: number of sample grids between the first and the last.
-        html: whether report.html is written when the run has ended.
+        html: write report.html when the run has ended.
 
     Raises:
         ConfigError: a value out of range.
@@ -76,16 +76,17 @@ def train(
     """Runs the strategy to its last round, from its checkpoint if there is one.
 
     Args:
-        grid: reaches the clients.
+        grid: sends messages to the clients.
         strategy: owns the generator.
-        folder: holds all that is written.
+        folder: receives all files of the run.
         settings: when checkpoints and pictures are made.
         identity: public values that a checkpoint must share to be resumed (plan, seed).
         title: shown by the progress display.
         classes: names of the generator's classes, for its pictures.
         timeout: seconds to wait for the replies of one round; None waits for ever.
-        command: continues a stopped run, for its last words; None: a simulation's command.
-        observer: is told what is logged and pictured, from the checkpoint on; None: nobody is.
+        command: shown when the run is stopped, to continue it; None: a simulation's command.
+        observer: receives everything logged and pictured, from the checkpoint on; None: no
+            observer.
 
     Returns:
         The content of metrics.json.
@@ -105,7 +106,7 @@ def train(
 
     def save() -> None:
         nonlocal saved
-        # First: the clients must be able to continue from wherever the checkpoint stands.
+        # First, so that the clients can continue from whatever round the checkpoint holds.
         if isinstance(grid, Keeper):
             grid.keep(strategy.round)
         observer.keep()
@@ -181,7 +182,7 @@ def train(
 
 
 def _participation(strategy: RoundStrategy) -> dict[str, Any]:
-    """Counts missed messages by client for privacy.json: public, since the server knows them."""
+    """Counts missed messages by client for privacy.json; public, since the server knows them."""
     return {
         "messages": strategy.message,
         "missed": [
@@ -255,7 +256,7 @@ class InterruptedRunError(FedsinkError):
     """The user stopped the run; its checkpoint is complete.
 
     Args:
-        stopped: a sentence that says where.
+        stopped: a sentence that names the round.
         command: continues the run.
     """
 
@@ -269,7 +270,7 @@ class InterruptedRunError(FedsinkError):
 class Interruption:
     """Turns the first SIGINT or SIGTERM into a request; the second one interrupts at once.
 
-    Signals reach the main thread only: in another, as under stock Flower, the request never comes.
+    Signals reach only the main thread; in another, as under stock Flower, no request comes.
     """
 
     def __init__(self) -> None:

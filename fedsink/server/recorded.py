@@ -1,4 +1,4 @@
-"""A run as its folder records it, finished or not: what the reports, comparisons and Python read.
+"""A run as its folder records it, finished or not, for reports, comparisons and Python.
 
 >>> run = RecordedRun.of("runs/2026-11-22/13-28-36-central")  # doctest: +SKIP
 >>> run.privacy["epsilon"], run.rounds[-1]["loss"], run.finished  # doctest: +SKIP
@@ -23,20 +23,20 @@ _PICTURE = re.compile(r"round-(\d+)\.png")
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What a run folder says. Nothing is read before it is asked for, and nothing twice.
+    """Content of a run folder. Each file is read once, when it is first needed.
 
-    Every attribute raises CheckpointError, which names the file and says what to do, where that
-    file is there and is damaged.
+    An attribute raises CheckpointError where its file exists and is damaged; the error names the
+    file and says what to do.
 
     Attributes:
-        folder: where it lies.
+        folder: of the run.
     """
 
     folder: RunFolder
 
     @classmethod
     def of(cls, path: str | Path) -> Self:
-        """The run, or the study, in a folder; "~" is the user's home.
+        """Returns the run, or the study, in a folder; "~" is the user's home.
 
         Raises:
             CheckpointError: the folder holds neither.
@@ -57,12 +57,12 @@ class RecordedRun:
 
     @property
     def is_study(self) -> bool:
-        """Whether the folder holds several runs, in `parts`, instead of one."""
+        """True if the folder holds several runs, in `parts`, instead of one."""
         return self.config.get("study") is not None
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended."""
+        """True if the run has ended."""
         return self.folder.finished
 
     @cached_property
@@ -84,7 +84,7 @@ class RecordedRun:
 
     @cached_property
     def result(self) -> dict[str, Any] | None:
-        """metrics.json: what is known at the end; None before it."""
+        """metrics.json: the final figures; None before the end."""
         return _table(self.folder.metrics)
 
     @cached_property
@@ -100,7 +100,7 @@ class RecordedRun:
 
     @cached_property
     def evaluations(self) -> dict[str, dict[str, Any]]:
-        """What `fedsink evaluate` has written, by the files' names without their ending.
+        """Results of `fedsink evaluate`, by the files' names without their ending.
 
         `evaluation` is that of suite=fast, `evaluation-paper` that of suite=paper, and so on.
         """

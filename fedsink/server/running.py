@@ -1,6 +1,6 @@
 """A run at the server: its settings, and from them to a finished run folder.
 
-`server_app` makes the Flower `ServerApp` of a simulation, `run_server` is what it runs; a
+`server_app` makes the Flower `ServerApp` of a simulation, which calls `run_server`; a
 deployment calls it with real nodes.
 """
 
@@ -33,7 +33,7 @@ from fedsink.values import checks, strictly
 
 @dataclass(frozen=True)
 class ServerEngine:
-    """Values that the server takes from `engine.*`, whatever answers it.
+    """Values that the server takes from `engine.*`, whatever the engine is.
 
     Attributes:
         name: of the engine.
@@ -59,7 +59,7 @@ class ServerEngine:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """One run as the server sees it: public numbers only, small and picklable.
+    """Settings of one run at the server: only public numbers, small and picklable.
 
     Attributes:
         folder: the run folder.
@@ -69,10 +69,10 @@ class ServerSettings:
         shape: shape of one record.
         classes: names of the classes.
         server_seed: keys initial weights and latents; not secret, kept in the checkpoint.
-        loop: when the run is saved and shown.
-        engine: the server's device and threads, and how long it waits.
+        loop: times at which the run is saved and shown.
+        engine: the server's device, threads and timeout.
         command: continues this run if it is stopped; None: a simulation's command.
-        log: names of the loggers that are told how the run goes.
+        log: names of the loggers that follow the run.
     """
 
     folder: Path
@@ -167,7 +167,7 @@ def run_server(grid: Grid, settings: ServerSettings) -> None:
 
 @contextmanager
 def observed(settings: ServerSettings) -> Iterator[Observer]:
-    """Yields whoever is told how the run goes, and tells it in the end how the run ended."""
+    """Yields the observer of the run, and in the end tells it how the run ended."""
     observer = Observer()
     if settings.log:
         run = RecordedRun(RunFolder(settings.folder))

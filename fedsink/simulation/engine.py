@@ -68,7 +68,7 @@ class EngineSettings(ServerEngine):
         if self.actors is not None:
             checks.count("engine.actors", self.actors, also="null or ")
         if self.num_cpus is not None:
-            # Ray counts whole cores of its own; stock Flower deals out fractions of them.
+            # Ray counts its own whole cores; stock Flower deals out fractions of cores.
             whole = partial(checks.number, minimum=1.0)
             check = checks.positive if self.name == "flower" else whole
             check("engine.num_cpus", self.num_cpus, also="null or ")
@@ -132,7 +132,7 @@ def chosen_engine(
 
     Args:
         engine: as it was configured.
-        strategy: the method; its public numbers say how much clients have to do.
+        strategy: the method; its public numbers give the clients' work.
         cores: of this machine; None: those that this process may use.
     """
     if engine.name != "auto":
@@ -161,7 +161,7 @@ def seconds_saved(strategy: StrategySettings, workers: int) -> float:
     """Seconds, estimated with caution, by which a run ends sooner on Ray; negative: later.
 
     Args:
-        strategy: the method; its public numbers say how much its clients have to do.
+        strategy: the method; its public numbers give its clients' work.
         workers: processes that share the clients.
     """
     answers = strategy.clients * strategy.messages

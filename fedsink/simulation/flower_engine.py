@@ -19,7 +19,7 @@ _POLL_SECONDS = 1.0
 def run_flower(
     server: ServerApp, client: ClientApp, clients: int, *, num_cpus: float, num_gpus: float
 ) -> None:
-    """Run both apps under Flower's `run_simulation`.
+    """Runs both apps under Flower's `run_simulation`.
 
     Flower runs the server in a thread and only logs its failure, so its error is caught there and
     raised here.
@@ -50,7 +50,7 @@ def run_flower(
 
 
 def wait_for_nodes(grid: Grid, nodes: int, seconds: float) -> None:
-    """Return once `nodes` nodes are there: on a busy machine Flower starts the server before them.
+    """Returns once `nodes` nodes are there: on a busy machine Flower starts the server before them.
 
     Raises:
         ClientError: fewer are there after so many seconds.

@@ -35,7 +35,7 @@ class SimulationGrid(Grid):
 
     @abstractmethod
     def execute(self, messages: Sequence[Message]) -> list[Message]:
-        """Deliver messages to their clients and return the replies, in any order."""
+        """Delivers messages to their clients and returns the replies, in any order."""
 
     def adds_up(self, message_type: str) -> bool:
         """`partial_sums` answers messages of this type."""
@@ -47,14 +47,14 @@ class SimulationGrid(Grid):
 
     @abstractmethod
     def keep(self, round: int) -> None:
-        """Store the clients' states after this round, to belong to the server's checkpoint."""
+        """Stores the clients' states after this round, to belong to the server's checkpoint."""
 
     def roster(self) -> Mapping[int, int]:
         """Client number → node id, known without asking the nodes."""
         return self._roster
 
     def close(self) -> None:
-        """End the processes and free the memory of the grid."""
+        """Ends the processes and frees the memory of the grid."""
 
     @property
     def run(self) -> Run:
@@ -62,11 +62,11 @@ class SimulationGrid(Grid):
         return self._run
 
     def set_run(self, run: Run) -> None:
-        """Set the run."""
+        """Sets the run."""
         self._run = run
 
     def get_node_ids(self) -> Iterable[int]:
-        """One node per virtual client."""
+        """Returns one node id per virtual client."""
         return [node_of(client) for client in range(self.clients)]
 
     def create_message(
@@ -77,13 +77,13 @@ class SimulationGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Create a message to one node."""
+        """Creates a message to one node."""
         return Message(
             content, dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl
         )
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Execute the messages; their replies wait for `pull_messages`."""
+        """Executes the messages; their replies wait for `pull_messages`."""
         messages = list(messages)
         for message in messages:
             self._sent += 1

@@ -1,7 +1,7 @@
 """An exchange divided among the processes of a simulation, and the sums that they send back.
 
 `divide` gives each process its portions of an exchange's broadcasts. It answers each portion with
-a `PartialSum`, and `combine` adds these up to what the strategy gets.
+a `PartialSum`, and `combine` adds these up for the strategy.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _cuts(owners: list[int]) -> dict[int, int]:
 
 
 def combine(processes: Sequence[Sequence[PartialSum]]) -> Reduction:
-    """Add up the sums of all processes; the result is the same for any number of them.
+    """Adds up the sums of all processes; the result is the same for any number of them.
 
     Args:
         processes: in the order of their clients; each has one partial sum for each broadcast.

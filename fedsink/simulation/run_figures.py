@@ -67,7 +67,7 @@ def evaluate_run(
     inception: str | Path | None = None,
     report: Report | None = None,
 ) -> Measured:
-    """Draw from a finished run, train on the pictures, test on real ones, and write the figures.
+    """Draws from a finished run, trains on the pictures, tests on real ones, writes the figures.
 
     A report.html in the folder is brought up to date. The figures are computed on real data
     without privacy: they are for public benchmarks.

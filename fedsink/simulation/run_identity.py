@@ -78,7 +78,7 @@ class RunIdentity:
         }
 
     def create_key(self) -> None:
-        """Draw the secret key from the operating system, mode 0600, if this run has one.
+        """Draws the secret key from the operating system, mode 0600, if this run has one.
 
         An empty ledger is made beside it: a run that is resumed without its ledger is refused.
         """
@@ -88,7 +88,7 @@ class RunIdentity:
             Ledger(self.ledger, durable=False).close()
 
     def delete_key(self) -> None:
-        """Delete key, ledger, stored replies and states, after the run's last release."""
+        """Deletes key, ledger, stored replies and states, after the run's last release."""
         shutil.rmtree(self.states, ignore_errors=True)
         if self.key_file and self.ledger:
             for path in (self.key_file, *self.ledger.parent.glob(self.ledger.name + "*")):

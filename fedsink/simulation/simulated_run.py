@@ -1,4 +1,4 @@
-"""One simulated run, from settings to a finished run folder."""
+"""Executes one simulated run, from settings to a finished run folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NAMED = 8  # classes of a line on the terminal
 
 
 def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
-    """Run a resolved configuration, of a run or of a study, in a new folder.
+    """Runs a resolved configuration, of a run or of a study, in a new folder.
 
     Nothing is written before the configuration, the data and the generator have been checked.
 
@@ -78,7 +78,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
 
 
 def check(config: Config, path: Path) -> None:
-    """Refuse what `start` would refuse; writes nothing.
+    """Refuses what `start` would refuse; writes nothing.
 
     Raises:
         FedsinkError: bad input.
@@ -94,7 +94,7 @@ def check(config: Config, path: Path) -> None:
 
 
 def resume(path: Path, *, debug: bool = False) -> Path:
-    """Continue with the run or the study in a folder, to the same end as if it had never stopped.
+    """Continues with the run or the study in a folder, to the same end as if it had never stopped.
 
     Raises:
         CheckpointError: the folder holds no run, or its checkpoint or key is unusable.
@@ -160,7 +160,7 @@ def kind_of_noise(node: NodeSettings) -> str:
 
 
 def _tell(lines: Iterable[str | None]) -> None:
-    """Write lines to standard error, except those that are None."""
+    """Writes lines to standard error, except those that are None."""
     for line in lines:
         if line:
             ForgivingStream(sys.stderr).write(f"{line}\n")
@@ -173,7 +173,7 @@ def _engine_chosen(settings: RunSettings) -> str | None:
 
 
 def _notes(settings: RunSettings) -> list[str]:
-    """Lines on the records, for the eyes of whoever simulates; no server gets them."""
+    """Lines on the records, only for the person who simulates; no server gets them."""
     data = settings.node.data
     said = list(notes(data))
     if len(settings.server.classes) > 1:

@@ -66,7 +66,7 @@ class Cohort:
         hosted: the apps that answer for them.
         clients: number of clients of the simulation.
         run_id: the run's number in Flower's metadata.
-        contexts: existing ones by client; further ones are added when they are needed.
+        contexts: existing contexts by client; further ones are added when needed.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Cohort:
         self._contexts = {} if contexts is None else contexts
 
     def answer(self, message: Message) -> Message:
-        """Answer one message to a client of this cohort."""
+        """Answers one message to a client of this cohort."""
         client = client_of(message.metadata.dst_node_id)
         if client not in self._contexts:
             self._contexts[client] = client_context(client, self._clients, self._run_id)
@@ -92,7 +92,7 @@ class Cohort:
     def answer_jobs(
         self, contents: list[RecordDict], jobs: list[Job]
     ) -> list[tuple[int, RecordDict | Error]]:
-        """Answer messages that were sent here as contents and envelopes."""
+        """Answers messages that were sent here as contents and envelopes."""
         answers: list[tuple[int, RecordDict | Error]] = []
         for place, node, index, message_type, group in jobs:
             become(self._run_id, node)
@@ -107,7 +107,7 @@ class Cohort:
     def add_up(
         self, message_type: str, contents: Sequence[Content], portions: Sequence[Portion]
     ) -> list[PartialSum]:
-        """Answer portions of broadcasts, and add up the replies to each.
+        """Answers portions of broadcasts, and adds up the replies to each.
 
         Raises:
             ValueError: this cohort answers client by client.
@@ -193,7 +193,7 @@ class LocalGrid(SimulationGrid):
         )
 
     def execute(self, messages: Sequence[Message]) -> list[Message]:
-        """Answer in the order of the messages."""
+        """Answers in the order of the messages."""
         return [self._cohort.answer(message) for message in messages]
 
     def adds_up(self, message_type: str) -> bool:
@@ -207,17 +207,17 @@ class LocalGrid(SimulationGrid):
         return [self._cohort.add_up(exchange.message_type, contents, portions)]
 
     def keep(self, round: int) -> None:
-        """Store the states of the clients of this process."""
+        """Stores the states of the clients of this process."""
         keep_states(round)
 
     def close(self) -> None:
-        """Free the clients and the records that were laid out for them."""
+        """Frees the clients and the records that were laid out for them."""
         self._contexts.clear()
         self._host(None)
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep up to 256 MiB that it has freed, where the C library is glibc.
+    """Lets this process keep up to 256 MiB that it has freed, where the C library is glibc.
 
     A round frees and allocates the same megabytes again and again. By default the library returns
     them to the system each time, and getting them again costs as much as adding up the replies.

@@ -5,7 +5,7 @@ method has to answer. A folder or a module of a method's name holds what only th
 """
 
 if __name__ != "fedsink.strategies":
-    # A second copy would have classes and caches of its own.
+    # A second copy would have its own classes and caches.
     raise ImportError(
         "The link strategies/ at the repository's root is for readers: "
         "import fedsink.strategies instead."

@@ -1,7 +1,7 @@
-"""privacy.json of the central mode: what is promised to whom, in numbers and in words.
+"""privacy.json of the central mode: the promise to each observer, in numbers and in words.
 
-Where the noise of a cohort's sum is the plan's, it says what is assumed and what is left without:
-those ε are by privacy loss distributions, whose bounds are tight also for little noise.
+Where the noise of a cohort's sum is the plan's, it states the assumption and the ε without it:
+these ε are by privacy loss distributions, whose bounds are tight also for little noise.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class SampleOfRecords:
     A method whose clients draw something else derives its words from these.
 
     Args:
-        mechanism: what is clipped and noised.
+        mechanism: the clipped and noised quantity, in words.
 
     Attributes:
-        learned: what amplification by sampling assumes to be secret.
+        learned: the secret that amplification by sampling assumes.
     """
 
     learned: ClassVar[str] = "which records were sampled (capacity=auto hides how many)"
@@ -126,7 +126,7 @@ def central_statement(
         clients: K.
         noise: the key's kind, or "node" where each node's owner decides.
         accountant: of the reported ε.
-        share: who adds how much of the noise.
+        share: division of the noise among clients.
         sample: the method's words for its mechanism and sample.
     """
     shared = share.gains(plan.schedule, clients)
@@ -252,11 +252,11 @@ def unprotected_statement(plan: UnprotectedPlan, clients: int) -> dict[str, Any]
 def notice(
     stated: Mapping[str, Any], share: NoiseShare, clients: int, sample: SampleOfRecords = OF_IMAGES
 ) -> str | None:
-    """Returns a line for the person who starts a run: ε, and what is left without assumptions.
+    """Returns a line for the person who starts a run: ε, and the ε left without assumptions.
 
     Args:
         stated: the content of privacy.json.
-        share: who adds how much of the noise.
+        share: division of the noise among clients.
         clients: K.
         sample: the method's words for its mechanism and sample.
     """

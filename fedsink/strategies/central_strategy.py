@@ -51,7 +51,7 @@ class CentralSettings(StrategySettings):
 
     Attributes:
         sample: words of privacy.json for the mechanism and the sample it draws.
-        plan: what is clipped and noised in every round, with its accounting; without clip and
+        plan: clip and noise of every round, with their accounting; without clip and
             noise an `UnprotectedPlan`.
         accountant: of the reported ε, one of `fedsink.privacy.ACCOUNTANTS`.
         share: how much of the plan's noise a reply holds: all of it, or a part that makes up
@@ -140,12 +140,12 @@ def central_plan(
 ) -> CentralPlan:
     """Returns the plan that spends ε: two of (eps, sigma, rounds) give the third.
 
-    What is left out comes from the recipe; eps=inf is the same rounds with neither clip nor noise.
+    Missing values come from the recipe; eps=inf is the same rounds with neither clip nor noise.
 
     Args:
         config: of the central mode.
-        clip: bounds what a unit can change.
-        schedule: names who is asked about what.
+        clip: bounds the change by one unit.
+        schedule: names the clients and the classes of each round.
         sigma: the noise multiplier; None: the configuration's.
 
     Raises:
@@ -291,7 +291,7 @@ class CentralRounds(RoundStrategy):
         Args:
             broadcasts: no client is in two of them.
             replies: to the broadcasts, or the sums that a grid made of them.
-            task: what the clients were asked to do, for errors.
+            task: the clients' task in words, for errors.
             expected: all clients of this exchange, including those out of reach.
 
         Raises:

@@ -60,7 +60,7 @@ class ParameterGradientSettings(DPSinkhornSettings):
 
 
 class ParameterGradient(DPSinkhorn):
-    """Send the generator, collect the clients' noised gradients of its weights, step it.
+    """Sends the generator, collects the clients' noised gradients of its weights, steps it.
 
     Rows, loss, schedule, accounting and optimiser are those of `DPSinkhorn`; the mechanism is
     applied to JᵀG in P coordinates instead of G in n·D.

@@ -28,7 +28,7 @@ class RoundStrategy(Strategy):
     It runs under Flower's own `Strategy.start` as well as under `fedsink.server.loop`. The
     generator never leaves the server, so the `arrays` that Flower hands around stay empty.
 
-    What Flower calls a round is one exchange of messages. It may hold several of the T rounds that
+    A round of Flower is one exchange of messages. It may hold several of the T rounds that
     are counted here: uses of a mechanism in the central mode, training steps in the ldp mode.
 
     Args:
@@ -110,13 +110,13 @@ class RoundStrategy(Strategy):
         read: Callable[[int, RecordDict], T],
         needed: int | None = None,
     ) -> dict[int, T]:
-        """Returns client → answer, and notes in `absent` and `missed` who did not answer.
+        """Returns client → answer, and notes missing clients in `absent` and `missed`.
 
         The order is that of the clients: float sums must not depend on which reply came first.
 
         Args:
             replies: to one exchange.
-            task: what the clients were asked to do, for errors.
+            task: the clients' task in words, for errors.
             expected: the clients that the exchange is for, including those out of reach.
             read: turns a client and its content into the answer; raises ClientError where the
                 content is of no use.
@@ -184,7 +184,7 @@ class RoundStrategy(Strategy):
         """Restores what `state` returned."""
 
     def uploads(self) -> dict[str, Tensor]:
-        """Returns what was received once and never changes (stored once, beside the checkpoint)."""
+        """Returns the uploads that never change (stored once, beside the checkpoint)."""
         return {}
 
     def load_uploads(self, tensors: dict[str, Tensor]) -> None:
@@ -207,14 +207,14 @@ class RoundStrategy(Strategy):
 
 
 def check(reply: Message, task: str, client: int | None = None) -> None:
-    """Raises a `ClientError` that names who failed at what, if the reply is an error."""
+    """Raises a `ClientError` that names client and task, if the reply is an error."""
     if reply.has_error():
         who = f"client {client}" if client is not None else f"node {reply.metadata.src_node_id}"
         raise failure(reply.error.code, task, who)
 
 
 def failure(code: int, task: str, who: str) -> ClientError:
-    """Returns the error that says who failed at what, as far as a code tells."""
+    """Returns the error that names client and task, as far as a code tells."""
     what = MEANING.get(code, f"answered with Flower's error {code}")
     return ClientError(
         f"While {task}, {who} {what}; its own log says why (--debug shows it in a simulation)."

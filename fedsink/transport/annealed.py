@@ -53,7 +53,7 @@ class AnnealedSolver:
     def __call__(
         self, cost: Tensor, lam: float, points: Points, log_a: Weights = None, log_b: Weights = None
     ) -> Solution:
-        """Return the potentials at the end of the schedule.
+        """Returns the potentials at the end of the schedule.
 
         Raises ValueError for a scaling outside (0, 1), a negative diameter, or input that `solve`
         refuses.
@@ -70,14 +70,14 @@ class AnnealedSolver:
         return anneal(problem, values.tolist(), self.scaling)
 
     def starts(self, points: Points, log_a: Weights, log_b: Weights) -> Tensor:
-        """Return the first value of each problem's schedule, (...), or of all schedules, ()."""
+        """Returns the first value of each problem's schedule, (...), or of all schedules, ()."""
         if self.diameter is not None:
             return torch.tensor(self.diameter, dtype=torch.float64)
         return bounding_diameter(*points, log_a, log_b)
 
 
 def anneal(problem: Problem, starts: list[float], scaling: float) -> Solution:
-    """Return the potentials of a prepared batch, given the first value of each problem."""
+    """Returns the potentials of a prepared batch, given the first value of each problem."""
     schedules = [epsilon_schedule(start, problem.lam, scaling) for start in starts]
     potentials = _compiled(problem, schedules) or follow(SoftMinimum(problem), schedules)
     f_before, g_before, f, g = potentials
@@ -87,7 +87,7 @@ def anneal(problem: Problem, starts: list[float], scaling: float) -> Solution:
 
 
 def epsilon_schedule(diameter: float, lam: float, scaling: float) -> list[float]:
-    """Return [D, D, D·s, D·s², …, λ] with all middle values above λ (GeomLoss' list, p = 1).
+    """Returns [D, D, D·s, D·s², …, λ] with all middle values above λ (GeomLoss' list, p = 1).
 
     A diameter of 0 (all points coincide) gives [λ, λ].
     """
@@ -100,7 +100,7 @@ def epsilon_schedule(diameter: float, lam: float, scaling: float) -> list[float]
 def bounding_diameter(
     x: Tensor, y: Tensor, log_a: Tensor | None = None, log_b: Tensor | None = None
 ) -> Tensor:
-    """Return the Euclidean diagonal of the box that holds x and y, shape (...).
+    """Returns the Euclidean diagonal of the box that holds x and y, shape (...).
 
     Points of weight zero are left out. It is GeomLoss' default diameter for one problem. It depends
     on the points, private ones included, and so does the length of a schedule from it.
@@ -124,7 +124,7 @@ def bounding_diameter(
 
 
 def _without_padding(points: Tensor, real: Tensor) -> Tensor:
-    """Return points (..., n, d) with padding replaced by copies of a real point.
+    """Returns points (..., n, d) with padding replaced by copies of a real point.
 
     Copying rows is many times faster than filling them.
     """
@@ -141,7 +141,7 @@ def _without_padding(points: Tensor, real: Tensor) -> Tensor:
 
 
 def warm_start(problem: Problem, most_iterations: int) -> SinkhornState:
-    """Return the state after a schedule from the cost range down to λ by halves.
+    """Returns the state after a schedule from the cost range down to λ by halves.
 
     For λ far below the range it saves hundreds of iterations at fixed λ. A schedule longer than
     `most_iterations` does not run: then potentials are zero.
@@ -157,7 +157,7 @@ def warm_start(problem: Problem, most_iterations: int) -> SinkhornState:
 
 
 def follow(softmin: SoftMinimum, schedules: list[list[float]]) -> Potentials:
-    """Run one schedule per problem, by eager code."""
+    """Runs one schedule per problem, by eager code."""
     if all(values == schedules[0] for values in schedules):
         return _follow(softmin, schedules[0], None)
     longest = max(len(values) for values in schedules)
@@ -174,7 +174,7 @@ def follow(softmin: SoftMinimum, schedules: list[list[float]]) -> Potentials:
 def _follow(
     softmin: SoftMinimum, values: Sequence[float | Tensor], waiting: Tensor | None
 ) -> Potentials:
-    """Run a schedule whose steps have one value, or one per problem (B,).
+    """Runs a schedule whose steps have one value, or one per problem (B,).
 
     Problem b waits for `waiting[b]` steps; None: all problems start at once.
     """
@@ -191,7 +191,7 @@ def _follow(
 
 
 def _compiled(problem: Problem, schedules: list[list[float]]) -> Potentials | None:
-    """Run one schedule per problem, by compiled code; None where the eager code is to run.
+    """Runs one schedule per problem, by compiled code; None where the eager code must run.
 
     Every update is f ← w·softmin_ε(g) + (1 − w)·f, and the same for g: w = 1 for the first and the
     last one, ½ between, and 0 while a problem waits for longer schedules of its batch.

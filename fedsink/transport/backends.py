@@ -32,7 +32,7 @@ BACKENDS = (NATIVE, "geomloss", "keops")
 
 
 def by_backend(name: str, cost: GroundCost, solver: Solver) -> tuple[GroundCost, Solver]:
-    """Return the cost and solver of a backend that replace these two; they belong together.
+    """Returns the cost and solver of a backend that replace these two; they belong together.
 
     Raises:
         ConfigError: there is no such backend, or it does not have this cost or this solver.
@@ -54,7 +54,7 @@ def by_backend(name: str, cost: GroundCost, solver: Solver) -> tuple[GroundCost,
 
 
 def check_backend(name: str) -> None:
-    """Solve a problem of one point, and raise BackendError if the library cannot run here."""
+    """Solves a problem of one point, and raises BackendError if the library cannot run here."""
     point = torch.zeros(1, 1)
     cost, solver = by_backend(name, SquaredEuclidean(), AnnealedSolver())
     solver(cost(point, point), 1.0, points=(point, point))
@@ -76,7 +76,7 @@ class GeomlossSolver:
     def __call__(
         self, cost: Tensor, lam: float, points: Points, log_a: Weights = None, log_b: Weights = None
     ) -> Solution:
-        """Return the potentials at the end of the schedule."""
+        """Returns the potentials at the end of the schedule."""
         problem = prepare(cost, lam, log_a, log_b)
         shape, weights = problem.batch_shape, (problem.log_a.exp(), problem.log_b.exp())
         starts = self.annealed.starts(points, log_a, log_b).expand(shape).reshape(-1).tolist()
@@ -92,7 +92,7 @@ class GeomlossSolver:
     def _solve(
         self, cost: Tensor, lam: float, a: Tensor, b: Tensor, diameter: float
     ) -> tuple[Tensor, ...]:
-        """Return f, g and the two plans of one problem, C (n, m)."""
+        """Returns f, g and the two plans of one problem, C (n, m)."""
         with library("geomloss", "the package geomloss"):
             from geomloss import SamplesLoss
         # GeomLoss calls `cost` for C and for its transpose; zeros mark the source, ones the target.
@@ -124,7 +124,7 @@ class Coupling:
     lam: float
 
     def transpose(self, *dims: int) -> Coupling:
-        """Return the plan with rows and columns exchanged."""
+        """Returns the plan with rows and columns exchanged."""
         return Coupling(self.columns, self.rows, self.lam)
 
 
@@ -142,7 +142,7 @@ class Symbolic:
 
     @classmethod
     def of(cls, cost: GroundCost) -> Symbolic:
-        """Return the formula of a cost of this package; raise ConfigError for another."""
+        """Returns the formula of a cost of this package; raises ConfigError for another."""
         if isinstance(cost, L1):
             return cls(0.0, 1.0)
         if isinstance(cost, SquaredEuclidean | Mixed):
@@ -150,13 +150,13 @@ class Symbolic:
         raise ConfigError(f"The keops backend has no formula of {cost}: choose backend=native.")
 
     def __call__(self, x: Tensor, y: Tensor) -> Any:
-        """Return C as a LazyTensor, (B, n, m, 1), for x (..., n, d) and y (..., m, d)."""
+        """Returns C as a LazyTensor, (B, n, m, 1), for x (..., n, d) and y (..., m, d)."""
         difference = _difference(x, y)
         total = (difference**2).sum(-1) if self.quadratic else 0.0
         return total + self.absolute * difference.abs().sum(-1) if self.absolute else total
 
     def gradient(self, x: Tensor, y: Tensor, plan: Any, *, sparse: bool = False) -> Tensor:
-        """Return Σ_j P_ij ∂ₓc(x_i, y_j), shape (..., n, d), for a `Coupling`."""
+        """Returns Σ_j P_ij ∂ₓc(x_i, y_j), shape (..., n, d), for a `Coupling`."""
         difference = _difference(x, y)
         derivative = 2.0 * difference if self.quadratic else 0.0
         if self.absolute:
@@ -171,7 +171,7 @@ class LazyMinimum(SoftMinimum):
     """Half-iterations by reductions over KeOps' formula of C."""
 
     def __init__(self, formula: Any, log_a: Tensor, log_b: Tensor, lam: float) -> None:
-        """Take C (B, n, m, 1) and the log-weights, (B, n) and (B, m)."""
+        """Takes C (B, n, m, 1) and the log-weights, (B, n) and (B, m)."""
         self.log_a, self.log_b, self.lam = log_a, log_b, lam
         self._formula = formula
 
@@ -197,7 +197,7 @@ class KeopsSolver:
     def __call__(
         self, cost: Any, lam: float, points: Points, log_a: Weights = None, log_b: Weights = None
     ) -> Solution:
-        """Return the potentials, with a `Coupling` for each plan."""
+        """Returns the potentials, with a `Coupling` for each plan."""
         x, y = points
         shape = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         log_a, log_b = _finite_weights(log_a, x, shape), _finite_weights(log_b, y, shape)
@@ -227,7 +227,7 @@ class KeopsSolver:
 
 
 def _finite_weights(given: Tensor | None, points: Tensor, shape: torch.Size) -> Tensor:
-    """Return log-weights (..., n), uniform if None, −∞ replaced by a finite number."""
+    """Returns log-weights (..., n), uniform if None, −∞ replaced by a finite number."""
     n = points.shape[-2]
     weights = points.new_full((n,), -math.log(n)) if given is None else given.detach().to(points)
     # −∞ would become NaN in KeOps' running maximum; this is as good as −∞ in either type.
@@ -235,7 +235,7 @@ def _finite_weights(given: Tensor | None, points: Tensor, shape: torch.Size) -> 
 
 
 def _difference(x: Tensor, y: Tensor) -> Any:
-    """Return x_i − y_j as a LazyTensor, (B, n, m, d)."""
+    """Returns x_i − y_j as a LazyTensor, (B, n, m, d)."""
     shape = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     x, y = (points.detach().expand(*shape, *points.shape[-2:]) for points in (x, y))
     x, y = (points.reshape(-1, *points.shape[-2:]) for points in (x, y))
@@ -259,7 +259,7 @@ def _reduced(formula: Any, reduction: str, dim: int) -> Tensor:
 
 @contextmanager
 def library(backend: str, needs: str) -> Iterator[None]:
-    """Turn an ImportError into a BackendError, and print the library's messages to stderr."""
+    """Turns an ImportError into a BackendError, and prints the library's messages to stderr."""
     try:
         with redirect_stdout(sys.stderr):
             yield

@@ -39,7 +39,7 @@ def clipped_sums(
     mask: Tensor,
     radius: float,
 ) -> Tensor:
-    """Return Σ_j min(1, Δ/‖g_kj‖)·g_kj for each of K problems, shape (K, n, d), float64.
+    """Returns Σ_j min(1, Δ/‖g_kj‖)·g_kj for each of K problems, shape (K, n, d), float64.
 
     g_kj = (w_ij(x_ki − y_kj))_i with w_ij = softmax_i((f_ki − ‖x_ki − y_kj‖²)/λ) over the rows i
     that `mask` gives record j. A place of y without any row is empty and contributes zero. One
@@ -113,7 +113,7 @@ def clipped_pullback(
     pull: Callable[[Tensor], Tensor],
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Return Σ_j clip(Jᵀg_j, Δ), (P,) float64, with g_j = (w_ij(x_i − y_j))_i.
+    """Returns Σ_j clip(Jᵀg_j, Δ), (P,) float64, with g_j = (w_ij(x_i − y_j))_i.
 
     The g_j are those of `clipped_sums`, w_ij = softmax_i((f_i − ‖x_i − y_j‖²)/λ), not clipped at
     the points. Jᵀ = `pull` carries each g_j separately to P weights, where it is scaled
@@ -151,7 +151,7 @@ def clipped_pullback(
 
 
 def row_weights(f: Tensor, cost_matrix: Tensor, lam: float, mask: Tensor | None = None) -> Tensor:
-    """Return w_ij = exp((f_i − C_ij)/λ) / Σ_k exp((f_k − C_kj)/λ), shape (..., n, m).
+    """Returns w_ij = exp((f_i − C_ij)/λ) / Σ_k exp((f_k − C_kj)/λ), shape (..., n, m).
 
     f has shape (..., n) and C (..., n, m), both in units of cost like λ > 0. Each column sums
     to one: a record distributes one unit over the rows. Column j depends on record j only.
@@ -172,7 +172,7 @@ def row_weights(f: Tensor, cost_matrix: Tensor, lam: float, mask: Tensor | None 
 
 
 def record_field(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-    """Return Σ_j w_ij (x_i − y_j), shape (..., n, d), by one matmul.
+    """Returns Σ_j w_ij (x_i − y_j), shape (..., n, d), by one matmul.
 
     With w from `row_weights` it is the unclipped sum of all records' contributions; half the
     gradient of −λ Σ_j log Σ_i exp((f_i − ‖x_i − y_j‖²)/λ) at x.
@@ -181,14 +181,14 @@ def record_field(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
 
 
 def reduced(bound: float) -> float:
-    """Return the length contributions are clipped to, so that rounding still fits below Δ."""
+    """Returns the length contributions are clipped to, so that rounding still fits below Δ."""
     return bound * (1.0 - _SLACK)
 
 
 def matmul_keeps_the_bound(
     reach: Tensor, largest_f: Tensor, n_records: int, dimension: int, lam: float, clip: float
 ) -> Tensor:
-    """Return for each R² in `reach` whether such records may be summed by matmul.
+    """Returns for each R² in `reach` whether such records may be summed by matmul.
 
     `largest_f` is max|f| of each problem, or of all of them.
 
@@ -227,7 +227,7 @@ def sum_by_matmul(
     mask: Tensor | None = None,
     squares: Tensor | None = None,
 ) -> Tensor:
-    """Return the clipped sum of records for which `matmul_keeps_the_bound`, (n, d).
+    """Returns the clipped sum of records for which `matmul_keeps_the_bound`, (n, d).
 
     Or (B, n, d) for B problems, with a leading dimension of x, y, f and the mask. `squares` are
     ‖y_j‖², (m,), where they are known.
@@ -247,7 +247,7 @@ def sum_by_matmul(
 def _sum_separately(
     x: Tensor, y: Tensor, f: Tensor, lam: float, clip: float, mask: Tensor
 ) -> Tensor:
-    """Return the clipped sum of one problem, place by place, whatever the values."""
+    """Returns the clipped sum of one problem, place by place, whatever the values."""
     total = torch.zeros_like(x)
     for place in range(len(y)):
         total += single_contribution(x, y[place], f, lam, clip, mask[:, place])
@@ -257,7 +257,7 @@ def _sum_separately(
 def single_contribution(
     x: Tensor, record: Tensor, f: Tensor, lam: float, clip: float, mask: Tensor | None = None
 ) -> Tensor:
-    """Return min(1, Δ/‖g_j‖)·g_j of one record, (n, d), whatever the values; zero if undefined.
+    """Returns min(1, Δ/‖g_j‖)·g_j of one record, (n, d), whatever the values; zero if undefined.
 
     `mask` (n,) names the rows the record may choose from; `clip` is a `reduced` Δ, or infinite.
     """
@@ -271,7 +271,7 @@ def single_contribution(
 
 
 def check_field(x: Tensor, y: Tensor, f: Tensor, lam: float, bound: float) -> None:
-    """Raise ValueError for shapes of one problem that disagree, λ ≤ 0 or Δ ≤ 0."""
+    """Raises ValueError for shapes of one problem that disagree, λ ≤ 0 or Δ ≤ 0."""
     if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1] or f.shape != x.shape[:1]:
         raise ValueError(
             "Points (n, d), records (m, d) and a potential (n,) are needed, got shapes "

@@ -36,14 +36,14 @@ class Kernel(Generic[P, R]):
     """
 
     def __init__(self, function: Callable[P, R]) -> None:
-        """Wrap a function; nothing is compiled yet."""
+        """Wraps a function; nothing is compiled yet."""
         self._function = function
         self._compiled: Callable[P, R] | None = None
         self._failed = False
         self._seconds = 0.0
 
     def wanted(self, seconds: float) -> bool:
-        """Return whether to run compiled, and count `seconds` of eager work if not.
+        """Returns whether to run compiled, and counts `seconds` of eager work if not.
 
         Args:
             seconds: time of the eager code by a fixed rule of the shapes, not by a clock: then
@@ -69,7 +69,7 @@ class Kernel(Generic[P, R]):
         return False
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Return the function's result from compiled code, or None if it cannot be compiled.
+        """Returns the function's result from compiled code, or None if it cannot be compiled.
 
         Tensors should be contiguous with every size at least 2: other layouts, and sizes 0 and 1,
         are compiled separately.
@@ -92,7 +92,7 @@ class Kernel(Generic[P, R]):
 
 
 def fits(*tensors: Tensor) -> bool:
-    """Return whether tensors suit `Kernel.run`: no derivative asked for, no size below 2."""
+    """Returns whether tensors suit `Kernel.run`: no derivative asked for, no size below 2."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False
     return all(size > 1 for t in tensors for size in t.shape)

@@ -22,11 +22,11 @@ class GroundCost(Protocol):
     """A non-negative, symmetric cost between points, with its gradient under a fixed plan."""
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return C_ij = c(x_i, y_j), shape (..., n, m), for x (..., n, d) and y (..., m, d)."""
+        """Returns C_ij = c(x_i, y_j), shape (..., n, m), for x (..., n, d) and y (..., m, d)."""
         ...
 
     def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
-        """Return Σ_j P_ij ∂ₓc(x_i, y_j), shape (..., n, d), for a plan P (..., n, m).
+        """Returns Σ_j P_ij ∂ₓc(x_i, y_j), shape (..., n, d), for a plan P (..., n, m).
 
         With `sparse` the work may depend on the number of entries of P that are not zero.
         """
@@ -41,12 +41,12 @@ class SquaredEuclidean:
     """
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return ‖x_i‖² + ‖y_j‖² − 2⟨x_i, y_j⟩ (one matmul), never negative."""
+        """Returns ‖x_i‖² + ‖y_j‖² − 2⟨x_i, y_j⟩ (one matmul), never negative."""
         _check_points(x, y)
         return squared_distances(x, y)
 
     def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
-        """Return Σ_j P_ij·2(x_i − y_j) = 2(x_i Σ_j P_ij − (P y)_i), one matmul."""
+        """Returns Σ_j P_ij·2(x_i − y_j) = 2(x_i Σ_j P_ij − (P y)_i), one matmul."""
         _check_plan(x, y, plan)
         return 2.0 * (x * plan.sum(-1, keepdim=True) - plan @ y)
 
@@ -56,12 +56,12 @@ class L1:
     """c(x, y) = ‖x − y‖₁ = Σ_k |x_k − y_k|, the cost matched to Laplace noise when λ = σ."""
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return Σ_k |x_ik − y_jk|, with O(n·m + block) memory."""
+        """Returns Σ_k |x_ik − y_jk|, with O(n·m + block) memory."""
         _check_points(x, y)
         return absolute_distances(x, y)
 
     def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
-        """Return Σ_j P_ij sign(x_i − y_j), with sign(0) = 0 and O(n·m + block) memory."""
+        """Returns Σ_j P_ij sign(x_i − y_j), with sign(0) = 0 and O(n·m + block) memory."""
         _check_plan(x, y, plan)
         if sparse and (field := sparse_field(x, y, plan, quadratic=0.0, absolute=1.0)) is not None:
             return field
@@ -88,14 +88,14 @@ class Mixed:
             )
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return ‖x_i − y_j‖₂² + m‖x_i − y_j‖₁."""
+        """Returns ‖x_i − y_j‖₂² + m‖x_i − y_j‖₁."""
         if self.m == 0.0:
             return SquaredEuclidean()(x, y)
         _check_points(x, y)
         return mixed_distances(x, y, self.m)
 
     def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
-        """Return Σ_j P_ij [2(x_i − y_j) + m sign(x_i − y_j)]."""
+        """Returns Σ_j P_ij [2(x_i − y_j) + m sign(x_i − y_j)]."""
         if self.m == 0.0:
             return SquaredEuclidean().gradient(x, y, plan)
         _check_plan(x, y, plan)
@@ -108,7 +108,7 @@ class Mixed:
 
 
 def cost_named(name: str, m: float = 1.0) -> GroundCost:
-    """Return the cost called "l1", "squared_l2" or "mixed" (only that one reads m).
+    """Returns the cost called "l1", "squared_l2" or "mixed" (only that one reads m).
 
     Raises ConfigError for any other name.
     """
@@ -124,7 +124,7 @@ def cost_named(name: str, m: float = 1.0) -> GroundCost:
 def append_labels(
     x: Tensor, labels: Tensor, classes: int, weight: float, *, check: bool = True
 ) -> Tensor:
-    """Return [x, α_c·onehot(label)], shape (n, d + classes), for x (n, d) and labels (n,).
+    """Returns [x, α_c·onehot(label)], shape (n, d + classes), for x (n, d) and labels (n,).
 
     With `weight` α_c, a label mismatch adds 2α_c² to ‖x − y‖₂² and 2α_c to ‖x − y‖₁, so
     2α_c² + 2mα_c to c_m (Cao et al. 2021, where α_c = 15). Without `check` the host reads no label.

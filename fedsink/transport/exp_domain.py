@@ -36,7 +36,7 @@ _MOST_ABSORPTIONS = 20
 
 
 def supports(problem: Problem) -> bool:
-    """Return whether λ is so large against the cost range that scalings pay.
+    """Returns whether λ is so large against the cost range that scalings pay.
 
     Below range/1000 nearly every iteration would have to absorb.
     """
@@ -46,7 +46,7 @@ def supports(problem: Problem) -> bool:
 def iterate(
     problem: Problem, state: SinkhornState, max_iterations: int, tolerance: float
 ) -> SinkhornState:
-    """Alternate row and column scalings until the row violation is within the tolerance.
+    """Alternates row and column scalings until the row violation is within the tolerance.
 
     If scalings have to be absorbed too often, the returned state has finished=False and finite
     potentials, from which `log_domain.iterate` continues.
@@ -108,7 +108,7 @@ class _Kernel:
         self.rows, self.columns = _products(self._kernel)
 
     def absorb(self, g: Tensor | None) -> None:
-        """Build K around hard c-transforms of g, or of 0 if None."""
+        """Builds K around hard c-transforms of g, or of 0 if None."""
         problem, kernel = self._problem, self._kernel
         real_rows, real_columns = problem.real_rows, problem.real_columns
         # f⁰_i = min_j C_ij − g_j, then g⁰_j = min_i C_ij − f⁰_i ≥ g_j, over real points.
@@ -122,12 +122,12 @@ class _Kernel:
         kernel.clamp_(min=self._limits.floor, max=0.0).exp_()
 
     def scalings(self, g: Tensor) -> Tensor:
-        """Return v = exp((g − g⁰)/λ), which restores g, within the limits of growth."""
+        """Returns v = exp((g − g⁰)/λ), which restores g, within the limits of growth."""
         drift = math.log(self._limits.growth)
         return ((g - self._g) / self._problem.lam).clamp_(-drift, drift).exp_()
 
     def potentials(self, s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Return f = f⁰ − λ log s and g = g⁰ − λ log t."""
+        """Returns f = f⁰ − λ log s and g = g⁰ − λ log t."""
         lam = self._problem.lam
         return torch.add(self._f, s.log(), alpha=-lam), torch.add(self._g, t.log(), alpha=-lam)
 
@@ -135,7 +135,7 @@ class _Kernel:
 def _products(
     kernel: Tensor,
 ) -> tuple[Callable[[Tensor, Tensor], None], Callable[[Tensor, Tensor], None]]:
-    """Return in-place v ↦ K v and u ↦ Kᵀ u; a single problem takes the faster mv."""
+    """Returns in-place v ↦ K v and u ↦ Kᵀ u; a single problem takes the faster mv."""
     transposed = kernel.transpose(-1, -2)
     if kernel.shape[0] == 1:
         matrix, transposed_matrix = kernel[0], transposed[0]
@@ -158,7 +158,7 @@ def _products(
 
 
 def _smallest(values: Tensor, real: Tensor | None, dim: int) -> Tensor:
-    """Return the minimum over `dim` among real points, 0 where there are none."""
+    """Returns the minimum over `dim` among real points, 0 where there are none."""
     if real is None:
         return values.amin(dim)
     values = values.masked_fill(~real.unsqueeze(-2 if dim == -1 else -1), math.inf)

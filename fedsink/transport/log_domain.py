@@ -36,7 +36,7 @@ class SinkhornState:
 
     @classmethod
     def begin(cls, problem: Problem | SoftMinimum) -> SinkhornState:
-        """Return zero potentials and no iterations."""
+        """Returns zero potentials and no iterations."""
         batch = len(problem.log_a)
         return cls(
             f=torch.zeros_like(problem.log_a),
@@ -46,7 +46,7 @@ class SinkhornState:
         )
 
     def update(self, f: Tensor, g: Tensor, iteration: int, met: Tensor | None = None) -> None:
-        """Set the potentials of all problems that had not converged before.
+        """Sets the potentials of all problems that had not converged before.
 
         A problem that has met the tolerance is never touched again: its result does not
         depend on the other problems in its batch.
@@ -71,18 +71,18 @@ class SoftMinimum:
     """
 
     def __init__(self, problem: Problem) -> None:
-        """Allocate the one n×m buffer that all half-iterations share."""
+        """Allocates the one n×m buffer that all half-iterations share."""
         self.log_a, self.log_b, self.lam = problem.log_a, problem.log_b, problem.lam
         self._problem = problem
         self._buffer = torch.empty_like(problem.cost)
 
     def rows(self, g: Tensor, lam: float | Tensor) -> Tensor:
-        """Return f, (B, n), from g, (B, m); λ is a number or one per problem (B,)."""
+        """Returns f, (B, n), from g, (B, m); λ is a number or one per problem (B,)."""
         h = self.log_b + g / _column(lam)
         return -_column(lam) * self._reduce(h.unsqueeze(-2), lam, -1)
 
     def columns(self, f: Tensor, lam: float | Tensor) -> Tensor:
-        """Return g, (B, m), from f, (B, n); λ is a number or one per problem (B,)."""
+        """Returns g, (B, m), from f, (B, n); λ is a number or one per problem (B,)."""
         h = self.log_a + f / _column(lam)
         return -_column(lam) * self._reduce(h.unsqueeze(-1), lam, -2)
 
@@ -103,7 +103,7 @@ class SoftMinimum:
 def iterate(
     softmin: SoftMinimum, state: SinkhornState, max_iterations: int, tolerance: float
 ) -> SinkhornState:
-    """Alternate row and column updates until the row violation is within the tolerance.
+    """Alternates row and column updates until the row violation is within the tolerance.
 
     The column update comes last, so columns hold exactly and the row violation is the whole
     marginal error. The next row update gives it, every `CHECK_EVERY` iterations.
@@ -128,7 +128,7 @@ def iterate(
 
 
 def _violation(softmin: SoftMinimum, f: Tensor, updated: Tensor) -> Tensor:
-    """Return Σ_i |Σ_j P_ij − a_i|, (B,), from f and the next row update at the same g."""
+    """Returns Σ_i |Σ_j P_ij − a_i|, (B,), from f and the next row update at the same g."""
     return (softmin.log_a.exp() * torch.expm1((f - updated) / softmin.lam).abs()).sum(-1)
 
 

@@ -46,7 +46,7 @@ def transport_gradient(
     log_b: Weights = None,
     solver: Solver = _DEFAULT_SOLVER,
 ) -> TransportGradient:
-    """Return W_{c,λ}(Σ a_i δ_{x_i}, Σ b_j δ_{y_j}) and ∂W/∂x_i = Σ_j P_ij ∂ₓc(x_i, y_j).
+    """Returns W_{c,λ}(Σ a_i δ_{x_i}, Σ b_j δ_{y_j}) and ∂W/∂x_i = Σ_j P_ij ∂ₓc(x_i, y_j).
 
     Args:
         x: points that receive the gradient, (..., n, d), labels appended where there are any.
@@ -69,7 +69,7 @@ def transport_gradient(
 def self_gradient(
     x: Tensor, n: int, cost: GroundCost, lam: float, *, solver: Solver = _DEFAULT_SOLVER
 ) -> TransportGradient:
-    """Return −Ŵ(X[:n], X[n′:n′+n]) and its gradient at all n + n′ rows of X, (n + n′, d).
+    """Returns −Ŵ(X[:n], X[n′:n′+n]) and its gradient at all n + n′ rows of X, (n + n′, d).
 
     n′ = len(X) − n. Rows n′..n−1 are on both sides and receive both contributions; with n′ = 0
     both measures are X itself. No private data enters.
@@ -103,7 +103,7 @@ def batch_gradients(
     lam: float,
     solver: Solver,
 ) -> Tensor:
-    """Return ∂_X 2Ŵ_λ(X_k, Y_k) + G_k for each of K batches, shape (K, n, d).
+    """Returns ∂_X 2Ŵ_λ(X_k, Y_k) + G_k for each of K batches, shape (K, n, d).
 
     A batch without records gives only G_k: a problem of the same size is solved, and its result
     dropped. With a `FixedSolver` the operations depend only on shapes and public numbers.
@@ -129,14 +129,14 @@ def batch_gradients(
 
 
 def _may_read(solution: Solution) -> bool:
-    """Return whether the gradient's work may depend on values: only if the solver's did."""
+    """Returns whether the gradient's work may depend on values: only if the solver's did."""
     return solution.floor is None  # a `FixedSolver` sets it
 
 
 def potential(
     x: Tensor, history: Tensor, lam: float, *, solver: Solver = _DEFAULT_SOLVER
 ) -> Tensor:
-    """Return the dual potential f of Ŵ(X, history), shape (..., n), of mean zero.
+    """Returns the dual potential f of Ŵ(X, history), shape (..., n), of mean zero.
 
     The cost is ‖x − y‖₂². `history` (..., m, d) holds generated points of earlier
     rounds, so f depends on no private data. A constant added to f changes no w_ij of
@@ -165,7 +165,7 @@ class AssignmentGradient:
 
 
 def assignment_gradient(x: Tensor, y: Tensor, cost: GroundCost) -> AssignmentGradient:
-    """Return W_{c,0} = min_π 1/n Σ_i C[i, π(i)] over permutations π, and its gradient at x.
+    """Returns W_{c,0} = min_π 1/n Σ_i C[i, π(i)] over permutations π, and its gradient at x.
 
     This is exact transport, λ = 0, of x (n, d) and y (n, d), each point with weight 1/n. With equal
     weights an optimal plan is a permutation (Birkhoff; Peyré and Cuturi 2019, Prop. 2.1), found in

@@ -29,7 +29,7 @@ _SECONDS_PER_TERM = 3e-10
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Return ‖x_i − y_j‖₂², shape (..., n, m), clamped at 0; finite for finite points.
+    """Returns ‖x_i − y_j‖₂², shape (..., n, m), clamped at 0; finite for finite points.
 
     Values above the largest number of the dtype saturate there.
     """
@@ -43,7 +43,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def absolute_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Return ‖x_i − y_j‖₁ = Σ_k |x_ik − y_jk|, shape (..., n, m).
+    """Returns ‖x_i − y_j‖₁ = Σ_k |x_ik − y_jk|, shape (..., n, m).
 
     Eager code loops over the coordinates for many pairs, each step on n×m tiles, and over blocks
     of rows for few pairs in many dimensions. Both are faster than torch.cdist.
@@ -77,7 +77,7 @@ def absolute_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def mixed_distances(x: Tensor, y: Tensor, m: float) -> Tensor:
-    """Return ‖x_i − y_j‖₂² + m‖x_i − y_j‖₁, shape (..., n, m), finite for finite points."""
+    """Returns ‖x_i − y_j‖₂² + m‖x_i − y_j‖₁, shape (..., n, m), finite for finite points."""
     if (fused := _compiled_distances(_mixed, x, y, m)) is not None:
         return fused
     total = squared_distances(x, y).add_(absolute_distances(x, y), alpha=m)
@@ -86,7 +86,7 @@ def mixed_distances(x: Tensor, y: Tensor, m: float) -> Tensor:
 
 
 def sign_field(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
-    """Return Σ_j P_ij sign(x_i − y_j), shape (..., n, d), with sign(0) = 0."""
+    """Returns Σ_j P_ij sign(x_i − y_j), shape (..., n, d), with sign(0) = 0."""
     pair = _compilable(_signs, x, y)
     if pair is not None and plan.dim() == max(x.dim(), y.dim()) and fits(plan):
         fused = _signs.run(*pair, plan.contiguous())
@@ -108,7 +108,7 @@ def sign_field(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
 def sparse_field(
     x: Tensor, y: Tensor, plan: Tensor, *, quadratic: float, absolute: float
 ) -> Tensor | None:
-    """Return Σ_j P_ij [2q(x_i − y_j) + a·sign(x_i − y_j)] over pairs with P_ij ≠ 0, (..., n, d).
+    """Returns Σ_j P_ij [2q(x_i − y_j) + a·sign(x_i − y_j)] over pairs with P_ij ≠ 0, (..., n, d).
 
     Every entry of the plan that is not exactly zero counts. At λ far below the costs there are one
     or two in a row. The work depends on the plan; where it must not, call `GroundCost.gradient`
@@ -168,7 +168,7 @@ def _signs(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
 def _compiled_distances(
     kernel: Kernel[..., Tensor], x: Tensor, y: Tensor, *weights: float
 ) -> Tensor | None:
-    """Return a kernel's distances; None where eager code has to compute them.
+    """Returns a kernel's distances; None where eager code has to compute them.
 
     That is where compiled code is not wanted, and where distances overflow, as eager code
     saturates them.
@@ -187,7 +187,7 @@ def _compiled_distances(
 
 
 def _compilable(kernel: Kernel[..., Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the points in the layout a kernel takes, None if the eager code is to run."""
+    """Returns the points in the layout a kernel takes, None if the eager code is to run."""
     if max(x.dim(), y.dim()) > 3 or not fits(x, y):
         return None
     batch = max([len(points) for points in (x, y) if points.dim() == 3], default=1)
@@ -197,7 +197,7 @@ def _compilable(kernel: Kernel[..., Tensor], x: Tensor, y: Tensor) -> tuple[Tens
 
 
 def _shared(points: Tensor) -> Tensor:
-    """Return the points contiguous, once if the whole batch shares them, and not as a view.
+    """Returns the points contiguous, once if the whole batch shares them, and not as a view.
 
     The compiler distinguishes views of one tensor from those of another.
     """
@@ -209,7 +209,7 @@ def _shared(points: Tensor) -> Tensor:
 
 
 def _backward(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
-    """Return the sign field as the derivative of Σ_ij P_ij ‖x_i − y_j‖₁ at x, one fused loop."""
+    """Returns the sign field as the derivative of Σ_ij P_ij ‖x_i − y_j‖₁ at x, one fused loop."""
     weights = plan.contiguous()
     # The last argument, the distances, is not read for p = 1.
     field: Tensor = torch.ops.aten._cdist_backward(
@@ -227,13 +227,13 @@ def _flat(points: Tensor, batch: tuple[int, ...]) -> Tensor:
 
 
 def _row_blocks(rows: int, elements_per_row: int, tile: int) -> list[slice]:
-    """Return consecutive slices of about `tile` elements each that cover all rows."""
+    """Returns consecutive slices of about `tile` elements each that cover all rows."""
     step = max(1, tile // max(1, elements_per_row))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 def _saturate(distances: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Replace overflow by the largest finite number where both points are finite.
+    """Replaces overflow by the largest finite number where both points are finite.
 
     Points that are not finite keep a NaN cost, so that a solver refuses them.
     """

@@ -26,7 +26,7 @@ class Solver(Protocol):
     def __call__(
         self, cost: Tensor, lam: float, points: Points, log_a: Weights = None, log_b: Weights = None
     ) -> Solution:
-        """Return the solution of W(a, b) for a cost matrix C (..., n, m) and λ = lam."""
+        """Returns the solution of W(a, b) for a cost matrix C (..., n, m) and λ = lam."""
         ...
 
 
@@ -70,7 +70,7 @@ class Problem:
         f_before: Tensor | None = None,
         g_before: Tensor | None = None,
     ) -> Solution:
-        """Return the result in the caller's batch shape, with zero potentials at padding."""
+        """Returns the result in the caller's batch shape, with zero potentials at padding."""
         shape, empty = self.batch_shape, self._empty()
 
         def potential(values: Tensor, real: Tensor | None) -> Tensor:
@@ -96,7 +96,7 @@ class Problem:
         )
 
     def _empty(self) -> Tensor | None:
-        """Return which problems have a measure without any real point, (B,)."""
+        """Returns which problems have a measure without any real point, (B,)."""
         empty = None
         for real in (self.real_rows, self.real_columns):
             if real is not None:
@@ -106,7 +106,7 @@ class Problem:
 
 
 def prepare(cost_matrix: Tensor, lam: float, log_a: Weights, log_b: Weights) -> Problem:
-    """Return a solver's input, validated, with one batch dimension.
+    """Returns a solver's input, validated, with one batch dimension.
 
     Raises ValueError for a cost matrix that is not finite, float32 or float64, (..., n, m) with
     n, m ≥ 1, for λ that is not a positive finite number, for log-weights of another shape or
@@ -167,7 +167,7 @@ def prepare(cost_matrix: Tensor, lam: float, log_a: Weights, log_b: Weights) -> 
 def bounded(
     cost_matrix: Tensor, lam: float, log_a: Weights, log_b: Weights, largest_cost: float
 ) -> Problem:
-    """Return a solver's input with one batch dimension, without reading a cost or a weight.
+    """Returns a solver's input with one batch dimension, without reading a cost or a weight.
 
     Which loops run, how long they run and whether this raises depends only on λ and
     `largest_cost`, a public bound on C. Padding is left out by its weight; its costs must be
@@ -214,7 +214,7 @@ def bounded(
 def _weights(
     given: Tensor | None, points: int, name: str, cost: Tensor, shape: torch.Size
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the weights as the caller sees them, as the loops use them, and what is real."""
+    """Returns the weights as the caller sees them, as the loops use them, and what is real."""
     if given is None:
         uniform = cost.new_full((cost.shape[0], points), -math.log(points))
         return uniform.reshape(*shape, points), uniform, None
@@ -247,7 +247,7 @@ def _weights(
 
 
 def _range(cost: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest and largest real entry of each problem, 0 where there is none."""
+    """Returns the smallest and largest real entry of each problem, 0 where there is none."""
     low = cost.masked_fill(~real, math.inf).amin((-1, -2))
     high = cost.masked_fill(~real, -math.inf).amax((-1, -2))
     lacking = ~real.any(-1).any(-1)

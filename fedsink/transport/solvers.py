@@ -34,7 +34,7 @@ def solve(
     log_b: Weights = None,
     domain: Domain = "auto",
 ) -> Solution:
-    """Return potentials of W(a, b) = min_π ⟨C, π⟩ + λ·KL(π ‖ a⊗b) for each problem.
+    """Returns potentials of W(a, b) = min_π ⟨C, π⟩ + λ·KL(π ‖ a⊗b) for each problem.
 
     One iteration is f_i = −λ·LSE_j(log b_j + (g_j − C_ij)/λ), then the same for g, so that
     columns hold exactly and only rows are violated (Cuturi 2013; Peyré and Cuturi 2019,
@@ -94,7 +94,7 @@ class ConvergedSolver:
     def __call__(
         self, cost: Tensor, lam: float, points: Points, log_a: Weights = None, log_b: Weights = None
     ) -> Solution:
-        """Return the converged solution; the points are not read."""
+        """Returns the converged solution; the points are not read."""
         limits = self.max_iterations, self.tolerance
         return solve(cost, lam, *limits, log_a=log_a, log_b=log_b, domain=self.domain)
 
@@ -122,7 +122,7 @@ class FixedSolver:
     def __call__(
         self, cost: Tensor, lam: float, points: Points, log_a: Weights = None, log_b: Weights = None
     ) -> Solution:
-        """Return the potentials after the fixed work; the points are not read."""
+        """Returns the potentials after the fixed work; the points are not read."""
         problem = bounded(cost, lam, log_a, log_b, self.largest_cost)
         if self.diameter is not None:
             return anneal(problem, [self.diameter] * len(problem.cost), scaling=0.5)
@@ -132,7 +132,7 @@ class FixedSolver:
 
 
 def fixed_solver(name: str, *, largest_cost: float, diameter: float) -> FixedSolver:
-    """Return the `FixedSolver` that replaces `solver_named(name)` for private points.
+    """Returns the `FixedSolver` that replaces `solver_named(name)` for private points.
 
     Args:
         name: "converged" or "annealed".
@@ -152,7 +152,7 @@ def fixed_solver(name: str, *, largest_cost: float, diameter: float) -> FixedSol
 
 
 def solver_named(name: str) -> Solver:
-    """Return the solver called "converged" or "annealed", with its default options.
+    """Returns the solver called "converged" or "annealed", with its default options.
 
     Raises ConfigError for any other name.
     """

@@ -1,5 +1,5 @@
-"""A node's ledger of what it released and what that cost, on its own disk: charge, commit, release.
+"""A node's ledger of its releases and their cost, on its own disk: charge, commit, release.
 
-It stores events (`dp_accounting.DpEvent`) in one SQLite file with a write-ahead log, and knows no
-network. `ledger.Ledger` is the entry point of a node, `report.report` that of its owner.
+The ledger stores events (`dp_accounting.DpEvent`) in one SQLite file with a write-ahead log, and
+uses no network. A node's entry point is `ledger.Ledger`, its owner's `account_report.report`.
 """

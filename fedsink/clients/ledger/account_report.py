@@ -1,4 +1,4 @@
-"""Reports of a ledger to its owner: what is reserved, what is left, which runs there were.
+"""Reports of a ledger to its owner: reserved and remaining budget, and all runs.
 
 `report` gives it as objects, `export` as JSON for an auditor.
 """
@@ -24,15 +24,15 @@ FORMAT = "fedsink ledger 1"
 
 @dataclass(frozen=True)
 class RunReport:
-    """One plan of one run.
+    """Reports one plan of one run.
 
     Attributes:
         run: its public name.
-        epsilon, delta: what it has been charged, in full or for its instalments so far; None under
-            the filter and for an account without a ceiling.
-        operator, method, day: who asked, as the policy names them; the answer's name; the date
-            where the owner has runs counted. None where it was not noted.
-        rounds, claimed: rounds of the plan, and how many of them were charged as answered.
+        epsilon, delta: its charge, in full or for its instalments so far; None under the filter
+            and for an account without a ceiling.
+        operator, method, day: the policy's name of the operator who asked; the answer's name; the
+            date, where the owner limits runs per day. None where it was not noted.
+        rounds, claimed: number of rounds of the plan, and of those charged as answered.
         uses: the most uses of any class so far.
         epsilon_so_far: an upper bound on ε after those uses. Information: the guarantee is the
             plan's ε, also after an early stop. None where no bound is at hand.
@@ -52,15 +52,15 @@ class RunReport:
 
 @dataclass(frozen=True)
 class AccountReport:
-    """One (lineage, adjacency) with its ceiling.
+    """Reports one account, a (lineage, adjacency), with its ceiling.
 
     Attributes:
-        lineage, adjacency: whose data, and between which neighbours.
+        lineage, adjacency: name of the data, and kind of neighbours.
         admission: ``"reserve"``, ``"rdp-filter"`` or ``"one-plan"`` (no ceiling).
         order: the filter's α.
         epsilon, delta: the ceiling.
-        spent_epsilon, spent_delta: what of it is gone.
-        runs: its runs in the order of their reservation.
+        spent_epsilon, spent_delta: the spent part of the ceiling.
+        runs: all runs of the account, in the order of their reservation.
     """
 
     lineage: str
@@ -143,14 +143,14 @@ def _run(
 
 
 def refusals(database: Database) -> dict[str, int]:
-    """Returns how often what was refused today, UTC."""
+    """Returns the number of refusals of each kind today, UTC."""
     return dict(
         database.rows("SELECT reason, times FROM refusals WHERE day=? ORDER BY reason", today())
     )
 
 
 def _composed(adjacency: str, use: str | None, uses: int, delta: float) -> float | None:
-    """Returns ε of so many uses by Rényi DP; None where it is not known."""
+    """Returns ε of this number of uses by Rényi DP; None where it is not known."""
     if use is None or adjacency != ADD_REMOVE or not 0 < delta < 1:
         return None
     event = checks.require("dp_accounting").SelfComposedDpEvent(event_from_json(use), uses)

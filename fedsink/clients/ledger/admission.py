@@ -50,7 +50,7 @@ def within(spent: float, ceiling: float) -> bool:
 
 
 def price(charge: Charge, budget: Budget | None) -> Price:
-    """Returns the plan's cost, as far as the account's rule asks for it."""
+    """Returns the part of the plan's cost that the account's rule needs."""
     if budget is None:
         return Price(None, None)
     if budget.admission == "reserve":
@@ -74,7 +74,7 @@ def price_seal(key: bytes, epsilon: float) -> bytes:
 
 
 def remember(connection: Connection, charge: Charge, priced: Price) -> None:
-    """Keeps a plan's ε; of more than some thousand the oldest is forgotten."""
+    """Keeps a plan's ε; forgets the oldest where there are more than some thousand."""
     if priced.epsilon is None or math.isnan(priced.epsilon):
         return
     connection.execute(
@@ -97,8 +97,8 @@ def check_reach(
     Args:
         connection: the ledger's.
         application: the plan and its account.
-        part: what is to be charged of the plan.
-        replaced: the reservation that it is part of already, whose charge it replaces.
+        part: of the plan, to be charged.
+        replaced: the plan's earlier reservation, whose charge is replaced.
 
     Raises:
         BudgetError: the account has too little left.
@@ -158,8 +158,8 @@ def find(connection: Connection, application: Application) -> Reservation | None
 def _check_account_of(connection: Connection, lineage: str, run: str, adjacency: str) -> None:
     """Refuses a run that another account of the lineage holds.
 
-    Its answers may rest on what earlier ones have learned, which that account has paid for, and
-    for another kind of neighbour.
+    The run's answers may depend on states of earlier answers, which that account has paid for,
+    under another kind of neighbour.
     """
     other = connection.execute(
         "SELECT adjacency FROM runs JOIN accounts ON account = accounts.id"
@@ -181,7 +181,7 @@ def admit(
     Args:
         database: the ledger's.
         application: the plan and its account.
-        part: what is charged of the plan now.
+        part: of the plan, charged now.
         priced: cost of that part.
 
     Raises:
@@ -221,7 +221,7 @@ def admit(
 def extend(
     database: Database, reservation: Reservation, budget: Budget, part: Instalment, priced: Price
 ) -> Reservation:
-    """Charges further rounds of a plan: what its rounds so far cost is paid already.
+    """Charges further rounds of a plan, whose earlier rounds are paid already.
 
     Raises:
         BudgetError: the account has too little left.
@@ -237,12 +237,12 @@ def extend(
 
 
 def day_of_run(connection: Connection, run: str, requester: Requester) -> int | None:
-    """Returns the day, from 1970-01-01 UTC, on which a run may begin; None where nobody counts.
+    """Returns the day, from 1970-01-01 UTC, on which a run may begin; None without a daily limit.
 
-    It is the latest day that the ledger has seen: a clock that is set back refills nothing.
+    The day is the latest that the ledger has seen: setting the clock back refills nothing.
 
     Raises:
-        DailyLimitError: as many others have begun on it as the owner admits.
+        DailyLimitError: as many runs as the owner admits have begun on this day.
     """
     if requester.runs_per_day is None:
         return None
@@ -265,7 +265,7 @@ def today() -> int:
 
 
 def date_of(day: int) -> str:
-    """Returns the date of a day as a person writes it."""
+    """Returns the date of a day as text."""
     return time.strftime("%Y-%m-%d", time.gmtime(day * 86_400))
 
 
@@ -351,7 +351,7 @@ def largest(by_label: Iterable[tuple[int, float]]) -> float:
 
 
 def _account(database: Database, lineage: str, adjacency: str, budget: Budget | None) -> int:
-    """Returns the account's number; it is opened with its first plan."""
+    """Returns the account's number; the first plan opens the account."""
     known = database.connection.execute(
         "SELECT id FROM accounts WHERE lineage=? AND adjacency=?", (lineage, adjacency)
     ).fetchone()

@@ -1,4 +1,4 @@
-"""How much an owner allows under one adjacency, and by which rule plans are admitted to it.
+"""Budget that an owner allows under one adjacency, with the rule that admits plans to it.
 
 >>> Budget(3.0, 1e-5, "rdp-filter", 8.0).rho < 3.0
 True

@@ -1,4 +1,4 @@
-"""What is charged to a budget: plans, their uses, and their events as text.
+"""Charges to a budget: plans, their uses, and their events as text.
 
 A ledger of ε cannot be recomposed; a ledger of events can.
 
@@ -30,13 +30,13 @@ _MODULE = "dp_accounting.dp_event"
 
 
 class Instalment(NamedTuple):
-    """What is charged of a plan by now.
+    """Charge for the rounds of a plan so far.
 
     Attributes:
         whole: the plan.
-        rounds, uses: how many of the plan's first rounds may be claimed, and uses of one record.
+        rounds, uses: number of first rounds that may be claimed, and of one record's uses.
         delta: δ of all ends together.
-        early: the charge of only these rounds; None: they are all of the plan's.
+        early: the charge of only these rounds; None: these are all rounds of the plan.
         step: rounds of an instalment; None: the plan is charged in full at once.
     """
 
@@ -57,21 +57,21 @@ class Instalment(NamedTuple):
 
 @dataclass(frozen=True)
 class Charge:
-    """One plan, fixed before its first release.
+    """Cost of one plan, fixed before its first release.
 
     Attributes:
         adjacency: one of `fedsink.privacy.ADJACENCIES`.
-        plan: JSON-able and complete: two plans that differ in anything differ here.
+        plan: JSON-able and complete: different plans have different values here.
         event: the whole plan as a `dp_accounting.DpEvent`.
         use: one mechanism use as an event; the filter charges it use by use. None where the
             plan's δ holds more than its uses (an overflow's probability, say).
         rounds: T; uses are numbered 1, ..., T.
-        uses: in how many of them one labelled record may take part.
+        uses: number of rounds in which one labelled record may take part.
         delta: δ in [0, 1).
-        epsilon: computes ε of the whole plan at δ; may take seconds, so it is asked only where
-            the plan is new and a ceiling must be compared.
+        epsilon: computes ε of the whole plan at δ; may take seconds, so it is called only for a
+            new plan that is compared with a ceiling.
         rough_epsilon: a rough ε where it is far above a ceiling, in milliseconds; None where it
-            may be near. A ledger that asks it first refuses what is out of reach unpriced.
+            may be near. A ledger calls it first, to refuse hopeless plans without pricing.
         part: the charge of only the plan's first rounds, at another δ; None: the plan has no
             parts, and is charged in full.
     """
@@ -92,9 +92,9 @@ class Charge:
             raise PrivacyError(f"a charge has δ in [0, 1), received {self.delta!r}.")
 
     def instalment(self, step: int | None, round: int) -> Instalment:
-        """Returns what is charged once this round is asked for, of K instalments of r rounds.
+        """Returns the charge up to this round, for K instalments of r rounds.
 
-        A run may end behind any of them, and who asks chooses where, knowing all answers so far.
+        A run may end after any instalment; the operator chooses where, knowing all answers so far.
         For that the K ends share δ: behind k < K of them a run is charged ε of k·r rounds at
         δ/(K − 1), at most the whole plan's; behind the last one the whole plan's ε at δ; and 2δ
         from the first on.
@@ -109,12 +109,12 @@ class Charge:
 
         *Several runs*, one after the other or in turns: with m = p − b ≤ exp(e_k)·p' for each,
         Πp = Πm + Σ_i (Π_{j<i} m_j)·b_i·(Π_{j>i} p_j). The first term is at most exp(Σe)·Πp'. As
-        m ≤ p, the i-th summand is at most what run i alone leaves against an adversary who has the
+        m ≤ p, the i-th summand is at most that of run i by itself against an adversary who has the
         other runs in its hands, 2δ_i.
 
         Args:
             step: r ≥ 1; None: the plan is charged in full at once.
-            round: the largest that is asked for, from 1.
+            round: the largest requested round, from 1.
         """
         ends = 1 if step is None else -(-self.rounds // step)
         if step is None or self.part is None or ends == 1:
@@ -139,12 +139,12 @@ class Charge:
 
 
 class Requester(NamedTuple):
-    """Names who asks for a plan, and limits how many new runs begin in a day.
+    """Names the party that asks for a plan, and limits its new runs per day.
 
     Attributes:
-        operator: the owner's name of who has signed the request; None: it is not signed.
+        operator: the owner's name of the request's signer; None: it is not signed.
         method: the name of the answer.
-        runs_per_day: None: any number.
+        runs_per_day: most new runs in a day; None: any number.
     """
 
     operator: str | None = None
@@ -161,7 +161,7 @@ class Application:
         run: public name of the run.
         charge: the plan and its cost.
         budget: the account's ceiling; None admits one plan, whatever it costs.
-        requester: who asks.
+        requester: the party that asks.
     """
 
     lineage: str
@@ -172,7 +172,7 @@ class Application:
 
 
 class Use(NamedTuple):
-    """One use of a mechanism: its number in the plan, its class (None: all), its digest."""
+    """A use of a mechanism: its number in the plan, its class (None: all), its digest."""
 
     round: int
     label: int | None
@@ -194,9 +194,9 @@ class Reservation:
         id, run, account: row numbers in the ledger.
         lineage: the owner's name of the data.
         name: the run's public name.
-        rounds: how many of the plan's first rounds are charged by now, all T where there are no
-            instalments; they are numbered from 1.
-        uses: in how many of them one labelled record may take part.
+        rounds: number of the plan's first rounds charged by now, all T where there are no
+            instalments; rounds are numbered from 1.
+        uses: number of these rounds in which one labelled record may take part.
         budget: the account's ceiling.
         step: rounds of an instalment, fixed with the first; None: the plan is charged in full.
     """
@@ -216,7 +216,7 @@ def event_to_json(event: Any) -> str:
     """Returns a `dp_accounting.DpEvent` as JSON; `event_from_json` gives an equal event back.
 
     Raises:
-        PrivacyError: it is no event, or one that cannot be written down.
+        PrivacyError: the value is no event, or an event that JSON cannot hold.
     """
     try:
         return json.dumps(_plain(event.to_named_tuple()), sort_keys=True)
@@ -261,7 +261,7 @@ def _event(fields: Any) -> Any:
     events = checks.require(_MODULE)
     name = fields["class"]
     kind = getattr(events, name, None)
-    # Never import what a file names: only event classes of this one module are built.
+    # Never import a name from a file: only event classes of this one module are built.
     if not (isinstance(kind, type) and issubclass(kind, events.DpEvent)):
         raise ValueError(f"{name!r} is no event")
     return kind(**{key: _event(value) for key, value in fields.items() if key != "class"})

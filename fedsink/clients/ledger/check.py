@@ -1,4 +1,4 @@
-"""Finds out whether a ledger still says what it was made to say."""
+"""Checks that a ledger is unaltered and obeys its own rules."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _problems(database: Database) -> list[str]:
 
 
 def _unsealed(database: Database) -> list[str]:
-    """Returns a sentence for each fact or price that is not what was written."""
+    """Returns a sentence for each fact or price that was altered."""
     number, previous, problems = 0, ORIGIN, []
     for (number_here, *values, seal), table in heapq.merge(
         *(_facts(database, table) for table in CHAINED), key=lambda fact: fact[0][0]

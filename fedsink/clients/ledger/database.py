@@ -1,4 +1,4 @@
-"""The SQLite file under a ledger: its tables, its seals, who may read it, how it is locked.
+"""The SQLite file under a ledger: its tables, seals, file mode and locks.
 
 Facts are only ever added, and each is sealed with the one before it.
 """
@@ -19,7 +19,7 @@ from fedsink.errors import LedgerError
 
 VERSION = 3
 ORIGIN = b""
-"""What the first fact is sealed with."""
+"""Seal before the first fact."""
 
 TABLES = """
 CREATE TABLE accounts (
@@ -105,12 +105,12 @@ _INSERT = {
 
 
 class Database:
-    """One connection to a ledger's file.
+    """Connects to a ledger's file.
 
     Args:
         path: the file, made with mode 0600 where there is none.
         durable: whether a commit survives a power cut (`synchronous=FULL`) or only the end of
-            the process (a simulation has no adversary who pulls the plug).
+            the process (in a simulation nobody cuts the power on purpose).
         writable: False opens an existing file for reading.
 
     Raises:
@@ -142,7 +142,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """One decision: no other process decides in between, and all of it is kept or nothing.
+        """Executes one decision: excludes other processes, and keeps all of it or nothing.
 
         Raises:
             LedgerError: the file cannot be written; nothing of the decision is kept.
@@ -162,7 +162,7 @@ class Database:
                 self._head = None
 
     def append(self, table: str, *values: Value) -> int:
-        """Add a fact inside a transaction, sealed with all facts before it; its number.
+        """Adds a fact inside a transaction, sealed with all facts before it; returns its number.
 
         Args:
             table: a key of `CHAINED`.
@@ -177,10 +177,10 @@ class Database:
         return number + 1
 
     def head(self) -> tuple[int, bytes]:
-        """How many facts there are, and the seal of the last one.
+        """Returns the number of facts, and the seal of the last one.
 
         Raises:
-            LedgerError: there is no head.
+            LedgerError: the ledger has no head.
         """
         head: tuple[int, bytes] | None
         head = self.connection.execute("SELECT number, seal FROM head").fetchone()
@@ -190,7 +190,7 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """All that is read inside is of one moment, whatever other processes add."""
+        """Gives all reads inside the state of one moment, whatever other processes add."""
         with self.explained():
             self.connection.execute("BEGIN")
             try:
@@ -200,14 +200,14 @@ class Database:
 
     @contextmanager
     def explained(self) -> Iterator[sqlite3.Connection]:
-        """The connection, with SQLite's errors turned into sentences about the ledger."""
+        """Yields the connection; turns SQLite's errors into sentences about the ledger."""
         try:
             yield self.connection
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise LedgerError(self._unusable(error)) from error
 
     def close(self) -> None:
-        """Close the connection."""
+        """Closes the connection."""
         self.connection.close()
 
     def _connect(self, mode: str) -> sqlite3.Connection:
@@ -235,7 +235,7 @@ class Database:
     def _check_version(self, writable: bool) -> None:
         if writable and self._version() == 0:
             with self.transaction() as connection:
-                # Another process may have been first, and a file with tables is somebody else's.
+                # Another process may have been first; other tables belong to another program.
                 if self._version() == 0 and not self.rows("SELECT 1 FROM sqlite_master"):
                     for statement in TABLES.split(";"):
                         connection.execute(statement)
@@ -259,7 +259,7 @@ class Database:
 
 
 def _persistently(step: Callable[[], object]) -> None:
-    """Repeat a step of opening the file while another process opens it."""
+    """Repeats a step of opening the file while another process opens it."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -275,8 +275,8 @@ def sealed(previous: bytes, table: str, *row: Value) -> bytes:
     """SHA-256 of a row, and of all facts before it by the seal of the last one.
 
     Args:
-        previous: that seal; `ORIGIN` where there is none.
-        table: the row's.
+        previous: seal of the last fact; `ORIGIN` where there is none.
+        table: of the row.
         row: built-in values of the types that the columns have.
     """
     return hashlib.sha256(previous + repr((table, *row)).encode("utf-8", "replace")).digest()

@@ -1,4 +1,4 @@
-"""Charge, commit, release: the three steps of every answer that noise leaves in."""
+"""Charge, commit, release: the three steps of every noised answer."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Ledger:
     Guarantees:
         - A use is charged and committed before its answer exists.
         - A place (run, round) once claimed is answered only for the digest that claimed it.
-        - Charges survive the end of the process, however it ends.
+        - Charges survive every end of the process.
         - Two processes at once cannot spend more than the ceiling.
         - No class of records is used more often than its plan was charged for.
         - A changed content inherits every charge of its lineage, and one content has one lineage.
         - A run answers from one state of the data, and in one account of a lineage.
-        - No more new runs begin in a day than the owner admits, whatever becomes of the clock.
+        - At most as many new runs begin in a day as the owner admits, whatever the clock does.
 
     Args:
         path: the SQLite file.
         durable: whether a charge survives a power cut, too.
 
     Raises:
-        LedgerError: the file cannot be used; so do all methods.
+        LedgerError: the file cannot be used; all methods raise it, too.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
@@ -76,11 +76,11 @@ class Ledger:
             lineage: the owner's name of the data, whatever they contain today.
             run: public name of the run.
             charge: the plan and its cost.
-            budget: the account's ceiling; None admits one plan at whatever it costs (a
-                simulation's ledger, whose owner has stated no ceiling).
-            requester: who asks, for the owner to read, and how many new runs a day are admitted.
-            round: the largest that is asked for; where plans are charged in instalments, those
-                up to it are.
+            budget: the account's ceiling; None admits one plan at any cost (for a simulation,
+                whose owner has stated no ceiling).
+            requester: the party that asks, for the owner to read, and its new runs per day.
+            round: the largest requested round; where plans are charged in instalments, those up
+                to this round are charged.
 
         Raises:
             BudgetError: the account has too little left for the plan.
@@ -108,13 +108,13 @@ class Ledger:
             return admission.extend(self._database, found, budget, part, priced)
 
     def bind(self, lineage: str, fingerprint: bytes, on_change: str = "inherit") -> None:
-        """Records what the lineage's data are today.
+        """Records the fingerprint of the lineage's present data.
 
         Args:
             lineage: the owner's name of the data.
             fingerprint: hash of their content; it never leaves this file.
-            on_change: ``"inherit"`` lets changed data keep all charges, ``"refuse"`` does
-                not let them.
+            on_change: ``"inherit"``: changed data keep all charges; ``"refuse"``: changed data
+                are refused.
 
         Raises:
             ReleaseRefusedError: the content is known under another lineage, or has changed.
@@ -147,8 +147,7 @@ class Ledger:
     ) -> list[Claim]:
         """Charges all uses of one message, or none of them.
 
-        A use that was claimed for the same digest costs nothing: it is answered with the same
-        bytes.
+        A use claimed before for the same digest costs nothing: its answer is the same bytes.
 
         Args:
             reservation: from `reserve`.
@@ -219,7 +218,7 @@ class Ledger:
 
     @staticmethod
     def _step(found: Reservation | None, charge: Charge, budget: Budget | None) -> int | None:
-        """Returns the rounds of an instalment: as the run began, whatever the owner says now."""
+        """Returns the rounds of an instalment, as fixed when the run began."""
         if found is not None:
             return found.step
         if budget is None or charge.part is None or budget.rounds_per_reservation is None:
@@ -233,12 +232,12 @@ class Ledger:
             return whole
         try:
             early = self._price(part.early, budget)
-        except PrivacyError:  # the plan's overflow alone costs more than this end's δ
+        except PrivacyError:  # already the plan's overflow costs more than this end's δ
             return whole
         return min(early, whole, key=lambda price: price.epsilon or math.inf)
 
     def _price(self, charge: Charge, budget: Budget | None) -> admission.Price:
-        """Returns the plan's price; one that takes seconds is kept, to be computed once."""
+        """Returns the plan's price; keeps a price that takes seconds, to compute it once."""
         if budget is None or budget.admission != "reserve":
             return admission.price(charge, budget)
         with self._database.explained() as connection:

@@ -36,7 +36,7 @@ MAPS: Registry[type[Map]] = Registry("map.name", {cls.name: cls for cls in _MAPS
 
 
 def map_from_dict(options: Mapping[str, Any]) -> Map:
-    """Return the map that `Map.to_dict` described.
+    """Returns the map that `Map.to_dict` described.
 
     Raises:
         ConfigError: for an unknown name, an unknown or missing option, or a bad value.

@@ -48,11 +48,11 @@ class PixelRange(ImageMap):
         return 2.0 * (d if self.norm == "l1" else math.sqrt(d)) * SLACK
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return (N, d)."""
+        """Returns (N, d)."""
         return _centred(images).to(images.dtype)
 
     def render(self, coordinates: Tensor) -> Tensor:
-        """Return (f + 1)/2, clamped to [0, 1]."""
+        """Returns (f + 1)/2, clamped to [0, 1]."""
         return _pictures(coordinates, self.shape)
 
 
@@ -103,14 +103,14 @@ class L1Ball(_Ball):
         return dct.basis(height, width, band, torch.float64, coordinates.device)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return (N, d), channel by channel."""
+        """Returns (N, d), channel by channel."""
         vectors = _centred(images)
         if self.dct:
             vectors = (planes(vectors, self.shape[0]) @ self._basis(images).T).flatten(1)
         return project_l1(vectors, self.radius).to(images.dtype)
 
     def render(self, coordinates: Tensor) -> Tensor:
-        """Return the inverse transform, (· + 1)/2, clamped to [0, 1]."""
+        """Returns the inverse transform, (· + 1)/2, clamped to [0, 1]."""
         if not self.dct:
             return _pictures(coordinates, self.shape)
         pixels = self._from_band(coordinates, self._basis(coordinates))
@@ -135,11 +135,11 @@ class L2Ball(_Ball):
         return "l2"
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return (N, d)."""
+        """Returns (N, d)."""
         return project_l2(_centred(images), self.radius).to(images.dtype)
 
     def render(self, coordinates: Tensor) -> Tensor:
-        """Return (v + 1)/2 with v = f/max|f|: the scale is lost, and most images reach ±1."""
+        """Returns (v + 1)/2 with v = f/max|f|: the scale is lost, and most images reach ±1."""
         largest = coordinates.abs().amax(dim=1, keepdim=True).clamp_min(1e-12)
         return _pictures(coordinates / largest, self.shape)
 
@@ -189,19 +189,19 @@ class PointBall(Map):
         return 2.0 * self.radius * (math.sqrt(self.size) if self.norm == "l1" else 1.0) * SLACK
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return points (N, d) inside the ball; coordinates that are not finite become 0."""
+        """Returns points (N, d) inside the ball; coordinates that are not finite become 0."""
         # Beyond the ball the exact length no longer matters; the clamp keeps its square finite.
         far = 1e100 * self.radius
         points = torch.nan_to_num(images.to(torch.float64), 0.0, 0.0, 0.0).clamp(-far, far)
         return project_l2(points, self.radius).to(images.dtype)
 
     def render(self, coordinates: Tensor) -> Tensor:
-        """Return the points themselves."""
+        """Returns the points themselves."""
         return coordinates
 
 
 def project_l1(vectors: Tensor, radius: float) -> Tensor:
-    """Return the Euclidean projection of each row (N, D) onto the L1 ball of that radius.
+    """Returns the Euclidean projection of each row (N, D) onto the L1 ball of that radius.
 
     Duchi, Shalev-Shwartz, Singer, Chandra (2008), Figure 1: θ = (Σ_{i≤ρ} u_i − r)/ρ for the
     sorted magnitudes u and the largest ρ with u_ρ > θ.
@@ -216,7 +216,7 @@ def project_l1(vectors: Tensor, radius: float) -> Tensor:
 
 
 def project_l2(vectors: Tensor, radius: float) -> Tensor:
-    """Return each row (N, D), scaled back onto the sphere of that radius where it is outside."""
+    """Returns each row (N, D), scaled back onto the sphere of that radius where it is outside."""
     length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     return vectors * (radius / length.clamp_min(radius))
 

@@ -82,12 +82,12 @@ class DctDirection(ImageMap):
         return dct.basis(height, width, band, torch.float64, coordinates.device)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return (N, channels·(block² − 1))."""
+        """Returns (N, channels·(block² − 1))."""
         bands = (sanitised(images).flatten(2) @ self._basis(images).T).flatten(1)
         return direction(bands, self.norm).to(images.dtype)
 
     def render(self, coordinates: Tensor) -> Tensor:
-        """Return the released band as a picture: background at 0, brightest pixel at 1.
+        """Returns the released band as a picture: background at 0, brightest pixel at 1.
 
         A black level that gives the rendered pictures the mean brightness of real ones served
         classifiers best; MNIST is darker (0.65) than scikit-learn's digits (0.25).
@@ -154,13 +154,13 @@ class NonNegativeDirection(ImageMap):
         return dct.basis(height, width, band, torch.float64, coordinates.device)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return (N, channels·block²)."""
+        """Returns (N, channels·block²)."""
         pooled = avg_pool2d(sanitised(images), self.pool).clamp_min(0.0)
         unit = planes(direction(pooled.flatten(1), "l2"), self.shape[0])
         return (unit @ self._basis(images, self.pool).T).flatten(1).to(images.dtype)
 
     def render(self, coordinates: Tensor) -> Tensor:
-        """Return the released band as a picture: negatives at 0, brightest pixel at 1.
+        """Returns the released band as a picture: negatives at 0, brightest pixel at 1.
 
         The cosines are evaluated at full resolution. That is the band-limited interpolation of
         the pooled picture, and served classifiers better than a bilinear one.
@@ -227,7 +227,7 @@ class PooledPower(ImageMap):
         return (2.0 if self.norm == "l1" else math.sqrt(2.0)) * SLACK
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return (N, channels·block²)."""
+        """Returns (N, channels·block²)."""
         down, across = (_areas(self.block, side).to(images.device) for side in self.shape[1:])
         cells = (down @ sanitised(images) @ across.T).flatten(1)
         # f does not depend on the scale of p, so neither does its gradient.
@@ -235,7 +235,7 @@ class PooledPower(ImageMap):
         return direction((cells / largest) ** self.power, self.norm).to(images.dtype)
 
     def render(self, coordinates: Tensor) -> Tensor:
-        """Return p = f^(1/γ), interpolated to full size, between the black and the white level.
+        """Returns p = f^(1/γ), interpolated to full size, between the black and the white level.
 
         The cosines of p interpolate. Levels between 0 and 1 make up for the blur of coarse cells:
         a classifier trained on the pictures should know sharp ones.
@@ -251,7 +251,7 @@ class PooledPower(ImageMap):
 
 @lru_cache(maxsize=16)
 def _areas(cells: int, pixels: int) -> Tensor:
-    """Return the (cells, pixels) matrix of means: cell i covers [i, i+1)·pixels/cells."""
+    """Returns the (cells, pixels) matrix of means: cell i covers [i, i+1)·pixels/cells."""
     edges = torch.arange(cells + 1, dtype=torch.float64) * pixels / cells
     left = torch.arange(pixels, dtype=torch.float64)
     overlap = torch.minimum(edges[1:, None], left + 1.0) - torch.maximum(edges[:-1, None], left)
@@ -260,7 +260,7 @@ def _areas(cells: int, pixels: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _interpolation(cells: int, pixels: int) -> Tensor:
-    """Return (pixels, cells): the DCT of the cells, evaluated at the centres of the pixels."""
+    """Returns (pixels, cells): the DCT of the cells, evaluated at the centres of the pixels."""
     return (
         dct.cosine_matrix(pixels)[:cells].T @ dct.cosine_matrix(cells) * math.sqrt(pixels / cells)
     )

@@ -1,4 +1,4 @@
-"""The interface of the maps f of local mode, and what they share."""
+"""The interface of the maps f of local mode, and their common parts."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ class Map(ABC):
 
     @abstractmethod
     def __call__(self, images: Tensor) -> Tensor:
-        """Return f of images (N, C, H, W) in [0, 1] or points (N, d): (N, D), same dtype."""
+        """Returns f of images (N, C, H, W) in [0, 1] or points (N, d): (N, D), same dtype."""
 
     @abstractmethod
     def render(self, coordinates: Tensor) -> Tensor:
-        """Return pictures (N, C, H, W) in [0, 1], or points, that show coordinates (N, D)."""
+        """Returns pictures (N, C, H, W) in [0, 1], or points, that show coordinates (N, D)."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return name and options; `map_from_dict` inverts it, also after a trip through JSON."""
+        """Returns name and options; `map_from_dict` inverts it, also after a trip through JSON."""
         return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
 
 
@@ -91,7 +91,7 @@ class ImageMap(Map):
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Turn a list, as it comes from JSON, into a tuple and check it."""
+        """Turns a list, as it comes from JSON, into a tuple and checks it."""
         shape = tuple(int(s) for s in self.shape)
         if len(shape) != 3 or min(shape) < 1:
             raise ConfigError(
@@ -117,43 +117,43 @@ class ImageMap(Map):
             )
 
     def _from_band(self, coordinates: Tensor, basis: Tensor) -> Tensor:
-        """Return float64 pixels (N, C·H·W) of DCT coefficients (N, C·K) for the K basis rows."""
+        """Returns float64 pixels (N, C·H·W) of DCT coefficients (N, C·K) for the K basis rows."""
         return (planes(coordinates.to(torch.float64), self.shape[0]) @ basis).flatten(1)
 
 
 def sanitised(images: Tensor) -> Tensor:
-    """Return float64 images with pixels that are not finite at 0 and the others in [0, 1]."""
+    """Returns float64 images with pixels that are not finite at 0 and the others in [0, 1]."""
     return torch.nan_to_num(images.to(torch.float64), 0.0, 0.0, 0.0).clamp(0.0, 1.0)
 
 
 def direction(vectors: Tensor, norm: Norm) -> Tensor:
-    """Return vectors / ‖vectors‖ per row (N, D); a row shorter than 1e-6 is scaled by 1e6."""
+    """Returns vectors / ‖vectors‖ per row (N, D); a row shorter than 1e-6 is scaled by 1e6."""
     length = torch.linalg.vector_norm(vectors, ord=1 if norm == "l1" else 2, dim=1, keepdim=True)
     return vectors / length.clamp_min(_FLOOR)
 
 
 def planes(vectors: Tensor, channels: int) -> Tensor:
-    """Return (N, C·K) as (N, C, K); unlike reshape(N, C, -1) also for no rows at all."""
+    """Returns (N, C·K) as (N, C, K); unlike reshape(N, C, -1) also for no rows at all."""
     return vectors.reshape(len(vectors), channels, vectors.shape[1] // channels)
 
 
 def brightest_at_one(pixels: Tensor) -> Tensor:
-    """Return pixels (N, C·H·W) over their brightest; without one above 1e-12 all stay dark."""
+    """Returns pixels (N, C·H·W) over their brightest; without one above 1e-12 all stay dark."""
     return pixels / pixels.amax(dim=1, keepdim=True).clamp_min(_DARK)
 
 
 def is_whole(value: object) -> bool:
-    """Return whether an option, which in JSON may be anything, is a whole number."""
+    """Returns whether an option, which in JSON may be anything, is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_norm(norm: str, name: str) -> None:
-    """Refuse anything but "l1" and "l2"."""
+    """Refuses anything but "l1" and "l2"."""
     if norm not in ("l1", "l2"):
         raise ConfigError(f"the map {name} needs norm 'l1' or 'l2', got {norm!r}.")
 
 
 def check_radius(radius: float, name: str) -> None:
-    """Refuse a radius that is not positive and finite."""
+    """Refuses a radius that is not positive and finite."""
     if isinstance(radius, bool) or not 0 < radius < math.inf:
         raise ConfigError(f"the map {name} needs a positive, finite radius, got {radius}.")

@@ -32,7 +32,7 @@ instead of a `Reading`: values, labels, users (or None) and slots."""
 
 
 def own_sources() -> dict[str, Reader]:
-    """Return the sources of this folder by name."""
+    """Returns the sources of this folder by name."""
     modules = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
     return {m.__name__.rpartition(".")[2]: m.read for m in modules if hasattr(m, "read")}
 
@@ -46,12 +46,12 @@ _NOTES: dict[tuple[DataSpec, Split], tuple[str, ...]] = {}  # of what this proce
 
 
 def give(spec: DataSpec, split: Split, data: LabelledData) -> None:
-    """Have `load` return records of another process in this one, and read nothing.
+    """Has `load` return records of another process in this one, and reads nothing.
 
     Args:
         spec: the description of the records.
         split: one of its two splits.
-        data: what `load` returned in the other process.
+        data: result of `load` in the other process.
     """
     _GIVEN[spec, split] = data
     load.cache_clear()
@@ -59,7 +59,7 @@ def give(spec: DataSpec, split: Split, data: LabelledData) -> None:
 
 @lru_cache(maxsize=8)
 def load(spec: DataSpec, split: Split = "train") -> LabelledData:
-    """Read one split of a dataset, of the users that take part, and check it.
+    """Reads one split of a dataset, of the users that take part, and checks it.
 
     The result is kept for the life of the process, so that a hundred simulated clients share one
     copy.
@@ -86,7 +86,7 @@ def load(spec: DataSpec, split: Split = "train") -> LabelledData:
 
 
 def notes(spec: DataSpec, split: Split = "train") -> tuple[str, ...]:
-    """Return sentences on what reading a split changed in its records, if this process read it.
+    """Returns sentences on what reading a split changed in its records, if this process read it.
 
     They are about private records: for the terminal of a simulation, and for nobody else.
     """
@@ -94,7 +94,7 @@ def notes(spec: DataSpec, split: Split = "train") -> tuple[str, ...]:
 
 
 def _as_reading(returned: object, spec: DataSpec) -> Reading:
-    """Return what a reader returned as a `Reading`, whose tensors are still to be checked.
+    """Returns a reader's result as a `Reading`, whose tensors are not checked yet.
 
     Raises:
         DataError: it is neither a `Reading` nor a tuple or list of two to four.

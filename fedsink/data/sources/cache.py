@@ -15,13 +15,13 @@ from fedsink.errors import DataError
 
 
 def cache_folder() -> Path:
-    """Return $XDG_CACHE_HOME/fedsink, or ~/.cache/fedsink where that variable is not set."""
+    """Returns $XDG_CACHE_HOME/fedsink, or ~/.cache/fedsink where that variable is not set."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fedsink"
 
 
 def fill_once(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """Return `folder`, after `fill(temporary)` made its content if it was not there yet.
+    """Returns `folder`, after `fill(temporary)` made its content if it was not there yet.
 
     The content is made in a temporary neighbour and renamed, so a crash leaves nothing half
     done. If several processes start together, one wins and all see the same files.
@@ -52,7 +52,7 @@ def fill_once(folder: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def key_of(files: Sequence[Path], *facts: object) -> str:
-    """Return the name of a cache entry that is made from `files`; replaced files give another.
+    """Returns the name of a cache entry that is made from `files`; replaced files give another.
 
     Args:
         files: at least one, of one folder; their names, sizes and times count, and the folder.
@@ -67,7 +67,7 @@ def key_of(files: Sequence[Path], *facts: object) -> str:
 
 
 def unpacked(root: Path, files: Sequence[Path]) -> Path:
-    """Return a cache folder that mirrors `files` of the read-only `root`, decompressed.
+    """Returns a cache folder that mirrors `files` of the read-only `root`, decompressed.
 
     Args:
         root: a folder that is only read.

@@ -25,7 +25,7 @@ _SPLITS = {"train": "0", "test": "2"}  # "1" is the validation split, which noth
 
 
 def read(spec: DataSpec, split: str) -> Reading:
-    """Return uint8 images (N, *spec.shape) and labels: 1 where the attribute Male is 1, else 0.
+    """Returns uint8 images (N, *spec.shape) and labels: 1 where the attribute Male is 1, else 0.
 
     Pictures are scaled until they cover data.shape (antialiased) and cropped at the centre, as
     for `image_folder`. That takes minutes for all of CelebA, so the result is kept in the cache
@@ -58,7 +58,7 @@ def read(spec: DataSpec, split: str) -> Reading:
 
 
 def _labels(path: Path) -> dict[str, int]:
-    """Return the attribute of every picture; the second line of the file names the attributes."""
+    """Returns the attribute of every picture; the second line of the file names the attributes."""
     lines = _lines(path)
     names = lines[1].split() if len(lines) > 1 else []
     if ATTRIBUTE not in names:

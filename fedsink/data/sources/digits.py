@@ -16,7 +16,7 @@ _SPLIT_SEED = 0
 
 
 def read(spec: DataSpec, split: str) -> Reading:
-    """Return 1437 training or 360 test digits, pixels x/16 in [0, 1], in a fixed public split."""
+    """Returns 1437 training or 360 test digits, pixels x/16 in [0, 1], in a fixed public split."""
     pixels, labels = _embedded()
     test = _test_mask(labels)
     chosen = test if split == "test" else ~test
@@ -25,7 +25,7 @@ def read(spec: DataSpec, split: str) -> Reading:
 
 
 def _embedded() -> tuple[np.ndarray, np.ndarray]:
-    """Return 8×8 pixels of 0 to 16 and labels, as `sklearn.datasets.load_digits` does.
+    """Returns 8×8 pixels of 0 to 16 and labels, as `sklearn.datasets.load_digits` does.
 
     Its file is read here because importing scikit-learn takes longer than the rest of a start.
     """
@@ -42,7 +42,7 @@ def _embedded() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _test_mask(labels: np.ndarray) -> np.ndarray:
-    """Mark 360 records, stratified: each class gets its share, rounded by largest remainder."""
+    """Marks 360 records, stratified: each class gets its share, rounded by largest remainder."""
     counts = np.bincount(labels)
     shares = counts * TEST_RECORDS / counts.sum()
     quota = np.floor(shares).astype(int)

@@ -48,7 +48,7 @@ class _Decoded(NamedTuple):
 
 
 def read(spec: DataSpec, split: str) -> Reading:
-    """Return uint8 images (N, 1, 28, 28), ink 255 on paper 0, their labels and their writers.
+    """Returns uint8 images (N, 1, 28, 28), ink 255 on paper 0, their labels and their writers.
 
     A class of data.classes is named by its characters: "0" is the digit, "A" only the capital,
     and "Aa" the letter in either form. Records of characters that no class names are left out.
@@ -78,7 +78,7 @@ def read(spec: DataSpec, split: str) -> Reading:
 
 
 def _label_of(classes: Sequence[str]) -> np.ndarray:
-    """Return the class of each character, (62,); −1 for none."""
+    """Returns the class of each character, (62,); −1 for none."""
     labels = np.full(len(CHARACTERS), -1, dtype=np.int64)
     for label, name in enumerate(classes):
         for character in name:
@@ -118,7 +118,7 @@ def _files(spec: DataSpec, split: str, label_of: np.ndarray) -> list[Path]:
 
 
 def _decoded(files: list[Path]) -> _Decoded:
-    """Return all records of these files, decoded once and kept in the cache folder."""
+    """Returns all records of these files, decoded once and kept in the cache folder."""
 
     def fill(folder: Path) -> None:
         parts: list[_Decoded] = []
@@ -141,7 +141,7 @@ def _decoded(files: list[Path]) -> _Decoded:
 
 
 def _checked(file: Path, writer: _Writer) -> _Decoded:
-    """Check one writer's records and decode them: ink 255 on paper 0, uint8."""
+    """Checks one writer's records and decode them: ink 255 on paper 0, uint8."""
 
     def wrong(fault: str) -> DataError:
         return DataError(

@@ -13,7 +13,7 @@ _SEEDS = {"train": 0, "test": 1}
 
 
 def read(spec: DataSpec, split: str) -> Reading:
-    """Return points of radius 1, the same ones every time, all of one class.
+    """Returns points of radius 1, the same ones every time, all of one class.
 
     The test split has 5000, the training split `nominal_records`; a larger training split begins
     with the points of a smaller one.

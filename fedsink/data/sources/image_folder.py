@@ -23,7 +23,7 @@ _ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 
 
 def read(spec: DataSpec, split: str) -> Reading:
-    """Return uint8 images (N, *spec.shape), their labels, and the slots of their names.
+    """Returns uint8 images (N, *spec.shape), their labels, and the slots of their names.
 
     Where data.root holds `train` or `test`, each split is read from its folder. Otherwise, and
     where only one of the two stands beside folders of classes, data.root itself is the training
@@ -85,7 +85,7 @@ def _folder(spec: DataSpec, split: str) -> Path:
 
 
 def _files(folder: Path, spec: DataSpec) -> list[tuple[str, Path, int]]:
-    """Return the paths of pictures with the folders of their classes and their labels."""
+    """Returns the paths of pictures with the folders of their classes and their labels."""
     labels = {_composed(name): label for label, name in enumerate(spec.classes)}
     names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     unknown = [name for name in names if _composed(name) not in labels]
@@ -112,7 +112,7 @@ def _files(folder: Path, spec: DataSpec) -> list[tuple[str, Path, int]]:
 
 
 def _misplaced(name: str, folder: Path) -> str:
-    """Return the remark that a folder looks like a split under another name, or nothing."""
+    """Returns the remark that a folder looks like a split under another name, or nothing."""
     split = _SPLITS.get(name.casefold())
     if split in (None, name):
         return ""
@@ -120,5 +120,5 @@ def _misplaced(name: str, folder: Path) -> str:
 
 
 def _composed(name: str) -> str:
-    """Return a name with accents in one form: file systems and keyboards differ in theirs."""
+    """Returns a name with accents in one form: file systems and keyboards differ in theirs."""
     return unicodedata.normalize("NFC", name)

@@ -23,7 +23,7 @@ _NAMES = (
 
 
 def read(spec: DataSpec, split: str) -> Reading:
-    """Return uint8 images (N, 1, 28, 28) and labels of one split.
+    """Returns uint8 images (N, 1, 28, 28) and labels of one split.
 
     Raises:
         DataError: where the files are missing, corrupt, or cannot be downloaded.
@@ -43,7 +43,7 @@ def read(spec: DataSpec, split: str) -> Reading:
 
 
 def _given(folder: str, root: Path) -> Path:
-    """Return the root that the user gave, or a cache folder with its files unpacked."""
+    """Returns the root that the user gave, or a cache folder with its files unpacked."""
     root = root.expanduser()
     raw = root / folder / "raw"
     if all((raw / name).is_file() for name in _NAMES):
@@ -61,7 +61,7 @@ def _given(folder: str, root: Path) -> Path:
 
 
 def _downloaded(folder: str, spec: DataSpec) -> Path:
-    """Return the cache folder, after downloading the files that it lacks."""
+    """Returns the cache folder, after downloading the files that it lacks."""
     root = cache_folder() / "torchvision"
     if not (root / folder).is_dir() and not spec.download:
         raise DataError(

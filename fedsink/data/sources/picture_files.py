@@ -1,4 +1,4 @@
-"""Picture files as tensors of one size, and sentences on what that changes in them."""
+"""Picture files as tensors of one size, and sentences on the changes that this makes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ChangedPictures:
     _largest: tuple[int, str, str] = field(default=(0, "", ""), init=False)
 
     def add(self, path: str | Path, picture: Image) -> None:
-        """Count one picture as it lies in its file."""
+        """Counts one picture as it lies in its file."""
         width, height = picture.size
         self._sizes[width, height] += 1
         self._largest = max(self._largest, (max(width, height), f"{width}×{height}", str(path)))
@@ -49,7 +49,7 @@ class ChangedPictures:
         self._counts["clear"] += has_alpha
 
     def notes(self) -> tuple[str, ...]:
-        """Return one sentence for each kind of change, the most telling first."""
+        """Returns one sentence for each kind of change, the most telling first."""
         channels, height, width = self.shape
         number = self._sizes.total()
         other = {size: n for size, n in self._sizes.items() if size != (width, height)}
@@ -97,7 +97,7 @@ def _cut(share: float) -> str:
 
 
 def _kept(size: tuple[int, int], target: tuple[int, int]) -> float:
-    """Return the share of a picture that remains when it covers a target; 1 if proportional."""
+    """Returns the share of a picture that remains when it covers a target; 1 if proportional."""
     wide, high = size[0] * target[1], size[1] * target[0]
     return min(wide, high) / max(wide, high)
 
@@ -105,7 +105,7 @@ def _kept(size: tuple[int, int], target: tuple[int, int]) -> float:
 def read_picture(
     path: str | Path, shape: tuple[int, ...], changed: ChangedPictures | None = None
 ) -> Tensor:
-    """Return a picture of any format that Pillow reads as uint8 of `shape`.
+    """Returns a picture of any format that Pillow reads as uint8 of `shape`.
 
     The picture is scaled (antialiased) until it covers (height, width) and cropped at the centre.
     Colours become grey for one channel, grey becomes three equal channels. `changed` counts it.

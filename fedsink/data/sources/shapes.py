@@ -23,7 +23,7 @@ Array = np.ndarray
 
 
 def read(spec: DataSpec, split: str) -> Reading:
-    """Return 20,000 or 4,000 uint8 pictures (3, H, W) and their labels, the same every time.
+    """Returns 20,000 or 4,000 uint8 pictures (3, H, W) and their labels, the same every time.
 
     Label 2i + j is form i of `FORMS`, filled with a warm (red to yellow, j = 0) or a cool (cyan
     to blue, j = 1) hue: a class is told from the others by form and by colour. Place, size, angle,
@@ -50,7 +50,7 @@ def read(spec: DataSpec, split: str) -> Reading:
 
 
 def _pictures(labels: Array, height: int, width: int, random: np.random.Generator) -> Array:
-    """Draw pictures of these labels, uint8 (n, 3, height, width)."""
+    """Draws pictures of these labels, uint8 (n, 3, height, width)."""
     n, side = len(labels), min(height, width)
 
     def uniform(low: float, high: float) -> Array:
@@ -82,7 +82,7 @@ def _pictures(labels: Array, height: int, width: int, random: np.random.Generato
 
 
 def _rgb(hue: Array, saturation: Array, value: Array) -> Array:
-    """Return red, green and blue (n, 3) of (n, 1, 1) hues (1 is a full turn) and so on."""
+    """Returns red, green and blue (n, 3) of (n, 1, 1) hues (1 is a full turn) and so on."""
     steps = (np.array([5.0, 3.0, 1.0], dtype=np.float32) + 6.0 * hue[:, 0]) % 6.0
     ramp = np.clip(np.minimum(steps, 4.0 - steps), 0.0, 1.0)
     mixed: Array = value[:, 0] * (1.0 - saturation[:, 0] * ramp)

@@ -31,7 +31,7 @@ class Critic(Stacked):
 
     @abstractmethod
     def scores(self, weights: Tensor, points: Tensor, labels: Tensor) -> Tensor:
-        """Return D_m(x_mb, l_mb), (M, B), for each critic's B points.
+        """Returns D_m(x_mb, l_mb), (M, B), for each critic's B points.
 
         Args:
             weights: (M, W).
@@ -40,7 +40,7 @@ class Critic(Stacked):
         """
 
     def gradients(self, weights: Tensor, points: Tensor, labels: Tensor) -> Tensor:
-        """Return ∂D_m/∂x, (M, B, D): differentiable in the weights, not in the points."""
+        """Returns ∂D_m/∂x, (M, B, D): differentiable in the weights, not in the points."""
         with torch.enable_grad():
             inputs = points.detach().requires_grad_(True)
             total = self.scores(weights, inputs, labels).sum()
@@ -87,7 +87,7 @@ class PerceptronCritic(Critic):
 
     @property
     def deviations(self) -> dict[str, float]:
-        """Those that suit inputs of D, h and h coordinates of unit size."""
+        """Standard deviations for inputs of D, h and h coordinates of unit size."""
         wide = 1.0 / math.sqrt(self.hidden)
         return {
             "first": _GAIN / math.sqrt(self.dimension),
@@ -98,14 +98,14 @@ class PerceptronCritic(Critic):
         }
 
     def scores(self, weights: Tensor, points: Tensor, labels: Tensor) -> Tensor:
-        """Return D_m(x_mb, l_mb), (M, B)."""
+        """Returns D_m(x_mb, l_mb), (M, B)."""
         arrays, kinds = self.arrays(weights), self.one_hot(labels, points)
         _, second = self._activations(arrays, points, kinds)
         heads = torch.baddbmm(arrays["head"], kinds, arrays["label_heads"])
         return (leaky_relu(second, _SLOPE) * heads).sum(-1)
 
     def gradients(self, weights: Tensor, points: Tensor, labels: Tensor) -> Tensor:
-        """Return ∂D_m/∂x at each point, (M, B, D)."""
+        """Returns ∂D_m/∂x at each point, (M, B, D)."""
         arrays, kinds = self.arrays(weights), self.one_hot(labels, points)
         with torch.no_grad():
             first, second = (_slopes(a) for a in self._activations(arrays, points, kinds))
@@ -117,7 +117,7 @@ class PerceptronCritic(Critic):
     def _activations(
         self, arrays: dict[str, Tensor], points: Tensor, kinds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return both layers before φ, (M, B, h)."""
+        """Returns both layers before φ, (M, B, h)."""
         first = torch.bmm(torch.cat([points / self.scale, kinds], -1), arrays["first"])
         hidden = leaky_relu(first, _SLOPE)
         return first, torch.baddbmm(arrays["bias"], hidden, arrays["second"])
@@ -186,7 +186,7 @@ class ConvolutionCritic(Critic):
 
     @property
     def deviations(self) -> dict[str, float]:
-        """Those that suit inputs of unit size."""
+        """Standard deviations for inputs of unit size."""
         shapes, area = self.shapes, _KERNEL * _KERNEL
         first = _GAIN / math.sqrt(self.view.shape[0] * area)
         return {
@@ -199,7 +199,7 @@ class ConvolutionCritic(Critic):
         }
 
     def scores(self, weights: Tensor, points: Tensor, labels: Tensor) -> Tensor:
-        """Return D_m(x_mb, l_mb), (M, B)."""
+        """Returns D_m(x_mb, l_mb), (M, B)."""
         critics, pairs, _ = points.shape
         arrays, kinds = self.arrays(weights), self.one_hot(labels, points)
         pictures = (points @ self._transpose.to(points)).unflatten(-1, self.view.shape)
@@ -213,7 +213,7 @@ class ConvolutionCritic(Critic):
 
 
 def _convolved(images: Tensor, kernels: Tensor, bias: Tensor | None) -> Tensor:
-    """Convolve group m of channels (B, M·in, H, W) with critic m's kernels (M, out, in, k, k)."""
+    """Convolves group m of channels (B, M·in, H, W) with critic m's kernels (M, out, in, k, k)."""
     groups = len(kernels)
     return conv2d(images, kernels.flatten(0, 1), bias, _STRIDE, _PADDING, groups=groups)
 
@@ -254,7 +254,7 @@ class LocalGenerator(Stacked):
 
     @property
     def deviations(self) -> dict[str, float]:
-        """Those that suit inputs of unit size: a few latents and one label, then h."""
+        """Standard deviations for inputs of unit size: a few latents and one label, then h."""
         wide = 1.0 / math.sqrt(self.hidden)
         return {
             "first": _GAIN / math.sqrt(self.latent / 3.0 + 1.0),
@@ -265,7 +265,7 @@ class LocalGenerator(Stacked):
         }
 
     def points(self, weights: Tensor, uniform: Tensor, labels: Tensor) -> Tensor:
-        """Return G_m(z_mb, l_mb), (M, B, D), for each generator's B latents.
+        """Returns G_m(z_mb, l_mb), (M, B, D), for each generator's B latents.
 
         Args:
             weights: (M, W).

@@ -49,7 +49,7 @@ class Stacked(ABC):
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     def initial(self, stream: Stream) -> Tensor:
-        """Return the first weights of every network, float32 (W,): public where the stream is."""
+        """Returns the first weights of every network, float32 (W,): public where the stream is."""
         deviations = self.deviations
         arrays = [
             deviations[name] * stream.normal(math.prod(shape))
@@ -58,7 +58,7 @@ class Stacked(ABC):
         return torch.cat(arrays).to(torch.float32)
 
     def arrays(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the arrays of M networks by name, (M, *shape): views of the weights (M, W)."""
+        """Returns the arrays of M networks by name, (M, *shape): views of the weights (M, W)."""
         sizes = [math.prod(shape) for shape in self.shapes.values()]
         parts = weights.split(sizes, dim=1)
         return {
@@ -67,7 +67,7 @@ class Stacked(ABC):
         }
 
     def one_hot(self, labels: Tensor, like: Tensor) -> Tensor:
-        """Return the labels (M, B) as unit vectors (M, B, L), of the dtype of `like`."""
+        """Returns the labels (M, B) as unit vectors (M, B, L), of the dtype of `like`."""
         return one_hot(labels, self.classes).to(like)
 
 
@@ -87,13 +87,13 @@ class Adam:
 
     @classmethod
     def start(cls, weights: Tensor) -> Adam:
-        """Return the state before the first step of weights (M, W)."""
+        """Returns the state before the first step of weights (M, W)."""
         zeros = torch.zeros_like(weights)
         return cls(zeros, zeros.clone(), weights.new_zeros(len(weights)))
 
     @torch.no_grad()
     def step(self, weights: Tensor, gradient: Tensor, rate: float, active: Tensor) -> None:
-        """Take one step of the active rows, in place, at the same work whichever are active.
+        """Takes one step of the active rows, in place, at the same work whichever are active.
 
         Args:
             weights: (M, W).

@@ -73,11 +73,11 @@ class CriticTraining:
             )
 
     def rate(self, round: int, rounds: int) -> float:
-        """Return the learning rate of round 1 ≤ `round` ≤ `rounds`."""
+        """Returns the learning rate of round 1 ≤ `round` ≤ `rounds`."""
         return self.lr / 2.0 if round > (1.0 - self.late) * rounds else self.lr
 
     def steps_after(self, trained: int) -> int:
-        """Return the steps against the server's rows, after `trained` rounds of a critic."""
+        """Returns the steps against the server's rows, after `trained` rounds of a critic."""
         return self.steps if trained else self.steps + self.warm
 
     @property
@@ -99,7 +99,7 @@ def wgan_gp_losses(
     mismatch: float = 0.0,
     others: Tensor | None = None,
 ) -> Tensor:
-    """Return the loss of each critic, (M,), to be minimised over its weights.
+    """Returns the loss of each critic, (M,), to be minimised over its weights.
 
     mean D(x', l) − mean D(x, l) + penalty·mean (‖∇D(x̂, l)‖ − 1)² + drift·mean D(x, l)² with
     generated x', records x and x̂ = x + u(x' − x) (WGAN-GP: Gulrajani et al. 2017, equation 3; the

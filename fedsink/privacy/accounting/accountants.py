@@ -249,7 +249,7 @@ def _opacus_curve(rate: float, sigma: float) -> tuple[np.ndarray, np.ndarray]:
 
 @contextlib.contextmanager
 def _quiet_absl() -> Iterator[None]:
-    """Silence notes on Rényi orders that are left out: fewer orders still give an upper bound."""
+    """Silences notes on Rényi orders that are left out: fewer orders still give an upper bound."""
     logger = logging.getLogger("absl")
     logger.addFilter(_drop)
     try:

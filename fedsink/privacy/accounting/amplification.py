@@ -1,4 +1,4 @@
-"""Amplification by shuffling: what local privacy becomes when nobody knows who sent which report.
+"""Amplification by shuffling: local privacy where nobody knows who sent which report.
 
 >>> round(shuffled_epsilon(5.0, 400_000, 1e-6), 3)
 0.352

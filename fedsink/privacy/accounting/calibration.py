@@ -17,7 +17,7 @@ from fedsink.privacy.adjacency import ADD_REMOVE
 from fedsink.values import privacy_checks as checks
 
 _TOLERANCE = 5e-4
-_SMALLEST_DELTA, _LARGEST_DELTA = 1e-12, 0.499  # outside, nobody asks
+_SMALLEST_DELTA, _LARGEST_DELTA = 1e-12, 0.499  # wider than any useful range
 _DELTA_DECADES = 0.004  # 1 % of δ
 _MOST_USES = 10**9
 _MOST_EVALUATIONS = 60
@@ -223,7 +223,7 @@ def _search(
 
 
 def _root(point: tuple[float, float]) -> float:
-    """Where cost = eps if it grew like x^1.3, at most a factor e² away."""
+    """Guess of the x with cost = eps, as if cost grew like x^1.3; at most a factor e² away."""
     x, excess = point
     return x * math.exp(-max(-2.0, min(2.0, excess / 1.3)))
 
@@ -240,7 +240,7 @@ def _between(good: tuple[float, float], bad: tuple[float, float], tolerance: flo
 
 
 def _largest_guess(eps: float, scale: Curve) -> float:
-    """Solve scale(x) = eps by bisection of log x; a starting point only."""
+    """Solves scale(x) = eps by bisection of log x; a starting point only."""
     low, high = math.log(1e-6), math.log(1e10)
     for _ in range(60):
         middle = (low + high) / 2

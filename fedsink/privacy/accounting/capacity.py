@@ -4,7 +4,7 @@ Where at most B records are sampled, all take part; where more are, some rule th
 record's values keeps B of them. What that costs depends on the clip.
 
 *Batch clip: nothing.* Fix the other records' coins and the coins of the rule. If x is not sampled,
-the batch is a function of these coins alone, the same with and without x in the data. If x is
+the batch is a function of only these coins, the same with and without x in the data. If x is
 sampled, the batch is another one, and two clipped gradients are never further apart than 2Δ, the
 sensitivity, whichever records were kept. So the two releases are N(u) against
 (1 − q)·N(u) + q·N(v) with ‖u − v‖ ≤ 2Δ, as without a capacity. The same argument with a second

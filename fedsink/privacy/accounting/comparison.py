@@ -58,7 +58,7 @@ def solve_account(
         rate: Sampling probability q in (0, 1]; 1 unless given where the clip samples no records.
         sigma: Noise multiplier, noise std / the clip's `claimed_sensitivity`.
         rounds: T ≥ 1.
-        eps: ε; what is solved for costs at most this much.
+        eps: ε; the solution costs at most this much.
         classes: Number of public classes of a `ClassSchedule`; 1 for a joint one.
         clip: one of `CLIP_NAMES`.
         adjacency: ``"add-remove"``, ``"replace-one"``, ``"user"`` or ``"client"``.
@@ -66,7 +66,7 @@ def solve_account(
         nominal_records: N or None.
         clients: Number of clients, all running this plan, at which one person has a record.
         accountants: Names of those to run; None: all that have a bound under the adjacency.
-        options: what only some clips have, by the names in `Clip.account_options`, among them
+        options: of only some clips, by the names in `Clip.account_options`, among them
             ``turns``, P of a `TurnSchedule`. None: not given.
 
     Raises:

@@ -1,7 +1,7 @@
 """The cost of a plan's parameters under its adjacency: the step from (q, σ, T) to ε.
 
-`PrivacyPlan`, the search for a σ and `fedsink account` ask a `Cost`; it asks the clip and the
-schedule what they are, and one of the accountants for a number.
+`PrivacyPlan`, the search for a σ and `fedsink account` use a `Cost`, which reads the clip and the
+schedule, and calls one of the accountants.
 
 >>> from fedsink.privacy.clips import BatchClip
 >>> from fedsink.privacy.sampling import JointSchedule
@@ -122,7 +122,7 @@ class Cost:
         return overflow_probability(rate, self.capacity, self.nominal_records, visits)
 
     def check_overflow(self, rate: float, uses: int, delta: float) -> None:
-        """Refuse a capacity so small that its overflow alone costs δ, with a PrivacyError."""
+        """Raises PrivacyError for a capacity so small that already its overflow costs δ."""
         overflow = self.overflow(rate, uses)
         if overflow >= delta:
             raise PrivacyError(
@@ -134,7 +134,7 @@ class Cost:
     def epsilon(
         self, rate: float, sigma: float, uses: int, delta: float, accountant: str = "pld"
     ) -> float:
-        """ε(δ) of `uses` uses; infinite where an overflow alone costs δ.
+        """ε(δ) of `uses` uses; infinite where already an overflow costs δ.
 
         Raises:
             PrivacyError: If a value is out of range, or the accountant has no bound here.
@@ -145,7 +145,7 @@ class Cost:
     def epsilon_unamplified(
         self, rate: float, sigma: float, uses: int, delta: float, accountant: str = "pld"
     ) -> float:
-        """ε(δ) of the same uses for whoever sees which units take part: nothing is amplified.
+        """ε(δ) of the uses against an observer of which units take part: nothing is amplified.
 
         A capacity's overflow keeps the probability it has at the true rate.
         """
@@ -157,7 +157,7 @@ class Cost:
     ) -> float | None:
         """ε roughly where it is far above a ceiling, in milliseconds; None where it may be near.
 
-        It serves to refuse a plan, and proves nothing about one that is not refused. "Far" leaves
+        The value serves to refuse a plan, and proves nothing about other plans. "Far" leaves
         room for what Rényi DP and a coarse grid of losses read above ε: up to 5ε + 1/(2σ²) + ½,
         and up to 1.05ε + 0.3.
         """
@@ -168,7 +168,7 @@ class Cost:
             exact = poisson_gaussian_epsilon(1.0, self._of_unit(sigma), uses, delta)
             return exact if exact > ceiling else None
         if self._asked_in_secret(rate):
-            # Against the bound: a part that answers, or does not, costs no more than a change.
+            # Against the bound: whether a part answers costs at most what a change costs.
             sigma *= self.clip.sensitivity / self.clip.bound
         rough = rdp_epsilon(rate, sigma, uses, delta)
         if rough > 5.0 * ceiling + 0.5 / sigma**2 + 0.5:
@@ -229,7 +229,7 @@ class Cost:
         return self.clip.overflows(self.adjacency, self.capacity)
 
     def _unsampled(self, rate: float) -> bool:
-        """Tells whether a unit takes part in every use, as far as is accounted for."""
+        """Tells whether the accounting assumes that a unit takes part in every use."""
         return self._by_client or not (self.clip.sampled or self._asked_in_secret(rate))
 
     def _asked_in_secret(self, rate: float) -> bool:

@@ -1,4 +1,4 @@
-"""ε of a `dp_accounting.DpEvent`: what a mechanism says about itself, read by an accountant.
+"""ε of a `dp_accounting.DpEvent`: a mechanism's description, read by an accountant.
 
 Multipliers are noise std (or scale) over the *sensitivity under the adjacency*: the largest
 distance of two neighbouring totals. dp_accounting's own replace-one reads them against the radius

@@ -1,4 +1,4 @@
-"""On which grid a privacy loss distribution is trusted.
+"""The grid on which a privacy loss distribution is trusted.
 
 Over many compositions the answer depends on the discretisation interval: too coarse a grid rounds
 every loss up, too fine a one accumulates floating-point error.

@@ -117,7 +117,7 @@ def _composed(pair: str, rate: float, sigma: float, uses: int, grid: float) -> A
 
 @lru_cache(maxsize=8)
 def _pmf(ways: tuple[str, ...], rate: float, sigma: float, grid: float) -> Any:
-    """One use's loss distribution, connecting the dots of the largest of the hockey sticks."""
+    """Loss distribution of one use: connects the dots of the largest of the hockey sticks."""
     mechanisms = checks.require("dp_accounting.pld.privacy_loss_mechanism")
     losses = [
         mechanisms.GaussianPrivacyLoss(

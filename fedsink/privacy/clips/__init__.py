@@ -1,4 +1,4 @@
-"""Clips by name: each bounds what one unit can change in a release, and answers for the bound."""
+"""Clips by name: each bounds the change of a release by one unit, and states that bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clip of a plan: it bounds what one unit can change in a release, and answers for that bound.
+"""The clip of a plan bounds the change of a release by one unit, and states that bound.
 
 Samplers, accountants and audits ask the clip and never which clip it is. A new one is a subclass of
 `Clip`, in the table of `fedsink.privacy.clips`. No entry point adds clips: a stranger's clip could
@@ -29,7 +29,7 @@ _SMALLEST = 2.0**-1000
 
 @dataclass(frozen=True)
 class Clip(ABC):
-    """A bound on what one protected unit can change in a release.
+    """Bounds the change of a release by one protected unit.
 
     Args:
         bound: of an L2 norm; finite and > 0.
@@ -39,10 +39,10 @@ class Clip(ABC):
         needed: sentence of `expect` for a clip of another family, with a place for its name.
         sampled: a batch of records is drawn; else every record takes part in every use.
         per_record: each record's contribution is clipped by itself, and their sum is released.
-        published: there to compare with published work, in simulations.
+        published: only for comparison with published work, in simulations.
         replacement: name of the dominating pair where one record or one answer replaces another;
             see `fedsink.privacy.accounting.replacement`.
-        account_options: names of what an account may state beside rate, noise and rounds; "turns"
+        account_options: names of an account's options beside rate, noise and rounds; "turns"
             is about the schedule, the others are read by `for_account`.
 
     Raises:
@@ -73,15 +73,15 @@ class Clip(ABC):
 
     @abstractmethod
     def of_client(self, capacity: int | None) -> int:
-        """How many times the sensitivity all records of a client together can move a release.
+        """Factor f: all records of a client together move a release by at most f sensitivities.
 
         Args:
-            capacity: B, at most so many sampled records take part; None: all of them.
+            capacity: B, most sampled records that take part; None: all of them.
         """
 
     @abstractmethod
     def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
-        """Refuse a plan that has no guarantee with this clip; raises PrivacyError."""
+        """Refuses a plan that has no guarantee with this clip; raises PrivacyError."""
 
     @abstractmethod
     def check_rate(self, rate: float) -> float:
@@ -104,7 +104,7 @@ class Clip(ABC):
         return False
 
     def overflows(self, adjacency: str, capacity: int | None) -> bool:
-        """Tells whether a full batch changes what a record does; δ then includes its chance."""
+        """Tells whether a full batch changes a record's effect; δ then includes its probability."""
         return self.per_record and capacity is not None and adjacency != CLIENT
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Clip(ABC):
 
 
 def check_type(gradients: torch.Tensor) -> None:
-    """Refuse a gradient of another type than float32 and float64; raises PrivacyError."""
+    """Refuses a gradient of another type than float32 and float64; raises PrivacyError."""
     if gradients.dtype not in (torch.float32, torch.float64):
         raise PrivacyError(
             f"a gradient to clip must be float32 or float64, received {gradients.dtype}: "

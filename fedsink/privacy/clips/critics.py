@@ -41,7 +41,7 @@ class ClipOfCritics(Clip):
 
     @abstractmethod
     def check_size(self, critics: int, rows: int) -> None:
-        """Refuse gradients of more critics at a client, or of more rows; raises PrivacyError."""
+        """Refuses gradients of more critics at a client, or of more rows; raises PrivacyError."""
 
     @abstractmethod
     def total(self, gradients: torch.Tensor) -> torch.Tensor:
@@ -52,7 +52,7 @@ class ClipOfCritics(Clip):
         return self.critics
 
     def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
-        """Refuse a capacity and a class schedule, which have no meaning for critics."""
+        """Refuses a capacity and a class schedule, which have no meaning for critics."""
         if capacity is not None:
             raise PrivacyError(
                 f"clip={self.name} draws no batch of records, so capacity={capacity} has no "
@@ -68,7 +68,7 @@ class ClipOfCritics(Clip):
 
 @dataclass(frozen=True)
 class CriticClip(ClipOfCritics):
-    """Clip each critic's gradient g_m, an n×D matrix, to norm ≤ C; a client releases Σ_m g_m.
+    """Clips each critic's gradient g_m, an n×D matrix, to norm ≤ C; a client releases Σ_m g_m.
 
     The client deals its records to M critics by public slot numbers. A critic is any function of
     its own part of the records, of the transcript and of the client's coins, and so is g_m. A
@@ -138,7 +138,7 @@ class CriticClip(ClipOfCritics):
         return rate < 1.0
 
     def check_size(self, critics: int, rows: int) -> None:
-        """Refuse gradients of more critics at a client; raises PrivacyError."""
+        """Refuses gradients of more critics at a client; raises PrivacyError."""
         if critics > self.critics:
             raise PrivacyError(
                 f"the clip accounts for {self.critics} critics at a client, not for {critics}."
@@ -166,9 +166,9 @@ class CriticClip(ClipOfCritics):
 
 @dataclass(frozen=True)
 class RowClip(ClipOfCritics):
-    """Clip each row of a critic's gradient, an n×D matrix, to norm ≤ C; M = 1 critic a client.
+    """Clips each row of a critic's gradient, an n×D matrix, to norm ≤ C; M = 1 critic a client.
 
-    This is the published clip (Chen, Orekondy, Fritz 2020), there to compare with. A row longer
+    The published clip (Chen, Orekondy, Fritz 2020), for comparison. A row longer
     than C is scaled to C, any other is left as it is. All rows ask the same critic: a change of its
     part of the records moves each of them within a ball of radius C, and so the matrix by up to
     2C√n. The published noise of std 2Cσ' is therefore one of multiplier σ'/√n. `CriticClip` with
@@ -201,12 +201,12 @@ class RowClip(ClipOfCritics):
 
     @property
     def sensitivity(self) -> float:
-        """2C√n: what a critic's part of the records can change at all n rows together."""
+        """2C√n: the largest change at all n rows together by a critic's part of the records."""
         return 2.0 * self.bound * math.sqrt(self.rows)
 
     @property
     def claimed_sensitivity(self) -> float:
-        """2C: what a critic's part of the records can change at one row."""
+        """2C: the largest change at one row by a critic's part of the records."""
         return 2.0 * self.bound
 
     def check_rate(self, rate: float) -> float:
@@ -220,7 +220,7 @@ class RowClip(ClipOfCritics):
         return 1.0
 
     def check_size(self, critics: int, rows: int) -> None:
-        """Refuse gradients of several critics at a client or of more rows; raises PrivacyError."""
+        """Refuses gradients of several critics at a client or of more rows; raises PrivacyError."""
         if critics > self.critics:
             raise PrivacyError(f"clip={self.name} accounts for one critic, not for {critics}.")
         if rows > self.rows:

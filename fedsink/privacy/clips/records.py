@@ -29,7 +29,7 @@ class ClipOfRecords(Clip):
     sampled: ClassVar[bool] = True
 
     def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
-        """Refuse a user as the unit, and a client whose contribution is unbounded."""
+        """Refuses a user as the unit, and a client whose contribution is unbounded."""
         if adjacency == CLIENT:
             self.of_client(capacity)
         if adjacency == USER:
@@ -45,7 +45,7 @@ class ClipOfRecords(Clip):
 
 @dataclass(frozen=True)
 class BatchClip(ClipOfRecords):
-    """Clip the whole gradient of a batch, an n×d matrix G, to L2 norm ≤ Δ: G·min(1, Δ/‖G‖).
+    """Clips the whole gradient of a batch, an n×d matrix G, to L2 norm ≤ Δ: G·min(1, Δ/‖G‖).
 
     The two clipped gradients of any two shards lie in one ball of radius Δ, hence a sensitivity
     of 2Δ whatever the loss; the noise of DP-Sinkhorn's Algorithm 1 is 2Δσ for this reason
@@ -94,7 +94,7 @@ class BatchClip(ClipOfRecords):
 
 @dataclass(frozen=True)
 class RecordClip(ClipOfRecords):
-    """Clip each record's contribution g_j to L2 norm ≤ Δ; the client releases Σ_j g_j + noise.
+    """Clips each record's contribution g_j to L2 norm ≤ Δ; the client releases Σ_j g_j + noise.
 
     Adding or removing one record changes the sum by its own clipped contribution, hence a
     sensitivity of Δ. This holds for contributions that depend on no other record. The sum is
@@ -114,11 +114,11 @@ class RecordClip(ClipOfRecords):
 
     @property
     def sensitivity(self) -> float:
-        """Δ: what one record can add to the sum."""
+        """Δ: the longest contribution of one record to the sum."""
         return self.bound
 
     def of_client(self, capacity: int | None) -> int:
-        """B: at most so many contributions of norm Δ come and go."""
+        """B: the largest number of contributions of norm Δ that appear or vanish."""
         if capacity is None:
             raise PrivacyError(
                 "the client adjacency with clip=record needs a capacity: without one a client's "

@@ -114,7 +114,7 @@ class GaussianMechanism(LocalMechanism):
         )
 
     def describe(self) -> dict[str, Any]:
-        """What to print and to write into privacy.json."""
+        """Returns the words and numbers to print and to write into privacy.json."""
         return {**super().describe(), "calibration": self.calibration}
 
 

@@ -18,7 +18,7 @@ _LARGEST_EPSILON = 20.0
 
 @dataclass(frozen=True)
 class RandomizedResponse:
-    """Keep the label with probability p = e^ε/(e^ε + C − 1), else answer another at random.
+    """Keeps the label with probability p = e^ε/(e^ε + C − 1), else answers another at random.
 
     Each of the C − 1 other classes has probability q = 1/(e^ε + C − 1), so that p/q = e^ε: pure ε
     local differential privacy of the label (Warner 1965; Kairouz, Oh, Viswanath 2016).
@@ -107,7 +107,7 @@ class RandomizedResponse:
         return matrix.fill_diagonal_(self._log_keep)
 
     def estimate_prior(self, privatized_labels: torch.Tensor) -> torch.Tensor:
-        """Class frequencies before randomization, float64 (C,), from the answers alone.
+        """Class frequencies before randomization, float64 (C,), from the answers only.
 
         Inverts f = q + (p − q)·π and projects onto the simplex (Euclidean). Post-processing.
 
@@ -123,7 +123,7 @@ class RandomizedResponse:
         return _onto_simplex((frequencies - other) / (self.keep_probability - other))
 
     def describe(self) -> dict[str, Any]:
-        """What to print and to write into privacy.json."""
+        """Returns the words and numbers to print and to write into privacy.json."""
         return {
             "mechanism": self.name,
             "epsilon": self.epsilon,
@@ -216,7 +216,7 @@ class ProductMechanism:
         return self.image.matched_cost
 
     def describe(self) -> dict[str, Any]:
-        """What to print and to write into privacy.json."""
+        """Returns the words and numbers to print and to write into privacy.json."""
         return {
             "mechanism": self.name,
             "epsilon": self.epsilon,

@@ -1,4 +1,4 @@
-"""What a local mechanism is: noise on one record, whose sensitivity, cost and words it carries."""
+"""Base of local mechanisms: noise on one record, with its sensitivity, its cost and its words."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class MatchedCost:
 
 
 class LocalMechanism(ABC):
-    """A mechanism Y = x + noise for values x = f(record), with a local guarantee of its own.
+    """A mechanism Y = x + noise for values x = f(record), with its own local guarantee.
 
     The sensitivity Δ is a *diameter*, sup‖x − x'‖ in the mechanism's norm, from public bounds.
-    Subclasses are frozen dataclasses; whatever else the package wants to know of a mechanism
-    it asks here, so that no other file knows a mechanism by name.
+    Subclasses are frozen dataclasses; the rest of the package asks a mechanism only
+    through these methods, so that no other file knows a mechanism by name.
     `fedsink.privacy.mechanisms` finds them.
 
     Guarantees:
@@ -132,7 +132,7 @@ class LocalMechanism(ABC):
         """The mechanism as a `dp_accounting.DpEvent`, its noise in units of the sensitivity."""
 
     def describe(self) -> dict[str, Any]:
-        """What to print and to write into privacy.json."""
+        """Returns the words and numbers to print and to write into privacy.json."""
         return {
             "mechanism": self.name,
             "epsilon": self.epsilon,

@@ -24,12 +24,12 @@ _SECRET_BYTES = 32
 
 
 class Key(Protocol):
-    """What a client needs of a key: a kind to report and a stream for each use.
+    """Interface of a noise key: a kind to report and a stream for each use.
 
     Attributes:
         kind: ``"reproducible"``, ``"secret"`` or ``"secure"``.
-        repeatable: Whether the same arguments give the same stream again. Where they do not, a
-            client must store what it released to answer a repeated request.
+        repeatable: True if equal arguments give the same stream again. Otherwise a client must
+            store its releases to answer a repeated request.
     """
 
     kind: ClassVar[str]
@@ -72,7 +72,7 @@ class ReproducibleKey:
 
 @lru_cache(maxsize=64)
 def _seeded(seed: int, purpose: str) -> Stream:
-    """What the streams of all clients and rounds have in common; nothing is drawn from it."""
+    """Parent of the streams of all clients and rounds; nothing is drawn from it."""
     return Stream(b"fedsink reproducible", seed, purpose)
 
 
@@ -121,7 +121,7 @@ class SecretKey:
 
     @classmethod
     def create(cls, path: str | Path, run: str) -> SecretKey:
-        """Draw a key from the operating system and write it to a new file of mode 0600.
+        """Draws a key from the operating system and writes it to a new file of mode 0600.
 
         The file appears complete or not at all. Raises PrivacyError if `path` already exists: a
         key is never replaced, because noise drawn from it may have been released.
@@ -143,7 +143,7 @@ class SecretKey:
 
     @classmethod
     def load(cls, path: str | Path) -> SecretKey:
-        """Read a key file. Raises PrivacyError if it is missing, readable by others, or damaged."""
+        """Reads a key file; raises PrivacyError if it is missing, damaged or readable by others."""
         path = Path(path)
         try:
             handle = os.open(path, os.O_RDONLY)

@@ -28,7 +28,7 @@ _BLOCK_WORDS = 1 << 17  # hashlib refuses more than 2^29 bytes at once; 1 MiB bl
 
 def _encode(item: str | int | bytes) -> bytes:
     """Type tag, length and content, so that no two contexts have the same encoding."""
-    if type(item) is int:  # clients and rounds: the same few of them again and again
+    if type(item) is int:  # clients and rounds: few different values, used again and again
         return _encode_int(item)
     if isinstance(item, bytes):
         tag, content = b"b", item
@@ -70,7 +70,7 @@ class Stream:
 
     Args:
         key: Secret or public key bytes; non-empty.
-        context: What the numbers are for (purpose, client, round, ...).
+        context: Use of the numbers (purpose, client, round, ...).
 
     Raises:
         PrivacyError: If the key is empty or the context holds another type.
@@ -135,7 +135,7 @@ class Stream:
         return noised(values, scale, self.laplace(*values.shape))
 
     def _words(self, count: int) -> Iterator[np.ndarray]:
-        """Yield `count` uniform 64-bit words in blocks; one call takes one counter value."""
+        """Yields `count` uniform 64-bit words in blocks; one call takes one counter value."""
         call = self._prefix + b"c" + next(self._calls).to_bytes(8, "big")
         for block, start in enumerate(range(0, count, _BLOCK_WORDS)):
             words = min(_BLOCK_WORDS, count - start)
@@ -146,7 +146,7 @@ class Stream:
 def uniforms(streams: Sequence[Stream], counts: Sequence[int]) -> torch.Tensor:
     """The next `counts[i]` uniforms of stream i, one stream after the other, float64.
 
-    The same values as of `stream.uniform(count)` for each, at a cost per value alone.
+    Equals `stream.uniform(count)` of each stream, at a cost per value only.
     """
     out = np.empty(sum(counts), dtype=np.float64)
     start = 0
@@ -160,14 +160,14 @@ def uniforms(streams: Sequence[Stream], counts: Sequence[int]) -> torch.Tensor:
 
 
 def add_gaussian_each(streams: Sequence[Stream], values: torch.Tensor, std: float) -> torch.Tensor:
-    """What `stream.add_gaussian(row, std)` gives for each row and its own stream, stacked.
+    """Returns `stream.add_gaussian(row, std)` of each row and its own stream, stacked.
 
     Args:
         streams: one for each row, all different.
         values: (len(streams), ...).
         std: standard deviation of the noise.
     """
-    if any(type(stream) is not Stream for stream in streams):  # which add noise of their own kind
+    if any(type(stream) is not Stream for stream in streams):  # which override the noise
         rows = [s.add_gaussian(row, std) for s, row in zip(streams, values, strict=True)]
         return torch.stack(rows)
     counts = [values[0].numel()] * len(streams) if len(streams) else []

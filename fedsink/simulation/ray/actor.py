@@ -37,7 +37,7 @@ class Question(NamedTuple):
 
 
 class Actor:
-    """One cohort in a process of its own.
+    """Runs one cohort in a separate process.
 
     Before `host` only `place`, `versions`, `digest` and `hold` may be called: the cohort's key and
     settings are sent to a process that has shown its node, its versions and its records.
@@ -64,7 +64,7 @@ class Actor:
             return f"none ({error})"
 
     def hold(self, data: DataSpec, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take the records from Ray's memory, where all processes of a node share them."""
+        """Takes the records from Ray's memory, where all processes of a node share them."""
         give(data, "train", LabelledData.of_arrays(arrays))
 
     def versions(self) -> dict[str, str]:
@@ -72,7 +72,7 @@ class Actor:
         return versions()
 
     def host(self, build: Callable[[], Cohort]) -> None:
-        """Build the cohort."""
+        """Builds the cohort."""
         self._cohort = build()
 
     def process(self) -> int:
@@ -80,17 +80,17 @@ class Actor:
         return os.getpid()
 
     def answer(self, said: bytes, jobs: list[Job]) -> list[tuple[int, RecordDict | Error]]:
-        """Answer messages one by one."""
+        """Answers messages one by one."""
         question: Question = pickle.loads(said)
         grant(question.passes)
         return self._cohort.answer_jobs(question.contents, jobs)
 
     def keep(self, said: bytes, rounds: list[int]) -> None:
-        """Store the states of this cohort's clients after a round."""
+        """Stores the states of this cohort's clients after a round."""
         keep_states(rounds[0])
 
     def add_up(self, said: bytes, portions: Sequence[Portion], message_type: str) -> list[Any]:
-        """Answer portions of broadcasts: the values of a `PartialSum` for each."""
+        """Answers portions of broadcasts: the values of a `PartialSum` for each."""
         question: Question = pickle.loads(said)
         grant(question.passes)
         received = [Content.received(content) for content in question.contents]

@@ -67,7 +67,7 @@ def start(address: str | None, num_cpus: int | None, debug: bool) -> Any:
 
 
 def _refuse_silence(address: str) -> None:
-    """Refuse an address where nobody listens: Ray would try for minutes and end the process."""
+    """Refuses an address where nobody listens: Ray would try for minutes, then end the process."""
     from ray._private.services import canonicalize_bootstrap_address
 
     try:
@@ -160,7 +160,7 @@ class CohortPlaces:
         )
 
     def close(self) -> None:
-        """Give the places back."""
+        """Gives the places back."""
         self._ray.util.remove_placement_group(self._group)
 
 

@@ -40,7 +40,7 @@ class _LostError(Exception):
 
 
 class Cohorts:
-    """One actor for each place. The first question waits until they have started.
+    """Keeps one actor for each place. The first question waits until all actors have started.
 
     Args:
         ray: the module, connected.
@@ -93,7 +93,7 @@ class Cohorts:
         return len(self.actors)
 
     def ask(self, method: str, shared: Any, work: Sequence[Sequence[Any]], *more: Any) -> list[Any]:
-        """Call a method of every actor that has work; the answer of each other one is empty.
+        """Calls a method of every actor that has work; the answers of the others are empty.
 
         Args:
             method: of `Actor`.
@@ -130,7 +130,7 @@ class Cohorts:
         raise _died() from last
 
     def close(self) -> None:
-        """End the actors."""
+        """Ends the actors."""
         for actor in self.actors:
             self._ray.kill(actor)
 
@@ -171,7 +171,7 @@ class Cohorts:
             self.actors[place] = self._new(place)
 
     def _start(self, places: Collection[int]) -> None:
-        """Wait for new actors, check their nodes, and have them build their cohorts.
+        """Waits for new actors, checks their nodes, and has them build their cohorts.
 
         Raises:
             ClientError: they found no place in time, died, or cannot be used.
@@ -223,13 +223,13 @@ class Cohorts:
             raise
 
     def _compare(self, nodes: Mapping[int, str], versions: Mapping[str, str]) -> None:
-        """Refuse nodes that have other versions than this process."""
+        """Refuses nodes that have other versions than this process."""
         calls = {place: self.actors[place].versions.remote() for place in nodes}
         for place, there in self._received(calls).items():
             refuse_versions(node_in_words(self._ray, nodes[place]), versions, there)
 
     def _hand_out(self, nodes: Mapping[int, str], records: NodeRecords) -> None:
-        """Have new actors read or take the records; refuses nodes that have others."""
+        """Has new actors read or take the records; refuses nodes that have others."""
         calls = {place: records.call(self.actors[place]) for place in nodes}
         answers = self._received(calls)
         records.check({node_in_words(self._ray, nodes[p]): a for p, a in answers.items()})

@@ -1,4 +1,4 @@
-"""Checks of a cluster's nodes, before they are used: versions, records, and who may get a key."""
+"""Checks of a cluster's nodes, before they are used: versions, records, and the right to a key."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def versions() -> dict[str, str]:
 
 
 def refuse_versions(node: str, here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """Refuse a node that has other versions than the driver.
+    """Refuses a node that has other versions than the driver.
 
     Args:
         node: in words.
@@ -64,7 +64,7 @@ def refuse_versions(node: str, here: Mapping[str, str], there: Mapping[str, str]
 
 
 def refuse_unencrypted(here: str, nodes: Collection[str]) -> None:
-    """Refuse to send a secret to other nodes in the clear.
+    """Refuses to send a secret to other nodes in the clear.
 
     Args:
         here: the id of the driver's node.
@@ -104,13 +104,13 @@ class NodeRecords:
         self._put: Any = ray.put(data.arrays()) if sent else None
 
     def call(self, actor: Any) -> Any:
-        """Have an actor read or take them; the reference of the answer that `check` is told."""
+        """Has an actor read or take the records; returns its answer's reference for `check`."""
         if self._put is not None:
             return actor.hold.remote(self._spec, self._put)
         return actor.digest.remote(self._spec)
 
     def check(self, answers: Mapping[str, str]) -> None:
-        """Refuse nodes that read other records.
+        """Refuses nodes that read other records.
 
         Args:
             answers: to `call`, by node in words.

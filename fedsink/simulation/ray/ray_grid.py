@@ -1,6 +1,6 @@
 """The grid of `engine=ray`: one call and one answer per cohort and round.
 
-`RayGrid` asks the cohorts. On a cluster `DriverAdmission` first charges what they are asked.
+`RayGrid` asks the cohorts. On a cluster `DriverAdmission` first charges the messages.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class RayGrid(SimulationGrid):
         return replace(settings, key_file=None, ledger=None)
 
     def execute(self, messages: Sequence[Message]) -> list[Message]:
-        """Answer one round's messages.
+        """Answers one round's messages.
 
         Raises:
             ClientError: actors died again and again, or did not answer in time.
@@ -158,7 +158,7 @@ class RayGrid(SimulationGrid):
         return partial_sums
 
     def keep(self, round: int) -> None:
-        """Store the states of the cohorts' clients.
+        """Stores the states of the cohorts' clients.
 
         Raises:
             ClientError: actors died again and again, or did not answer in time.
@@ -166,7 +166,7 @@ class RayGrid(SimulationGrid):
         self.cohorts.ask("keep", Question([], []), [[round] for _ in range(len(self.cohorts))])
 
     def close(self) -> None:
-        """End the actors, and the Ray instance or the connection to it."""
+        """Ends the actors, and the Ray instance or the connection to it."""
         self.cohorts.close()
         self._places.close()
         self._ray.shutdown()
@@ -180,7 +180,7 @@ class DriverAdmission:
     charge: a cohort that is started again draws the same.
 
     Guarantees:
-        - A charge is committed before what it pays for is sent to any cohort.
+        - A charge is committed before its message is sent to any cohort.
         - The key is given only to processes on this machine's node, or over TLS.
 
     Attributes:
@@ -206,7 +206,7 @@ class DriverAdmission:
         )
 
     def admit(self, exchange: Exchange) -> list[bytes]:
-        """Charge a round of broadcasts; the passes of all clients that are admitted."""
+        """Charges a round of broadcasts; returns the passes of all admitted clients."""
         return [
             digest
             for broadcast in exchange.broadcasts
@@ -216,7 +216,7 @@ class DriverAdmission:
         ]
 
     def admit_each(self, messages: Sequence[Message]) -> list[bytes]:
-        """Charge single messages; the passes of all clients that are admitted."""
+        """Charges single messages; returns the passes of all admitted clients."""
         return [
             digest
             for message in messages

@@ -47,14 +47,14 @@ class Debugging(Study):
     """Trains one generator on clients that a classifier serves well and one on those it fails.
 
     Some clients of the simulation invert their pictures (`data.corrupt`). A developer cannot look
-    at private records, and has a classifier that was trained on clean pictures of its own, here the
+    at private records, and has a classifier that was trained on its own clean pictures, here the
     test split. Each client is scored by the classifier's accuracy on its records; a generator is
     trained on the clients of high accuracy and another on those of low accuracy. Comparing the
     pictures of both shows the defect.
 
     Guarantees:
         A client holds its records in at most one of the two runs, and nothing in the other.
-        What a client holds does not depend on who else is selected.
+        A client's records do not depend on the other selected clients.
 
     Source: Chen, Orekondy, Fritz 2020, supplement, after Augenstein et al. 2020.
 
@@ -87,7 +87,7 @@ class Debugging(Study):
             )
 
     def plan(self, config: Config, node: NodeSettings) -> StudyPlan:
-        """Score the clients and give each population a run of its own.
+        """Scores the clients and gives each population its own run.
 
         Raises:
             ConfigError: the records are no pictures, or a population is empty.
@@ -147,7 +147,7 @@ class Debugging(Study):
         return members
 
     def conclude(self, folder: Path, notes: Config, runs: Mapping[str, FinishedRun]) -> str:
-        """Write debug.json, debug.txt and debug.png; the text is returned."""
+        """Writes debug.json, debug.txt and debug.png; returns the text."""
         accuracies = notes["accuracies"]
         drawn = {name: run.draw(self.pictures, self.seed) for name, run in runs.items()}
         borders = {name: border(images) for name, (images, _) in drawn.items()}

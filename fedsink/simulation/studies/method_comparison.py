@@ -38,7 +38,7 @@ class MethodComparison(Study):
     its privacy model, its overrides, and the study's values of the keys in `SHARED`.
 
     Runs of one seed differ only in their method: they share reproducible noise, which is no
-    secret. Without `seed` each run has a key of its own.
+    secret. Without `seed` each run has its own key.
 
     Attributes:
         methods: names of strategies.
@@ -93,7 +93,7 @@ class MethodComparison(Study):
                 checks.count("study.seeds", seed, minimum=0)
 
     def plan(self, config: Config, node: NodeSettings) -> StudyPlan:
-        """Compose the configuration of each run.
+        """Composes the configuration of each run.
 
         Raises:
             ConfigError: a key is stated that belongs to single methods, or to `study.seeds`.
@@ -107,7 +107,7 @@ class MethodComparison(Study):
                 "leave one of them out."
             )
         if self.images:
-            load(node.data, "test")  # what it lacks is said before anything runs
+            load(node.data, "test")  # a missing part is reported before anything runs
         data = node.data.name
         if data not in choices("data"):
             raise ConfigError(
@@ -134,7 +134,7 @@ class MethodComparison(Study):
         return [f"data={data}", f"mode={mode}", f"strategy={method}", f"eps={eps}", *own]
 
     def conclude(self, folder: Path, notes: Config, runs: Mapping[str, FinishedRun]) -> str:
-        """Evaluate the runs that have not been, and write compare.html."""
+        """Evaluates the runs that have not been, and writes compare.html."""
         if self.images:
             for number, (name, run) in enumerate(runs.items(), start=1):
                 if "evaluation" not in RecordedRun(run.folder).evaluations:
@@ -158,7 +158,7 @@ def _plain(value: object) -> object:
 
 
 def _refuse_the_rest(config: Config, expected: Config) -> None:
-    """Refuse keys that the runs would not get from the study's configuration."""
+    """Refuses keys that the runs would not get from the study's configuration."""
     stated = dict(leaves({**config, "study": None}))
     usual = dict(leaves({**expected, "study": None}))
     different = [key for key in {**stated, **usual} if stated.get(key) != usual.get(key)]

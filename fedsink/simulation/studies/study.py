@@ -1,6 +1,6 @@
 """A study: an experiment of several runs, played one after the other, and its report.
 
-`Study` is what a study states; `start_study` and `resume_study` play it. `STUDIES` in the package's
+`Study` is a study's interface; `start_study` and `resume_study` play it. `STUDIES` in the package's
 `__init__` has all of them by name.
 """
 
@@ -52,7 +52,7 @@ class Study(ABC):
 
     @abstractmethod
     def plan(self, config: Config, node: NodeSettings) -> StudyPlan:
-        """Plan the runs.
+        """Plans the runs.
 
         Args:
             config: of the study, all interpolations resolved.
@@ -64,7 +64,7 @@ class Study(ABC):
 
     @abstractmethod
     def conclude(self, folder: Path, notes: Config, runs: Mapping[str, FinishedRun]) -> str:
-        """Write the report into the study's folder, and return the text to print.
+        """Writes the report into the study's folder, and returns the text to print.
 
         Args:
             folder: of the study.
@@ -89,7 +89,7 @@ class SingleRuns:
 
 
 def start_study(study: Study, config: dict[str, Any], path: Path, single: SingleRuns) -> Path:
-    """Play a study in a new folder; writes nothing before all its runs are planned and checked.
+    """Plays a study in a new folder; writes nothing before all its runs are planned and checked.
 
     Args:
         study: of the configuration's group `study`.
@@ -128,7 +128,7 @@ def planned(study: Study, config: Config, path: Path, single: SingleRuns) -> Stu
 def resume_study(
     folder: RunFolder, config: Config, read: Callable[[object], Study], single: SingleRuns
 ) -> Path:
-    """Continue with the study in a folder: finished runs are kept, the others resumed or started.
+    """Continues with the study in a folder: finished runs are kept, the others resumed or started.
 
     Args:
         folder: of the study.

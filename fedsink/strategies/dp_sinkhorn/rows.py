@@ -194,6 +194,6 @@ class RoundRows:
         gradient = pad(shared, (0, 0, 0, self.layout.extra)) + self.parts.outside
         for block, clients in enumerate(counts):
             if not clients:
-                # Their self term alone would push the rows apart, with no data to pull them.
+                # Without data to pull the rows, their self term would only push them apart.
                 gradient[self.layout.groups_of(block)] = 0.0
         return gradient.flatten(0, 1)

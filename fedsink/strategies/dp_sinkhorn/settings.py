@@ -156,7 +156,7 @@ class DPSinkhornSettings(CentralSettings):
 
     @cached_property
     def layout(self) -> Layout:
-        """Sizes and labels of a round's rows, and who is asked about which of them."""
+        """Sizes and labels of a round's rows, and the clients of each block."""
         schedule = self.plan.schedule
         return Layout(
             clients=self.clients,

@@ -39,7 +39,7 @@ from fedsink.strategies.trainer import Trainer
 
 
 class DPSinkhorn(CentralRounds):
-    """Generate X, collect the clients' noised gradients at X, step the generator.
+    """Generates X, collects the clients' noised gradients at X, steps the generator.
 
     In round t client k is asked about the class (k + t) mod C (class schedule), or about all
     classes at once (joint). Replies about the same rows are averaged over clients.
@@ -84,7 +84,7 @@ class DPSinkhorn(CentralRounds):
         if self.round == 0:
             self.self_term.fill(self._untrained)
 
-        # Steps 1 and 2: X, and what the generated points say about themselves.
+        # Steps 1 and 2: X, and the self term of the generated points.
         self._points, self._rounds = self._generate(self._rounds_of(server_round))
 
         # Step 3, asked for. Clients asked about the same classes are one cohort: they share one

@@ -47,7 +47,7 @@ class SampleOfCritics(SampleOfRecords):
     learned: ClassVar[str] = "which critics were asked"
 
     def entries(self, plan: PrivacyPlan, accountant: str) -> dict[str, Any]:
-        """Returns how it is kept secret which critics are asked, and the ε left where it is not."""
+        """Returns the condition that keeps the asked critics secret, and the ε left without it."""
         if plan.rate < 1.0:
             return {
                 "capacity": None,

@@ -41,7 +41,7 @@ from fedsink.strategies.trainer import Trainer
 
 
 class GSWGAN(CentralRounds):
-    """Generate X, collect the sums of the clients' critics' gradients at X, step the generator.
+    """Generates X, collects the sums of the clients' critics' gradients at X, steps the generator.
 
     In every round each client that is asked trains all of its M critics on fresh generated rows,
     and answers with Σ_m clip(∂D_m/∂X, C) and noise. The sum is over the critics that are asked,

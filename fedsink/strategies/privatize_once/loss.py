@@ -5,7 +5,7 @@ c(x, y) = −λ log p(y | x) + const. Then the minimiser over generators G of
 
     W_{c,λ}(f(G(z)), Y) = min_π ∫ c dπ + λ KL(π ‖ P_{f(G)} ⊗ P_Y)
 
-is the law of f(x), before the noise. The entropic bias is what removes the noise, so there is no
+is the law of f(x), before the noise. The entropic bias removes the noise, so there is no
 debiasing term. The cost and λ of a mechanism are `LocalPlan.matched_cost`:
 
     Laplace of scale σ:   c = ‖x − y‖₁,  λ = σ        (Corollary 1, with σ = Δ₁/ε)

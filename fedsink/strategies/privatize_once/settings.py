@@ -48,7 +48,7 @@ class PrivatizeOnceSettings(StrategySettings):
     """Everything about a run of the ldp mode; all of it is public.
 
     Attributes:
-        plan: what each client does to each record.
+        plan: releases each record of a client once.
         rounds: training steps of the server. They cost no privacy (post-processing).
         batch: b, generated points and privatized records per step, divided evenly among the
             randomized labels.
@@ -66,7 +66,7 @@ class PrivatizeOnceSettings(StrategySettings):
         backend: solves the problems: "native", or the library "geomloss" or "keops".
         chunk_size: records per upload message.
         run: public name of the run, stated in every request.
-        shuffling: what a trusted shuffler would add to the guarantee, for privacy.json; None
+        shuffling: the addition of a trusted shuffler to the guarantee, for privacy.json; None
             where nobody shuffles.
         quorum: number of clients that must upload their records, as in `Quorum`.
 

@@ -32,11 +32,11 @@ from fedsink.strategies.trainer import Trainer
 
 
 class PrivatizeOnce(RoundStrategy):
-    """Collect the privatized records, then minimise W_{c,λ}(f(G(z)), Y) without debiasing.
+    """Collects the privatized records, then minimises W_{c,λ}(f(G(z)), Y) without debiasing.
 
     With labels the loss compares the records of each randomized label ỹ with generated points
     whose labels follow P(label | ỹ) (`LabelStrata`). There is no debiasing term: the entropic bias
-    is what removes the noise. `settings.loss` may name a comparison instead (`LocalLoss`).
+    removes the noise. `settings.loss` may name a comparison instead (`LocalLoss`).
 
     Args:
         settings: public parameters.
