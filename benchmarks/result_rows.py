@@ -68,7 +68,7 @@ class Row:
         """Tells whether a record is a seed of this row, run by `command` and evaluated so."""
         seed, evaluated = record["seed"], record.get("evaluated", [])
         return (
-            record["command"].startswith(f"{command} seed=")
+            _any_engine(record["command"]).startswith(f"{_any_engine(command)} seed=")
             and tuple(evaluated) == self.evaluate
             and (seed in self.seeds if self.seeds else seed < HELD_OUT)
         )
@@ -104,6 +104,11 @@ def declared(path: Path = ROWS) -> list[Table]:
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path} is not a list of tables with rows: {reason}.") from error
+
+
+def _any_engine(command: str) -> str:
+    """Returns a command without its engine: engines have the same results."""
+    return " ".join(word for word in command.split() if not word.startswith("engine="))
 
 
 def _figures(keys: Sequence[str]) -> tuple[str, ...]:
