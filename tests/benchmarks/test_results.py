@@ -93,6 +93,14 @@ def test_a_run_may_be_evaluated_in_several_ways(script: Script, tmp_path: Path) 
     assert bare.endswith(f"| `{COMMAND}`, `fedsink evaluate observation=false` |")
 
 
+def test_a_row_shows_the_records_of_every_engine(script: Script) -> None:
+    [row] = [r for r in script("result_rows").declared()[0].rows if r.name == "MNIST, m = 1"]
+    for engine in ("", " engine=local", " engine=ray"):
+        found = record(0, 0.7) | {"command": f"{COMMAND}{engine} seed=0"}
+        assert row.shows(found, f"{COMMAND} engine=local")
+    assert not row.shows(record(0, 0.7), f"{COMMAND} clients=10 engine=local")
+
+
 def test_a_table_may_have_seeds_and_evaluations_of_its_own(script: Script, tmp_path: Path) -> None:
     rows = script("result_rows")
     usual = {"table": "t", "rows": [{"name": "few", "experiment": "dp_sinkhorn_mnist_m1"}]}
