@@ -99,7 +99,6 @@ def test_hostile_values(
     siege.check_noise()
 
 
-@pytest.mark.timeout(2400)  # a node without a policy trains for as many steps as the domain has
 @pytest.mark.quick("fast-points-25", "secure-points-25")
 @budgeted(25, 250)
 @under_siege
