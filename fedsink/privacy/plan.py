@@ -18,7 +18,7 @@ In every round a client clips and sums, and releases its total through the plan:
 >>> plan.release(torch.zeros(2, 3), Stream(b"key", "noise", 1)).shape
 torch.Size([2, 3])
 
-How (q, σ, T) become ε under each adjacency is in `fedsink.privacy.accounting.cost`.
+`fedsink.privacy.accounting.cost` computes ε from (q, σ, T) under each adjacency.
 """
 
 from __future__ import annotations

@@ -220,14 +220,14 @@ def checked(requests: list[GradientRequest]) -> list[GradientRequest]:
 
 
 @dataclass(frozen=True)
-class GradientReply(Packable):
+class GradientReply:
     """The noised gradient, (n, D) float32, and nothing else that depends on private data."""
 
     gradient: Tensor
 
-    def parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Returns the fields and arrays of an answer to a message with one use."""
-        return {}, {"gradient": self.gradient.unsqueeze(0)}
+    def to_record(self) -> RecordDict:
+        """Returns the answer to a message with one use."""
+        return pack_replies([self])
 
     @classmethod
     def from_record(cls, record: RecordDict) -> GradientReply:
