@@ -42,7 +42,7 @@ _OWNERS = (
     ("seed", None, "every node draws its own noise"),
     ("noise", "fast", "every node's policy says how its noise is drawn"),
     ("noise.share", "local", "nodes answer the server one by one, and nothing adds them up before"),
-    ("strategy.backend", "native", "real nodes solve their problems with fedsink alone"),
+    ("strategy.backend", "native", "real nodes solve their problems only with fedsink"),
     (
         "strategy.published",
         False,
@@ -108,7 +108,7 @@ def received(text: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"What was submitted is no configuration: {error}.") from error
+        raise ConfigError(f"The submitted text is no configuration: {error}.") from error
     return dict(config)
 
 

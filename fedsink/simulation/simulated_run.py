@@ -178,7 +178,7 @@ def _notes(settings: RunSettings) -> list[str]:
     said = list(notes(data))
     if len(settings.server.classes) > 1:
         counts = torch.bincount(load(data).labels, minlength=len(data.classes)).tolist()
-        for number, what in ((0, "no record"), (1, "one record alone")):
+        for number, what in ((0, "no record"), (1, "only one record")):
             if few := [data.classes[label] for label, n in enumerate(counts) if n == number]:
                 said.append(_few(few, len(data.classes), what))
     return [f"{data.name}: {line}" for line in said]

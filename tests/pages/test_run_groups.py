@@ -165,7 +165,7 @@ def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a0 is named twice: name each run once"):
         of(runs, "a0", "a1", "../" + runs.name + "/a0")
     with pytest.raises(
-        ConfigError, match=r"needs two runs or more, not .*a0 alone: name others as"
+        ConfigError, match=r"needs two runs or more, not only .*a0: name others as"
     ):
         of(runs, "a0")
     with pytest.raises(CheckpointError, match=r"nowhere is no folder: name one that holds a run"):
