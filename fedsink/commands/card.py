@@ -12,9 +12,9 @@ from fedsink.errors import ConfigError
 
 HELP = """Usage: fedsink card run=DIR [out=FILE] [license=unknown]
 
-Writes a model card in Hugging Face's format: the generator, its privacy guarantee, its training, the
-figures that fedsink evaluate has written into the run folder, its limits, how to sample from it, and
-the command that repeats the run. It holds no path, key or count of the partition.
+Writes a model card in Hugging Face's format: the generator, its privacy guarantee, its training,
+the figures that fedsink evaluate has written into the run folder, its limits, how to sample from
+it, and the command that repeats the run. It holds no path, key or count of the partition.
 
   out      left out: README.md in the run folder. It must not exist
   license  of the generator, by its name on the Hub, such as cc-by-4.0

@@ -27,8 +27,8 @@ show    one table of the accounts (lineage, adjacency, ceiling, rest), one of th
 check   tests every invariant; exit code 1 and a sentence for each that does not hold
 export  accounts, plans and events as JSON to out=, or to the terminal, without fingerprints
 
-forget-states removes the states that answers keep of the node's data between messages. It removes no
-charge; a run that continues starts again.
+forget-states removes the states that answers keep of the node's data between messages. It removes
+no charge; a run that continues starts again.
 
 The ledger is named by the node's policy=, or directly by file=, and is never changed. "ε so far" is
 information: the guarantee is the plan's ε, also for a run that stopped early.

@@ -34,8 +34,8 @@ checked before anything connects. Only outgoing connections are made.
   device       cpu, cuda or cuda:N
   insecure     true: no TLS, for a network that is trusted, or a tunnel
 
-Every message is answered by a fork of one prepared process: no code of a submitter runs, and records
-that a fork has read end with it.
+Every message is answered by a fork of one prepared process: no code of a submitter runs, and
+records that a fork has read end with it.
 
 Example: fedsink node policy=policy.toml superlink=lab.example:8000 client=0 clients=2 \\
            certificate=ca.crt key=node-key"""

@@ -19,6 +19,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration
 from fedsink.deployment.node_grid import NodeGrid, Patience
 from fedsink.deployment.results import Results, failure_of, frames
@@ -27,8 +28,7 @@ from fedsink.deployment.signing_grid import SigningGrid
 from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.protocol.requests import new_run_name
 from fedsink.reporting.loggers import require_packages
-from fedsink.server.compose import compose_config, store_config, stored_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, store_config, stored_config
 from fedsink.server.running import ServerEngine, ServerSettings, build_generator, run_server
 from fedsink.strategies.methods import settings_of
 from fedsink.strategies.strategy_settings import Quorum

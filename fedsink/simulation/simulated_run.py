@@ -22,8 +22,7 @@ from fedsink.pages.report_page import report_at_end
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
 from fedsink.reporting.displays import ForgivingStream
 from fedsink.reporting.loggers import require_packages
-from fedsink.server.compose import store_config, stored_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, store_config, stored_config
 from fedsink.server.running import ServerSettings, build_generator, server_app
 from fedsink.simulation.engine import EngineSettings, chosen_engine
 from fedsink.simulation.grid import SimulationGrid, client_context

@@ -16,9 +16,9 @@ from PIL import Image
 from fedsink.clients.node import Node
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
+from fedsink.conf.acting import compose_config
 from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
 from fedsink.privacy import PrivacyPlan, SecretKey
-from fedsink.server.compose import compose_config
 from fedsink.server.folder import RunFolder
 from fedsink.simulation.run_identity import RunIdentity, key_folder
 from fedsink.simulation.run_settings import RunSettings
