@@ -12,15 +12,14 @@ from fedsink.errors import ConfigError
 
 HELP = """Usage: fedsink card run=DIR [out=FILE] [license=unknown]
 
-Writes a model card in Hugging Face's format: what the generator is, what is promised to whom, how
-it was trained, how good it is by what fedsink evaluate has written into the run folder, its limits,
-how to sample from it, and the command that repeats the run. No path, key or count of the partition
-is in it.
+Writes a model card in Hugging Face's format: the generator, its privacy guarantee, its training,
+the figures that fedsink evaluate has written into the run folder, its limits, how to sample from
+it, and the command that repeats the run. It holds no path, key or count of the partition.
 
   out      left out: README.md in the run folder. It must not exist
   license  of the generator, by its name on the Hub, such as cc-by-4.0
 
-Beside a card publish generator.safetensors, generator.json and privacy.json, and no other file:
+With a card publish generator.safetensors, generator.json and privacy.json, and no other file:
 config.yaml names places of this machine, and partition.json holds exact counts of private data.
 
 Example: fedsink card run=runs/DATE/TIME-central license=cc-by-4.0"""

@@ -30,9 +30,8 @@ reads them (extra: parquet); a FOLDER gets CLASS/NUMBER.png, one folder per clas
 
   balanced     true: as many of each class; where n is no multiple of the classes, the first ones
                get one more. Left out: classes are drawn as in training
-  classes      of these classes alone, by name: classes=[3,5]; a name with a comma in quotes
-  observation  false leaves out what the run's observation.* says is done to pictures, as those in
-               its samples/ do
+  classes      only these classes, by name: classes=[3,5]; a name with a comma in quotes
+  observation  false leaves out the run's observation.*, as do the pictures in its samples/
 
 Sampling costs no privacy: the generator is already released.
 

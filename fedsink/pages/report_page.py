@@ -249,7 +249,7 @@ def _shares(stated: dict[str, Any]) -> PageTable | None:
     ]
     columns = ["shares of the noise", "noise multiplier σ", "ε"]
     return PageTable(
-        columns, rows, "What is left if clients leave out their share", frozenset({1, 2})
+        columns, rows, "ε that is left if clients leave out their share", frozenset({1, 2})
     )
 
 
@@ -259,7 +259,7 @@ _CURVES = (
     ("loss", "Loss", "loss",
      "A surrogate, computed from what was released: watching it costs no privacy."),
     ("signal_to_noise", "Signal to noise", "signal / noise",
-     "The size of what was learned in a round against the noise in it, from the release alone."),
+     "The size of what was learned in a round against the noise in it, from only the release."),
 )  # fmt: skip
 
 

@@ -163,7 +163,7 @@ class Compared:
         if doubled := [path for path in paths if paths.count(path) > 1]:
             raise ConfigError(f"{doubled[0]} is named twice: name each run once.")
         if len(found) < 2:
-            have = f"{paths[0]} alone" if paths else "no run that has begun"
+            have = f"only {paths[0]}" if paths else "no run that has begun"
             raise ConfigError(
                 f"A comparison needs two runs or more, not {have}: name others as run=[A,B], or a "
                 "folder of a sweep or a study."
@@ -240,7 +240,7 @@ class Compared:
             if again := [s for s in seeds if s is not None and seeds.count(s) > 1]:
                 sentences.append(
                     f"{group.title} has several runs of seed {again[0]}: they are repetitions, and "
-                    "no evidence of their own."
+                    "no independent evidence."
                 )
         unfinished = [label for label, run in self.runs.items() if not run.finished]
         if unfinished or self.not_begun:

@@ -81,7 +81,7 @@ class FinishedRun:
         if needed > there:
             raise ConfigError(
                 f"n={n} of the shape {self.data.shape} take {needed // 10**9:,} GB, and this "
-                f"machine has {there // 10**9:,}: draw them in parts, each with a seed of its own."
+                f"machine has {there // 10**9:,}: draw them in parts, each with another seed."
             )
 
     def _labels(

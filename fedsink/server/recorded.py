@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedsink.errors import CheckpointError
-from fedsink.server.compose import stored_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, stored_config
 
 _PICTURE = re.compile(r"round-(\d+)\.png")
 

@@ -22,8 +22,7 @@ from fedsink.pages.report_page import report_at_end
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
 from fedsink.reporting.displays import ForgivingStream
 from fedsink.reporting.loggers import require_packages
-from fedsink.server.compose import store_config, stored_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, store_config, stored_config
 from fedsink.server.running import ServerSettings, build_generator, server_app
 from fedsink.simulation.engine import EngineSettings, chosen_engine
 from fedsink.simulation.grid import SimulationGrid, client_context
@@ -178,7 +177,7 @@ def _notes(settings: RunSettings) -> list[str]:
     said = list(notes(data))
     if len(settings.server.classes) > 1:
         counts = torch.bincount(load(data).labels, minlength=len(data.classes)).tolist()
-        for number, what in ((0, "no record"), (1, "one record alone")):
+        for number, what in ((0, "no record"), (1, "only one record")):
             if few := [data.classes[label] for label, n in enumerate(counts) if n == number]:
                 said.append(_few(few, len(data.classes), what))
     return [f"{data.name}: {line}" for line in said]

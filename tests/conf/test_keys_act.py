@@ -24,11 +24,10 @@ from omegaconf.errors import OmegaConfBaseException
 from fedsink.clients.node import close_nodes
 from fedsink.commands.hydra_keys import one_sentence
 from fedsink.conf import acting
-from fedsink.conf.acting import acting_values
+from fedsink.conf.acting import acting_values, compose_config
 from fedsink.conf.loading import as_overrides, choices, composed
 from fedsink.data import sources
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.server.compose import compose_config
 from fedsink.server.finished import open_run
 from fedsink.simulation.simulated_run import start
 from fedsink.values import leaves

@@ -8,11 +8,11 @@ import pytest
 from flwr.app import Message
 
 from fedsink.clients.app import client_app
+from fedsink.conf.acting import compose_config
 from fedsink.pages.uploads import Uploads
 from fedsink.protocol.packing import payload_bytes
 from fedsink.reporting.output_files import write_json
-from fedsink.server.compose import compose_config, store_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, store_config
 from fedsink.server.recorded import RecordedRun
 from fedsink.server.running import run_server
 from fedsink.simulation.run_identity import RunIdentity
