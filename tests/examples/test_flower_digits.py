@@ -26,6 +26,12 @@ NODES = 10
 PATIENCE = 400.0
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class Flower:
     """A SuperLink on 127.0.0.1 with its own home, and the nodes that are started beside it."""
 
@@ -51,9 +57,7 @@ class Flower:
 
     def start_superlink(self, *words: object) -> str:
         """Starts a SuperLink, tells Flower's command about it, and waits; returns its address."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.start(
             "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", port,
             "--disable-runtime-dependency-installation", *words,
@@ -137,6 +141,7 @@ def test_it_runs_on_a_superlink_with_nodes(flower: Flower) -> None:
     for number in range(NODES):
         flower.start(
             "flower-supernode", "--insecure", "--superlink", address,
+            "--host", "127.0.0.1", "--port", free_port(),
             "--node-config", f"partition-id={number} num-partitions={NODES}",
         )  # fmt: skip
     run = flower.run("--run-config", "rounds=60 eps=5.0")
