@@ -27,6 +27,7 @@ from fedsink.evaluation.networks import limit_threads
 from fedsink.evaluation.sets import Labelled, Report
 from fedsink.evaluation.suites import RUNS
 from fedsink.pages.report_page import renew_report
+from fedsink.reporting.loggers import log_evaluation
 from fedsink.reporting.output_files import write_atomic, write_json
 from fedsink.server.finished import FinishedRun, open_run
 from fedsink.values import checks, given
@@ -134,6 +135,7 @@ def evaluate_run(
     if suite != "fast":
         write_atomic(path.with_suffix(".txt"), f"{table}\n".encode())
     renew_report(finished.folder.path)
+    log_evaluation(finished.folder.path, finished.config, path, figures)
     return Measured(path, figures, table)
 
 
