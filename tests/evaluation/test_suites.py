@@ -237,7 +237,7 @@ def test_an_unconditional_generator_has_no_label_figures():
             "full",
             {"classifiers": "theirs"},
             ConfigError,
-            "classifiers=theirs is unknown; choose one of ours, published",
+            "classifiers=theirs is unknown; choose one of ours, published, dpimagebench",
         ),
         ("paper", {"runs": 0}, ValueError, "runs must be at least 1; received 0"),
         ("paper", {"n": 5}, DataError, "at least 10 synthetic images; received 5"),

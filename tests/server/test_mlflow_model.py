@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,11 @@ def fedsink(folder: Path, command: str, *keys: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _file_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def _file_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    yield
+    mlflow.set_tracking_uri(None)
 
 
 def runs_in(folder: Path) -> dict[str, object]:
