@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.commands.hydra_keys import one_sentence, overrides
-from fedsink.commands.objective import Objective, price_of_choice
+from fedsink.commands.sweep_objective import SweepObjective, price_of_choice
 from fedsink.conf.acting import composed_run, resolved
 from fedsink.conf.loading import application, opened
 from fedsink.errors import ClientError, ConfigError, FedsinkError
@@ -89,11 +89,11 @@ def _parted(arguments: Sequence[str]) -> tuple[list[str], list[str], bool]:
     return parsed.overrides, flags, parsed.multirun or "hydra.mode=MULTIRUN" in parsed.overrides
 
 
-def _objective(typed: Sequence[str]) -> tuple[Objective | None, list[str]]:
+def _objective(typed: Sequence[str]) -> tuple[SweepObjective | None, list[str]]:
     """Parts `objective=KEY` from the other keys: it belongs to the sweep, not to a run."""
     of_sweep = [key for key in typed if key.startswith("objective=")]
     others = [key for key in typed if key not in of_sweep]
-    return (Objective(of_sweep[-1].partition("=")[2]) if of_sweep else None), others
+    return (SweepObjective(of_sweep[-1].partition("=")[2]) if of_sweep else None), others
 
 
 def sweep_of(keys: Sequence[str]) -> dict[str, list[str]]:
@@ -178,7 +178,7 @@ def _task(
     names: Sequence[str],
     failures: list[Exception],
     finished: list[Path],
-    objective: Objective | None,
+    objective: SweepObjective | None,
 ) -> Callable[[DictConfig], float | None]:
     """The Hydra task; it returns the objective.
 

@@ -223,8 +223,8 @@ class MLflowLogger(Logger):
         self._waiting: list[Metric] = []
         self._last = 0
         self._parent = self._sweeps_run()
-        if run := self._found("fedsink.run", self._name):
-            self._run = run
+        if known := self._found("fedsink.run", self._name):
+            self._run = known
             self._client.update_run(self._run, status="RUNNING")
             logged = self._client.get_metric_history(self._run, "seconds")
             self._last = max((metric.step for metric in logged), default=0)
@@ -268,8 +268,8 @@ class MLflowLogger(Logger):
         # Not the path: no tracking server needs the names of this machine's files.
         made = (self._sweep / "multirun.yaml").stat().st_mtime_ns
         name = hashlib.sha256(f"{self._sweep}|{made}".encode()).hexdigest()[:16]
-        if run := self._found("fedsink.sweep", name):
-            return run
+        if known := self._found("fedsink.sweep", name):
+            return known
         run = self._client.create_run(
             self._experiment, tags={"fedsink.sweep": name}, run_name=self._sweep.name
         )

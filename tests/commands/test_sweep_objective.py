@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedsink.commands.objective import Objective, price_of_choice
+from fedsink.commands.sweep_objective import SweepObjective, price_of_choice
 from fedsink.errors import ConfigError
 
 from .conftest import SMALL
@@ -105,18 +105,18 @@ def _run(folder: Path, **privacy: object) -> Path:
 @pytest.mark.parametrize("key", ["loss", "metrics", "metrics.", "privacy.epsilon"])
 def test_an_objective_names_a_file_and_a_key(key: str) -> None:
     with pytest.raises(ConfigError, match=r"must be metrics\.KEY or evaluation\.KEY"):
-        Objective(key)
+        SweepObjective(key)
 
 
 def test_the_last_line_and_the_result_are_metrics(tmp_path: Path) -> None:
     folder = _run(tmp_path / "run")
-    assert Objective("metrics.loss").value(folder) == 2.5
-    assert Objective("metrics.rounds").value(folder) == 1000
+    assert SweepObjective("metrics.loss").value(folder) == 2.5
+    assert SweepObjective("metrics.rounds").value(folder) == 1000
     with pytest.raises(ConfigError, match=r"no number metrics.los: choose one of metrics.round, "):
-        Objective("metrics.los").value(folder)
+        SweepObjective("metrics.los").value(folder)
     (folder / "metrics.jsonl").write_text('{"round": 1, "loss": NaN}\n')
     with pytest.raises(ConfigError, match="is nan: the run is no choice"):
-        Objective("metrics.loss").value(folder)
+        SweepObjective("metrics.loss").value(folder)
 
 
 def test_choosing_costs_more_than_a_run(tmp_path: Path) -> None:

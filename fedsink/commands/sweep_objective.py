@@ -22,7 +22,7 @@ SOURCES = ("metrics", "evaluation")
 
 
 @dataclass(frozen=True)
-class Objective:
+class SweepObjective:
     """A figure of a finished run, by which a sweeper chooses among runs.
 
     Attributes:
