@@ -229,7 +229,7 @@ class Run:
 
         Args:
             suite: "fast", "paper" or "full" (docs/evaluation.md).
-            classifiers: "ours"; or "published", in suite "full".
+            classifiers: "ours"; "published", in suite "full"; or "dpimagebench", in suite "paper".
             n: number of drawn pictures; None: 10000 (fast), or the dataset's nominal size.
             runs: repetitions in the suites "paper" and "full"; None: five.
             seed: of the pictures and the classifiers.

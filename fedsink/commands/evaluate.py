@@ -11,8 +11,8 @@ from fedsink.evaluation.classifiers import OPTIONS
 from fedsink.simulation.run_figures import SUITES, evaluate_run
 
 HELP = """Usage: fedsink evaluate run=DIR [suite=fast|paper|full] [n=…] [runs=5] [seed=0]
-                        [classifiers=ours|published] [threads=…] [reference=…]
-                        [observation=true] [inception=FILE]
+                        [classifiers=ours|published|dpimagebench]
+                        [threads=…] [reference=…] [observation=true] [inception=FILE]
 
 Draws n labelled images from the generator of a finished run, trains classifiers on only these
 (10 % of the synthetic images for early stopping), and tests each once on the real test set.
@@ -29,6 +29,8 @@ suite=full   adds GS-WGAN's other classifiers, calibrated accuracy, Inception Sc
 classifiers=published (suite=full) fits the thirteen classifiers of Chen et al. 2020 with the
 options of their public code to all n images: hours for 60000. Its files end in -published. The
 default, ours, caps our options for the other classifiers at 10000 images.
+classifiers=dpimagebench (suite=paper, its default) fits DPImageBench's three networks and chooses
+an epoch of each by counts on real images with noise of the run's ε: for a machine with a GPU.
 reference= measures real training images (the ceiling) and class means (the floor) next to the
 generator: on for paper and full; off for fast, which has only the ceiling.
 observation=false measures pictures without the run's observation.*; its files end in -bare.
@@ -60,6 +62,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     )
     if not keys.get("run"):
         raise ConfigError("run= is missing; fedsink evaluate --help says what to give.")
+    if keys.get("classifiers") == "dpimagebench":
+        keys.setdefault("suite", "paper")
     measured = evaluate_run(**keys, report=_report)
     if sys.stderr.isatty():
         print(file=sys.stderr)

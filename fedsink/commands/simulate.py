@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -19,9 +20,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.commands.hydra_keys import one_sentence, overrides
+from fedsink.commands.sweep_objective import SweepObjective, price_of_choice
 from fedsink.conf.acting import composed_run, resolved
 from fedsink.conf.loading import application, opened
-from fedsink.errors import ConfigError, FedsinkError
+from fedsink.errors import ClientError, ConfigError, FedsinkError
 from fedsink.reporting.displays import ForgivingStream
 
 LONGEST_NAME = 100
@@ -33,17 +35,22 @@ _PLUGINS = ("hydra/sweeper", "hydra/launcher", "hydra.sweeper.")
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Runs, resumes or sweeps; prints the run folder in the last line of standard output."""
     typed, flags, multirun = _parted(arguments)
+    objective, typed = _objective(typed)
     resumed = [key.partition("=")[2] for key in typed if key.startswith("resume=")]
     if len(resumed) == 1 and resumed[0] not in ("", "null"):
         _resume(resumed[0], [a for a in arguments if not a.startswith("resume=")], debug)
         return 0
     keys = overrides(typed, sweep=multirun)
     failures: list[Exception] = []
+    finished: list[Path] = []
     before = sys.argv
     try:
         names = _checked_sweep(keys, flags) if multirun else []
         sys.argv = ["fedsink simulate", *keys, *_named(keys, names), *flags]
-        application(_task(debug, _standing(keys), names, failures))()
+        task = _task(debug, _standing(keys), names, failures, finished, objective)
+        application(task)()
+        if objective is not None and (price := price_of_choice(finished)):
+            ForgivingStream(sys.stderr).write(f"{price}\n")
     except KeyboardInterrupt:
         if not failures:
             raise
@@ -80,6 +87,13 @@ def _parted(arguments: Sequence[str]) -> tuple[list[str], list[str], bool]:
     for key in parsed.overrides:
         flags.remove(key)
     return parsed.overrides, flags, parsed.multirun or "hydra.mode=MULTIRUN" in parsed.overrides
+
+
+def _objective(typed: Sequence[str]) -> tuple[SweepObjective | None, list[str]]:
+    """Parts `objective=KEY` from the other keys: it belongs to the sweep, not to a run."""
+    of_sweep = [key for key in typed if key.startswith("objective=")]
+    others = [key for key in typed if key not in of_sweep]
+    return (SweepObjective(of_sweep[-1].partition("=")[2]) if of_sweep else None), others
 
 
 def sweep_of(keys: Sequence[str]) -> dict[str, list[str]]:
@@ -159,18 +173,30 @@ def _named(keys: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _task(
-    debug: bool, standing: set[Path], names: Sequence[str], failures: list[Exception]
-) -> Callable[[DictConfig], None]:
-    """The Hydra task. It stores its error, because Hydra would announce it in a separate line.
+    debug: bool,
+    standing: set[Path],
+    names: Sequence[str],
+    failures: list[Exception],
+    finished: list[Path],
+    objective: SweepObjective | None,
+) -> Callable[[DictConfig], float | None]:
+    """The Hydra task; it returns the objective.
+
+    In this process it stores an error, because Hydra would announce it in a separate line; except
+    with an objective, where the sweeper must know that a run failed. In another process, where a
+    launcher has sent it, it raises what Hydra brings back.
 
     Args:
         debug: show what clients log.
         standing: folders that a refused run must not remove.
         names: of the runs of a sweep.
         failures: where errors go.
+        finished: where folders of runs go.
+        objective: figure that is returned; None: nothing.
     """
+    here = os.getpid()
 
-    def task(config: DictConfig) -> None:
+    def task(config: DictConfig) -> float | None:
         from fedsink.server.loop import InterruptedRunError
         from fedsink.simulation.simulated_run import start
 
@@ -181,16 +207,33 @@ def _task(
             ForgivingStream(sys.stderr).write(f"Run {place}\n")
         try:
             values = resolved(config, hydra.overrides.task)
-            print(start(values, folder, debug=debug))
+            run = start(values, folder, debug=debug)
+            print(run)
+            finished.append(run)
+            return None if objective is None else objective.value(run)
         except InterruptedRunError as error:
             failures.append(error)
             raise KeyboardInterrupt from error  # ends a whole sweep, not one run of it
         except Exception as error:
+            if os.getpid() != here:
+                raise _portable(error) from None
             failures.append(error)
+            if objective is not None:
+                raise
+            return None
         finally:
             _remove_empty(folder, standing)
 
     return task
+
+
+def _portable(error: Exception) -> Exception:
+    """Returns the error, or one with the same text that survives the way to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return ClientError(str(error))
+    return error
 
 
 def _resume(path: str, others: list[str], debug: bool) -> None:

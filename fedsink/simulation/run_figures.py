@@ -25,10 +25,11 @@ from fedsink.evaluation.image_quality import fid
 from fedsink.evaluation.inception import load_inception
 from fedsink.evaluation.networks import limit_threads
 from fedsink.evaluation.sets import Labelled, Report
-from fedsink.evaluation.suites import RUNS
+from fedsink.evaluation.suites import RUNS, SUITES_OF
 from fedsink.pages.report_page import renew_report
+from fedsink.reporting.loggers import log_evaluation
 from fedsink.reporting.output_files import write_atomic, write_json
-from fedsink.server.finished import FinishedRun, open_run
+from fedsink.server.finished import FinishedRun, finished_record, open_run
 from fedsink.values import checks, given
 
 SUITES = ("fast", "paper", "full")
@@ -75,7 +76,8 @@ def evaluate_run(
     Args:
         run: the run folder.
         suite: "fast", "paper" or "full" (docs/evaluation.md).
-        classifiers: "ours"; or "published", in suite "full".
+        classifiers: "ours"; "published", in suite "full"; or "dpimagebench", in suite "paper", with
+            the run's ε, one run and no reference unless told.
         n: synthetic images; None: 10000 (fast), or as many as the dataset nominally has.
         runs: of the suites "paper" and "full"; None: five.
         seed: of the images and the classifiers.
@@ -97,9 +99,11 @@ def evaluate_run(
             checks.count(name, value, minimum=minimum)
     if suite == "fast" and runs is not None:
         raise ConfigError("suite=fast has one run; runs= belongs to suite=paper and suite=full.")
+    checks.choice("classifiers", classifiers, *SUITES_OF)
     if suite == "fast" and classifiers != "ours":
         raise ConfigError(
-            f"suite=fast has three classifiers; classifiers={classifiers} belongs to suite=full."
+            f"suite=fast has three classifiers; classifiers={classifiers} belongs to "
+            f"suite={SUITES_OF[classifiers][0]}."
         )
     finished = open_run(run, observed=observation)
     threads = threads or _threads(finished.data.shape)
@@ -110,6 +114,10 @@ def evaluate_run(
         table = _table(figures)
     else:
         options = given({"runs": runs, "reference": reference})
+        if classifiers == "dpimagebench":
+            stated = finished_record(run)[1]["epsilon"]
+            bench = {"runs": 1, "reference": False, "epsilon": stated or math.inf}
+            options = {**bench, **options}
         figures, table = _suite(
             finished,
             suite,
@@ -134,6 +142,7 @@ def evaluate_run(
     if suite != "fast":
         write_atomic(path.with_suffix(".txt"), f"{table}\n".encode())
     renew_report(finished.folder.path)
+    log_evaluation(finished.folder.path, finished.config, path, figures)
     return Measured(path, figures, table)
 
 
