@@ -44,7 +44,7 @@ Keys you type most:
   clients           among how many owners the records are dealt out; 1: one owner holds all
   rate, clip        which part of the records a round samples, and what is clipped
   adjacency         what ε protects: add-remove, replace-one, user or client
-  seed              an equal seed gives an equal run, whose noise is no secret; left out: secret noise
+  seed              an equal seed gives an equal run; left out: noise that is secret
   conditional       false: without labels
   data.root         the folder of the data
   hydra.run.dir     the folder of the run; left out: runs/DATE/TIME-MODE

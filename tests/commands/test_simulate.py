@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from fedsink.cli import main
-from fedsink.commands.simulate import run
+from fedsink.commands.simulate import run as simulate
 
 from .conftest import SMALL, Command, Outcome, run_many, run_once, small
 
@@ -379,7 +379,7 @@ def test_the_end_says_the_promise_the_report_and_the_next_command(
 def test_a_finished_run_that_is_resumed_says_so(
     finished: tuple[Outcome, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([f"resume={finished[1]}"]) == 0
+    assert simulate([f"resume={finished[1]}"]) == 0
     out, err = capsys.readouterr()
     assert err.startswith("This run has ended already: nothing is left to do.\nDone: ε = ")
     assert out == f"{finished[1]}\n"
@@ -403,7 +403,7 @@ def test_a_person_who_waits_is_told_what_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert run([f"resume={finished[1]}"]) == 0
+    assert simulate([f"resume={finished[1]}"]) == 0
     first = capsys.readouterr().err.splitlines()[0]
     assert (
         first
