@@ -22,8 +22,9 @@ holds no path, key or count of the partition.
            alone, with samples.png beside it. Left out: README.md in the run folder
   license  of the generator, by its name on the Hub, such as cc-by-4.0
 
-Publish no other file of a run folder: config.yaml names places of this machine, and partition.json
-holds exact counts of private data.
+Publish no other file of a run folder than those that out=FOLDER copies: config.yaml names places of
+this machine, and partition.json holds exact counts of private data. fedsink verify judges the
+promise by SHA256SUMS and, of real nodes, nodes.json.
 
 Example: fedsink card run=runs/DATE/TIME-central out=digits license=cc-by-4.0"""
 

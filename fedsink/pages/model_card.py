@@ -19,6 +19,7 @@ from fedsink.models import Observation
 from fedsink.pages.command_line import CommandLine
 from fedsink.pages.page import number
 from fedsink.reporting.drawing import save_grid, save_points
+from fedsink.server.checksums import note_sums
 from fedsink.server.finished import FinishedRun
 from fedsink.server.recorded import RecordedRun
 from fedsink.values import Config
@@ -28,6 +29,9 @@ PICTURE = "samples.png"
 
 PUBLISHED = ("generator.safetensors", "generator.json", "privacy.json")
 """Files of a run folder that hold only what was released."""
+
+NODES = "nodes.json"
+"""Statements that the nodes of a deployment have signed, for `fedsink verify`."""
 
 _SHOWN_OF_A_CLASS, _SHOWN_POINTS = 10, 1000
 _ON_THE_HUB = {
@@ -138,7 +142,8 @@ def write_publication(out: Path, run: Path, card: str, picture: bytes) -> None:
     """Writes a folder with a card, its picture and the released files of a run.
 
     Guarantees:
-        - The folder holds `PUBLISHED`, README.md and the picture, and no other file of the run.
+        - The folder holds `PUBLISHED`, the nodes' statements, their SHA256SUMS, README.md and the
+          picture, and no other file of the run.
 
     Raises:
         OSError: it cannot be written; then there is no folder `out`.
@@ -149,6 +154,9 @@ def write_publication(out: Path, run: Path, card: str, picture: bytes) -> None:
     try:
         for name in PUBLISHED:
             shutil.copyfile(run / name, partial / name)
+        if (run / NODES).is_file():  # statements of real nodes
+            shutil.copyfile(run / NODES, partial / NODES)
+        note_sums(partial)
         (partial / PICTURE).write_bytes(picture)
         (partial / "README.md").write_text(card, encoding="utf-8")
         partial.chmod(0o755)

@@ -107,6 +107,16 @@ class RecordedRun:
         return {path.stem: table for path in paths if (table := _table(path)) is not None}
 
 
+def promise(privacy: dict[str, Any] | None) -> str:
+    """Says in a few words what privacy.json promises."""
+    if privacy is None:
+        return "nothing promised yet"
+    if privacy["epsilon"] is None:
+        return "nothing protected"
+    delta = f", δ = {privacy['delta']:g}" if privacy["delta"] else ""
+    return f"ε = {privacy['epsilon']:.4g}{delta} per {privacy['unit']}"
+
+
 def _table(path: Path) -> dict[str, Any] | None:
     return _record(path.read_bytes(), str(path)) if path.is_file() else None
 

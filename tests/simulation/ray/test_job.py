@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedsink.conf.loading import compose_config
+from fedsink.conf.acting import compose_config
 
 MANIFEST = Path(__file__).resolve().parents[3] / "deploy" / "ray" / "rayjob.yaml"
 RAY = str(Path(sys.executable).with_name("ray"))
