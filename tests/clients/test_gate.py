@@ -25,11 +25,10 @@ from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.errors import PrivacyError, ReleaseRefusedError
 from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan, SecretKey
-from fedsink.protocol.dp_sinkhorn import pack_requests
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.objective import Objective
 
-from ..support.requests import gradient_request, plan_of
+from ..support.requests import gradient_request, pack_requests, plan_of
 from ..support.tiny import CLASSES, tiny_clients, with_secret_key
 
 OBJECTIVE = Objective(lam=0.5, classes=CLASSES)

@@ -21,11 +21,12 @@ from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
 from fedsink.errors import BudgetError, ReleaseRefusedError
-from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.packing import digest
 
 from ..support.asking import gradient
+from ..support.requests import pack_requests
 
 Make = Callable[..., GradientRequest]
 CLIENTS, ROWS = 12, 1500

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from flwr.app import RecordDict
 from torch import Tensor
 
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
-from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest, packed_requests
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.requests import UNNAMED
 
@@ -75,3 +76,8 @@ def gradient_request(
         torch.randn(rows.shape, generator=random) / 10,
         run,
     )
+
+
+def pack_requests(requests: Sequence[GradientRequest]) -> RecordDict:
+    """One message that asks for these uses."""
+    return packed_requests(requests).record()
