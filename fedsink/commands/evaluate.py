@@ -18,7 +18,8 @@ Draws n labelled images from the generator of a finished run, trains classifiers
 (10 % of the synthetic images for early stopping), and tests each once on the real test set.
 
 suite=fast   n=10000, one run: logistic regression, an MLP and a CNN, sliced 2-Wasserstein distance
-             to the real test images, and the label histogram. Writes evaluation.json.
+             to the real test images, the label histogram, and the accuracy of class means of the
+             real data, by which a reader sees how easy they are. Writes evaluation.json.
 suite=paper  the papers' protocol: as many images as the dataset nominally has (60000 for MNIST),
              five runs, only early stopping ends training. Writes evaluation-paper.json and .txt.
 suite=full   adds GS-WGAN's other classifiers, calibrated accuracy, Inception Score and Fréchet
