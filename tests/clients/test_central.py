@@ -13,6 +13,7 @@ from fedsink.clients.ledger.ledger import Ledger
 from fedsink.errors import BudgetError
 from fedsink.privacy import BatchClip, ClassSchedule, PrivacyPlan, RecordClip
 from fedsink.privacy.accounting.accountants import poisson_gaussian
+from fedsink.privacy.fixed_point import FixedPoint
 from fedsink.privacy.integer_gaussian import IntegerGaussian
 
 from ..support.requests import GRID
@@ -61,3 +62,12 @@ def test_charges_of_different_plans_are_told_apart() -> None:
     coarser = replace(SHARED, fixed_point=replace(GRID, granularity=2.0**-10))
     charges.append(central_charge(PLAN, coarser))
     assert len({charge.plan_json for charge in charges}) == len(charges)
+
+
+def test_the_divergence_of_integers_is_charged() -> None:
+    """Very many shares on very coarse integers: the only setting where it can be seen at all."""
+    plan = replace(PLAN, noise_multiplier=2.0**10)
+    coarse = IntegerGaussian(plan, 10**23, FixedPoint(2.0**-6, 30, 64.0), 10**4)
+    assert 1e-10 < coarse.divergence < 1e-9
+    charged = central_charge(plan, coarse, trusted=True)
+    assert charged.epsilon() - plan.epsilon() == pytest.approx(coarse.divergence, rel=1e-3)

@@ -196,7 +196,7 @@ def test_noise_that_does_not_fit_its_integers_is_refused_before_it_is_charged(
 ) -> None:
     request = shared(make_request(clip="record", sigma=2.0), 3)
     narrow = FixedPoint(granularity=2.0**-16, bits=16, radius=0.25)  # 12·s needs 17 bits or more
-    with pytest.raises(PrivacyError, match="does not fit into noise.bits=16"):
+    with pytest.raises(PrivacyError, match=r"does not fit into noise\.bits=16"):
         gradient(Node(secret, 0), replace(request, fixed_point=narrow), b"1")
     assert secret.ledger is not None
     assert not secret.ledger.exists() or not _reservations(secret.ledger)
