@@ -5,7 +5,7 @@ The lines are those of Bonawitz et al. 2017, Figure 4, for a client u:
 | trip | the server sends | client u answers |
 |---|---|---|
 | 0 keys | the parameters | its public keys c_u and s_u, signed |
-| 1 shares | the roster of all keys | shares of its secrets s_u and b_u, encrypted for each neighbour |
+| 1 shares | the roster of all keys | encrypted shares of its secrets s_u and b_u |
 | 2 masked | its neighbours' shares | y_u = x_u + PRG(b_u) ± Σ_v PRG(s_uv) mod 2^b |
 | 3 survivors | the set U₃ of those who sent y | its signature over U₃ |
 | 4 unmask | signatures of U₃ | for v in U₃ a share of b_v, for v dropped a share of s_v |

@@ -15,6 +15,7 @@ PROTOCOL = 1
 """Version of the protocol; part of everything that is signed."""
 
 _SMALL, _NEIGHBOURS = 128, 100
+_LONGEST = 256
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Parameters:
 
     Attributes:
         run: public name of the run.
-        message: number of the message in the run.
-        cohort: number of the cohort in the message: other cohorts are other sums.
+        message: names the sum: the digest of the request that all its clients get, so that one
+            request is summed once.
         clients: numbers of the clients that are asked, increasing.
         bits: b; vectors are added modulo 2^b.
         length: number of values in a vector.
@@ -35,16 +36,17 @@ class Parameters:
     """
 
     run: str
-    message: int
-    cohort: int
+    message: str
     clients: tuple[int, ...]
     bits: int
     length: int
     minimum: int
 
     def __post_init__(self) -> None:
-        checks.count("message", self.message, minimum=0)
-        checks.count("cohort", self.cohort, minimum=0)
+        for name in ("run", "message"):
+            text = getattr(self, name)
+            if not isinstance(text, str) or not 0 < len(text) <= _LONGEST:
+                raise ValueError(f"The {name} has a name of at most {_LONGEST} characters.")
         checks.count("length", self.length)
         checks.count("minimum", self.minimum, minimum=2)
         if checks.count("bits", self.bits, minimum=2) > 62:
