@@ -85,7 +85,7 @@ class Sum:
         if self.stored:
             content = self.sessions[client].to_bytes()
             self.sessions[client] = ClientSession.from_bytes(
-                content, identity(client), self.rules, source("none is needed")
+                content, identity(client), self.rules, source((client, content))
             )
         return self.sessions[client]
 
