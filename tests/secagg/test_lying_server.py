@@ -114,8 +114,8 @@ class LyingServer:
 
     def sign(self, client: int) -> None:
         sharers = self.sharers.get(client, b"")
-        survivors = named(self.some(names(sharers, ""), keep=0.8))
-        answer = self.sum.client(client).survivors(self.tampered(survivors))
+        survivors = self.tampered(named(self.some(names(sharers, ""), keep=0.8)))
+        answer = self.sum.client(client).survivors(survivors)
         self.answers[client, 3].add(answer)
         self.survivors[client] = survivors
         self.signatures[(*self.statement(client), client)] = answer
