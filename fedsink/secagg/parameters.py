@@ -1,0 +1,120 @@
+"""Public numbers of one message of secure aggregation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsink.secagg.graph import is_secure, neighbourhood, two_thirds
+from fedsink.secagg.refusals import MalformedTripError, WeakThresholdError
+from fedsink.values import Checks
+
+PROTOCOL = 1
+"""Version of the protocol; part of everything that is signed."""
+
+_LONGEST = 256
+_checks = Checks(MalformedTripError)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Numbers that all clients of a message agree on.
+
+    Attributes:
+        run: public name of the run.
+        message: names the sum: the digest of the request that all its clients get, so that one
+            request is summed once.
+        clients: numbers of the n ≥ 2 clients that are asked, increasing, below 2^32.
+        bits: b, 16 to 60; vectors are added modulo 2^b.
+        length: number of values in a vector.
+        minimum: least number of survivors whose sum may be unmasked.
+        neighbours: k; 0: by `graph.neighbourhood`.
+        threshold: t, number of shares, out of k + 1, that give a secret; 0: the least secure one.
+
+    Raises:
+        MalformedTripError: a value is out of range.
+        WeakThresholdError: so few neighbours, or shares, protect nobody.
+    """
+
+    run: str
+    message: str
+    clients: tuple[int, ...]
+    bits: int
+    length: int
+    minimum: int
+    neighbours: int = 0
+    threshold: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("run", "message"):
+            text = getattr(self, name)
+            if not isinstance(text, str) or not 0 < len(text) <= _LONGEST:
+                raise MalformedTripError(f"The {name} has a name of at most {_LONGEST} characters.")
+        least = {"bits": 16, "length": 1, "minimum": 2, "neighbours": 0, "threshold": 0}
+        for name, smallest in least.items():
+            value = _checks.count(name, getattr(self, name), minimum=smallest)
+            object.__setattr__(self, name, value)
+        if self.bits > 60:
+            raise MalformedTripError(f"bits must be 16 to 60, not {self.bits}.")
+        clients = self.clients
+        whole = isinstance(clients, tuple) and all(
+            type(client) is int and 0 <= client < 1 << 32 for client in clients
+        )
+        if not whole or list(clients) != sorted(set(clients)) or len(clients) < 2:
+            raise MalformedTripError(
+                "The clients of a message are a tuple of two or more numbers that increase."
+            )
+        if self.minimum > len(clients):
+            raise MalformedTripError(
+                f"A minimum of {self.minimum} survivors needs as many clients, not {len(clients)}."
+            )
+        self._fill_in()
+        if not is_secure(len(clients), self.neighbours, self.threshold):
+            raise WeakThresholdError(
+                f"With {self.neighbours} neighbours and a threshold of {self.threshold} shares a "
+                f"secret of one of {len(clients)} clients is not safe: leave both out."
+            )
+
+    def _fill_in(self) -> None:
+        k, t = neighbourhood(len(self.clients))
+        neighbours = self.neighbours or k
+        least = t if neighbours == k else two_thirds(neighbours + 1)
+        object.__setattr__(self, "neighbours", neighbours)
+        object.__setattr__(self, "threshold", self.threshold or least)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of masked values: unsigned, of 32 bits where they are enough."""
+        return np.dtype("<u4" if self.bits <= 32 else "<u8")
+
+    @property
+    def quorum(self) -> int:
+        """Number of survivors that have to sign: above two thirds of the n clients."""
+        return two_thirds(len(self.clients))
+
+    @property
+    def least(self) -> int:
+        """Least number of clients in a roster, of sharers and of survivors."""
+        return max(self.minimum, self.quorum, self.threshold)
+
+    def digest(self) -> bytes:
+        """SHA-256 of all numbers and the protocol's version."""
+        stated = {"protocol": PROTOCOL, **self.to_dict()}
+        return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).digest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; `from_dict` inverts it."""
+        return {**asdict(self), "clients": list(self.clients)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Parameters:
+        """Reads what `to_dict` wrote; raises MalformedTripError for all else."""
+        try:
+            return cls(**{**values, "clients": tuple(values["clients"])})
+        except (TypeError, KeyError) as error:
+            raise MalformedTripError(f"These are no parameters of a message: {error}.") from error
