@@ -138,6 +138,11 @@ class ClientSession:
         signature = self._identity.sign("keys", self.parameters.digest(), entry.signed)
         return _Memory(channel, mask, seed, entry.to_bytes() + signature)
 
+    @property
+    def has_roster(self) -> bool:
+        """True once this client has shared its secrets among a roster."""
+        return bool(self._memory.roster)
+
     def keys(self) -> bytes:
         """Trip 0: returns this client's row of the roster."""
         return self._memory.entry
