@@ -14,6 +14,7 @@ from fedsink.clients.node import Node, open_node
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
 from fedsink.errors import ConfigError, ReleaseRefusedError
+from fedsink.protocol.charge_statement import asked_run, give_statement
 from fedsink.protocol.failure_codes import failure_code
 from fedsink.protocol.node_identity import give, identity_record, shown_receipts
 
@@ -91,6 +92,9 @@ def _identity(node: Node, message_type: str, content: RecordDict) -> RecordDict:
     record = identity_record(node.client)
     if (given := node.given(shown_receipts(content))) is not None:
         give(record, given)
+        run = asked_run(content)
+        if run is not None and (signed := node.statement(run)) is not None:
+            give_statement(record, signed)
     return record
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ from fedsink.errors import (
     ReleaseRefusedError,
     RolledBackError,
 )
+from fedsink.protocol.charge_statement import ChargeStatement
+from fedsink.protocol.identity_key import NodeIdentityKey
 from fedsink.protocol.node_identity import Given
 from fedsink.protocol.signatures import signer
 
@@ -235,6 +237,24 @@ class Node:
         ledger = _open_ledger(self.settings)
         self._receipts.check(ledger, shown)
         return Given(self._receipts.name, self._receipts.give(ledger))
+
+    def statement(self, run: str) -> dict[str, Any] | None:
+        """Returns this node's signed statement of what a run was charged, under a policy.
+
+        Args:
+            run: public name of the run.
+
+        Raises:
+            LedgerError: the ledger cannot be used.
+            ConfigError: the node's identity key cannot be used.
+        """
+        if self._policy is None:
+            return None
+        charges = _open_ledger(self.settings).charged(self._lineage, run)
+        said = ChargeStatement(
+            run, self._receipts.name, self.client, self.settings.clients, tuple(charges)
+        )
+        return said.signed(NodeIdentityKey.at(self._policy.state))
 
     def note_refusal(self, error: ReleaseRefusedError) -> None:
         """Counts a refusal in the ledger of a node under a policy, for its owner to see."""

@@ -12,6 +12,7 @@ COMMANDS = {
     "card": "a model card of a finished run, in the format of Hugging Face",
     "evaluate": "train classifiers on synthetic images and test them on real ones",
     "report": "one page about a run: its promise, what left each client, its pictures",
+    "verify": "check a run's promise, files and nodes' signatures, without its data",
     "compare": "runs side by side in a page: promises, pictures, accuracy, curves",
     "ledger": "what a node has charged and keeps: ledger show, check, export or forget-states",
     "operator": "the key that signs a deployment's requests, for the owners' policies",
@@ -19,5 +20,5 @@ COMMANDS = {
     "audit": "lower bounds on ε from canaries and repeated runs, beside the claim",
 }
 
-ACTIONS = {"ledger": ("show", "check", "export", "forget-states")}
+ACTIONS = {"ledger": ("show", "check", "export", "forget-states"), "node": ("key",)}
 """Second words of the commands that have them."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 HELP = """Usage: fedsink node policy=FILE superlink=HOST:PORT client=N clients=K
                     [certificate=FILE] [key=FILE] [device=cpu] [insecure=true]
+       fedsink node key policy=FILE
 
 Answers a SuperLink from the data that the policy names, until Ctrl-C or SIGTERM. The policy is
 checked before anything connects. Only outgoing connections are made.
@@ -37,6 +38,9 @@ checked before anything connects. Only outgoing connections are made.
 Every message is answered by a fork of one prepared process: no code of a submitter runs, and what
 a fork has read dies with it.
 
+fedsink node key prints the node's public identity, by which others verify what it was charged
+(fedsink verify peers=…). Its private half, identity.pem in the policy's state folder, is made then.
+
 Example: fedsink node policy=policy.toml superlink=lab.example:8000 client=0 clients=2 \\
            certificate=ca.crt key=node-key"""
 
@@ -50,6 +54,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if not arguments or {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0
+    if arguments[0] == "key":
+        return _show_identity(arguments[1:])
     keys = _read(arguments)
     host, port = keys["superlink"]
     key = _private_key(keys.get("key"))
@@ -72,6 +78,17 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         with Fleet(f"{host}:{port}", certificate, key, insecure=insecure) as fleet:
             print(f"fedsink node: node {fleet.node_id} of {fleet.address}", flush=True)
             _serve(fleet, runner)
+    return 0
+
+
+def _show_identity(arguments: Sequence[str]) -> int:
+    keys = parse(arguments, {"policy": _path})
+    if "policy" not in keys:
+        raise ConfigError("policy must be given, for example fedsink node key policy=policy.toml.")
+    from fedsink.clients.policy_file import read_policy
+    from fedsink.protocol.identity_key import NodeIdentityKey
+
+    print(NodeIdentityKey.at(read_policy(keys["policy"]).state).shown)
     return 0
 
 

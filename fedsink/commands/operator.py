@@ -28,14 +28,14 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
     from fedsink.deployment.server_folder import (
         KEY_FILE,
-        make_operator_key,
         operator_key,
         server_home,
     )
+    from fedsink.protocol.identity_key import make_private_key
     from fedsink.protocol.signatures import shown_key
 
     path = keys.get("key", server_home() / KEY_FILE).expanduser()
-    make_operator_key(path)
+    make_private_key(path)
     key = operator_key(path)
     if key is None:
         raise ConfigError(f"{path} has vanished.")

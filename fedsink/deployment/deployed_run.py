@@ -27,6 +27,7 @@ from fedsink.deployment.signing_grid import SigningGrid
 from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.protocol.requests import new_run_name
 from fedsink.reporting.loggers import require_packages
+from fedsink.server.checksums import note_sums
 from fedsink.server.compose import compose_config, store_config, stored_config
 from fedsink.server.folder import RunFolder
 from fedsink.server.running import ServerEngine, ServerSettings, build_generator, run_server
@@ -207,11 +208,15 @@ def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
             f"it by resume={folder.path.name}."
         )
     config = received(str(run_config["config"]))
-    run = {"name": new_run_name(), "server_seed": secrets.randbits(62), "key_file": None}
+    run: dict[str, Any] = {
+        "name": new_run_name(),
+        "server_seed": secrets.randbits(62),
+        "key_file": None,
+    }
     settings, patience = deployed_settings(config, folder, run)
     require_packages(settings.log)
     build_generator(settings)
-    stated = settings.strategy.statement("node") | Configuration.of_paper({**config, "run": run})
+    stated = settings.strategy.stated("node") | Configuration.of_paper({**config, "run": run})
     try:
         folder.create()
         folder.write(folder.privacy, stated)
@@ -220,7 +225,7 @@ def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
-    _train(grid, folder, settings, patience)
+    _train(grid, folder, settings, patience, run["name"])
 
 
 def _resume(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
@@ -232,7 +237,7 @@ def _resume(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> Non
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder.config} is not a run's configuration: {error}.") from error
     require_packages(settings.log)
-    _train(grid, folder, settings, patience)
+    _train(grid, folder, settings, patience, str(config["run"]["name"]))
 
 
 def _fetch(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
@@ -254,7 +259,9 @@ def _stored(folder: RunFolder) -> dict[str, Any]:
     return stored_config(folder)
 
 
-def _train(grid: Grid, folder: RunFolder, settings: ServerSettings, patience: Patience) -> None:
+def _train(
+    grid: Grid, folder: RunFolder, settings: ServerSettings, patience: Patience, run: str
+) -> None:
     folder.failed.unlink(missing_ok=True)
     clients = settings.strategy.clients
     needed = Quorum(settings.strategy.quorum).of(clients)
@@ -266,7 +273,9 @@ def _train(grid: Grid, folder: RunFolder, settings: ServerSettings, patience: Pa
         folder.write(folder.failed, failure_of(error))
         raise
     finally:
-        signing.collect()
+        signed = signing.collect(run)
+    folder.write(folder.nodes, {"format": "fedsink nodes 1", "nodes": signed})
+    note_sums(folder.path)
 
 
 app = ServerApp()

@@ -32,7 +32,7 @@ from fedsink.reporting.output_files import write_atomic
 from fedsink.server.folder import RunFolder
 
 _PUBLIC = re.compile(
-    r"config\.yaml|privacy\.json|metrics\.(jsonl?|csv)|generator\.(safetensors|json)"
+    r"config\.yaml|privacy\.json|nodes\.json|SHA256SUMS|metrics\.(jsonl?|csv)|generator\.(safetensors|json)"
     r"|samples/round-\d{6,12}\.png"
 )
 _HEAD = 8  # bytes that say how long the description is

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsink.errors import ClientError, ConfigError
+from fedsink.protocol.identity_key import read_private_key
 from fedsink.server.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -79,52 +80,15 @@ def held_run(name: object) -> Iterator[RunFolder]:
         os.close(held)
 
 
-def make_operator_key(path: Path) -> None:
-    """Writes a new key, PEM, to a file of mode 0600; leaves an existing file unchanged.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-    )
-
-    from fedsink.privacy.files import write_once
-
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    key = Ed25519PrivateKey.generate()
-    write_once(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-
-
 def operator_key(path: Path) -> Ed25519PrivateKey | None:
     """Returns the key that signs requests; None where there is no file: nothing is signed.
 
     Raises:
         ConfigError: the file holds something else, or others can read it.
     """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     if not path.exists():
         return None
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if os.name == "posix" and mode & 0o077:
-        raise ConfigError(
-            f"The operator's key {path} has mode {mode:04o}, so others can read it: make another "
-            "one, and tell the owners of the nodes."
-        )
-    try:
-        key = load_pem_private_key(path.read_bytes(), password=None)
-    except (ValueError, TypeError):
-        key = None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(
-            f"{path} holds no unencrypted ed25519 key in PEM: make one with fedsink operator."
-        )
-    return key
+    return read_private_key(path, "Make another one, and tell the owners of the nodes.")
 
 
 def _refuse_link(path: Path) -> None:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message, RecordDict
@@ -14,6 +15,7 @@ from flwr.serverapp import Grid
 
 from fedsink.deployment.node_grid import Inquiry
 from fedsink.flower_internals import ForwardingGrid, complete_replies
+from fedsink.protocol.charge_statement import ask_statement, given_statement
 from fedsink.protocol.node_identity import given_by, identity_query, show_receipts
 from fedsink.protocol.signatures import sign
 from fedsink.reporting.output_files import write_atomic
@@ -40,18 +42,32 @@ class SigningGrid(ForwardingGrid):
         self._path, self._key = receipts, key
         self._pull = complete_replies(grid)
         self._names: dict[int, str] = {}  # node → the name it gave
+        self._statements: dict[int, dict[str, Any]] = {}  # node → what it signed
 
-    def collect(self) -> None:
-        """Asks the nodes of this run for a last receipt; a slow node's earlier receipt stays."""
+    def collect(self, run: str) -> list[dict[str, Any]]:
+        """Asks the nodes of this run for a last receipt; a slow node's earlier receipt stays.
+
+        Args:
+            run: public name of the run.
+
+        Returns:
+            What nodes have signed of the run, by their clients' numbers; see `ChargeStatement`.
+        """
         connected = set(self._grid.get_node_ids())
         nodes = [node for node in self._names if node in connected]
         if not nodes:
-            return
-        inquiry = Inquiry(self, [identity_query(node) for node in nodes])
+            return []
+        questions = [identity_query(node) for node in nodes]
+        for question in questions:
+            ask_statement(question.content, run)
+        inquiry = Inquiry(self, questions)
         deadline = time.monotonic() + _LAST_SECONDS
         while inquiry.working and time.monotonic() < deadline:
             time.sleep(0.2)
             inquiry.pull()
+        return sorted(
+            self._statements.values(), key=lambda signed: int(signed["statement"]["client"])
+        )
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Sends messages, with receipts and signatures for their receivers."""
@@ -76,6 +92,8 @@ class SigningGrid(ForwardingGrid):
             if not reply.has_error() and (given := given_by(reply.content)) is not None:
                 self._names[reply.metadata.src_node_id] = given.name
                 new[given.name] = given.receipt
+                if (signed := given_statement(reply.content)) is not None:
+                    self._statements[reply.metadata.src_node_id] = signed
         if new:
             text = json.dumps(self._receipts() | new, indent=0, sort_keys=True)
             write_atomic(self._path, text.encode())

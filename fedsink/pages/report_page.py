@@ -34,6 +34,8 @@ from fedsink.pages.page import (
 from fedsink.pages.uploads import Uploads
 from fedsink.reporting.displays import ForgivingStream
 from fedsink.reporting.output_files import write_atomic
+from fedsink.server.checksums import FILE_NAME as SUMS
+from fedsink.server.checksums import note_sums
 from fedsink.server.folder import command_for
 from fedsink.server.loop import LoopSettings
 from fedsink.server.recorded import RecordedRun
@@ -95,6 +97,8 @@ def write_report(path: Path) -> Path:
         )
     target = run.folder.path / FILE_NAME
     write_atomic(target, report_page(run))
+    if (run.folder.path / SUMS).exists():
+        note_sums(run.folder.path, [FILE_NAME])
     return target
 
 

@@ -13,8 +13,9 @@ from fedsink.reporting.output_files import append_jsonl, truncate_jsonl, write_j
 class RunFolder:
     """Paths and writers of one run folder.
 
-    `config.yaml` · `metrics.jsonl` · `metrics.json` · `privacy.json` · `partition.json` ·
-    `samples/` · `generator.safetensors` + `generator.json` · `checkpoint/` · `failed.json`
+    `config.yaml` · `metrics.jsonl` · `metrics.json` · `privacy.json` · `nodes.json` ·
+    `SHA256SUMS` · `partition.json` · `samples/` · `generator.safetensors` + `generator.json` ·
+    `checkpoint/` · `failed.json`
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,6 +25,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.json"
         self.privacy = self.path / "privacy.json"
         self.failed = self.path / "failed.json"
+        self.nodes = self.path / "nodes.json"
         self.partition = self.path / "partition.json"
         self.samples = self.path / "samples"
         self.checkpoint = self.path / "checkpoint"

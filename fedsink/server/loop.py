@@ -29,6 +29,7 @@ from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.reporting.loggers import Observer
 from fedsink.reporting.progress import Progress
 from fedsink.server import checkpoint
+from fedsink.server.checksums import note_sums
 from fedsink.server.folder import RunFolder, command_for
 from fedsink.strategies.round_strategy import RoundStrategy
 from fedsink.values import checks
@@ -177,6 +178,7 @@ def train(
     if strategy.missed:
         stated = json.loads(folder.privacy.read_text())
         folder.write(folder.privacy, {**stated, "participation": _participation(strategy)})
+    note_sums(folder.path)
     folder.write(folder.metrics, result)
     return result
 

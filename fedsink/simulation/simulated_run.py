@@ -59,7 +59,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
     folder = RunFolder.fresh(path)
     identity = RunIdentity.fresh(config["seed"])
     settings, shards = _prepared(config, folder.path, identity)
-    stated = settings.server.strategy.statement(kind_of_noise(settings.node))
+    stated = settings.server.strategy.stated(kind_of_noise(settings.node))
     _tell([_engine_chosen(settings), *_notes(settings), settings.server.strategy.notice(stated)])
     stated |= Configuration.of_paper(config)
     identity.create_key()

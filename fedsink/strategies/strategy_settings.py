@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+from fedsink import __version__
 from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
 from fedsink.values import is_number
@@ -115,17 +116,26 @@ class StrategySettings(ABC):
 
     @abstractmethod
     def statement(self, noise: str) -> dict[str, Any]:
-        """Returns the content of privacy.json.
+        """Returns the promise of privacy.json.
 
         Args:
             noise: kind of the clients' noise key, or "node" where each owner decides.
         """
 
+    def stated(self, noise: str) -> dict[str, Any]:
+        """Returns the content of privacy.json, with the plan that its numbers follow from.
+
+        Args:
+            noise: as in `statement`.
+        """
+        plan = {"mode": self.mode, **self.plan.to_dict()}
+        return {**self.statement(noise), "method": self.name, "fedsink": __version__, "plan": plan}
+
     def notice(self, stated: Mapping[str, Any]) -> str | None:
         """Returns a line for the person who starts the run, or None.
 
         Args:
-            stated: what `statement` returned.
+            stated: what `statement` or `stated` returned.
         """
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedsink.clients.ledger.charge import (
 from fedsink.clients.ledger.check import problems
 from fedsink.clients.ledger.database import CHAINED, ORIGIN, Database
 from fedsink.errors import LedgerError, PrivacyError, ReleaseRefusedError
+from fedsink.protocol.charge_statement import StatedCharge
 
 _NOBODY = Requester()
 _DAYS = 30  # for which refusals are kept
@@ -184,6 +186,18 @@ class Ledger:
                 (day, reason),
             )
             connection.execute("DELETE FROM refusals WHERE day < ? - ?", (day, _DAYS))
+
+    def charged(self, lineage: str, run: str) -> list[StatedCharge]:
+        """Returns the charges of one run of a lineage, for its owner to state to others."""
+        rows = self._database.rows(
+            "SELECT adjacency, plan, charged.epsilon, charged.delta,"
+            " (SELECT COUNT(*) FROM claims WHERE reservation = charged.id)"
+            " FROM charged JOIN runs ON run = runs.id JOIN accounts ON account = accounts.id"
+            " WHERE lineage=? AND name=? ORDER BY charged.id",
+            lineage,
+            run,
+        )
+        return [StatedCharge(row[0], json.loads(row[1]), *row[2:]) for row in rows]
 
     def knows(self, digests: Iterable[bytes]) -> bool:
         """Tells whether every one of these digests has been claimed."""

@@ -210,37 +210,12 @@ class PrivatizeOnceSettings(StrategySettings):
         }
         if self.loss in BY_CRITIC:
             training["critic"] = asdict(self.noisy_critic)
-        plan, image, label = self.plan, self.plan.image_mechanism, self.plan.label_mechanism
         return {
-            "model": "ldp",
-            "epsilon": plan.total_epsilon,
-            "delta": plan.delta,
-            "unit": "record",
-            "adjacency": "replace-one",
-            "mechanism": plan.mechanism + (" + randomized response on the label" if label else ""),
-            "accountant": "summation of image and label (basic composition)",
-            "epsilon_image": image.epsilon,
-            "epsilon_label": None if label is None else label.epsilon,
-            "map": plan.map.to_dict(),
-            "sensitivity": plan.map.sensitivity,
-            "sensitivity_norm": plan.map.norm,
-            "sigma": image.scale,
-            "rounds": 1,
-            "rounds_per_record": 1,
+            **local_statement(self.plan, noise),
             "clients": self.clients,
             "training": training,
             # Beside the local ε and never instead of it.
             **({} if self.shuffling is None else {"shuffling": self.shuffling}),
-            **noise_entries(noise),
-            "protected": (
-                "Every single record, before it leaves its client, against everybody, the server "
-                "included: whatever is computed from the uploads later, for however long, costs "
-                "nothing more. The guarantee holds between any two values of the record."
-            ),
-            "not_protected": (
-                "That a client takes part and how many records it holds; a person with several "
-                "records (their ε add up); records that are strongly correlated with one another."
-            ),
         }
 
     def identity(self) -> dict[str, Any]:
@@ -318,3 +293,40 @@ class PrivatizeOnceSettings(StrategySettings):
             return 0.0
         lam = self.plan.matched_cost.lam if self.lam is None else self.lam
         return lam * self.finite_batch_factor
+
+
+def local_statement(plan: LocalPlan, noise: str) -> dict[str, Any]:
+    """Returns the entries of privacy.json that follow from the plan of the local mode.
+
+    Args:
+        plan: releases each record once.
+        noise: kind of the clients' noise key, or "node" where each owner decides.
+    """
+    image, label = plan.image_mechanism, plan.label_mechanism
+    return {
+        "model": "ldp",
+        "epsilon": plan.total_epsilon,
+        "delta": plan.delta,
+        "unit": "record",
+        "adjacency": "replace-one",
+        "mechanism": plan.mechanism + (" + randomized response on the label" if label else ""),
+        "accountant": "summation of image and label (basic composition)",
+        "epsilon_image": image.epsilon,
+        "epsilon_label": None if label is None else label.epsilon,
+        "map": plan.map.to_dict(),
+        "sensitivity": plan.map.sensitivity,
+        "sensitivity_norm": plan.map.norm,
+        "sigma": image.scale,
+        "rounds": 1,
+        "rounds_per_record": 1,
+        **noise_entries(noise),
+        "protected": (
+            "Every single record, before it leaves its client, against everybody, the server "
+            "included: whatever is computed from the uploads later, for however long, costs "
+            "nothing more. The guarantee holds between any two values of the record."
+        ),
+        "not_protected": (
+            "That a client takes part and how many records it holds; a person with several "
+            "records (their ε add up); records that are strongly correlated with one another."
+        ),
+    }
