@@ -66,11 +66,15 @@ class Broadcast:
         content: of the message to each client.
         nodes: client number → node id, in increasing order of clients.
         shape: of the finite values that each reply holds, all uses of the message included.
+        fixed_point: of replies that are integers; None: they are floats.
+        sharers: t′, number of replies whose noise adds up to the plan's.
     """
 
     content: Content
     nodes: Mapping[int, int]
     shape: tuple[int, ...]
+    fixed_point: FixedPoint | None = None
+    sharers: int = 1
 
 
 class Exchange(Sequence["Message"]):
@@ -163,10 +167,14 @@ class Reduction:
     Attributes:
         sums: one per broadcast, in the broadcasts' order; None where nobody answered.
         failures: client → error code.
+        absent: clients whose replies are not in the sums, of cohorts that do without them.
+        void: why a cohort has no sum, for each that has none.
     """
 
     sums: Sequence[Sum | None]
     failures: Mapping[int, int]
+    absent: Sequence[int] = ()
+    void: Sequence[str] = ()
 
     def __iter__(self) -> Iterator[Message]:
         raise TypeError("These replies were added up: read their sums.")

@@ -77,6 +77,10 @@ class ServerSession:
             self._circles = {c: tuple(sorted((c, *others))) for c, others in near.items()}
         return self._roster.content
 
+    def members(self) -> list[int]:
+        """Returns the clients in the roster."""
+        return sorted(self._circles)
+
     def take_shares(self, client: int, content: bytes) -> bool:
         """Takes the shares that a client encrypted for its neighbours."""
         try:
@@ -106,6 +110,10 @@ class ServerSession:
             return False
         self._vectors[client] = vector
         return True
+
+    def vectors(self) -> list[int]:
+        """Returns the clients whose masked vectors are there."""
+        return sorted(self._vectors)
 
     def survivors(self) -> bytes:
         """Returns the set of survivors; raises VoidMessageError where they are too few."""

@@ -155,8 +155,7 @@ def _check_numbers(stated: Mapping[str, Any], verdict: Verdict) -> Restated | No
         (verdict.reasons if same else verdict.notes).append(sentence)
     verdict.epsilons = dict(plan.epsilons)
     verdict.promise = {
-        name: plan.entries.get(name)
-        for name in ("model", "epsilon", "delta", "unit", "adjacency")
+        name: plan.entries.get(name) for name in ("model", "epsilon", "delta", "unit", "adjacency")
     } | {"method": stated.get("method"), "accountant": plan.entries.get("accountant")}
     return plan
 
