@@ -80,6 +80,10 @@ class Clip(ABC):
         """
 
     @abstractmethod
+    def reach(self, records: int) -> float:
+        """Bound on the L2 norm of one client's total, of which at most `records` are part."""
+
+    @abstractmethod
     def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
         """Refuses a plan that has no guarantee with this clip; raises PrivacyError."""
 

@@ -51,6 +51,10 @@ class ClipOfCritics(Clip):
         """M: the gradients of all critics of a client change."""
         return self.critics
 
+    def reach(self, records: int) -> float:
+        """Half of what all critics of a client can change together."""
+        return 0.5 * self.sensitivity * self.critics
+
     def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:
         """Refuses a capacity and a class schedule, which have no meaning for critics."""
         if capacity is not None:

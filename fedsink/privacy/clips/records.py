@@ -77,6 +77,10 @@ class BatchClip(ClipOfRecords):
         """1: any two clipped gradients are within 2Δ of one another."""
         return 1
 
+    def reach(self, records: int) -> float:
+        """Δ, whatever the batch."""
+        return self.bound
+
     def apply(self, gradient: torch.Tensor) -> torch.Tensor:
         """The clipped gradient, same shape and dtype; computed in float64 and cast last.
 
@@ -125,3 +129,7 @@ class RecordClip(ClipOfRecords):
                 "sum is unbounded. Give a capacity or use clip=batch."
             )
         return capacity
+
+    def reach(self, records: int) -> float:
+        """Δ for each record."""
+        return self.bound * records

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from fedsink.errors import PrivacyError
+from fedsink.privacy.randomness.discrete_gaussian import discrete_gaussian
 
 _BLOCK_WORDS = 1 << 17  # hashlib refuses more than 2^29 bytes at once; 1 MiB blocks bound memory
 
@@ -130,6 +131,13 @@ class Stream:
         """
         return noised(values, std, self.normal(*values.shape))
 
+    def integers(self, size: int, scale: float) -> torch.Tensor:
+        """`size` variates of the discrete Gaussian N_Z(0, scale²), int64.
+
+        Every release of integers gets its noise here: a secure stream overrides it.
+        """
+        return discrete_gaussian(self.normal(2, size), scale)
+
     def add_laplace(self, values: torch.Tensor, scale: float) -> torch.Tensor:
         """`values` + independent Laplace noise of this scale; otherwise like `add_gaussian`."""
         return noised(values, scale, self.laplace(*values.shape))
@@ -157,6 +165,14 @@ def uniforms(streams: Sequence[Stream], counts: Sequence[int]) -> torch.Tensor:
     out += 0.5
     out *= 2.0**-52
     return torch.from_numpy(out)
+
+
+def integers_each(streams: Sequence[Stream], size: int, scale: float) -> torch.Tensor:
+    """Returns `stream.integers(size, scale)` of each stream, (len(streams), size) int64."""
+    if any(type(stream) is not Stream for stream in streams):  # which override the noise
+        return torch.stack([stream.integers(size, scale) for stream in streams])
+    drawn = torch.special.ndtri(uniforms(streams, [2 * size] * len(streams)))
+    return discrete_gaussian(drawn.reshape(-1, 2, size).transpose(0, 1), scale)
 
 
 def add_gaussian_each(streams: Sequence[Stream], values: torch.Tensor, std: float) -> torch.Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -93,6 +93,10 @@ class SecureStream(Stream):
         """`values` + discrete Laplace noise of at least this scale; else like `add_gaussian`."""
         return _release(values, scale, norm=1)
 
+    def integers(self, size: int, scale: float) -> torch.Tensor:
+        """`size` variates of the discrete Gaussian N_Z(0, scale²), exactly, int64."""
+        return _integers(size, scale)
+
     def _words(self, count: int) -> Iterator[np.ndarray]:
         """`count` uniform 64-bit words; the key is this call's own, so forks cannot share it."""
         yield from Stream(os.urandom(32))._words(count)
@@ -121,15 +125,33 @@ def _release(values: torch.Tensor, scale: float, norm: int) -> torch.Tensor:
     wide, k = grid(scale, flat.size, norm)
     if not np.isfinite(flat).all():
         raise PrivacyError("values to noise must be finite: map non-finite values to zero.")
-    chunks = [flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK)]
 
     def noised(chunk: np.ndarray) -> np.ndarray:
         return np.asarray(_mechanism(len(chunk), wide, k, norm)(chunk.tolist()))
 
-    # OpenDP samples outside Python's global lock: threads are its only speed-up that is exact.
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        out = np.concatenate([np.empty(0), *pool.map(noised, chunks)])
+    out = _by_chunks(noised, flat)
     return torch.from_numpy(out).to(torch.float32).reshape(values.shape).to(values.device)
+
+
+def _integers(size: int, scale: float) -> torch.Tensor:
+    """Draws from OpenDP's mechanism on the integers, with zeros as its values."""
+    if not 0.0 < scale <= 2.0**58:
+        raise PrivacyError(f"the scale of discrete noise must lie in (0, 2^58], not {scale!r}.")
+    dp = _opendp()
+
+    def drawn(chunk: np.ndarray) -> np.ndarray:
+        domain = dp.vector_domain(dp.atom_domain(T="i64"), size=len(chunk))
+        measurement = dp.m.make_gaussian(domain, dp.l2_distance(T=float), scale=scale)
+        return np.asarray(measurement(chunk.tolist()), np.int64)
+
+    return torch.from_numpy(_by_chunks(drawn, np.zeros(size, np.int64)))
+
+
+def _by_chunks(sample: Callable[[np.ndarray], np.ndarray], values: np.ndarray) -> np.ndarray:
+    """Returns `sample` of all values: OpenDP samples outside Python's lock, so threads help."""
+    chunks = [values[start : start + _CHUNK] for start in range(0, values.size, _CHUNK)]
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        return np.concatenate([values[:0], *pool.map(sample, chunks)])
 
 
 def _mechanism(size: int, scale: float, k: int, norm: int) -> Any:

@@ -1,0 +1,252 @@
+r"""The mechanism of a shared noise: rounded totals, discrete Gaussian shares, a sum modulo 2^b.
+
+Each client of a cohort of m rounds its total to integers (`FixedPoint`), adds a discrete Gaussian
+of scale s and reduces modulo 2^b; the integers are added up. With t′ the number of shares that a
+sum must have, S the clip's sensitivity and d the number of values of one use,
+
+    Δ = S/γ + √d,   s² = σ²Δ²/t′ + η²,   η = 3.
+
+Why a run costs the ε of its plan, of continuous Gaussians of multiplier σ:
+
+1. *Sensitivity.* One unit moves one client's total by S in L2. Projecting on a ball moves nothing
+   apart; rounding changes the difference by at most 1 a coordinate, so by √d in L2. Hence Δ.
+2. *A sum of shares.* Let N(v) be the law on Z with P(x) ∝ exp(−x²/(2v)). For u = v₁v₂/(v₁+v₂), the
+   convolution of N(v₁) and N(v₂) at z is ∝ exp(−z²/(2(v₁+v₂)))·Σ_x exp(−(x − c_z)²/(2u)), and the
+   sum is √(2πu)·(1 ± e), e = 2Σ_{k≥1} exp(−2π²uk²), for every c_z (Poisson summation). With both
+   normalisers it is within a factor (1+e)/(1−e) of N(v₁+v₂), pointwise. Adding shares one by one
+   has u = s²k/(k+1), and a factor that one sum has, its convolution has too. So t′ shares are
+   within exp(±τ) a coordinate of N(t′s²), with
+   τ = 10·Σ_{k<t′} exp(−2π²s²k/(k+1)) ≤ 10·(t′−1)·exp(−π²s²)
+   (Kairouz, Liu, Steinke 2021, Proposition 14). More shares than t′ are independent noise on top:
+   post-processing.
+3. *A continuous Gaussian below it.* Draw G from the continuous N(0, w − η²), then an integer with
+   P(x | G) ∝ exp(−(x − G)²/(2η²)). As the normaliser of the second law is √(2π)·η·(1 ± e) for
+   every G, e = 2Σ_{k≥1} exp(−2π²η²k²), x is within exp(±ρ) of N(w), ρ = log((1+e)/(1−e))
+   (Peikert 2010, Theorem 3.1). The second step commutes with integer shifts: it is
+   post-processing of "integers + G". For w = t′s² the standard deviation of G is
+   √(t′s² − η²) = √(σ²Δ² + (t′−1)η²) ≥ σΔ: a Gaussian of multiplier at least σ.
+4. *All together.* The integers that a use releases are pointwise within exp(±κ), κ = d(τ + ρ), of
+   post-processing of that Gaussian, whatever the totals are. So they are for any mixture over
+   samples, and the joint law of all uses U is within exp(±Uκ) of a run that is (ε, δ)-private.
+   The run is private with ε + 2Uκ and δ·exp(Uκ). Reducing modulo 2^b is post-processing too: sums
+   that do not fit cost utility, and no privacy.
+
+2Uκ is the `divergence`; it is below 10⁻⁵⁰ for any run of a size that has ever been played. A
+mechanism with more than 10⁻⁹ is refused, and what is left is added to ε. Of a reply by itself the
+multiplier is √(s² − η²)/Δ = σ/√t′, by step 3; of k shares at least σ√(k/t′).
+
+>>> from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
+>>> plan = PrivacyPlan(0.2, 2.15, 300, RecordClip(8.0), ClassSchedule(10), 1e-5)
+>>> one = IntegerGaussian.finest(plan, [100], size=9900, bits=32, radius=400.0)
+>>> one.fixed_point.granularity, round(one.sensitivity / (8.0 / one.fixed_point.granularity), 4)
+(3.0517578125e-05, 1.0004)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy.fixed_point import FixedPoint
+from fedsink.privacy.plan import PrivacyPlan
+from fedsink.privacy.randomness.discrete_gaussian import SMOOTHING
+from fedsink.privacy.randomness.noise import Stream, integers_each
+from fedsink.values import privacy_checks as checks
+
+MOST_DIVERGENCE = 1e-9
+_TAIL = 12.0  # standard deviations of a sum's noise for which b bits have room
+_USEFUL = 2.0**-30  # a finer granularity than this part of S/√d makes no noise smaller
+
+
+@dataclass(frozen=True)
+class IntegerGaussian:
+    """One share of the noise of a plan on integers, and the sum that it belongs to.
+
+    Guarantees:
+        - The integers of a sum of t′ replies have at least the plan's multiplier, rounding
+          included, and a reply by itself σ/√t′.
+        - The variances of t′ shares, less what smooths them, add up to the plan's.
+        - Every value gets independent noise.
+        - Nothing is released where a total is not finite.
+        - What separates the sum from a Gaussian of the plan is computed, bounded and stated.
+
+    Args:
+        plan: of the sum.
+        sharers: t′ ≥ 1, the number of shares that carry the plan's noise.
+        fixed_point: γ, b and R.
+        size: d ≥ 1, number of values of one use.
+
+    Raises:
+        PrivacyError: a value is out of range, a share's noise does not fit into b bits, or the
+            divergence of the whole plan exceeds 10⁻⁹.
+    """
+
+    plan: PrivacyPlan
+    sharers: int
+    fixed_point: FixedPoint
+    size: int
+
+    def __post_init__(self) -> None:
+        checks.count("share", self.sharers)
+        checks.count("size", self.size)
+        if not _TAIL * self.scale < self.fixed_point.half:
+            raise PrivacyError(
+                f"noise of standard deviation {self.scale:.4g} does not fit into noise.bits="
+                f"{self.fixed_point.bits}: raise the granularity, or noise.bits."
+            )
+        if not self.divergence <= MOST_DIVERGENCE:
+            raise PrivacyError(
+                f"noise shared by {self.sharers} clients costs ε = {self.divergence:.3g} beside "
+                f"that of its plan, where {MOST_DIVERGENCE:g} is the most: share it among fewer."
+            )
+
+    @classmethod
+    def finest(
+        cls,
+        plan: PrivacyPlan,
+        cohorts: Sequence[int],
+        *,
+        size: int,
+        bits: int,
+        radius: float,
+        tolerate_dropouts: int = 0,
+    ) -> IntegerGaussian:
+        """The mechanism with the finest γ whose sums fit into b bits, of the largest cohort.
+
+        γ is the least power of two with m·(R/γ + ½) + 12·√m·s < 2^(b−1) for every cohort.
+
+        Args:
+            plan: of the sum.
+            cohorts: the sizes m of the cohorts, increasing.
+            size: d.
+            bits: b.
+            radius: R.
+            tolerate_dropouts: t′ = m − d for this d.
+
+        Raises:
+            PrivacyError: b bits leave room only for a γ that more than doubles the noise.
+        """
+        exponent = math.floor(math.log2(plan.sensitivity * _USEFUL / math.sqrt(size)))
+        while 2.0**exponent * math.sqrt(size) <= plan.sensitivity:
+            if radius / 2.0**exponent < 1 << (bits - 1):
+                grid = FixedPoint(2.0**exponent, bits, radius)
+                if all(_fits(plan, m, m - tolerate_dropouts, grid, size) for m in cohorts):
+                    return cls(plan, cohorts[-1] - tolerate_dropouts, grid, size)
+            exponent += 1
+        raise PrivacyError(
+            f"noise.bits={bits} are too few for sums of {cohorts[-1]} clients with {size} values "
+            f"each, of a norm up to {radius:.4g}: rounding would more than double the noise. "
+            "Raise noise.bits."
+        )
+
+    @property
+    def sensitivity(self) -> float:
+        """Δ = S/γ + √d, in integers."""
+        return _sensitivity(self.plan, self.fixed_point, self.size)
+
+    @property
+    def scale(self) -> float:
+        """s = √(σ²Δ²/t′ + η²), parameter of a reply's noise, in integers."""
+        return _scale(self.plan, self.sharers, self.fixed_point, self.size)
+
+    @property
+    def std(self) -> float:
+        """γ·s, standard deviation of a reply's noise in units of the total."""
+        return self.fixed_point.granularity * self.scale
+
+    @property
+    def divergence_of_value(self) -> float:
+        """τ + ρ, bound on the log ratio of the sum's law and smoothed Gaussian's at one value."""
+        tau = 10.0 * (self.sharers - 1) * math.exp(-(math.pi**2) * self.scale**2)
+        e = 2.0 * math.exp(-2.0 * math.pi**2 * SMOOTHING**2) * (1.0 + 2.0**-50)
+        return tau + math.log1p(2.0 * e / (1.0 - e))
+
+    @property
+    def divergence(self) -> float:
+        """2·U·d·(τ + ρ), what the whole plan costs beside its ε."""
+        cost = self.plan.cost
+        return 2.0 * cost.uses(self.plan.rounds) * self.size * self.divergence_of_value
+
+    def epsilon(self, accountant: str = "pld") -> float:
+        """ε of the sum over the whole plan, the divergence included."""
+        return self.plan.epsilon(accountant) + self.divergence
+
+    def wrap_probability(self, cohort: int) -> float:
+        """Bound on the probability that any value of one use's sum does not fit into b bits.
+
+        2·d·exp(−z²/2), for discrete Gaussians are subgaussian (Canonne, Kamath, Steinke 2020).
+        """
+        grid = self.fixed_point
+        room = grid.half - cohort * (grid.radius / grid.granularity + 0.5)
+        if room <= 0:
+            return 1.0
+        return min(1.0, 2.0 * self.size * math.exp(-((room / self.scale) ** 2) / (2.0 * cohort)))
+
+    def release(self, total: torch.Tensor, stream: Stream) -> torch.Tensor:
+        """`release_each` of one total."""
+        return self.release_each(total.unsqueeze(0), [stream]).squeeze(0)
+
+    def release_each(self, totals: torch.Tensor, streams: Sequence[Stream]) -> torch.Tensor:
+        """Integers of several totals with a share of the noise each, modulo 2^b.
+
+        Args:
+            totals: (k, ...), of d values each.
+            streams: one for each client and use, never used before.
+
+        Returns:
+            (k, ...) int64 on the CPU, centred.
+
+        Raises:
+            PrivacyError: a total is not finite, or has another number of values.
+        """
+        integers = self._rounded(totals)
+        noise = integers_each(streams, self.size, self.scale)
+        return self.fixed_point.wrapped(integers + noise.reshape(integers.shape))
+
+    def release_sum(
+        self, totals: torch.Tensor, noise: Stream | None, cohort: int = 0
+    ) -> torch.Tensor:
+        """Integers of totals added up, with the noise of a whole cohort's sum, or none of it.
+
+        The law is that of a sum of `cohort` shares but for the divergence of step 2: one discrete
+        Gaussian of variance m·s². For simulations, which show nobody a part of the sum.
+
+        Args:
+            totals: (k, ...), of d values each; of one block of clients each.
+            noise: a stream for only this sum; None: another part of it carries the noise.
+            cohort: m, number of clients of the whole sum.
+
+        Returns:
+            (...) int64 on the CPU, not reduced.
+        """
+        integers = self._rounded(totals).sum(0)
+        if noise is None:
+            return integers
+        scale = math.sqrt(cohort) * self.scale
+        return integers + noise.integers(self.size, scale).reshape(integers.shape)
+
+    def _rounded(self, totals: torch.Tensor) -> torch.Tensor:
+        if totals[0].numel() != self.size:
+            raise PrivacyError(
+                f"the mechanism is for {self.size} values a use, received {totals[0].numel()}."
+            )
+        return self.fixed_point.rounded(totals).cpu()
+
+
+def _sensitivity(plan: PrivacyPlan, grid: FixedPoint, size: int) -> float:
+    return plan.sensitivity / grid.granularity + math.sqrt(size)
+
+
+def _scale(plan: PrivacyPlan, sharers: int, grid: FixedPoint, size: int) -> float:
+    noise = plan.noise_multiplier * _sensitivity(plan, grid, size)
+    return math.sqrt(noise**2 / sharers + SMOOTHING**2)
+
+
+def _fits(plan: PrivacyPlan, cohort: int, sharers: int, grid: FixedPoint, size: int) -> bool:
+    signal = cohort * (grid.radius / grid.granularity + 0.5)
+    noise = math.sqrt(cohort) * _scale(plan, sharers, grid, size)
+    return signal + _TAIL * noise < grid.half
