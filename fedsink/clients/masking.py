@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedsink.errors import LedgerError
 from fedsink.privacy.files import write_once
 from fedsink.protocol.aggregation import KEYS, SHARES, SURVIVORS, UNMASK
 from fedsink.secagg.client import ClientSession, Rules
-from fedsink.secagg.identities import Identity
+from fedsink.secagg.identities import Identity, Peers
 from fedsink.secagg.parameters import Parameters
 from fedsink.secagg.refusals import AnsweredError, RosterError
 
@@ -165,6 +166,18 @@ class Masking:
 
     def _opened(self, content: bytes) -> ClientSession:
         return ClientSession.from_bytes(content, self._identity, self._rules)
+
+
+def simulated_identity(client: int) -> Identity:
+    """Returns the signing key of a simulated client; anybody can compute it."""
+    named = f"fedsink simulated client {client}".encode()
+    return Identity.derived(hashlib.sha256(named).digest())
+
+
+@lru_cache(maxsize=4)
+def simulated_peers(clients: int) -> Peers:
+    """Returns the public keys of all simulated clients."""
+    return Peers({client: simulated_identity(client).public for client in range(clients)})
 
 
 def _name(client: int, parameters: Parameters) -> str:

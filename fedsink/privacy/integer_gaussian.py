@@ -150,7 +150,7 @@ class IntegerGaussian:
 
     @property
     def scale(self) -> float:
-        """s = √(σ²Δ²/t′ + η²), parameter of a reply's noise, in integers."""
+        """S = √(σ²Δ²/t′ + η²), parameter of a reply's noise, in integers."""
         return _scale(self.plan, self.sharers, self.fixed_point, self.size)
 
     @property

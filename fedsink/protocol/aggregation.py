@@ -1,7 +1,7 @@
 """Messages of secure aggregation between a server and nodes: five trips for one request.
 
-A trip holds the public numbers of the sum and bytes of `fedsink.secagg`. Four trips are queries; the
-third goes with the request itself, whose digest names the sum and does not change by it.
+A trip holds the public numbers of the sum and bytes of `fedsink.secagg`. Four trips are queries;
+the third goes with the request itself, whose digest names the sum and does not change by it.
 """
 
 from __future__ import annotations

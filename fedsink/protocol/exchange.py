@@ -19,6 +19,8 @@ from fedsink.protocol.packing import Packed
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
 
+    from fedsink.privacy.fixed_point import FixedPoint
+
 
 class Content:
     """Content of a message, as requests and as the record that travels.

@@ -1,7 +1,7 @@
 """A grid that adds up nodes' replies by secure aggregation: it sees sums, and no reply.
 
-`MaskedGrid` runs the five trips of `fedsink.secagg` over any grid, for all cohorts of an exchange at
-once, and returns a `Reduction`.
+`MaskedGrid` runs the five trips of `fedsink.secagg` over any grid, for all cohorts of an exchange
+at once, and returns a `Reduction`.
 """
 
 from __future__ import annotations
