@@ -147,7 +147,7 @@ class Node:
     def _masked(
         self, answer: Answer, digest: bytes, parameters: Parameters, forwarded: bytes
     ) -> RecordDict:
-        """Returns the masked reply to a request of a sum; charges it once the roster is accepted."""
+        """Returns the masked reply to a request; charges it once the roster is accepted."""
         answer.check_sum(parameters, digest)
 
         def integers() -> np.ndarray:

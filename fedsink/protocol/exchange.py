@@ -68,15 +68,15 @@ class Broadcast:
         content: of the message to each client.
         nodes: client number → node id, in increasing order of clients.
         shape: of the finite values that each reply holds, all uses of the message included.
-        fixed_point: of replies that are integers; None: they are floats.
         sharers: t′, number of replies whose noise adds up to the plan's.
+        fixed_point: of replies that are integers; None: they are floats.
     """
 
     content: Content
     nodes: Mapping[int, int]
     shape: tuple[int, ...]
-    fixed_point: FixedPoint | None = None
     sharers: int = 1
+    fixed_point: FixedPoint | None = None
 
 
 class Exchange(Sequence["Message"]):

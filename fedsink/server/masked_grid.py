@@ -100,12 +100,12 @@ class _Cohort:
     def __init__(self, run: str, message_type: str, broadcast: Broadcast) -> None:
         if broadcast.fixed_point is None:
             raise ValueError("Secure aggregation adds up integers, and this request asks for none.")
-        self.broadcast, self._point = broadcast, broadcast.fixed_point
+        self.broadcast = broadcast
         self.parameters = Parameters(
             run=run,
             message=digest(message_type, broadcast.content.said).hex(),
             clients=tuple(broadcast.nodes),
-            bits=self._point.bits,
+            bits=broadcast.fixed_point.bits,
             length=int(np.prod(broadcast.shape)),
             minimum=max(2, broadcast.sharers),
         )
@@ -155,7 +155,7 @@ class _Cohort:
         return self.session.take_unmask(client, content)
 
     def sum(self) -> Sum | None:
-        """Returns the survivors' sum in units of the replies; None where the message is void."""
+        """Returns the sum of the survivors' integers; None where the message is void."""
         if self.void is not None:
             return None
         try:
@@ -164,8 +164,7 @@ class _Cohort:
             self.void = error
             return None
         self.absent = sorted(set(self.broadcast.nodes) - set(survivors))
-        total = self._point.decoded(torch.from_numpy(integers)).reshape(self.broadcast.shape)
-        return Sum(total, len(survivors))
+        return Sum(torch.from_numpy(integers).reshape(self.broadcast.shape), len(survivors))
 
     def _query(self, content: bytes = b"") -> RecordDict:
         return put_trip(pack({}, {}), self.parameters, content)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -146,9 +146,26 @@ class RoundStrategy(Strategy):
                 f"(client {self.absent[0]} first); continue from the checkpoint with resume=, or "
                 "raise engine.timeout."
             )
+        self.note_absent(self.absent)
+        return dict(sorted(contents.items()))
+
+    def skip(self, number: int) -> MetricRecord:
+        """Counts the rounds of a message that has no sum of replies, and takes no step.
+
+        The clients have charged it, so that its rounds are not asked for again.
+
+        Args:
+            number: of the message, from 1.
+        """
+        self.note_absent(list(self._nodes))
+        self.round = min(self.rounds_per_message * number, self.rounds)
+        return MetricRecord()
+
+    def note_absent(self, clients: Sequence[int]) -> None:
+        """Counts clients whose answers are not part of this exchange."""
+        self.absent = sorted(clients)
         for client in self.absent:
             self.missed[client] = self.missed.get(client, 0) + 1
-        return dict(sorted(contents.items()))
 
     @property
     @abstractmethod
