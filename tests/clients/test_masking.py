@@ -121,7 +121,8 @@ def test_files_hold_no_secret_once_the_sum_is_unmasked(tmp_path: Path) -> None:
     summed(clients, server, masked)
     [left] = (tmp_path / "0").iterdir()
     assert left.stat().st_mode & 0o777 == 0o600
-    assert b'"seed": ""' in left.read_bytes() and b'"boxes": {}' in left.read_bytes()
+    assert b'"seed": ""' in left.read_bytes()
+    assert b'"boxes": {}' in left.read_bytes()
     with pytest.raises(AnsweredError):
         maskings(tmp_path)[0].mask(SUM, server.forwarded(0), lambda: vector(0))
 
