@@ -5,50 +5,72 @@ The lines are those of Bonawitz et al. 2017, Figure 4, for a client u:
 | trip | the server sends | client u answers |
 |---|---|---|
 | 0 keys | the parameters | its public keys c_u and s_u, signed |
-| 1 shares | the roster of all keys | encrypted shares of its secrets s_u and b_u |
-| 2 masked | its neighbours' shares | y_u = x_u + PRG(b_u) ± Σ_v PRG(s_uv) mod 2^b |
-| 3 survivors | the set U₃ of those who sent y | its signature over U₃ |
-| 4 unmask | signatures of U₃ | for v in U₃ a share of b_v, for v dropped a share of s_v |
+| 1 shares | the roster U₁ of all keys | shares of s_u and b_u, encrypted for each neighbour |
+| 2 masked | U₂, who shared, and shares for u | y_u = x_u + PRG(b_u) + Σ_v ±PRG(s_uv) mod 2^b |
+| 3 survivors | U₃, who sent y | its signature over U₁, U₂ and U₃ |
+| 4 unmask | the signatures | for v in U₃ a share of b_v, for other v in U₂ one of s_v |
 
 A survivor's b_u and a dropped client's s_u become known; a client of whom both were known would
-have no mask left.
+have no mask left. Two things differ from Figure 4. Clients sign U₂ beside U₃: a server that told
+clients different sets U₂ could cut the survivors into groups without a mask in common. And more
+than two thirds of *all* clients have to sign, not of a neighbourhood: any two such sets have an
+honest client in common, which signs one statement only.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from json import dumps, loads
 from typing import Any
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from numpy.typing import NDArray
 
-from fedsink.secagg.graph import neighbourhoods
-from fedsink.secagg.identities import (
-    SIGNATURE_BYTES,
-    Identity,
-    Trust,
-    verified,
+from fedsink.secagg.graph import Circle
+from fedsink.secagg.identities import SIGNATURE_BYTES, Identity, Trust, verified
+from fedsink.secagg.masks import (
+    Words,
+    agreed,
+    check_public,
+    encoded,
+    expand,
+    packed,
+    public_of,
 )
-from fedsink.secagg.masks import agreed, encoded, expand, public_of, reduced
-from fedsink.secagg.parameters import Parameters, threshold
+from fedsink.secagg.parameters import Parameters
 from fedsink.secagg.refusals import (
     AnsweredError,
+    CohortError,
+    MalformedTripError,
+    OutOfTurnError,
     RosterError,
     SecretSharesError,
     SurvivorsError,
+    UnsignedSurvivorsError,
+    UntrustedPeerError,
+    WeakThresholdError,
 )
 from fedsink.secagg.shamir import SECRET_BYTES, SHARE_BYTES, share
-from fedsink.secagg.wire import BOX_BYTES, NUMBER_BYTES, Entry, Roster, joined, number, rows
+from fedsink.secagg.wire import (
+    NONCE_BYTES,
+    Entry,
+    Roster,
+    joined,
+    names,
+    number,
+    opened,
+    rows,
+)
 
-OF_SELF_MASK, OF_MASK_KEY = b"\0", b"\1"
+TRIPS = "keys", "shares", "masked", "survivors", "unmask"
+OF_MASK_KEY, OF_SELF_MASK = b"\0", b"\1"
 """Says of which secret a share is that a client gives in the last trip."""
-
-ANSWER_BYTES = NUMBER_BYTES + 1 + SHARE_BYTES
 
 
 @dataclass(frozen=True)
@@ -57,41 +79,76 @@ class Rules:
 
     Attributes:
         trust: decides whose keys count.
-        minimum_cohort: least number of clients in a roster.
+        minimum_cohort: least number of clients in a sum.
+        threshold: a secret must need more than this fraction of a neighbourhood's shares.
     """
 
     trust: Trust
     minimum_cohort: int = 2
+    threshold: float = 2 / 3
+
+    def check(self, parameters: Parameters) -> None:
+        """Refuses the parameters of a message.
+
+        Raises:
+            CohortError: sums over fewer clients than `minimum_cohort` could be unmasked.
+            WeakThresholdError: the threshold is too low.
+        """
+        if parameters.least < self.minimum_cohort:
+            raise CohortError(
+                f"The message would unmask a sum over {parameters.least} clients, and the owner "
+                f"demands {self.minimum_cohort}."
+            )
+        shares = parameters.neighbours + 1
+        if parameters.threshold <= self.threshold * shares:
+            raise WeakThresholdError(
+                f"{parameters.threshold} of {shares} shares would give a secret, and the owner "
+                f"demands more than {self.threshold:.4g} of them."
+            )
 
 
 @dataclass
 class _Memory:
-    """All that a client keeps of one message between trips; secrets are empty once it is over."""
+    """All that a client keeps of one message between trips.
 
-    channel: bytes
-    mask: bytes
-    seed: bytes
-    entry: bytes
+    Attributes:
+        channel, mask, seed: private key of c_u, of s_u, and b_u; empty once y_u is sent.
+        roster: U₁ with its keys.
+        shares: of both secrets of each neighbour in U₂, and of its own; empty once it has unmasked.
+        sharers, survivors: U₂ and U₃.
+        answers: (SHA-256 of what was asked, answer) of each trip so far.
+    """
+
+    channel: bytes = b""
+    mask: bytes = b""
+    seed: bytes = b""
     roster: bytes = b""
-    boxes: dict[int, str] = field(default_factory=dict)
-    answers: dict[str, tuple[str, str]] = field(default_factory=dict)
-    over: bool = False
+    shares: bytes = b""
+    sharers: bytes = b""
+    survivors: bytes = b""
+    answers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
 
 class ClientSession:
     """One client in one message.
 
     A trip that is asked again with the same content is answered with the same bytes, and with other
-    content it is refused. A session can be stored between trips (`to_bytes`): then the content is
-    as secret as the client's vector.
+    content it is refused. A refusal changes nothing. A session can be stored between trips
+    (`to_bytes`); until the masked vector has left it is as secret as the client's vector, and until
+    the last trip it holds shares of its neighbours' secrets. A client keeps one session for a run
+    and message: a second one would mask its vector again.
 
     Guarantees:
-        - Nothing is masked for a roster that the owner's rules refuse.
-        - At most one masked vector leaves, for one roster and one set of forwarded shares.
+        - Nothing is shared for a roster that the owner's rules refuse.
+        - The vector is computed once, after all that comes before it was checked.
+        - At most one masked vector leaves, for one roster and one set of sharers.
         - Of each peer a share of at most one of its two secrets is given.
-        - Shares are given for one set of survivors, which at least t neighbours have signed.
-        - After the last trip the session holds no secret.
-        - A malformed message raises ValueError, and changes nothing.
+        - Shares are given for one statement of roster, sharers and survivors, signed by more than
+          two thirds of the clients that were asked.
+        - No sum over fewer survivors than the parameters' and the owner's minimum is unmasked.
+        - Once the masked vector has left, the session does not hold its masks; after the last trip
+          it holds no secret.
+        - Malformed bytes raise MalformedTripError.
 
     Args:
         parameters: of the message.
@@ -101,8 +158,9 @@ class ClientSession:
         random: returns fresh random bytes.
 
     Raises:
-        RosterError: the parameters ask for a cohort or a sum that is too small.
-        ValueError: the client is not one of the message's.
+        CohortError: the parameters allow a sum over too few clients.
+        WeakThresholdError: too few shares would give a secret.
+        RosterError: the client is not one of the message's.
     """
 
     def __init__(
@@ -112,286 +170,296 @@ class ClientSession:
         identity: Identity,
         rules: Rules,
         random: Callable[[int], bytes] = os.urandom,
-        memory: _Memory | None = None,
     ) -> None:
         if client not in parameters.clients:
-            raise ValueError(f"Client {client} is not in this message's cohort.")
-        if len(parameters.clients) < rules.minimum_cohort:
-            raise RosterError(
-                f"The message asks {len(parameters.clients)} clients, and the owner demands "
-                f"{rules.minimum_cohort}."
-            )
+            raise RosterError(f"Client {client} is not asked in this message.")
+        rules.check(parameters)
         self.parameters, self.client = parameters, client
         self._identity, self._rules, self._random = identity, rules, random
-        self._memory = self._begin() if memory is None else memory
-
-    def _begin(self) -> _Memory:
-        channel, mask, seed = (self._random(SECRET_BYTES) for _ in range(3))
-        entry = Entry(
-            self.client,
-            self._identity.public,
-            self._identity.certificate,
-            public_of(channel),
-            public_of(mask),
-            b"",
-        )
-        signature = self._identity.sign("keys", self.parameters.digest(), entry.signed)
-        return _Memory(channel, mask, seed, entry.to_bytes() + signature)
+        self._memory = _Memory()
 
     @property
-    def has_roster(self) -> bool:
-        """True once this client has shared its secrets among a roster."""
-        return bool(self._memory.roster)
+    def over(self) -> bool:
+        """True once the last trip is answered."""
+        return len(self._memory.answers) == len(TRIPS)
+
+    # Trip 0 ------------------------------------------------------------------------------------
 
     def keys(self) -> bytes:
-        """Trip 0: returns this client's row of the roster."""
-        return self._memory.entry
+        """Trip 0: returns this client's row of the roster, the same whenever it is asked."""
+        return self._once(0, b"", self._advertise)
+
+    def _advertise(self, _: bytes) -> bytes:
+        channel, mask = self._random(SECRET_BYTES), self._random(SECRET_BYTES)
+        known = self._identity.public, self._identity.certificate
+        entry = Entry(self.client, *known, public_of(channel), public_of(mask), b"")
+        signature = self._identity.sign("keys", self.parameters.digest(), entry.signed)
+        self._memory.channel, self._memory.mask = channel, mask
+        return number(self.client) + entry.rest + signature
+
+    # Trip 1 ------------------------------------------------------------------------------------
 
     def shares(self, roster: bytes) -> bytes:
-        """Trip 1: returns both secrets' shares, encrypted for each neighbour.
+        """Trip 1: returns shares of both secrets, encrypted for each neighbour.
+
+        Args:
+            roster: rows of all clients that take part, U₁.
 
         Raises:
-            RosterError: keys are missing, changed, unsigned, not trusted, or too few.
-            AnsweredError: another roster was answered before, or the message is over.
+            MalformedTripError: it is no roster.
+            CohortError: it has too few clients.
+            RosterError: it changes this client's keys, or names a stranger or a key twice.
+            UntrustedPeerError: a key is not trusted, or did not sign.
+            WeakKeyError: a key is of small order.
+            AnsweredError, OutOfTurnError: another roster was answered, or no keys were sent.
         """
-        return self._once("shares", roster, self._share)
+        return self._once(1, roster, self._share)
 
     def _share(self, content: bytes) -> bytes:
         roster = Roster(content)
         self._check_roster(roster)
-        members = self._circle(roster)
-        needed = threshold(len(members))
-        secrets = (self._memory.mask, self._memory.seed)
-        places = {member: member + 1 for member in members}
+        around = self._circle(roster).around(self.client)
+        seed = self._random(SECRET_BYTES)
         of_mask, of_seed = (
-            share(secret, list(places.values()), needed, self._random) for secret in secrets
+            share(secret, len(around), self.parameters.threshold, self._random)
+            for secret in (self._memory.mask, seed)
         )
-        boxes = []
-        for member, place in places.items():
-            both = b"".join(s[place].to_bytes(SHARE_BYTES, "big") for s in (of_mask, of_seed))
-            if member == self.client:
-                self._memory.boxes[member] = both.hex()
-            else:
-                box = self._channel(roster, self.client, member).encrypt(
-                    bytes(12), both, self._bound(roster, self.client, member)
-                )
-                boxes.append((member, box))
-        self._memory.roster = content
-        return joined(boxes)
-
-    def masked(self, forwarded: bytes, vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Trip 2: returns the masked vector, residues modulo 2^b.
-
-        Args:
-            forwarded: shares that the neighbours encrypted for this client.
-            vector: x_u, integers.
-
-        Raises:
-            SecretSharesError: shares do not decrypt, are from strangers, or too few.
-            AnsweredError: other shares or another vector were answered before.
-            ValueError: the vector's length is not the message's.
-        """
-        if vector.shape != (self.parameters.length,):
-            raise ValueError(
-                f"The message adds vectors of {self.parameters.length} values, not {vector.shape}."
-            )
-        content = forwarded + hashlib.sha256(vector.astype(np.int64).tobytes()).digest()
-        self._once("masked", content, lambda _: self._open(forwarded))
-        return self._mask(vector)
-
-    def _open(self, forwarded: bytes) -> bytes:
-        roster = self._known_roster()
-        neighbours = self._circle(roster)
-        opened: dict[int, str] = {}
-        for sender, box in rows(forwarded, NUMBER_BYTES + BOX_BYTES, "shares"):
-            if sender == self.client or sender not in neighbours:
-                raise SecretSharesError(f"Client {sender} is no neighbour in this message.")
-            try:
-                both = self._channel(roster, sender, self.client).decrypt(
-                    bytes(12), box, self._bound(roster, sender, self.client)
-                )
-            except InvalidTag:
-                raise SecretSharesError(
-                    f"The shares from client {sender} are not those that it encrypted for this "
-                    "client in this message."
-                ) from None
-            opened[sender] = both.hex()
-        needed = threshold(len(neighbours))
-        if len(opened) + 1 < needed:
-            raise SecretSharesError(
-                f"{len(opened) + 1} neighbours have shared their secrets, and {needed} are needed."
-            )
-        self._memory.boxes |= opened
-        return b""
-
-    def _mask(self, vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        roster = self._known_roster()
-        total = encoded(vector, self.parameters) + expand(self._memory.seed, self.parameters)
-        for peer in self._memory.boxes:
-            if peer == self.client:
-                continue
-            seed = agreed(
-                self._memory.mask, roster.entries[peer].mask, pair(roster, self.client, peer)
-            )
-            mask = expand(seed, self.parameters)
-            total = total + mask if self.client < peer else total - mask
-        return reduced(total, self.parameters.bits)
-
-    def survivors(self, survivors: bytes) -> bytes:
-        """Trip 3: returns this client's signature over the set of survivors.
-
-        Raises:
-            SurvivorsError: they are too few, not all in the roster, or this client is not one.
-            AnsweredError: another set was signed before.
-        """
-        return self._once("survivors", survivors, self._sign)
-
-    def _sign(self, content: bytes) -> bytes:
-        if "masked" not in self._memory.answers:
-            raise SurvivorsError("This client has sent no vector in this message.")
-        survivors = survivors_in(content)
-        roster = self._known_roster()
-        if self.client not in survivors or not survivors <= roster.entries.keys():
-            raise SurvivorsError("The survivors are not this message's, or leave this client out.")
-        neighbours = self._circle(roster)
-        near, needed = len(survivors & set(neighbours)), threshold(len(neighbours))
-        if len(survivors) < self.parameters.minimum or near < needed:
-            raise SurvivorsError(
-                f"{len(survivors)} survivors, {near} of them neighbours, are too few: "
-                f"{self.parameters.minimum} and {needed} are needed."
-            )
-        strangers = survivors & set(neighbours) - self._memory.boxes.keys()
-        if strangers:
-            raise SurvivorsError("Clients that shared no secret are named as survivors.")
-        return self._identity.sign("survivors", roster.digest, content)
-
-    def unmask(self, signatures: bytes) -> bytes:
-        """Trip 4: returns one share of each neighbour, and forgets all secrets.
-
-        Raises:
-            SurvivorsError: fewer than t neighbours have signed the set that this client signed.
-            AnsweredError: other signatures were answered before.
-        """
-        answer = self._once("unmask", signatures, self._reveal)
-        self._forget()
-        return answer
-
-    def _reveal(self, content: bytes) -> bytes:
-        if "survivors" not in self._memory.answers:
-            raise SurvivorsError("This client has signed no survivors in this message.")
-        roster, signed = self._known_roster(), bytes.fromhex(self._asked("survivors"))
-        survivors, neighbours = survivors_in(signed), self._circle(roster)
-        count = 0
-        for client, signature in rows(content, NUMBER_BYTES + SIGNATURE_BYTES, "signatures"):
-            if client not in survivors:
-                raise SurvivorsError(f"Client {client} signed, and is no survivor.")
-            key = roster.entries[client].identity
-            if not verified(key, signature, "survivors", roster.digest, signed):
-                raise SurvivorsError(f"Client {client} has not signed these survivors.")
-            count += client in neighbours
-        if count < threshold(len(neighbours)):
-            raise SurvivorsError(
-                f"{count} neighbours have signed the survivors, and {threshold(len(neighbours))} "
-                "are needed."
-            )
-        answers = []
-        for peer, both in sorted(self._memory.boxes.items()):
-            of_mask, of_seed = both[: 2 * SHARE_BYTES], both[2 * SHARE_BYTES :]
-            kind, given = (OF_SELF_MASK, of_seed) if peer in survivors else (OF_MASK_KEY, of_mask)
-            answers.append((peer, kind + bytes.fromhex(given)))
-        return joined(answers)
-
-    def _once(self, trip: str, content: bytes, answer: Callable[[bytes], bytes]) -> bytes:
-        """Returns the answer of a trip; the same content has the same answer, other content none.
-
-        Raises:
-            AnsweredError: the trip was answered for other content, or the message is over.
-        """
-        if not isinstance(content, bytes):
-            raise ValueError("A trip's content is bytes.")
+        both = dict(
+            zip(around, (m + s for m, s in zip(of_mask, of_seed, strict=True)), strict=True)
+        )
+        boxes = joined(
+            (peer, self._encrypted(roster, peer, shares))
+            for peer, shares in both.items()
+            if peer != self.client
+        )
         memory = self._memory
-        known = hashlib.sha256(content).hexdigest()
-        if trip in memory.answers:
-            asked, answered = memory.answers[trip]
-            same = asked == content.hex() if trip == "survivors" else asked == known
-            if not same or (memory.over and trip == "masked"):
-                raise AnsweredError(f"This client has answered the trip {trip!r} of this message.")
-            return bytes.fromhex(answered)
-        if memory.over:
-            raise AnsweredError("This message is over.")
-        answered = answer(content)
-        memory.answers[trip] = (content.hex() if trip == "survivors" else known), answered.hex()
-        return answered
-
-    def _asked(self, trip: str) -> str:
-        return self._memory.answers[trip][0]
-
-    def _forget(self) -> None:
-        memory = self._memory
-        memory.channel = memory.mask = memory.seed = b""
-        memory.boxes, memory.over = {}, True
+        memory.seed, memory.roster = seed, content
+        memory.shares = joined([(self.client, both[self.client])])
+        return boxes
 
     def _check_roster(self, roster: Roster) -> None:
-        """Raises RosterError for a roster that this client takes no part in."""
-        entries, trust = roster.entries, self._rules.trust
-        least = max(self._rules.minimum_cohort, self.parameters.minimum)
-        if len(entries) < least:
-            raise RosterError(f"The roster has {len(entries)} clients, and {least} are needed.")
+        """Raises the refusal of a roster that this client takes no part in."""
+        entries = roster.entries
+        if len(entries) < self._least:
+            raise CohortError(f"{len(entries)} clients sent keys, and {self._least} are needed.")
         own = entries.get(self.client)
-        if own is None or own.to_bytes() != self._memory.entry:
+        if own is None or number(self.client) + own.rest != self._memory.answers[0][1]:
             raise RosterError("The roster does not hold this client's keys as it sent them.")
+        if strangers := entries.keys() - set(self.parameters.clients):
+            raise RosterError(f"Client {min(strangers)} is in the roster and was not asked.")
         keys = [key for e in entries.values() for key in (e.identity, e.channel, e.mask)]
         if len(set(keys)) != len(keys):
             raise RosterError("A key stands twice in the roster.")
         digest = self.parameters.digest()
         for client, entry in entries.items():
-            if client not in self.parameters.clients:
-                raise RosterError(f"Client {client} is in the roster and not in the cohort.")
-            if not trust.trusts(client, entry.identity, entry.certificate):
-                raise RosterError(f"The key of client {client} is none that the owner trusts.")
+            if not self._rules.trust.trusts(client, entry.identity, entry.certificate):
+                raise UntrustedPeerError(f"The owner does not trust the key of client {client}.")
             if not verified(entry.identity, entry.signature, "keys", digest, entry.signed):
-                raise RosterError(f"Client {client} has not signed its keys for this message.")
+                raise UntrustedPeerError(f"Client {client} did not sign its keys for this message.")
+            check_public(entry.channel)
+            check_public(entry.mask)
 
-    def _circle(self, roster: Roster) -> tuple[int, ...]:
-        """Returns this client and its neighbours, increasing."""
-        near = neighbourhoods(list(roster.entries), self.parameters.neighbours, roster.digest)[
-            self.client
-        ]
-        return tuple(sorted((*near, self.client)))
+    # Trip 2 ------------------------------------------------------------------------------------
 
-    def _known_roster(self) -> Roster:
-        if not self._memory.roster:
-            raise RosterError("This client has seen no roster in this message.")
+    def masked(self, forwarded: bytes, vector: Callable[[], NDArray[np.int64]]) -> bytes:
+        """Trip 2: returns the masked vector y_u, `masks.packed`.
+
+        Args:
+            forwarded: U₂, and the shares that its neighbours encrypted for this client.
+            vector: computes x_u, integers; called once, after everything is checked. What it
+                raises, this raises, and the trip can be asked again.
+
+        Raises:
+            MalformedTripError: the bytes are no such shares, or the vector's length is not the
+                message's.
+            CohortError: too few clients shared their secrets.
+            SecretSharesError: shares do not decrypt, are missing or from others than neighbours.
+            AnsweredError, OutOfTurnError: other shares were answered, or there was no roster.
+        """
+        return self._once(2, forwarded, lambda content: self._mask(content, vector))
+
+    def _mask(self, content: bytes, vector: Callable[[], NDArray[np.int64]]) -> bytes:
+        sharers, boxes = opened(content)
+        shares = self._decrypted(self._roster, sharers, boxes)
+        x = np.asarray(vector())
+        if x.shape != (self.parameters.length,) or x.dtype != np.int64:
+            raise MalformedTripError(
+                f"The message adds {self.parameters.length} integers of 64 bits, not "
+                f"{x.dtype}{list(x.shape)}."
+            )
+        reply = packed(self._masks(boxes) + encoded(x, self.parameters.dtype), self.parameters.bits)
+        memory = self._memory
+        memory.channel = memory.mask = memory.seed = b""
+        memory.shares = joined([*rows(memory.shares, 2 * SHARE_BYTES, "shares"), *shares.items()])
+        memory.sharers = sharers
+        return reply
+
+    def _decrypted(
+        self, roster: Roster, sharers: bytes, boxes: Mapping[int, bytes]
+    ) -> dict[int, bytes]:
+        """Returns both shares of each neighbour in U₂."""
+        everybody = names(sharers, "sharers")
+        if self.client not in everybody or not everybody <= roster.entries.keys():
+            raise SecretSharesError("The sharers are not this roster's, or leave this client out.")
+        if len(everybody) < self._least:
+            raise CohortError(f"{len(everybody)} clients shared, and {self._least} are needed.")
+        expected = everybody.intersection(self._circle(roster).around(self.client)) - {self.client}
+        if boxes.keys() != expected:
+            raise SecretSharesError("The shares are not those of the neighbours that shared.")
+        if len(boxes) + 1 < self.parameters.threshold:
+            raise CohortError(
+                f"{len(boxes) + 1} clients around this one shared, and "
+                f"{self.parameters.threshold} are needed."
+            )
+        return {peer: self._opened(roster, peer, box) for peer, box in boxes.items()}
+
+    def _masks(self, peers: Mapping[int, bytes]) -> Words:
+        """Returns PRG(b_u) + Σ_v ±PRG(s_uv), plus for v < u and minus for v > u."""
+        size = self.parameters.length, self.parameters.dtype
+        total = expand(self._memory.seed, *size).copy()
+        for peer in peers:
+            public = self._roster.entries[peer].mask
+            purpose = pair(self._roster, self.client, peer)
+            mask = expand(agreed(self._memory.mask, public, purpose), *size)
+            if peer < self.client:
+                total += mask
+            else:
+                total -= mask
+        return total
+
+    # Trip 3 ------------------------------------------------------------------------------------
+
+    def survivors(self, survivors: bytes) -> bytes:
+        """Trip 3: returns this client's signature over roster, sharers and survivors.
+
+        Args:
+            survivors: U₃.
+
+        Raises:
+            MalformedTripError: it is no set of clients.
+            SurvivorsError: not all have shared, or this client is not one.
+            CohortError: they are too few.
+            AnsweredError, OutOfTurnError: another set was signed, or no vector was sent.
+        """
+        return self._once(3, survivors, self._sign)
+
+    def _sign(self, content: bytes) -> bytes:
+        survivors = names(content, "survivors")
+        memory, roster = self._memory, self._roster
+        if self.client not in survivors or not survivors <= names(memory.sharers, "sharers"):
+            raise SurvivorsError("The survivors are not the sharers', or leave this client out.")
+        near = len(survivors.intersection(self._circle(roster).around(self.client)))
+        if len(survivors) < self._least or near < self.parameters.threshold:
+            raise CohortError(
+                f"{len(survivors)} clients survive, {near} of them around this one; {self._least} "
+                f"and {self.parameters.threshold} are needed."
+            )
+        memory.survivors = content
+        return self._identity.sign("survivors", roster.digest, memory.sharers, content)
+
+    # Trip 4 ------------------------------------------------------------------------------------
+
+    def unmask(self, signatures: bytes) -> bytes:
+        """Trip 4: returns one share of each client around this one, and forgets all secrets.
+
+        Args:
+            signatures: of survivors, over the statement that this client signed.
+
+        Raises:
+            MalformedTripError: these are no signatures.
+            UnsignedSurvivorsError: one is wrong, or they are too few.
+            AnsweredError, OutOfTurnError: others were answered, or this client has not signed.
+        """
+        return self._once(4, signatures, self._reveal)
+
+    def _reveal(self, content: bytes) -> bytes:
+        memory, roster = self._memory, self._roster
+        survivors = names(memory.survivors, "survivors")
+        signatures = rows(content, SIGNATURE_BYTES, "signatures")
+        statement = roster.digest, memory.sharers, memory.survivors
+        for client, signature in signatures:
+            if client not in survivors or not verified(
+                roster.entries[client].identity, signature, "survivors", *statement
+            ):
+                raise UnsignedSurvivorsError(f"Client {client} did not sign these survivors.")
+        if len(signatures) < self.parameters.quorum:
+            raise UnsignedSurvivorsError(
+                f"{len(signatures)} clients have signed the survivors, and "
+                f"{self.parameters.quorum} are needed."
+            )
+        shares = rows(memory.shares, 2 * SHARE_BYTES, "shares")
+        memory.shares = b""
+        memory.answers[2] = memory.answers[2][0], b""
+        return joined(
+            (peer, OF_SELF_MASK + both[SHARE_BYTES:])
+            if peer in survivors
+            else (peer, OF_MASK_KEY + both[:SHARE_BYTES])
+            for peer, both in shares
+        )
+
+    # ------------------------------------------------------------------------------------------
+
+    def _once(self, trip: int, content: bytes, answer: Callable[[bytes], bytes]) -> bytes:
+        """Returns the answer of a trip; the same content has the same answer, other content none.
+
+        Raises:
+            AnsweredError: the trip was answered for other content, or the vector is forgotten.
+            OutOfTurnError: the trip before it is not answered.
+        """
+        if not isinstance(content, bytes):
+            raise MalformedTripError(f"The trip {TRIPS[trip]!r} is asked with bytes.")
+        answers, known = self._memory.answers, hashlib.sha256(content).digest()
+        if trip > len(answers):
+            raise OutOfTurnError(
+                f"The trip {TRIPS[trip]!r} comes after {TRIPS[trip - 1]!r}, which was not asked."
+            )
+        if trip == len(answers):
+            answers.append((known, answer(content)))
+        elif answers[trip][0] != known or not answers[trip][1]:
+            raise AnsweredError(f"This client has answered the trip {TRIPS[trip]!r} already.")
+        return answers[trip][1]
+
+    @property
+    def _least(self) -> int:
+        return max(self.parameters.least, self._rules.minimum_cohort)
+
+    @property
+    def _roster(self) -> Roster:
         return Roster(self._memory.roster)
 
-    def _channel(self, roster: Roster, sender: int, receiver: int) -> AESGCM:
-        """Returns the cipher of one direction; its key is used once, so that its nonce is zero."""
-        peer = receiver if sender == self.client else sender
-        purpose = b"channel\0" + self._bound(roster, sender, receiver)
-        try:
-            key = agreed(self._memory.channel, roster.entries[peer].channel, purpose)
-        except ValueError:
-            raise RosterError(f"The channel key of client {peer} is weak.") from None
-        return AESGCM(key)
+    def _circle(self, roster: Roster) -> Circle:
+        return Circle(list(roster.entries), self.parameters.neighbours, roster.digest)
 
-    def _bound(self, roster: Roster, sender: int, receiver: int) -> bytes:
-        return roster.digest + number(sender) + number(receiver)
+    def _encrypted(self, roster: Roster, receiver: int, shares: bytes) -> bytes:
+        nonce = self._random(NONCE_BYTES)
+        bound = _bound(roster, self.client, receiver)
+        return nonce + self._channel(roster, receiver).encrypt(nonce, shares, bound)
+
+    def _opened(self, roster: Roster, sender: int, box: bytes) -> bytes:
+        bound = _bound(roster, sender, self.client)
+        cipher = self._channel(roster, sender)
+        try:
+            return cipher.decrypt(box[:NONCE_BYTES], box[NONCE_BYTES:], bound)
+        except InvalidTag:
+            raise SecretSharesError(
+                f"Client {sender} did not encrypt these shares for this client in this message."
+            ) from None
+
+    def _channel(self, roster: Roster, peer: int) -> AESGCM:
+        return AESGCM(agreed(self._memory.channel, roster.entries[peer].channel, b"channel"))
+
+    # ------------------------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
         """Returns everything that the session keeps; secret until the message is over."""
-        memory = self._memory
-        stated = {
-            "parameters": self.parameters.to_dict(),
-            "client": self.client,
-            **{
-                name: getattr(memory, name).hex()
-                for name in ("channel", "mask", "seed", "entry", "roster")
-            },
-            "boxes": memory.boxes,
-            "answers": memory.answers,
-            "over": memory.over,
+        memory = {
+            name: b64encode(value).decode()
+            for name, value in vars(self._memory).items()
+            if name != "answers"
         }
-        return json.dumps(stated).encode()
+        answers = [[b64encode(part).decode() for part in pair] for pair in self._memory.answers]
+        stated = {"parameters": self.parameters.to_dict(), "client": self.client}
+        return dumps({**stated, "memory": memory, "answers": answers}).encode()
 
     @classmethod
     def from_bytes(
@@ -401,30 +469,34 @@ class ClientSession:
         rules: Rules,
         random: Callable[[int], bytes] = os.urandom,
     ) -> ClientSession:
-        """Reads what `to_bytes` wrote; raises ValueError for all else."""
+        """Reads what `to_bytes` wrote; raises MalformedTripError for all else."""
         try:
-            stated: Mapping[str, Any] = json.loads(content)
-            memory = _Memory(
-                *(
-                    bytes.fromhex(stated[name])
-                    for name in ("channel", "mask", "seed", "entry", "roster")
-                ),
-                {int(peer): both for peer, both in stated["boxes"].items()},
-                {trip: (asked, said) for trip, (asked, said) in stated["answers"].items()},
-                over=stated["over"],
+            stated: dict[str, Any] = loads(content)
+            session = cls(
+                Parameters.from_dict(stated["parameters"]),
+                stated["client"],
+                identity,
+                rules,
+                random,
             )
-            parameters = Parameters.from_dict(stated["parameters"])
-            return cls(parameters, stated["client"], identity, rules, random, memory)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"This is no session of secure aggregation: {error}.") from error
+            session._memory = _Memory(
+                **{name: b64decode(text) for name, text in stated["memory"].items()},
+                answers=[(b64decode(asked), b64decode(said)) for asked, said in stated["answers"]],
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise MalformedTripError(f"This is no session of a message: {error}.") from error
+        return session
 
 
 def pair(roster: Roster, one: int, other: int) -> bytes:
-    """Returns the name of the mask that two clients share in a roster."""
+    """Returns the purpose of the mask that two clients share: it is theirs, in this message only.
+
+    The roster's digest stands for run, message and parameters: each row is signed for them.
+    """
     low, high = sorted((one, other))
-    return b"mask\0" + roster.digest + number(low) + number(high)
+    return b"mask" + roster.digest + number(low) + number(high)
 
 
-def survivors_in(content: bytes) -> set[int]:
-    """Returns the clients in a set of survivors; raises ValueError where it is malformed."""
-    return {client for client, _ in rows(content, NUMBER_BYTES, "survivors")}
+def _bound(roster: Roster, sender: int, receiver: int) -> bytes:
+    """Returns the associated data of one pair of shares."""
+    return roster.digest + number(sender) + number(receiver)

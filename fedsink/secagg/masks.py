@@ -6,11 +6,35 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
 
-from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.refusals import MalformedTripError, WeakKeyError
+
+Words = NDArray[Any]
+"""Residues modulo 2^b, uint32 or uint64."""
+
+_FIELD = 2**255 - 19
+_ORDER_8 = 325606250916557431795983626356110631294008115727848805560023387167927233504
+_OTHER_8 = 39382357235489614581723060781553021112529911719440698176882885853963445705823
+_SMALL = {0, 1, _FIELD - 1, _ORDER_8, _OTHER_8}
+
+
+def check_public(public: bytes) -> None:
+    """Refuses an X25519 public key of small order, or one that is not in its only short form.
+
+    Points of order 1, 2, 4 and 8 on the curve and its twist give the same secret to everybody. RFC
+    7748 reads u and u + p, and both values of the highest bit, as one point: one key could stand in
+    a roster twice.
+
+    Raises:
+        WeakKeyError: it is such a key.
+    """
+    u = int.from_bytes(public, "little")
+    if u >= _FIELD or u in _SMALL:
+        raise WeakKeyError("A public key in the roster is weak: everybody knows its secrets.")
 
 
 def agreed(private: bytes, public: bytes, purpose: bytes) -> bytes:
@@ -22,8 +46,9 @@ def agreed(private: bytes, public: bytes, purpose: bytes) -> bytes:
         purpose: names use, roster and clients; other purposes give independent bytes.
 
     Raises:
-        ValueError: the public key is of small order, so that everybody knows the secret.
+        WeakKeyError: the public key is of small order.
     """
+    check_public(public)
     key = X25519PrivateKey.from_private_bytes(private)
     secret = key.exchange(X25519PublicKey.from_public_bytes(public))
     return HKDF(SHA256(), 32, salt=None, info=b"fedsink secagg\0" + purpose).derive(secret)
@@ -34,31 +59,47 @@ def public_of(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def expand(seed: bytes, parameters: Parameters) -> np.ndarray[Any, Any]:
-    """Returns a vector that is uniform modulo 2^b to whoever does not know the seed.
+def expand(seed: bytes, length: int, dtype: np.dtype[Any]) -> Words:
+    """Returns PRG(seed): words that are uniform to whoever does not know the seed; ChaCha20.
 
-    AES-256 in counter mode. A seed is for one vector only: it comes from keys that are fresh for
+    2^b divides the number of words, so that residues of them are uniform as well, and masks are
+    added as words and reduced once. A seed is for one vector: it comes from keys that are fresh for
     each message.
     """
-    stream = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
-    words = stream.update(bytes(parameters.length * parameters.dtype.itemsize))
-    return reduced(np.frombuffer(words, parameters.dtype), parameters.bits)
+    stream = Cipher(algorithms.ChaCha20(seed, bytes(16)), None).encryptor()
+    return np.frombuffer(stream.update(bytes(length * dtype.itemsize)), dtype)
 
 
-def reduced(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
-    """Returns unsigned values modulo 2^b."""
-    kind = values.dtype.type
-    return values if bits == 8 * values.dtype.itemsize else values & kind((1 << bits) - 1)
+def encoded(vector: NDArray[np.int64], dtype: np.dtype[Any]) -> Words:
+    """Returns integers as words: residues modulo 2^32 or 2^64, of which 2^b is a divisor."""
+    return np.asarray(vector, np.int64).view(np.uint64).astype(dtype)
 
 
-def encoded(vector: np.ndarray[Any, Any], parameters: Parameters) -> np.ndarray[Any, Any]:
-    """Returns signed integers as residues modulo 2^b."""
-    return reduced(vector.astype(np.int64).view(np.uint64), parameters.bits).astype(
-        parameters.dtype
-    )
+def centred(words: Words, bits: int) -> NDArray[np.int64]:
+    """Returns the integers in −2^(b−1), …, 2^(b−1) − 1 that are congruent modulo 2^b, int64."""
+    left = np.uint64(64 - bits)
+    return (words.astype(np.uint64) << left).view(np.int64) >> np.int64(64 - bits)
 
 
-def centred(residues: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
-    """Returns the integers in −2^(b−1), …, 2^(b−1) − 1 of these residues, int64."""
-    values = residues.astype(np.int64)
-    return np.where(values >= 1 << (bits - 1), values - (1 << bits), values)
+def packed(words: Words, bits: int) -> bytes:
+    """Returns residues modulo 2^b, ⌈b/8⌉ bytes each."""
+    residues = words & words.dtype.type((1 << bits) - 1)
+    octets = residues.view(np.uint8).reshape(len(words), words.dtype.itemsize)
+    return octets[:, : -(-bits // 8)].tobytes()
+
+
+def unpacked(content: bytes, length: int, bits: int, dtype: np.dtype[Any]) -> Words:
+    """Reads what `packed` wrote.
+
+    Raises:
+        MalformedTripError: the number of bytes is another one, or a value is 2^b or more.
+    """
+    width = -(-bits // 8)
+    if not isinstance(content, bytes) or len(content) != length * width:
+        raise MalformedTripError(f"Malformed masked vector: it has {length} values of {bits} bits.")
+    octets = np.zeros((length, dtype.itemsize), np.uint8)
+    octets[:, :width] = np.frombuffer(content, np.uint8).reshape(length, width)
+    words = octets.view(dtype).reshape(length)
+    if bits % 8 and int(words.max()) >> bits:
+        raise MalformedTripError(f"Malformed masked vector: a value has more than {bits} bits.")
+    return words

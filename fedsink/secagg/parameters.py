@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from fedsink.values import checks
+from fedsink.secagg.graph import is_secure, neighbourhood, two_thirds
+from fedsink.secagg.refusals import MalformedTripError, WeakThresholdError
+from fedsink.values import Checks
 
 PROTOCOL = 1
 """Version of the protocol; part of everything that is signed."""
 
-_SMALL, _NEIGHBOURS = 128, 100
 _LONGEST = 256
+_checks = Checks(MalformedTripError)
 
 
 @dataclass(frozen=True)
@@ -26,13 +29,16 @@ class Parameters:
         run: public name of the run.
         message: names the sum: the digest of the request that all its clients get, so that one
             request is summed once.
-        clients: numbers of the clients that are asked, increasing.
-        bits: b; vectors are added modulo 2^b.
+        clients: numbers of the n ≥ 2 clients that are asked, increasing, below 2^32.
+        bits: b, 16 to 60; vectors are added modulo 2^b.
         length: number of values in a vector.
         minimum: least number of survivors whose sum may be unmasked.
+        neighbours: k; 0: by `graph.neighbourhood`.
+        threshold: t, number of shares, out of k + 1, that give a secret; 0: the least secure one.
 
     Raises:
-        ConfigError: a value is out of range.
+        MalformedTripError: a value is out of range.
+        WeakThresholdError: so few neighbours, or shares, protect nobody.
     """
 
     run: str
@@ -41,39 +47,63 @@ class Parameters:
     bits: int
     length: int
     minimum: int
+    neighbours: int = 0
+    threshold: int = 0
 
     def __post_init__(self) -> None:
         for name in ("run", "message"):
             text = getattr(self, name)
             if not isinstance(text, str) or not 0 < len(text) <= _LONGEST:
-                raise ValueError(f"The {name} has a name of at most {_LONGEST} characters.")
-        checks.count("length", self.length)
-        checks.count("minimum", self.minimum, minimum=2)
-        if checks.count("bits", self.bits, minimum=2) > 62:
-            raise ValueError(f"bits must be at most 62, not {self.bits}.")
+                raise MalformedTripError(f"The {name} has a name of at most {_LONGEST} characters.")
+        least = {"bits": 16, "length": 1, "minimum": 2, "neighbours": 0, "threshold": 0}
+        for name, smallest in least.items():
+            _checks.count(name, getattr(self, name), minimum=smallest)
+        if self.bits > 60:
+            raise MalformedTripError(f"bits must be 16 to 60, not {self.bits}.")
         clients = self.clients
-        whole = all(isinstance(c, int) and 0 <= c < 1 << 32 for c in clients)
-        if not whole or list(clients) != sorted(set(clients)):
-            raise ValueError("The clients of a message are different numbers, increasing.")
+        whole = isinstance(clients, tuple) and all(
+            type(client) is int and 0 <= client < 1 << 32 for client in clients
+        )
+        if not whole or list(clients) != sorted(set(clients)) or len(clients) < 2:
+            raise MalformedTripError(
+                "The clients of a message are a tuple of two or more numbers that increase."
+            )
         if self.minimum > len(clients):
-            raise ValueError(
+            raise MalformedTripError(
                 f"A minimum of {self.minimum} survivors needs as many clients, not {len(clients)}."
             )
+        self._fill_in()
+        if not is_secure(len(clients), self.neighbours, self.threshold):
+            raise WeakThresholdError(
+                f"With {self.neighbours} neighbours and a threshold of {self.threshold} shares a "
+                f"secret of one of {len(clients)} clients is not safe: leave both out."
+            )
+
+    def _fill_in(self) -> None:
+        k, t = neighbourhood(len(self.clients))
+        neighbours = self.neighbours or k
+        least = t if neighbours == k else two_thirds(neighbours + 1)
+        object.__setattr__(self, "neighbours", neighbours)
+        object.__setattr__(self, "threshold", self.threshold or least)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of masked values: unsigned, of 32 bits where they are enough."""
-        return np.dtype(np.uint32 if self.bits <= 32 else np.uint64)
+        return np.dtype("<u4" if self.bits <= 32 else "<u8")
 
     @property
-    def neighbours(self) -> int:
-        """k, number of clients that a client shares its secrets with, besides itself."""
-        others = len(self.clients) - 1
-        return others if len(self.clients) <= _SMALL else _NEIGHBOURS
+    def quorum(self) -> int:
+        """Number of survivors that have to sign: above two thirds of the n clients."""
+        return two_thirds(len(self.clients))
+
+    @property
+    def least(self) -> int:
+        """Least number of clients in a roster, of sharers and of survivors."""
+        return max(self.minimum, self.quorum, self.threshold)
 
     def digest(self) -> bytes:
         """SHA-256 of all numbers and the protocol's version."""
-        stated = {"protocol": PROTOCOL, **asdict(self)}
+        stated = {"protocol": PROTOCOL, **self.to_dict()}
         return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).digest()
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,21 +111,9 @@ class Parameters:
         return {**asdict(self), "clients": list(self.clients)}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Parameters:
-        """Reads what `to_dict` wrote; raises ValueError for all else."""
+    def from_dict(cls, values: Mapping[str, Any]) -> Parameters:
+        """Reads what `to_dict` wrote; raises MalformedTripError for all else."""
         try:
             return cls(**{**values, "clients": tuple(values["clients"])})
         except (TypeError, KeyError) as error:
-            raise ValueError(f"These are no parameters of secure aggregation: {error}.") from error
-
-
-def threshold(size: int) -> int:
-    """t, number of shares that give a secret: the least above two thirds of a neighbourhood.
-
-    Bonawitz et al. 2017, Theorem 6.5: against a server that lies, two sets of t out of m clients
-    have an honest client in common where fewer than m/3 collude with it.
-
-    >>> [threshold(size) for size in (3, 4, 10, 64)]
-    [3, 3, 7, 43]
-    """
-    return 2 * size // 3 + 1
+            raise MalformedTripError(f"These are no parameters of a message: {error}.") from error

@@ -1,217 +1,288 @@
-"""The server's side of one message of secure aggregation: it forwards, and unmasks one sum.
+"""The server's side of one message of secure aggregation.
 
-`Trips` of the clients are in `client`. A client whose answer does not come, or is malformed, has
-dropped out. The server needs no key of its own: what it must not do, clients refuse.
+The trips are those of `client`. A client whose answer does not come, or is not one, has dropped
+out. The server has no key: what it must not do, clients refuse.
+
+>>> from fedsink.secagg.client import ClientSession, Rules
+>>> from fedsink.secagg.identities import Identity, Peers
+>>> identities = {client: Identity.derived(bytes([client]) * 32) for client in range(4)}
+>>> rules = Rules(Peers({client: i.public for client, i in identities.items()}))
+>>> parameters = Parameters("run", "0", tuple(identities), bits=32, length=2, minimum=3)
+>>> clients = {c: ClientSession(parameters, c, i, rules) for c, i in identities.items()}
+>>> server = ServerSession(parameters)
+>>> all(server.take_keys(client, session.keys()) for client, session in clients.items())
+True
+>>> all(server.take_shares(c, clients[c].shares(server.roster())) for c in server.members())
+True
+>>> def masked(client):
+...     return clients[client].masked(server.forwarded(client), lambda: np.array([client, -1]))
+>>> all(server.take_masked(c, masked(c)) for c in server.sharers() if c != 3)  # 3 drops out
+True
+>>> signatures = {c: clients[c].survivors(server.survivors()) for c in server.vectors()}
+>>> all(server.take_signature(c, signature) for c, signature in signatures.items())
+True
+>>> all(server.take_unmask(c, clients[c].unmask(server.signatures())) for c in server.signers())
+True
+>>> server.result()
+MaskedSum(total=array([ 3, -3]), survivors=(0, 1, 2))
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedsink.secagg.client import (
-    ANSWER_BYTES,
-    OF_SELF_MASK,
-    pair,
-    survivors_in,
-)
-from fedsink.secagg.graph import neighbourhoods
+from fedsink.secagg.client import OF_MASK_KEY, OF_SELF_MASK, TRIPS, pair
+from fedsink.secagg.graph import Circle
 from fedsink.secagg.identities import SIGNATURE_BYTES, Trust, verified
-from fedsink.secagg.masks import agreed, centred, expand, public_of, reduced
-from fedsink.secagg.parameters import Parameters, threshold
-from fedsink.secagg.refusals import VoidMessageError
-from fedsink.secagg.shamir import reconstruct, weights
-from fedsink.secagg.wire import BOX_BYTES, NUMBER_BYTES, Entry, Roster, joined, rows
+from fedsink.secagg.masks import Words, agreed, centred, expand, public_of, unpacked
+from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.refusals import MalformedTripError, VoidMessageError, WrongShareError
+from fedsink.secagg.shamir import SHARE_BYTES, reconstruct
+from fedsink.secagg.wire import BOX_BYTES, Entry, Roster, forwarded, joined, named, rows
+
+
+class MaskedSum(NamedTuple):
+    """The sum that the server learns.
+
+    Attributes:
+        total: of the survivors' vectors, integers in −2^(b−1), …, 2^(b−1) − 1.
+        survivors: their numbers, increasing.
+    """
+
+    total: NDArray[np.int64]
+    survivors: tuple[int, ...]
 
 
 class ServerSession:
     """Collects the clients' answers of one message, trip by trip.
 
-    Every `take_…` returns whether the answer is of use.
+    Every `take_…` tells whether the answer is of use; an answer that comes once the next trip has
+    begun is not. What a trip sends is fixed when it is first read, and raises VoidMessageError
+    where too few clients are left.
 
     Args:
         parameters: of the message.
-        trust: of the server, if it knows the clients' keys: a row that clients would refuse is
-            then left out of the roster, where it would end the message.
+        trust: decides whose keys count. With the clients' own, a row that they would refuse is left
+            out of the roster, where it would end the message.
     """
 
     def __init__(self, parameters: Parameters, trust: Trust | None = None) -> None:
         self.parameters, self._trust = parameters, trust
         self._entries: dict[int, Entry] = {}
-        self._roster: Roster | None = None
-        self._circles: dict[int, tuple[int, ...]] = {}
-        self._boxes: dict[int, dict[int, bytes]] = {}  # receiver → sender → encrypted shares
-        self._shared: set[int] = set()
-        self._vectors: dict[int, np.ndarray[Any, Any]] = {}
-        self._survivors: bytes | None = None
+        self._roster: Roster | None = None  # U₁
+        self._boxes: dict[int, dict[int, bytes]] = {}  # U₂: sender → receiver → encrypted shares
+        self._sharers: tuple[int, ...] = ()
+        self._vectors: set[int] = set()
+        self._total = np.zeros(parameters.length, parameters.dtype)
+        self._survivors: tuple[int, ...] = ()  # U₃
         self._signatures: dict[int, bytes] = {}
-        self._shares: dict[int, dict[int, tuple[bytes, int]]] = {}  # owner → place → kind, share
+        self._signers: tuple[int, ...] = ()
+        self._given: dict[tuple[int, bytes], dict[int, bytes]] = {}  # owner, kind → client → share
+        self._answered: set[int] = set()
+
+    # Trip 0 ------------------------------------------------------------------------------------
 
     def take_keys(self, client: int, content: bytes) -> bool:
         """Takes a client's row of the roster."""
+        if self._roster is not None or client not in self.parameters.clients:
+            return False
         try:
-            [(stated, rest)] = rows(content, Entry.WIDTH, "keys")
-        except ValueError:
+            entries = [Entry.of_row(*row) for row in rows(content, Entry.REST, "keys")]
+        except MalformedTripError:
             return False
-        entry = Entry.from_row(stated, rest)
-        if stated != client or client not in self.parameters.clients:
+        if len(entries) != 1 or entries[0].client != client or not self._trusts(entries[0]):
             return False
-        if not verified(
-            entry.identity, entry.signature, "keys", self.parameters.digest(), entry.signed
-        ):
-            return False
-        if self._trust and not self._trust.trusts(client, entry.identity, entry.certificate):
-            return False
-        self._entries[client] = entry
+        self._entries[client] = entries[0]
         return True
 
+    def _trusts(self, entry: Entry) -> bool:
+        known = self._trust is None or self._trust.trusts(
+            entry.client, entry.identity, entry.certificate
+        )
+        digest = self.parameters.digest()
+        return known and verified(entry.identity, entry.signature, "keys", digest, entry.signed)
+
+    # Trip 1 ------------------------------------------------------------------------------------
+
     def roster(self) -> bytes:
-        """Returns the roster; raises VoidMessageError where too few clients sent keys."""
+        """Returns U₁ with its keys, for each of its `members`."""
         if self._roster is None:
-            self._require("keys", len(self._entries))
-            self._roster = Roster.of(self._entries.values())
-            near = neighbourhoods(
-                sorted(self._entries), self.parameters.neighbours, self._roster.digest
+            self._require(0, len(self._entries))
+            self._roster = Roster(joined((c, entry.rest) for c, entry in self._entries.items()))
+            self._circle = Circle(
+                list(self._entries), self.parameters.neighbours, self._roster.digest
             )
-            self._circles = {c: tuple(sorted((c, *others))) for c, others in near.items()}
         return self._roster.content
 
-    def members(self) -> list[int]:
+    def members(self) -> tuple[int, ...]:
         """Returns the clients in the roster."""
-        return sorted(self._circles)
+        return tuple(sorted(self._entries))
 
     def take_shares(self, client: int, content: bytes) -> bool:
         """Takes the shares that a client encrypted for its neighbours."""
+        if self._roster is None or self._sharers or client not in self._entries:
+            return False
         try:
-            boxes = dict(rows(content, NUMBER_BYTES + BOX_BYTES, "shares"))
-        except ValueError:
+            boxes = dict(rows(content, BOX_BYTES, "shares"))
+        except MalformedTripError:
             return False
-        if client not in self._circles or {*boxes, client} != set(self._circles[client]):
+        if {*boxes, client} != set(self._circle.around(client)):
             return False
-        for receiver, box in boxes.items():
-            self._boxes.setdefault(receiver, {})[client] = box
-        self._shared.add(client)
+        self._boxes[client] = boxes
         return True
 
-    def sharers(self) -> list[int]:
-        """Returns the clients that take part in trip 2; raises VoidMessageError for too few."""
-        self._require("shares", len(self._shared))
-        return sorted(self._shared)
+    # Trip 2 ------------------------------------------------------------------------------------
+
+    def sharers(self) -> tuple[int, ...]:
+        """Returns U₂, the clients that are asked for their vectors."""
+        if not self._sharers:
+            self._require(1, len(self._boxes))
+            self._sharers = tuple(sorted(self._boxes))
+        return self._sharers
 
     def forwarded(self, client: int) -> bytes:
-        """Returns the shares that neighbours encrypted for a client."""
-        return joined(list(self._boxes.get(client, {}).items()))
+        """Returns U₂ and the shares that neighbours encrypted for one of its clients."""
+        sharers = self.sharers()
+        return forwarded(
+            sharers,
+            (
+                (sender, self._boxes[sender][client])
+                for sender in self._circle.around(client)
+                if sender in self._boxes and sender != client
+            ),
+        )
 
-    def take_masked(self, client: int, vector: np.ndarray[Any, Any]) -> bool:
-        """Takes a masked vector."""
-        fits = vector.shape == (self.parameters.length,) and vector.dtype == self.parameters.dtype
-        if client not in self._shared or not fits or self._survivors is not None:
+    def take_masked(self, client: int, content: bytes) -> bool:
+        """Adds a masked vector to the sum; one that was added is not added again."""
+        parameters = self.parameters
+        if client in self._vectors or client not in self._sharers or self._survivors:
             return False
-        self._vectors[client] = vector
+        try:
+            vector = unpacked(content, parameters.length, parameters.bits, parameters.dtype)
+        except MalformedTripError:
+            return False
+        self._total += vector
+        self._vectors.add(client)
         return True
 
-    def vectors(self) -> list[int]:
-        """Returns the clients whose masked vectors are there."""
-        return sorted(self._vectors)
+    # Trip 3 ------------------------------------------------------------------------------------
 
     def survivors(self) -> bytes:
-        """Returns the set of survivors; raises VoidMessageError where they are too few."""
-        if self._survivors is None:
-            self._require("masked", len(self._vectors))
-            self._survivors = joined([(client, b"") for client in self._vectors])
-        return self._survivors
+        """Returns U₃, for each of `vectors`."""
+        if not self._survivors:
+            self._require(2, len(self._vectors))
+            self._survivors = tuple(sorted(self._vectors))
+        return named(self._survivors)
 
-    def take_signature(self, client: int, signature: bytes) -> bool:
-        """Takes a survivor's signature over the set."""
-        if client not in self._vectors or self._roster is None or self._survivors is None:
+    def vectors(self) -> tuple[int, ...]:
+        """Returns the clients whose masked vectors are in the sum."""
+        return tuple(sorted(self._vectors))
+
+    def take_signature(self, client: int, content: bytes) -> bool:
+        """Takes a survivor's signature over roster, sharers and survivors."""
+        if self._roster is None or client not in self._survivors or self._signers:
             return False
-        key = self._roster.entries[client].identity
-        signed = (self._roster.digest, self._survivors)
-        if len(signature) != SIGNATURE_BYTES or not verified(key, signature, "survivors", *signed):
+        if not isinstance(content, bytes) or len(content) != SIGNATURE_BYTES:
             return False
-        self._signatures[client] = signature
+        key = self._entries[client].identity
+        statement = self._roster.digest, named(self._sharers), named(self._survivors)
+        if not verified(key, content, "survivors", *statement):
+            return False
+        self._signatures[client] = content
         return True
+
+    # Trip 4 ------------------------------------------------------------------------------------
 
     def signatures(self) -> bytes:
-        """Returns the signatures; raises VoidMessageError where they are too few."""
-        self._require("survivors", len(self._signatures))
-        return joined(list(self._signatures.items()))
+        """Returns the signatures, for each of `signers`."""
+        return joined((client, self._signatures[client]) for client in self.signers())
 
-    def signers(self) -> list[int]:
-        """Returns the clients that take part in trip 4."""
-        return sorted(self._signatures)
+    def signers(self) -> tuple[int, ...]:
+        """Returns the clients that signed."""
+        if not self._signers:
+            self._require(3, len(self._signatures))
+            self._signers = tuple(sorted(self._signatures))
+        return self._signers
 
     def take_unmask(self, client: int, content: bytes) -> bool:
-        """Takes a survivor's shares of its neighbours' secrets."""
+        """Takes one share of each client around a survivor."""
+        if client not in self._signers or client in self._answered:
+            return False
         try:
-            answers = rows(content, ANSWER_BYTES, "shares")
-        except ValueError:
+            given = dict(rows(content, 1 + SHARE_BYTES, "shares"))
+        except MalformedTripError:
             return False
-        if client not in self._signatures:
+        kinds = {
+            owner: OF_SELF_MASK if owner in self._survivors else OF_MASK_KEY
+            for owner in self._circle.around(client)
+            if owner in self._boxes
+        }
+        if {owner: share[:1] for owner, share in given.items()} != kinds:
             return False
-        for owner, rest in answers:
-            given = rest[:1], int.from_bytes(rest[1:], "big")
-            self._shares.setdefault(owner, {})[client + 1] = given
+        for owner, share in given.items():
+            self._given.setdefault((owner, share[:1]), {})[client] = share[1:]
+        self._answered.add(client)
         return True
 
-    def result(self) -> tuple[np.ndarray[Any, Any], tuple[int, ...]]:
-        """Returns the sum of the survivors' vectors, int64 in −2^(b−1), …, and the survivors.
+    def result(self) -> MaskedSum:
+        """Removes from Σ y_u the self masks of survivors, and their masks with the dropped.
 
         Raises:
-            VoidMessageError: a secret's shares are too few, or do not fit together.
+            VoidMessageError: shares are too few, or give no secret of their owner's.
         """
-        survivors = sorted(survivors_in(self.survivors()))
-        total = np.zeros(self.parameters.length, self.parameters.dtype)
-        for client in survivors:
-            total = total + self._vectors[client]
-            total = total - expand(self._secret(client, OF_SELF_MASK), self.parameters)
-        for client in sorted(self._shared - set(survivors)):
-            total = total - self._left_by(client, survivors)
-        return centred(reduced(total, self.parameters.bits), self.parameters.bits), tuple(survivors)
+        size = self.parameters.length, self.parameters.dtype
+        if not self._signers:
+            self._require(3, 0)
+        total = self._total.copy()
+        for client in self._survivors:
+            total -= expand(self._secret(client, OF_SELF_MASK), *size)
+        for dropped in sorted(set(self._sharers) - self._vectors):
+            total -= self._left_by(dropped)
+        return MaskedSum(centred(total, self.parameters.bits), self._survivors)
 
-    def _left_by(self, dropped: int, survivors: list[int]) -> np.ndarray[Any, Any]:
-        """Returns the sum of the masks that survivors share with a client that dropped out."""
-        roster = self._known_roster()
-        left = np.zeros(self.parameters.length, self.parameters.dtype)
-        partners = [c for c in survivors if c in self._circles[dropped]]
-        if not partners:
-            return left
-        private = self._secret(dropped, bytes([1]))
-        if public_of(private) != roster.entries[dropped].mask:
-            raise VoidMessageError("unmask", 0, threshold(len(self._circles[dropped])))
-        for client in partners:
-            seed = agreed(private, roster.entries[client].mask, pair(roster, client, dropped))
-            mask = expand(seed, self.parameters)
-            left = left + mask if client < dropped else left - mask
+    def _left_by(self, dropped: int) -> Words:
+        """Returns the masks with a dropped client that are left in the survivors' sum."""
+        size = self.parameters.length, self.parameters.dtype
+        left = np.zeros(*size)
+        near = self._vectors.intersection(self._circle.around(dropped))
+        private = self._secret(dropped, OF_MASK_KEY) if near else b""
+        if near and public_of(private) != self._entries[dropped].mask:
+            raise WrongShareError(dropped)
+        for client in near:
+            public = self._entries[client].mask
+            mask = expand(agreed(private, public, pair(self._known, client, dropped)), *size)
+            if dropped < client:
+                left += mask
+            else:
+                left -= mask
         return left
 
     def _secret(self, owner: int, kind: bytes) -> bytes:
-        """Returns a client's secret from the shares of its neighbours."""
-        needed = threshold(len(self._circles[owner]))
-        members = {member + 1 for member in self._circles[owner]}
-        found = {
-            place: value
-            for place, (stated, value) in sorted(self._shares.get(owner, {}).items())
-            if stated == kind and place in members
-        }
+        """Returns a secret from the shares that clients around its owner gave."""
+        given, needed = self._given.get((owner, kind), {}), self.parameters.threshold
+        places = enumerate(self._circle.around(owner), start=1)
+        found = {place: given[client] for place, client in places if client in given}
         if len(found) < needed:
-            raise VoidMessageError("unmask", len(found), needed)
-        chosen = dict(list(found.items())[:needed])
-        secret = reconstruct(chosen, weights(list(chosen)))
+            raise VoidMessageError(TRIPS[4], len(found), needed)
+        secret = reconstruct(dict(list(found.items())[:needed]))
         if secret is None:
-            raise VoidMessageError("unmask", len(found), needed)
+            raise WrongShareError(owner)
         return secret
 
-    def _known_roster(self) -> Roster:
-        assert self._roster is not None
-        return self._roster
+    @property
+    def _known(self) -> Roster:
+        return Roster(self.roster())
 
-    def _require(self, trip: str, clients: int) -> None:
-        # In a large cohort each neighbourhood has its own threshold, which `result` checks.
-        least = self.parameters.minimum
-        if len(self.parameters.clients) - 1 <= self.parameters.neighbours:
-            size = len(self._entries) if self._roster is not None else clients
-            least = max(least, threshold(max(size, 1)))
-        if clients < least:
-            raise VoidMessageError(trip, clients, least)
+    def needed(self, trip: int) -> int:
+        """Returns the least number of answers with which a trip, 0 to 4, does not end the message.
+
+        In a large cohort each neighbourhood needs its own t of them, which `result` sees.
+        """
+        return self.parameters.least if trip < 3 else self.parameters.quorum
+
+    def _require(self, trip: int, clients: int) -> None:
+        if clients < self.needed(trip):
+            raise VoidMessageError(TRIPS[trip], clients, self.needed(trip))

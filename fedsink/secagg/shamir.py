@@ -1,8 +1,9 @@
-"""Shamir's secret sharing: any t of n shares give a secret, fewer tell nothing (Shamir 1979)."""
+"""Shamir's secret sharing: any t of m shares give a secret, fewer tell nothing (Shamir 1979)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 PRIME = 2**256 + 297
 """The field's size; a secret has 256 bits, a share fits `SHARE_BYTES`."""
@@ -10,14 +11,12 @@ PRIME = 2**256 + 297
 SECRET_BYTES, SHARE_BYTES = 32, 33
 
 
-def share(
-    secret: bytes, places: Sequence[int], needed: int, random: Callable[[int], bytes]
-) -> dict[int, int]:
-    """Returns one share for each place: the value there of a random polynomial of degree t − 1.
+def share(secret: bytes, shares: int, needed: int, random: Callable[[int], bytes]) -> list[bytes]:
+    """Returns f(1), …, f(m) of a random polynomial f of degree t − 1 with f(0) the secret.
 
     Args:
         secret: 32 bytes.
-        places: different numbers, 1 to 2^32.
+        shares: m.
         needed: t, number of shares that give the secret.
         random: returns fresh random bytes.
     """
@@ -25,29 +24,33 @@ def share(
     # 48 bytes: a residue is uniform up to 2^-127.
     coefficients += [int.from_bytes(random(48), "big") % PRIME for _ in range(needed - 1)]
 
-    def value(x: int) -> int:
+    def value(x: int) -> bytes:
         y = 0
         for coefficient in reversed(coefficients):  # Horner's rule
             y = (y * x + coefficient) % PRIME
-        return y
+        return y.to_bytes(SHARE_BYTES, "big")
 
-    return {x: value(x) for x in places}
+    return [value(x) for x in range(1, shares + 1)]
 
 
-def weights(places: Sequence[int]) -> dict[int, int]:
-    """Returns Lagrange's weights at 0: Σ w_x·f(x) = f(0) for polynomials of a lower degree."""
-    found = {}
+def reconstruct(shares: Mapping[int, bytes]) -> bytes | None:
+    """Returns the secret of t shares by their places 1, …, m; None where they belong to none.
+
+    Lagrange's formula at 0: f(0) = Σ_x f(x)·Π_{y≠x} y/(y − x).
+    """
+    values = (int.from_bytes(value, "big") for value in shares.values())
+    secret = sum(w * y for w, y in zip(_weights(tuple(shares)), values, strict=True)) % PRIME
+    return None if secret >= 1 << 256 else secret.to_bytes(SECRET_BYTES, "big")
+
+
+@lru_cache(maxsize=64)  # without drop-outs the places are the same for every secret
+def _weights(places: tuple[int, ...]) -> list[int]:
+    found = []
     for x in places:
         above = below = 1
         for other in places:
             if other != x:
                 above = above * other % PRIME
                 below = below * (other - x) % PRIME
-        found[x] = above * pow(below, -1, PRIME) % PRIME
+        found.append(above * pow(below, -1, PRIME) % PRIME)
     return found
-
-
-def reconstruct(shares: Mapping[int, int], weight_of: Mapping[int, int]) -> bytes | None:
-    """Returns the secret of t shares, given the `weights` of their places; None: it is none."""
-    secret = sum(weight_of[x] * y for x, y in shares.items()) % PRIME
-    return None if secret >= 1 << 256 else secret.to_bytes(SECRET_BYTES, "big")

@@ -1,17 +1,23 @@
-"""Messages as bytes: rows of fixed width, a client's number first."""
+"""Messages as bytes: rows of fixed width, a client's number first.
+
+A message has one form only: equal content has equal bytes, so that digests and signatures of bytes
+are digests and signatures of what they say. Reading raises MalformedTripError and nothing else.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from fedsink.secagg.identities import KEY_BYTES, SIGNATURE_BYTES
+from fedsink.secagg.refusals import MalformedTripError
 from fedsink.secagg.shamir import SHARE_BYTES
 
 NUMBER_BYTES = 4
-BOX_BYTES = 2 * SHARE_BYTES + 16  # two shares and AES-GCM's tag
+NONCE_BYTES = 12
+BOX_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + 16  # two shares under AES-GCM, and its tag
 
 
 def number(client: int) -> bytes:
@@ -19,23 +25,45 @@ def number(client: int) -> bytes:
     return client.to_bytes(NUMBER_BYTES, "big")
 
 
-def rows(content: bytes, width: int, what: str) -> list[tuple[int, bytes]]:
-    """Returns (client, rest) of each row, ordered by client.
+def joined(content: Iterable[tuple[int, bytes]]) -> bytes:
+    """Rows of (client, rest), ordered by client."""
+    return b"".join(number(client) + rest for client, rest in sorted(content))
+
+
+def rows(content: bytes, rest: int, what: str) -> list[tuple[int, bytes]]:
+    """Reads what `joined` wrote: (client, rest) of each row.
+
+    Args:
+        content: the message.
+        rest: number of bytes after a client's number.
+        what: the message's name, for the error.
 
     Raises:
-        ValueError: the length is no multiple of the width, or clients do not increase.
+        MalformedTripError: it is not bytes, the length is no multiple of a row's, or clients do not
+            increase.
     """
+    width = NUMBER_BYTES + rest
     if not isinstance(content, bytes) or len(content) % width:
-        raise ValueError(f"Malformed {what}: rows have {width} bytes.")
-    found = [
-        (int.from_bytes(content[start : start + NUMBER_BYTES], "big"),
-         content[start + NUMBER_BYTES : start + width])
-        for start in range(0, len(content), width)
-    ]  # fmt: skip
-    clients = [client for client, _ in found]
-    if clients != sorted(set(clients)):
-        raise ValueError(f"Malformed {what}: clients have to increase.")
+        raise MalformedTripError(f"Malformed {what}: rows have {width} bytes.")
+    found = []
+    last = -1
+    for start in range(0, len(content), width):
+        client = int.from_bytes(content[start : start + NUMBER_BYTES], "big")
+        if client <= last:
+            raise MalformedTripError(f"Malformed {what}: client {client} stands after {last}.")
+        found.append((client, content[start + NUMBER_BYTES : start + width]))
+        last = client
     return found
+
+
+def named(clients: Iterable[int]) -> bytes:
+    """A set of clients."""
+    return joined((client, b"") for client in clients)
+
+
+def names(content: bytes, what: str) -> frozenset[int]:
+    """Reads what `named` wrote; raises MalformedTripError."""
+    return frozenset(client for client, _ in rows(content, 0, what))
 
 
 @dataclass(frozen=True)
@@ -46,8 +74,8 @@ class Entry:
         client: its number.
         identity: Ed25519 public key.
         certificate: of that key, by an authority.
-        channel: X25519 public key that shares are encrypted for.
-        mask: X25519 public key that masks are agreed with.
+        channel: c_u, X25519 public key that shares are encrypted for.
+        mask: s_u, X25519 public key that masks are agreed with.
         signature: of the identity, over the parameters' digest and `signed`.
     """
 
@@ -58,22 +86,20 @@ class Entry:
     mask: bytes
     signature: bytes
 
-    WIDTH = NUMBER_BYTES + 3 * KEY_BYTES + 2 * SIGNATURE_BYTES
+    REST = 3 * KEY_BYTES + 2 * SIGNATURE_BYTES
 
     @property
     def signed(self) -> bytes:
         """The part that the signature covers."""
         return number(self.client) + self.identity + self.channel + self.mask
 
-    def to_bytes(self) -> bytes:
-        """One row of a roster."""
-        return (
-            number(self.client) + self.identity + self.certificate + self.channel + self.mask
-            + self.signature
-        )  # fmt: skip
+    @property
+    def rest(self) -> bytes:
+        """All of a row after the client's number."""
+        return self.identity + self.certificate + self.channel + self.mask + self.signature
 
     @classmethod
-    def from_row(cls, client: int, rest: bytes) -> Entry:
+    def of_row(cls, client: int, rest: bytes) -> Entry:
         """Reads a row."""
         parts, start = [], 0
         for width in (KEY_BYTES, SIGNATURE_BYTES, KEY_BYTES, KEY_BYTES, SIGNATURE_BYTES):
@@ -92,17 +118,11 @@ class Roster:
 
     content: bytes
 
-    @classmethod
-    def of(cls, entries: Iterable[Entry]) -> Roster:
-        """The roster with these entries."""
-        ordered = sorted(entries, key=lambda entry: entry.client)
-        return cls(b"".join(entry.to_bytes() for entry in ordered))
-
     @cached_property
     def entries(self) -> dict[int, Entry]:
-        """Entries by client; raises ValueError where the roster is malformed."""
-        found = rows(self.content, Entry.WIDTH, "roster")
-        return {client: Entry.from_row(client, rest) for client, rest in found}
+        """Entries by client; raises MalformedTripError."""
+        found = rows(self.content, Entry.REST, "roster")
+        return {client: Entry.of_row(client, rest) for client, rest in found}
 
     @cached_property
     def digest(self) -> bytes:
@@ -110,6 +130,22 @@ class Roster:
         return hashlib.sha256(self.content).digest()
 
 
-def joined(content: Sequence[tuple[int, bytes]]) -> bytes:
-    """Rows of (client, rest), ordered by client."""
-    return b"".join(number(client) + rest for client, rest in sorted(content))
+def forwarded(sharers: Iterable[int], boxes: Iterable[tuple[int, bytes]]) -> bytes:
+    """The message of trip 2: U₂, and the shares that neighbours encrypted for one client."""
+    everybody = named(sharers)
+    return number(len(everybody)) + everybody + joined(boxes)
+
+
+def opened(content: bytes) -> tuple[bytes, dict[int, bytes]]:
+    """Reads what `forwarded` wrote: U₂ as `named` wrote it, and boxes by sender.
+
+    Raises:
+        MalformedTripError: it is something else.
+    """
+    if not isinstance(content, bytes) or len(content) < NUMBER_BYTES:
+        raise MalformedTripError("Malformed shares: their head is missing.")
+    start = NUMBER_BYTES
+    end = start + int.from_bytes(content[:start], "big")
+    if end > len(content):
+        raise MalformedTripError("Malformed shares: clients are missing.")
+    return content[start:end], dict(rows(content[end:], BOX_BYTES, "shares"))
