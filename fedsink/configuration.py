@@ -22,12 +22,14 @@ class NoiseSettings:
 
     Attributes:
         backend: "fast", or "secure" for float-safe noise from the operating system's randomness.
-        share, tolerate_dropouts: name and d of the `NoiseShare`.
+        share, tolerate_dropouts, bits, draw: of the `NoiseShare`.
     """
 
     backend: str
     share: str
     tolerate_dropouts: int
+    bits: int
+    draw: str
 
     def __post_init__(self) -> None:
         checks.choice("noise.backend", self.backend, "fast", "secure")
@@ -39,7 +41,7 @@ class NoiseSettings:
         Raises:
             PrivacyError: an unknown name, or a number out of range.
         """
-        return NoiseShare(self.share, self.tolerate_dropouts)
+        return NoiseShare(self.share, self.tolerate_dropouts, self.bits, self.draw)
 
 
 _NOISE = {

@@ -165,9 +165,14 @@ class BatchedAnswer(Answer):
     """An answer that is computed for many virtual clients at once, in simulations.
 
     The tensors of a reply have one shape, and together `values` numbers.
+
+    Attributes:
+        values: numbers in a reply.
+        adds_up: `compute_sum` answers for a block of clients of one content at once.
     """
 
     values: int
+    adds_up: bool = False
 
     @abstractmethod
     def fits(self, other: Self) -> bool:
@@ -186,6 +191,23 @@ class BatchedAnswer(Answer):
             pool: the records of these clients, and of others.
             clients: the clients' places among the pool's.
         """
+
+    def compute_sum(
+        self, tasks: Sequence[Task], pool: Pool, clients: slice, noise_of: int
+    ) -> Tensor:
+        """Returns the sum of `compute` over a block of clients in law, (parts, ...) int64.
+
+        Only where `adds_up`: the clients' totals are added before they are rounded, and the noise
+        of the whole cohort's sum is drawn once, at its first client.
+
+        Args:
+            tasks: of each client.
+            pool: the records of these clients, and of others.
+            clients: the clients' places among the pool's.
+            noise_of: number of clients whose noise is to be in this block's sum: all of the
+                cohort in its first block, and none in the others.
+        """
+        raise NotImplementedError
 
 
 def check_classes(classes: int, data: DataSpec) -> None:

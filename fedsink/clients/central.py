@@ -14,6 +14,7 @@ from fedsink.clients.policy import Policy
 from fedsink.data.spec import DataSpec
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ReleaseRefusedError
+from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.privacy.plan import PrivacyPlan
 from fedsink.secagg.parameters import Parameters
 
@@ -25,19 +26,22 @@ class CentralAnswer(Answer):
         - Noise is shared with at most as many clients as the owner's settings put in one cohort.
         - A class or a round that the plan's schedule does not give the client is refused.
         - A view that is not of the node's data is refused before it is built.
+        - Shared noise that does not fit into its integers is refused before it is charged.
 
     Args:
-        uses: each has the run, round, label, plan, share, view and rows of a `GradientRequest`.
+        uses: each has the run, round, label, plan, share, fixed point, view and rows of a
+            `GradientRequest`.
         images: generated images in the message.
+        size: number of values that are released for one use.
     """
 
     limits: ClassVar[Mapping[str, int | None]] = {"maximum_images": None}
     values: int
 
-    def __init__(self, uses: Sequence[Any], images: int) -> None:
+    def __init__(self, uses: Sequence[Any], images: int, size: int) -> None:
         if not uses:
             raise ValueError("A message must ask for at least one use.")
-        self.uses, self.images, self.plan = uses, images, uses[0].plan
+        self.uses, self.images, self.plan, self.size = uses, images, uses[0].plan, size
         self.run = uses[0].run
         self.places = [(use.round, use.label) for use in uses]
         self.parts = [str(use.round) for use in uses]
@@ -98,15 +102,15 @@ class CentralAnswer(Answer):
     def check_data(self, data: DataSpec) -> None:
         """Refuses uses that do not belong together, or views of other records than the data's."""
         first = self.uses[0]
+        common = (first.plan, first.run, first.share, first.fixed_point, first.view)
         if any(
-            (use.plan, use.run, use.share, use.view)
-            != (first.plan, first.run, first.share, first.view)
-            for use in self.uses
+            (use.plan, use.run, use.share, use.fixed_point, use.view) != common for use in self.uses
         ):
             raise ValueError(
                 "The uses of one message belong to one plan and one run, with one share of noise "
                 "and one view."
             )
+        first.shared_noise(self.size)
         # Before the view is built, which takes time and memory in proportion to its shape.
         if first.view.get("shape") not in (data.shape, list(data.shape)):
             raise ValueError("The request's view is for records of another shape than the data's.")
@@ -122,23 +126,29 @@ class CentralAnswer(Answer):
 
     def charge(self, *, trusted: bool) -> Charge:
         """All rounds of the plan; see `central_charge`."""
-        return central_charge(self.plan, self.uses[0].share, trusted=trusted)
+        return central_charge(self.plan, self.uses[0].shared_noise(self.size), trusted=trusted)
 
 
 @lru_cache(maxsize=16)
-def central_charge(plan: PrivacyPlan, share: int = 1, *, trusted: bool = False) -> Charge:
+def central_charge(
+    plan: PrivacyPlan, shared: IntegerGaussian | None = None, *, trusted: bool = False
+) -> Charge:
     """A central run: T rounds, of which a labelled record takes part in at most `plan.uses`.
 
     Args:
         plan: of the request.
-        share: n, number of clients that the plan's noise is spread over. By itself this client
-            can prove only the ε of its own reply, with σ/√n, and that ε is charged.
+        shared: mechanism of a reply with a share of the plan's noise, spread over t′ clients. By
+            itself this client can prove only the ε of its own reply, with σ/√t′, and that ε is
+            charged. None: the reply holds all of the noise.
         trusted: the owner vouches that nobody sees less than a sum with all of the plan's noise:
             the plan itself is charged.
+
+    What integers cost beside their plan (`IntegerGaussian.divergence`) is added to ε.
     """
+    share, beside = (1, 0.0) if shared is None else (shared.sharers, shared.divergence)
     charged = plan if trusted else plan.with_noise(1 / share)
     summable = plan.overflow == 0  # else a full batch is paid for in δ, once for the whole plan
-    spread = {} if share == 1 else {"share": share, "aggregation_trusted": trusted}
+    spread = {} if shared is None else {**shared.entries(), "aggregation_trusted": trusted}
     return Charge(
         adjacency=plan.adjacency,
         plan={"mode": "central", **plan.to_dict(), **spread},
@@ -147,10 +157,12 @@ def central_charge(plan: PrivacyPlan, share: int = 1, *, trusted: bool = False) 
         rounds=plan.rounds,
         uses=plan.uses,
         delta=plan.delta,
-        epsilon=charged.epsilon,
+        epsilon=lambda: charged.epsilon() + beside,
         rough_epsilon=charged.rough_epsilon,
         part=lambda rounds, delta: central_charge(
-            replace(plan, rounds=rounds, delta=delta), share, trusted=trusted
+            part := replace(plan, rounds=rounds, delta=delta),
+            None if shared is None else replace(shared, plan=part),
+            trusted=trusted,
         ),
     )
 

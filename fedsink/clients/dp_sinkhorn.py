@@ -60,7 +60,8 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
     name = "dp_sinkhorn"
 
     def __init__(self, requests: Sequence[GradientRequest]) -> None:
-        super().__init__(requests, sum(len(request.rows) for request in requests))
+        images = sum(len(request.rows) for request in requests)
+        super().__init__(requests, images, requests[0].rows.numel() if requests else 0)
         self.requests = requests
         self.values = sum(request.rows.numel() for request in requests)
 
@@ -117,8 +118,27 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
                 for purpose in ("sample", "noise")
             )
             totals = client_totals(requests, pool, clients, samples)
-            released.append(requests[0].own_plan.release_each(totals, noise))
+            released.append(requests[0].release_each(totals, noise))
         return torch.stack(released, dim=1)
+
+    @property
+    def adds_up(self) -> bool:  # type: ignore[override]
+        """True for a record clip with shared noise: the total over clients is one clipped sum."""
+        return self.plan.clip.per_record and self.requests[0].fixed_point is not None
+
+    def compute_sum(
+        self, tasks: Sequence[Task], pool: Pool, clients: slice, noise_of: int
+    ) -> Tensor:
+        """The sum of a block's gradients of every use, (uses, n, D)."""
+        sums = []
+        for use, request in enumerate(self.requests):
+            samples, noise = (
+                [task.stream(purpose, request.round, use) for task in tasks]
+                for purpose in ("sample", "noise")
+            )
+            total = client_totals([request] * len(tasks), pool, clients, samples, pooled=True)
+            sums.append(request.release_sum(total, noise[0], noise_of))
+        return torch.stack(sums)
 
 
 def alike(one: GradientRequest, two: GradientRequest) -> bool:
@@ -126,8 +146,8 @@ def alike(one: GradientRequest, two: GradientRequest) -> bool:
     return (
         one.rows.shape == two.rows.shape
         and (one.label is None) == (two.label is None)
-        and (one.plan, one.objective, one.view, one.share)
-        == (two.plan, two.objective, two.view, two.share)
+        and (one.plan, one.objective, one.view, one.share, one.fixed_point)
+        == (two.plan, two.objective, two.view, two.share, two.fixed_point)
     )
 
 
@@ -141,7 +161,7 @@ def client_gradient(
     G = ∂_X 2Ŵ_λ(X, Y) + the data-independent self gradient of the request. With `clip=record`
     it is Σ_j clip(g_j, Δ) + N(0, (σΔ)² I), where record j contributes
     g_j = (w_ij (x_i − y_j))_i with w_ij = softmax_i((f_i − c(x_i, y_j))/λ). A request that
-    spreads the noise over n clients gets the n-th part of its variance (`NoiseShare`).
+    spreads the noise over several clients gets integers with a share of it (`IntegerGaussian`).
 
     Args:
         request: checked request; X and f are public.
@@ -149,7 +169,7 @@ def client_gradient(
         stream: maps a purpose ("sample", "noise") to this round's keyed randomness.
 
     Returns:
-        (n, D) float32.
+        (n, D) float32; int64 where the noise is shared.
 
     Guarantees:
         The result depends on private data only through the clipped sum that is noised.
@@ -164,7 +184,7 @@ def client_gradient(
         ValueError: the rows do not live in the request's view of this data.
     """
     total = client_total(request, shard, stream("sample"))  # steps 1 to 4
-    return request.own_plan.release(total, stream("noise"))
+    return request.release(total, stream("noise"))
 
 
 def client_total(request: GradientRequest, shard: Shard, sample: Stream) -> Tensor:
@@ -173,7 +193,12 @@ def client_total(request: GradientRequest, shard: Shard, sample: Stream) -> Tens
 
 
 def client_totals(
-    requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
+    requests: Sequence[GradientRequest],
+    pool: Pool,
+    part: slice,
+    samples: Sequence[Stream],
+    *,
+    pooled: bool = False,
 ) -> Tensor:
     """Returns the totals of K clients that `client_gradient` adds noise to: steps 1 to 4.
 
@@ -183,9 +208,10 @@ def client_totals(
         pool: the clients' records.
         part: the clients' places among the pool's.
         samples: the stream of each client's sample.
+        pooled: add up all clients, which share one request; only for `clip=record`.
 
     Returns:
-        (K, n, D), float64 for `clip=record`, else float32.
+        (K, n, D), or (1, n, D) if pooled; float64 for `clip=record`, else float32.
 
     Raises:
         ValueError: the rows do not live in the request's view of this data.
@@ -197,11 +223,13 @@ def client_totals(
         # Algorithm 1 as published: Y, Sinkhorn's gradient at X, and one clip of all of it to Δ.
         return clip.apply_each(client_batch_gradients(requests, pool, part, samples))
     # One clip a record: f comes with the request, so that no record moves another's weights.
+    problems = _problems(requests, pool, part, samples, pooled)
+    requests = requests[:1] if pooled else requests
     device = pool.coordinates(first.view).device
     rows, potentials = (_stacked(requests, name, device) for name in ("rows", "potentials"))
     row_labels = _stacked(requests, "row_labels", torch.device("cpu"))
     totals = torch.zeros(rows.shape, dtype=torch.float64, device=device)
-    for of_class, places in _problems(requests, pool, part, samples):  # sample Y with rate q
+    for of_class, places in problems:  # sample Y with rate q
         own, whose = of_class.to(device), places.clients.to(device).unsqueeze(-1)
         totals[whose, own] = record_sums(  # weights, gradient and clip of each record
             first, rows[whose, own], potentials[whose, own],
@@ -241,19 +269,26 @@ def record_sums(
 
 
 def _problems(
-    requests: Sequence[GradientRequest], pool: Pool, part: slice, samples: Sequence[Stream]
+    requests: Sequence[GradientRequest],
+    pool: Pool,
+    part: slice,
+    samples: Sequence[Stream],
+    pooled: bool,
 ) -> Iterator[tuple[Tensor, PlaceLayout]]:
     """Yields the numbers of rows, and the places of the records that may meet these rows.
 
     With a capacity all rows meet all places, whatever the classes of the records. Without one
-    each sample takes the places it needs, each class apart where a request mixes classes.
+    each sample takes the places it needs, each class apart where a request mixes classes. Pooled
+    samples of all clients are one.
     """
     first = requests[0]
     everywhere = torch.arange(len(first.rows))
     if first.plan.capacity is not None:
-        yield everywhere, pool.draw_at_most(requests, part, samples)
+        places = pool.draw_at_most(requests, part, samples)
+        yield everywhere, places.pooled() if pooled else places
         return
     sample = pool.draw(requests, part, samples)
+    sample = sample.pooled() if pooled else sample
     if first.label is not None or not _alike(requests):
         for places in sample.in_buckets():
             yield everywhere, places

@@ -73,9 +73,10 @@ class GSWGANAnswer(CentralAnswer, BatchedAnswer):
     }
 
     def __init__(self, requests: Sequence[CriticRequest]) -> None:
-        super().__init__(requests, sum(len(r.rows) + len(r.fakes) for r in requests))
         [self.request] = requests
         self.values = self.request.rows.numel()
+        images = len(self.request.rows) + len(self.request.fakes)
+        super().__init__(requests, images, self.values)
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
@@ -132,7 +133,7 @@ def critic_gradients(
     Each client releases Σ_m clip(∂D_m/∂X, C) + N(0, (2Cσ)² I) over its M critics, each of which
     has been trained on its own part of the records; see `critic_totals`. With a rate q < 1 the sum
     is over the critics that are asked, each with probability q, and all are trained. A request that
-    spreads the noise over n clients gets the n-th part of its variance (`NoiseShare`).
+    spreads the noise over several clients gets integers with a share of it (`IntegerGaussian`).
 
     Guarantees:
         - A reply depends on private data only through the total that is noised, which one part of
@@ -150,7 +151,7 @@ def critic_gradients(
         clients: the clients' places among the pool's.
 
     Returns:
-        float32.
+        float32; int64 where the noise is shared.
 
     Raises:
         DataError: users are to be protected, and the records do not tell them apart.
@@ -180,7 +181,7 @@ def critic_gradients(
     for state, place in zip(trained, kept, strict=True):
         place.put(request.round, state.to_tensors())
     noise = [task.stream("noise", request.round) for task in tasks]
-    return request.own_plan.release_each(totals, noise)
+    return request.release_each(totals, noise)
 
 
 def dealt(request: CriticRequest, pool: Pool, clients: slice) -> Parts:

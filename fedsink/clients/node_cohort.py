@@ -27,7 +27,7 @@ from fedsink.clients.pool import Pool
 from fedsink.errors import FedsinkError, ReleaseRefusedError
 from fedsink.protocol.exchange import Answers, Content
 from fedsink.protocol.failure_codes import failure_code
-from fedsink.protocol.tree_sum import BLOCK
+from fedsink.protocol.tree_sum import BLOCK, POOLED_BLOCK
 
 log = logging.getLogger("fedsink.clients")
 
@@ -72,7 +72,8 @@ class NodeCohort:
           anything is computed from its records.
         - A reply equals that of the per-client path, with the same noise, up to rounding before
           the noise.
-        - A client that cannot answer does not stop others from answering.
+        - A client that cannot answer does not stop others from answering; where clients are
+          pooled it stops its block.
 
     Args:
         settings: the clients' own settings.
@@ -81,6 +82,7 @@ class NodeCohort:
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
         self._pools: dict[tuple[int, ...], Pool] = {}
+        self.block = POOLED_BLOCK if settings.pooled else BLOCK
 
     def handles(self, message_type: str) -> bool:
         """Tells whether messages of this type are answered together."""
@@ -180,11 +182,42 @@ class NodeCohort:
             for admitted in group:
                 yield admitted.number, _one_by_one(admitted)
             return
+        if self._settings.pooled:
+            yield from self._pooled(group, pool)
+            return
         start = 0
         for batch in _batches(group):
             stop = start + sum(len(admitted.nodes) for admitted in batch)
             yield from _computed(batch, pool, slice(start, stop))
             start = stop
+
+    def _pooled(self, group: list[_Cohort], pool: Pool) -> Iterator[tuple[int, Answers]]:
+        """The answers of all clients of contents that fit together, one sum for each block."""
+        place = 0
+        for admitted in group:
+            for start in range(0, len(admitted.nodes), POOLED_BLOCK):
+                block = admitted.part(slice(start, start + POOLED_BLOCK))
+                stop = place + len(block.nodes)
+                yield admitted.number, self._sum(block, pool, slice(place, stop))
+                place = stop
+
+    def _sum(self, block: _Cohort, pool: Pool, clients: slice) -> Answers:
+        """One sum for a block of clients; that of a cohort's first block holds its noise."""
+        numbers, answer = [node.client for node in block.nodes], block.answer
+        first, everyone = numbers[0], self._settings.clients
+        try:
+            if not answer.adds_up:
+                raise ReleaseRefusedError("This answer is no sum of records with shared noise.")
+            schedule = answer.plan.schedule
+            noise_of = schedule.cohort(first, everyone) if first < schedule.cohorts else 0
+            tasks = [
+                node.task(answer, admission)
+                for node, admission in zip(block.nodes, block.admissions, strict=True)
+            ]
+            total = answer.compute_sum(tasks, pool, clients, noise_of)
+        except Exception as error:
+            return _failed({client: failure_code(error, client) for client in numbers})
+        return Answers(numbers, total.unsqueeze(0))
 
     def _pool(self, nodes: list[Node]) -> Pool:
         """The records of these clients; a schedule asks the same ones together again and again."""

@@ -48,6 +48,8 @@ class NodeSettings:
         policy: the owner's policy file; None in a simulation that needs none.
         unprotected: answer plans without clip and noise: only in simulations of public data, and
             never under a policy.
+        pooled: a simulation answers for a block of clients by one sum, and draws the noise of a
+            whole cohort's sum once (`BatchedAnswer.compute_sum`); such clients have no replies.
         device: "cpu", "cuda" or "cuda:N", of the records and of everything computed from them.
             Draws are those of the CPU on every device.
         threads: torch threads a client may use.
@@ -77,6 +79,7 @@ class NodeSettings:
     masked: bool = False
     policy: Path | None = None
     unprotected: bool = False
+    pooled: bool = False
     device: str = "cpu"
     threads: int = 1
 
@@ -94,6 +97,11 @@ class NodeSettings:
             raise PrivacyError("A node under a policy never uses a seed's noise: leave it out.")
         if self.unprotected and self.policy is not None:
             raise PrivacyError("A node under a policy never answers without protection.")
+        if self.pooled and (self.policy is not None or self.noise == "secure"):
+            raise PrivacyError(
+                "Clients under a policy or with secure noise have replies of their own: "
+                "noise.draw=clients."
+            )
         if self.lent is not None and not self._lends:
             raise PrivacyError("A key is lent in place of a key file and a ledger alone.")
         self._check_keep(self.keep or ())
@@ -213,6 +221,11 @@ class NodeSettings:
         """
         if self.seed is not None:
             return ReproducibleKey(self.seed)
+        if self.pooled and (self.policy is not None or self.noise == "secure"):
+            raise PrivacyError(
+                "Clients under a policy or with secure noise have replies of their own: "
+                "noise.draw=clients."
+            )
         if self.lent is not None:
             return self.lent
         if self.key_file is None and self.noise == "fast":

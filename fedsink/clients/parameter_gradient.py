@@ -36,9 +36,9 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
     limits: ClassVar = {"maximum_images": None, "maximum_parameters": 10_000_000}
 
     def __init__(self, requests: Sequence[ParameterRequest]) -> None:
-        super().__init__([r.gradient for r in requests], sum(len(r.latents) for r in requests))
         [self.request] = requests
         self.values = self.request.weights.numel()
+        super().__init__([self.request.gradient], len(self.request.latents), self.values)
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
@@ -88,7 +88,23 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
             for purpose in ("sample", "noise")
         )
         totals = parameter_totals(requests, pool, clients, samples)
-        return requests[0].gradient.own_plan.release_each(totals, noise).unsqueeze(1)
+        return requests[0].gradient.release_each(totals, noise).unsqueeze(1)
+
+    @property
+    def adds_up(self) -> bool:  # type: ignore[override]
+        """True for a record clip with shared noise, as for `DPSinkhornAnswer`."""
+        return self.plan.clip.per_record and self.request.gradient.fixed_point is not None
+
+    def compute_sum(
+        self, tasks: Sequence[Task], pool: Pool, clients: slice, noise_of: int
+    ) -> Tensor:
+        """The sum of a block's gradients, (1, P)."""
+        inner = self.request.gradient
+        samples, noise = (
+            [task.stream(purpose, inner.round) for task in tasks] for purpose in ("sample", "noise")
+        )
+        totals = parameter_totals([self.request] * len(tasks), pool, clients, samples)
+        return inner.release_sum(totals.sum(0, keepdim=True), noise[0], noise_of).unsqueeze(0)
 
 
 def parameter_gradient(
@@ -109,7 +125,7 @@ def parameter_gradient(
         stream: maps a purpose ("sample", "noise") to this round's keyed randomness.
 
     Returns:
-        (P,) float32.
+        (P,) float32; int64 where the noise is shared.
 
     Guarantees:
         - Any two shards' totals before the noise differ by at most the clip's sensitivity,
@@ -123,7 +139,7 @@ def parameter_gradient(
         ValueError: the rows do not live in the request's view of this data.
     """
     total = parameter_total(request, shard, stream("sample"))
-    return request.gradient.own_plan.release(total, stream("noise"))
+    return request.gradient.release(total, stream("noise"))
 
 
 def parameter_total(request: ParameterRequest, shard: Shard, sample: Stream) -> Tensor:

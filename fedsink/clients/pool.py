@@ -32,6 +32,12 @@ class PlaceLayout:
     chosen: Tensor
     present: Tensor
 
+    def pooled(self) -> PlaceLayout:
+        """Returns all places as those of one client."""
+        return PlaceLayout(
+            torch.zeros(1, dtype=torch.int64), self.chosen.view(1, -1), self.present.view(1, -1)
+        )
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -66,6 +72,10 @@ class Sample:
     chosen: Tensor
     owners: Tensor
     clients: int
+
+    def pooled(self) -> Sample:
+        """Returns all samples as that of one client."""
+        return Sample(self.chosen, torch.zeros_like(self.owners), 1)
 
     def of(self, kept: Tensor) -> Sample:
         """Returns the part of the sample where `kept` (M,) is true."""

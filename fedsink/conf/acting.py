@@ -77,9 +77,12 @@ _FETCHED = Need("data.name", lambda name: name not in _NOT_DOWNLOADED, "data tha
 _SIMULATED = Need("engine.name", lambda name: name != "deploy", "a simulation")
 _WAITING = Need("engine.name", lambda name: name != "local", "engine=ray")
 _PROTECTED = Need("eps", lambda eps: eps != math.inf, "a finite eps")
+_SHARED = _is("noise.share", "secure_aggregation")
 _ENTROPIC = _is("strategy.loss", "matched", "debiased")
 
 CONDITIONS = (
+    Condition(("noise.bits",), (_SHARED,)),
+    Condition(("noise.draw",), (_SHARED, _SIMULATED)),
     Condition(("map", "mechanism.label_eps", "shuffler_delta"), (_LDP,)),
     Condition(("view", "rate", "clip"), (_CENTRAL,)),
     Condition(("mechanism.label_eps",), _LABELS),

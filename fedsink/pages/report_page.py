@@ -57,7 +57,7 @@ _SCHEDULES = {
 _NAMES = {
     "epsilon_unamplified": "ε without amplification",
     "delta_overflow": "what a fuller sample costs",
-    "missing_shares": "the table below",
+    "colluders": "the table below",
     "noise_share": "the part on shared noise",
 }
 
@@ -243,18 +243,16 @@ def _words(text: object) -> str:
 
 
 def _shares(stated: dict[str, Any]) -> PageTable | None:
-    """Returns σ and ε where shares of the noise are missing."""
+    """Returns σ and ε where clients tell the server their noise."""
     shared = stated.get("noise_share")
     if not shared:
         return None
     rows = [
-        [f"{entry['missing']} missing", number(entry["sigma"]), number(entry["epsilon"])]
-        for entry in shared["missing_shares"]
+        [str(entry["clients"]), number(entry["sigma"]), number(entry["epsilon"])]
+        for entry in shared.get("colluders", ())  # of a run before there were integers: none
     ]
-    columns = ["shares of the noise", "noise multiplier σ", "ε"]
-    return PageTable(
-        columns, rows, "What is left if clients leave out their share", frozenset({1, 2})
-    )
+    columns = ["clients that tell the server their noise", "noise multiplier σ", "ε"]
+    return PageTable(columns, rows, "What is left if clients collude", frozenset({1, 2}))
 
 
 _CURVES = (

@@ -47,6 +47,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -130,6 +131,7 @@ class IntegerGaussian:
         Raises:
             PrivacyError: b bits leave room only for a γ that more than doubles the noise.
         """
+        checks.count("size", size)
         exponent = math.floor(math.log2(plan.sensitivity * _USEFUL / math.sqrt(size)))
         while 2.0**exponent * math.sqrt(size) <= plan.sensitivity:
             if radius / 2.0**exponent < 1 << (bits - 1):
@@ -171,6 +173,12 @@ class IntegerGaussian:
         cost = self.plan.cost
         return 2.0 * cost.uses(self.plan.rounds) * self.size * self.divergence_of_value
 
+    def entries(self) -> dict[str, Any]:
+        """The public numbers beside the plan's, as a ledger and privacy.json state them."""
+        return {
+            "share": self.sharers, "fixed_point": self.fixed_point.to_dict(), "values": self.size,
+        }  # fmt: skip
+
     def epsilon(self, accountant: str = "pld") -> float:
         """ε of the sum over the whole plan, the divergence included."""
         return self.plan.epsilon(accountant) + self.divergence
@@ -184,7 +192,8 @@ class IntegerGaussian:
         room = grid.half - cohort * (grid.radius / grid.granularity + 0.5)
         if room <= 0:
             return 1.0
-        return min(1.0, 2.0 * self.size * math.exp(-((room / self.scale) ** 2) / (2.0 * cohort)))
+        tail = (room / self.scale) ** 2 / (2.0 * cohort)
+        return min(1.0, 2.0 * self.size * math.exp(-min(tail, 600.0)))  # never 0 by underflow
 
     def release(self, total: torch.Tensor, stream: Stream) -> torch.Tensor:
         """`release_each` of one total."""

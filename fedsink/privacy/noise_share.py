@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedsink.errors import PrivacyError
+from fedsink.privacy.fixed_point import check_bits
 from fedsink.privacy.sampling import Schedule
 
 if TYPE_CHECKING:
     from fedsink.privacy.plan import PrivacyPlan
 
+DRAWS = "auto", "clients", "sum"
 SHARES = LOCAL, SECURE_AGGREGATION = "local", "secure_aggregation"
 
 
@@ -29,35 +31,41 @@ class NoiseShare:
     picked. Its size is public, and its replies are added up.
 
     - ``"local"``: each client adds N(0, (σS)² I); every reply is private by itself.
-    - ``"secure_aggregation"``: each adds N(0, (σS)²/n I) with n = m − d. Gaussians add up, so the
-      *sum* of m replies has noise of variance (σS)²·m/n ≥ (σS)², a single curator's. One record
-      changes one summand and so the sum by at most S (2Δ for `clip=batch`, Δ for `clip=record`),
-      its client samples it with probability q, and other clients sample on their own: what holds
-      for one reply with the whole noise, a Poisson-subsampled Gaussian (q, σ), holds for the sum.
-      It holds only where nobody sees less than the sum. Of a sum in which x of the m shares
-      are missing, because their clients dropped out or reveal their noise, σ·√((m − x)/n) is
-      left; of a single reply σ/√n. See Kairouz, Liu, Steinke 2021, "The distributed discrete
-      Gaussian mechanism for federated learning with secure aggregation"; here the sum is exact.
+    - ``"secure_aggregation"``: each rounds its total to integers and adds a discrete Gaussian, so
+      that any t′ = m − d of the m replies have a single curator's noise in their sum
+      (`fedsink.privacy.integer_gaussian`, with the proof). One record changes one summand, its
+      client samples it with probability q, and other clients sample on their own: what holds for
+      one reply with the whole noise, a Poisson-subsampled Gaussian (q, σ), holds for the sum. It
+      holds only where nobody sees less than the sum. Of a sum in which x of t′ shares are missing,
+      because their clients reveal their noise, σ·√((t′ − x)/t′) is left; of a single reply σ/√t′.
 
     Guarantees:
-        - The variances of any n shares of a cohort add up to the plan's.
+        - Any t′ shares of a cohort carry the plan's noise.
         - A cohort of one adds the whole noise.
 
     Args:
         name: one of `SHARES`.
         tolerate_dropouts: d ≥ 0, number of a cohort's shares that may be missing before the sum has
             less noise than the plan.
+        bits: b, from 16 to 60: sums are integers modulo 2^b.
+        draw: "clients": a simulation draws every client's share; "sum": it draws the noise of the
+            sum once, with the same law; "auto": the second where it can.
 
     Raises:
-        PrivacyError: If the name is unknown or d is not a whole number ≥ 0, or d > 0 under "local".
+        PrivacyError: If a value is unknown or out of range, or d > 0 under "local".
     """
 
     name: str = LOCAL
     tolerate_dropouts: int = 0
+    bits: int = 32
+    draw: str = "auto"
 
     def __post_init__(self) -> None:
         if self.name not in SHARES:
             raise PrivacyError(f"noise.share is {' or '.join(SHARES)}, not {self.name!r}.")
+        if self.draw not in DRAWS:
+            raise PrivacyError(f"noise.draw is {', '.join(DRAWS)}, not {self.draw!r}.")
+        check_bits(self.bits)
         allowed = self.tolerate_dropouts
         if isinstance(allowed, bool) or not isinstance(allowed, int) or allowed < 0:
             raise PrivacyError(
@@ -70,7 +78,7 @@ class NoiseShare:
             )
 
     def sharers(self, schedule: Schedule, client: int, clients: int) -> int:
-        """n, number of clients that the noise of the cohort of `client` is spread over."""
+        """t′, number of clients that the noise of the cohort of `client` is spread over."""
         if self.name == LOCAL:
             return 1
         return schedule.cohort(client, clients) - self.tolerate_dropouts
@@ -98,16 +106,14 @@ class NoiseShare:
         """True if any client adds less than the whole noise."""
         return any(self.sharers(schedule, k, clients) > 1 for k in range(schedule.cohorts))
 
-    def left(self, plan: PrivacyPlan, clients: int, missing: int) -> PrivacyPlan:
-        """The plan with the noise that is left in the worst cohort's sum without `missing` shares.
+    def left(self, plan: PrivacyPlan, clients: int, colluders: int) -> PrivacyPlan:
+        """The plan with the noise that is left against the server and x clients of a cohort.
 
-        Of a cohort of m, at most m − 1 can be missing: a client's own share is always there.
+        In the worst case d others have dropped out: of t′ shares t′ − x are left, in the cohort
+        where that is least. One is always left: nobody else knows a client's own noise.
         """
-        worst = min(
-            (m - min(missing, m - 1)) / (m - self.tolerate_dropouts)
-            for m in self.cohorts(plan.schedule, clients)
-        )
-        return plan.with_noise(worst)
+        shares = [m - self.tolerate_dropouts for m in self.cohorts(plan.schedule, clients)]
+        return plan.with_noise(min(max(1, t - colluders) / t for t in shares))
 
 
 LOCAL_NOISE = NoiseShare()

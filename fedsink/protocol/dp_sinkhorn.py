@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsink.privacy import domain
 from fedsink.privacy.clips import ClipOfRecords
+from fedsink.privacy.fixed_point import FixedPoint
 from fedsink.privacy.plan import CentralPlan, plan_from_dict
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.packing import Packed, pack, unpack
@@ -43,7 +44,7 @@ class GradientRequest(CentralRequest):
     """Asks one client for one use of the mechanism.
 
     Attributes:
-        round, plan, share: see `CentralRequest`.
+        round, plan, share, fixed_point: see `CentralRequest`.
         label: the class of this round's rows and records; None when the round mixes classes.
         objective: the transport problem.
         view: public linear coordinates the gradient lives in, as `View.to_dict()`.
@@ -65,6 +66,7 @@ class GradientRequest(CentralRequest):
     self_gradient: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     run: str = UNNAMED
     share: int = 1
+    fixed_point: FixedPoint | None = None
 
     def parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Returns the fields and arrays of a message with only this use."""
@@ -107,6 +109,12 @@ class GradientRequest(CentralRequest):
             )
 
 
+def _common(request: GradientRequest) -> tuple[Any, ...]:
+    """Returns the parts that all uses of one message have in common."""
+    noise = request.share, request.fixed_point
+    return request.plan, request.objective, request.view, request.run, *noise
+
+
 def _round_numbers(values: Any) -> list[int]:
     if len(values) > MOST_USES:
         raise ValueError(f"A message asks for at most {MOST_USES} uses, not {len(values)}.")
@@ -130,6 +138,7 @@ class _Uses(Packable):
     view: Annotated[dict[str, Any], table]
     run: Annotated[str, run_name]
     share: int
+    fixed_point: Annotated[FixedPoint | None, FixedPoint.from_dict]
     rows: Tensor
     row_labels: Tensor
     potentials: Tensor
@@ -142,9 +151,7 @@ class _Uses(Packable):
             raise ValueError("A message must ask for at least one use.")
         first = requests[0]
         for other in requests[1:]:
-            if (other.plan, other.objective, other.view, other.run, other.share) != (
-                first.plan, first.objective, first.view, first.run, first.share,
-            ):  # fmt: skip
+            if _common(other) != _common(first):
                 raise ValueError(
                     "The uses of one message share plan, objective, view and run, and the noise "
                     "with as many clients."
@@ -157,6 +164,7 @@ class _Uses(Packable):
             first.view,
             first.run,
             first.share,
+            first.fixed_point,
             *(
                 torch.stack([getattr(request, name).detach() for request in requests])
                 for name in _STACKED
@@ -180,7 +188,7 @@ class _Uses(Packable):
         return [
             GradientRequest(
                 number, label, self.plan, self.objective, self.view, x, row_labels, f, own,
-                self.run, self.share,
+                self.run, self.share, self.fixed_point,
             )
             for number, label, x, row_labels, f, own in zip(
                 self.rounds, self.labels, *stacked, strict=True

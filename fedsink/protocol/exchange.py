@@ -140,7 +140,8 @@ class Answers:
 
     Attributes:
         clients: numbers of the clients that answered, increasing.
-        replies: (len(clients), ...) float32.
+        replies: (len(clients), ...) float32, or int64 where noise is shared; (1, ...) where these
+            clients were answered for by one sum.
         failures: client → error code, for clients that could not answer.
     """
 
@@ -154,7 +155,8 @@ class Sum:
     """Sum of the replies to one broadcast.
 
     Attributes:
-        total: `tree_sum.TreeSum` of the replies in blocks of `BLOCK`, float64.
+        total: `tree_sum.TreeSum` of the replies in blocks of `BLOCK`, float64; int64 where it is
+            a sum of integers that is still to be decoded.
         clients: number of replies in the sum.
     """
 

@@ -24,6 +24,7 @@ from fedsink.models.critics import (
 from fedsink.privacy import CentralPlan, Stream, plan_from_dict
 from fedsink.privacy.clips import ClipOfCritics
 from fedsink.privacy.domain import Interval
+from fedsink.privacy.fixed_point import FixedPoint
 from fedsink.protocol.requests import (
     UNNAMED,
     CentralRequest,
@@ -155,7 +156,7 @@ class CriticRequest(CentralRequest):
     """Asks one client for one use of the mechanism.
 
     Attributes:
-        round, plan, share: see `CentralRequest`.
+        round, plan, share, fixed_point: see `CentralRequest`.
         critics: their architecture and training.
         view: public linear coordinates of rows and gradient, as `View.to_dict()`.
         rows: X, where the critics' gradients are asked for, (n, D).
@@ -177,6 +178,7 @@ class CriticRequest(CentralRequest):
     fake_labels: Tensor
     run: Annotated[str, run_name] = UNNAMED
     share: int = 1
+    fixed_point: Annotated[FixedPoint | None, FixedPoint.from_dict] = None
 
     @property
     def label(self) -> None:

@@ -20,7 +20,7 @@ from fedsink.errors import ProtocolVersionError
 if TYPE_CHECKING:
     from flwr.app import Array, RecordDict
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Version of the meaning of requests and replies, which each states; any change raises it."""
 
 _LONGEST_FIELDS = 1 << 18  # characters; a request's fields are some thousand

@@ -11,13 +11,14 @@ message, and is read again with the checks that its annotations name.
 ...     rows: Tensor
 >>> message = Question("ward 7", torch.zeros(2, 3)).packed()
 >>> message.fields, message.arrays["rows"].shape
-('{"protocol": 4, "run": "ward 7"}', (2, 3))
+('{"protocol": 5, "run": "ward 7"}', (2, 3))
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, get_origin, get_type_hints
@@ -26,7 +27,10 @@ import torch
 from torch import Tensor
 
 from fedsink.privacy import domain
-from fedsink.privacy.plan import CentralPlan
+from fedsink.privacy.fixed_point import FixedPoint
+from fedsink.privacy.integer_gaussian import IntegerGaussian
+from fedsink.privacy.plan import CentralPlan, PrivacyPlan
+from fedsink.privacy.randomness.noise import Stream
 from fedsink.protocol.packing import Packed, packed, unpack
 from fedsink.values import privacy_checks as checks
 
@@ -152,13 +156,15 @@ class CentralRequest(Packable):
     Attributes:
         round: the use's number in the plan, from 1.
         plan: sampler, clip, noise and their accounting; or that there are neither clip nor noise.
-        share: n ≥ 1, number of clients that one noise of the plan is spread over: the reply holds
-            N(0, (σS)²/n). 1: the reply holds all of the noise, and needs no other reply.
+        share: t′ ≥ 1, number of clients that one noise of the plan is spread over. 1: the reply
+            holds all of the noise, and needs no other reply.
+        fixed_point: of the integers that are added up where the noise is shared; else None.
     """
 
     round: int
     plan: CentralPlan
     share: int
+    fixed_point: FixedPoint | None
 
     @property
     def own_plan(self) -> CentralPlan:
@@ -174,9 +180,47 @@ class CentralRequest(Packable):
         if self.round < 1 or self.round > self.plan.rounds:
             raise ValueError(f"Round {self.round} is not in the plan's 1..{self.plan.rounds}.")
         domain.ROUNDS.check_count(self.plan.rounds)
-        checks.count("share", self.share)
+        shared = checks.count("share", self.share) > 1
+        if shared != (self.fixed_point is not None) or (shared and not self.plan.protected):
+            raise ValueError(
+                "Noise that several clients share is noise of integers: a share above 1 goes with "
+                "a plan that protects and a fixed point, and no other does."
+            )
         if self.plan.protected:
             domain.noise_scale(self.own_plan.noise_std)
+
+    def shared_noise(self, size: int) -> IntegerGaussian | None:
+        """Returns the mechanism of a reply with `size` values a use; None: no noise is shared.
+
+        Raises:
+            PrivacyError: the noise does not fit into the integers.
+        """
+        if self.fixed_point is None or not isinstance(self.plan, PrivacyPlan):
+            return None
+        return IntegerGaussian(self.plan, self.share, self.fixed_point, size)
+
+    def release(self, total: Tensor, stream: Stream) -> Tensor:
+        """Returns a client's total with its noise: float32, or int64 where the noise is shared."""
+        shared = self.shared_noise(total.numel())
+        return (self.plan if shared is None else shared).release(total, stream)
+
+    def release_each(self, totals: Tensor, streams: Sequence[Stream]) -> Tensor:
+        """Returns the totals of several clients, (k, ...), each as by `release`."""
+        shared = self.shared_noise(totals[0].numel())
+        return (self.plan if shared is None else shared).release_each(totals, streams)
+
+    def release_sum(self, total: Tensor, stream: Stream, cohort: int) -> Tensor:
+        """Returns a part of a cohort's sum, see `IntegerGaussian.release_sum`.
+
+        Args:
+            total: sum of the totals of a block of clients, (1, ...).
+            stream: of the cohort's noise.
+            cohort: number of clients whose noise the part holds; 0: another part holds it.
+        """
+        shared = self.shared_noise(total.numel())
+        if shared is None:
+            raise ValueError("Only integers are added up before they are released.")
+        return shared.release_sum(total, stream if cohort else None, cohort)
 
 
 def check_rows(rows: Tensor, labels: Tensor, classes: int) -> None:

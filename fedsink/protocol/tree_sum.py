@@ -1,6 +1,7 @@
 """A sum of clients' replies that is the same in every engine, bit for bit.
 
-Float addition is not associative, so the order must not depend on the process that adds.
+Integers of shared noise add up exactly, modulo 2^64. Float addition is not associative, so the
+order must not depend on the process that adds.
 Here the replies of a block of consecutive clients are added one after the other, and the blocks
 along the binary tree over their numbers: blocks 2i and 2i+1 first, then pairs of pairs, and so
 on. A process with the blocks lo..hi−1 adds those in whole subtrees, and the receiver of the
@@ -30,9 +31,14 @@ Floats computed or added together may differ in their last bits from those apart
 is cut only at multiples of this number, however many processes share the work.
 """
 
+POOLED_BLOCK = 128
+"""The same for clients that are answered for by one sum: large, for its cost is one of a block."""
+
 
 class TreeSum:
-    """Adds tensors of blocks of growing numbers in float64, along the tree of these numbers.
+    """Adds tensors of blocks of growing numbers along the tree of these numbers.
+
+    Floats are added in float64, integers in int64.
 
     Holds about log₂ of the number of blocks as partial sums.
 
@@ -56,12 +62,12 @@ class TreeSum:
             self._add_to_last(values)
             return
         # A copy, because sums are made in place.
-        self._append(block, values.to(torch.float64, copy=True))
+        self._append(block, _widened(values, copy=True))
 
     def add_block(self, block: int, replies: Tensor) -> bool:
-        """Adds the float32 replies of a whole block of clients, (k, ...), at once.
+        """Adds the float32 or int64 replies of a whole block of clients, (k, ...), at once.
 
-        The replies are added up in float32 first, unless that overflows: a sum of eight loses
+        Floats are added up in float32 first, unless that overflows: a sum of eight loses
         little more than a bit of a reply, and one addition in float64 replaces eight.
 
         Returns:
@@ -83,7 +89,8 @@ class TreeSum:
     def parts(self) -> list[tuple[int, Tensor]]:
         """The sums of whole subtrees, each under the number of its first block.
 
-        All are in float64, except the sum of a single block, which may still be in float32.
+        All are in float64 or int64, except the sum of a single block, which may still be in
+        float32.
         """
         self._merge(64)
         return list(self._parts)
@@ -97,7 +104,7 @@ class TreeSum:
         parts = self.parts()
         if len(parts) != 1:
             raise ValueError(f"There are {len(parts)} partial sums, not one.")
-        return parts[0][1].double()
+        return _widened(parts[0][1])
 
     def _append(self, block: int, values: Tensor) -> None:
         last = self._parts[-1][0] if self._parts else self._lo
@@ -109,7 +116,7 @@ class TreeSum:
 
     def _add_to_last(self, values: Tensor) -> None:
         block, total = self._parts.pop()
-        total = total.double()  # a block's own sum may still be in float32
+        total = _widened(total)  # a block's own sum may still be in float32
         total += values
         self._parts.append((block, total))
 
@@ -124,6 +131,10 @@ class TreeSum:
                 return
             self._parts.pop()
             self._add_to_last(values)
+
+
+def _widened(values: Tensor, *, copy: bool = False) -> Tensor:
+    return values.to(torch.float64 if values.is_floating_point() else torch.int64, copy=copy)
 
 
 def _level(left: int, right: int) -> int:

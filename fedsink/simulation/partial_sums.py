@@ -21,7 +21,7 @@ class Portion:
 
     Attributes:
         place: index of the broadcast in its exchange.
-        clients: consecutive clients of the broadcast, in whole blocks of `BLOCK`.
+        clients: consecutive clients of the broadcast, in whole blocks.
         shape: of a reply.
         lo: number of their first block within the broadcast.
         hi: number of the block behind their last one; None: they are the broadcast's last ones.
@@ -53,10 +53,15 @@ NO_REPLIES = PartialSum([], 0, {})
 """The sum of a process without a portion of a broadcast."""
 
 
-def divide(exchange: Exchange, processes: int) -> list[list[Portion]]:
+def divide(exchange: Exchange, processes: int, block: int = BLOCK) -> list[list[Portion]]:
     """The portions of each process: equal shares of all clients, in the order of the broadcasts.
 
     A process meets few broadcasts, and the same clients whenever broadcasts are divided alike.
+
+    Args:
+        exchange: to be answered.
+        processes: number of processes.
+        block: consecutive clients of a broadcast that are not divided.
     """
     everyone = len(exchange)
     portions: list[list[Portion]] = [[] for _ in range(processes)]
@@ -66,13 +71,13 @@ def divide(exchange: Exchange, processes: int) -> list[list[Portion]]:
         # Of all clients in a row, process p has the p-th of equal stretches. A block is not cut:
         # it belongs to the process in whose stretch its middle falls.
         owners = []
-        for start in range(0, len(clients), BLOCK):
-            middle = start + len(clients[start : start + BLOCK]) / 2
+        for start in range(0, len(clients), block):
+            middle = start + len(clients[start : start + block]) / 2
             owners.append(int((before + middle) * processes / everyone))
         before += len(clients)
         cuts = _cuts(owners)
         for (owner, lo), hi in zip(cuts.items(), [*list(cuts.values())[1:], None], strict=True):
-            members = clients[lo * BLOCK : None if hi is None else hi * BLOCK]
+            members = clients[lo * block : None if hi is None else hi * block]
             portions[owner].append(Portion(place, members, broadcast.shape, lo, hi))
     return portions
 

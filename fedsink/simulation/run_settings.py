@@ -12,9 +12,11 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.configuration import Configuration
 from fedsink.data.partition import scheme_from_dict
 from fedsink.errors import ConfigError
+from fedsink.privacy import LOCAL_NOISE
 from fedsink.server.running import ServerSettings
 from fedsink.simulation.engine import EngineSettings
 from fedsink.simulation.run_identity import RunIdentity
+from fedsink.strategies.strategy_settings import StrategySettings
 from fedsink.values import checks
 
 
@@ -27,7 +29,9 @@ class RunSettings:
     engine: EngineSettings
 
 
-def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentity) -> NodeSettings:
+def node_settings(
+    config: Configuration, engine: EngineSettings, run: RunIdentity, strategy: StrategySettings
+) -> NodeSettings:
     """The clients' half of a configuration.
 
     Raises:
@@ -38,6 +42,7 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
     keep = _kept(scheme["keep"])
     del scheme["seed"], scheme["keep"]
     partition = scheme_from_dict(scheme)
+    pooled = _pools(config, engine, strategy)
     unprotected, secure = config.eps == math.inf, config.noise.backend == "secure"
     if config.policy is None:
         return NodeSettings(
@@ -54,6 +59,7 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
             # Any of Flower's workers may get a client's next message.
             states_at_once=engine.name == "flower",
             unprotected=unprotected,
+            pooled=pooled,
             corruption=config.corruption,
             device=engine.client_device,
             threads=engine.threads,
@@ -94,6 +100,29 @@ def node_settings(config: Configuration, engine: EngineSettings, run: RunIdentit
             f"noise.backend={node.noise!r}: the policy decides; leave out noise=."
         )
     return replace(node, keep=keep, corruption=config.corruption)
+
+
+def _pools(config: Configuration, engine: EngineSettings, strategy: StrategySettings) -> bool:
+    """Tells whether a simulation draws the noise of a sum once; see `NoiseShare.draw`.
+
+    Raises:
+        ConfigError: noise.draw=sum where every client's reply is made.
+    """
+    share = config.noise.shared
+    if share == LOCAL_NOISE or share.draw == "clients":
+        return False
+    for fails, what, why in (
+        (not strategy.adds_up, f"clip={config.clip} and clients={config.clients}",
+         "only a clip of records, and several clients that share noise, make one sum"),
+        (engine.name == "flower", "engine=flower", "it asks every client for a reply"),
+        (config.noise.backend == "secure", "noise=secure", "its replies are stored"),
+        (config.policy is not None, f"policy={config.policy}", "its node stores its replies"),
+    ):  # fmt: skip
+        if fails and share.draw == "sum":
+            raise ConfigError(f"noise.draw=sum goes without {what}: {why}. Leave noise.draw out.")
+        if fails:
+            return False
+    return True
 
 
 def _kept(numbers: object) -> tuple[int, ...] | None:

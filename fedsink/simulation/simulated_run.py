@@ -139,7 +139,7 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
     strategy.check_address(engine.address)
     server = ServerSettings.from_config(config, strategy, engine, folder, run.server_seed)
     require_packages(server.log)
-    return RunSettings(server, node_settings(config, engine, run), engine)
+    return RunSettings(server, node_settings(config, engine, run, strategy), engine)
 
 
 def _single_runs(debug: bool) -> SingleRuns:

@@ -26,7 +26,13 @@ from fedsink.simulation.partial_sums import PartialSum, Portion, divide
 
 
 class BatchedApp(Protocol):
-    """Answers for many clients whose messages share one content."""
+    """Answers for many clients whose messages share one content.
+
+    Attributes:
+        block: consecutive clients of a content that are computed together.
+    """
+
+    block: int
 
     def handles(self, message_type: str) -> bool:
         """Messages of this type are answered at once."""
@@ -37,7 +43,7 @@ class BatchedApp(Protocol):
     ) -> Iterator[tuple[int, Answers]]:
         """Answers to several contents of one type, each with the index of its content.
 
-        Answers to one content come in increasing order of its clients, in whole blocks of `BLOCK`.
+        Answers to one content come in increasing order of its clients, in whole blocks.
         """
         ...
 
@@ -115,7 +121,7 @@ class Cohort:
         batched = self._hosted.batched
         if batched is None:
             raise ValueError("This cohort answers client by client.")
-        totals = [_Total(portion) for portion in portions]
+        totals = [_Total(portion, batched.block) for portion in portions]
         requested = [contents[portion.place] for portion in portions]
         clients = [portion.clients for portion in portions]
         for number, answers in batched.answers(message_type, requested, clients):
@@ -126,8 +132,9 @@ class Cohort:
 class _Total:
     """Adds up the answers to one portion of a broadcast."""
 
-    def __init__(self, portion: Portion) -> None:
+    def __init__(self, portion: Portion, block: int) -> None:
         self._portion = portion
+        self._block = block
         self._sum = TreeSum(portion.lo, portion.hi)
         self._counted = 0
         self._failures: dict[int, int] = {}
@@ -144,8 +151,12 @@ class _Total:
             self._add(answers)
 
     def _add(self, answers: Answers) -> None:
-        for replies in answers.replies.split(BLOCK):
-            if not self._sum.add_block(self._portion.lo + self._counted // BLOCK, replies):
+        if len(answers.replies) != len(answers.clients):  # one sum for all of them
+            self._sum.add(self._portion.lo + self._counted // self._block, answers.replies[0])
+            self._counted += len(answers.clients)
+            return
+        for replies in answers.replies.split(self._block):
+            if not self._sum.add_block(self._portion.lo + self._counted // self._block, replies):
                 self._failures |= _not_finite(answers)
                 return
             self._counted += len(replies)
@@ -203,7 +214,7 @@ class LocalGrid(SimulationGrid):
     def partial_sums(self, exchange: Exchange) -> list[list[PartialSum]]:
         """The sums of all clients' replies."""
         contents = [broadcast.content for broadcast in exchange.broadcasts]
-        [portions] = divide(exchange, 1)
+        [portions] = divide(exchange, 1, BLOCK if self._batched is None else self._batched.block)
         return [self._cohort.add_up(exchange.message_type, contents, portions)]
 
     def keep(self, round: int) -> None:

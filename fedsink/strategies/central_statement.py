@@ -6,11 +6,12 @@ these ε are by privacy loss distributions, whose bounds are tight also for litt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fedsink.configuration import noise_entries
 from fedsink.privacy import LIBRARIES, LOCAL_NOISE, NoiseShare, PrivacyPlan, UnprotectedPlan
+from fedsink.privacy.integer_gaussian import IntegerGaussian
 
 _EVERYBODY = (
     "everybody who sees the messages, the server included, and everybody who sees the generator"
@@ -38,18 +39,19 @@ _ASSUMPTIONS = {
         "its server adds replies up and looks at none."
     ),
     "collusion": (
-        "No more than tolerate_dropouts clients of a cohort tell anybody what noise they drew, or "
-        "leave it out; each client knows its own, so that against a curious client one share is "
-        "missing. missing_shares says what is left."
+        "Clients of a cohort do not tell the server what noise they drew; each knows its own, so "
+        "that against a curious client one share is missing. colluders says what is left, where "
+        "tolerate_dropouts others have dropped out as well."
     ),
     "dropout": (
         "No more than tolerate_dropouts clients of a cohort fail to answer; a share that does not "
         "arrive is missing like one that was told. In this run all clients answer, or it stops."
     ),
-    "quantisation": (
-        "Sums are of real numbers, in double precision. A real protocol adds integers modulo 2^b: "
-        "replies must be rounded and clipped to its range and noised with integers, which "
-        "costs some ε of its own (Kairouz, Liu, Steinke 2021). Float-safety is claimed for no sum."
+    "integers": (
+        "Every client divides its total by the granularity, rounds to whole numbers, and adds a "
+        "discrete Gaussian; sums are modulo 2^bits. epsilon accounts for the rounding and for the "
+        "divergence from the plan's Gaussian (fedsink/privacy/integer_gaussian.py has the proof). "
+        "A sum that does not fit into the bits costs utility and no privacy."
     ),
 }
 
@@ -118,6 +120,7 @@ def central_statement(
     accountant: str = "pld",
     share: NoiseShare = LOCAL_NOISE,
     sample: SampleOfRecords = OF_IMAGES,
+    integers: Sequence[IntegerGaussian] = (),
 ) -> dict[str, Any]:
     """Returns the content of privacy.json for the central mode.
 
@@ -128,10 +131,12 @@ def central_statement(
         accountant: of the reported ε.
         share: division of the noise among clients.
         sample: the method's words for its mechanism and sample.
+        integers: mechanisms of shared noise, one for each size of cohort; empty: nothing is shared.
     """
-    shared = share.gains(plan.schedule, clients)
+    shared = bool(integers)
+    beside = max((one.divergence for one in integers), default=0.0)
     of_client = {
-        "epsilon": plan.epsilon(accountant),
+        "epsilon": plan.epsilon(accountant) + beside,
         "rate": plan.rate,
         "sigma": plan.noise_multiplier,
         "uses_per_record": plan.uses,
@@ -156,7 +161,7 @@ def central_statement(
         "accountant": accountant,
         "accountant_library": LIBRARIES[accountant],
         **sample.entries(plan, accountant),
-        **(_shared_noise(plan, clients, share) if shared else {}),
+        **(_shared_noise(plan, clients, share, integers) if shared else {}),
         "clients": [{"client": k, **of_client} for k in range(clients)],
         **noise_entries(noise),
         "protected": (
@@ -177,30 +182,43 @@ def _not_protected(plan: PrivacyPlan, shared: bool, sample: SampleOfRecords) -> 
     )
 
 
-def _shared_noise(plan: PrivacyPlan, clients: int, share: NoiseShare) -> dict[str, Any]:
+def _shared_noise(
+    plan: PrivacyPlan, clients: int, share: NoiseShare, integers: Sequence[IntegerGaussian]
+) -> dict[str, Any]:
     """Returns the entries `epsilon_without_aggregator` and `noise_share` of privacy.json."""
     tolerated, sizes = share.tolerate_dropouts, share.cohorts(plan.schedule, clients)
-    most = sizes[-1] - 1  # of the largest cohort all except one
-    missing = sorted({x for x in (tolerated + 1, most // 2, most) if tolerated < x <= most})
-    left = {x: share.left(plan, clients, x) for x in (*missing, most)}
-    epsilons = {x: of_rest.epsilon("pld") for x, of_rest in left.items()}
+    largest, grid = integers[-1], integers[-1].fixed_point
+    most = largest.sharers - 1  # all who must answer, except one
+    colluders = sorted({min(x, most) for x in (1, -(-sizes[-1] // 10), -(-sizes[-1] // 3), most)})
+    left = {x: share.left(plan, clients, x) for x in colluders}
+    beside = max(one.divergence for one in integers)
+    epsilons = {x: of_rest.epsilon("pld") + beside for x, of_rest in left.items()}
     return {
         "epsilon_without_aggregator": epsilons[most],
         "noise_share": {
             "name": share.name,
             "tolerate_dropouts": tolerated,
             "accountant": "pld",
+            "bits": grid.bits,
+            "granularity": grid.granularity,
+            "radius": grid.radius,
+            "values": largest.size,
+            "sensitivity": grid.granularity * largest.sensitivity,
+            "epsilon": plan.epsilon("pld") + beside,
+            "epsilon_divergence": beside,
+            "wrap_probability": min(
+                1.0,
+                plan.rounds
+                * max(o.wrap_probability(m) for o, m in zip(integers, sizes, strict=True))
+                * min(clients, plan.schedule.cohorts),
+            ),
             "cohorts": [
-                {
-                    "clients": m,
-                    "sharers": m - tolerated,
-                    "noise_std": plan.with_noise(1 / (m - tolerated)).noise_std,
-                }
-                for m in sizes
+                {"clients": m, "sharers": one.sharers, "noise_std": one.std}
+                for m, one in zip(sizes, integers, strict=True)
             ],
-            "missing_shares": [
-                {"missing": x, "sigma": left[x].noise_multiplier, "epsilon": epsilons[x]}
-                for x in missing
+            "colluders": [
+                {"clients": x, "sigma": left[x].noise_multiplier, "epsilon": epsilons[x]}
+                for x in colluders
             ],
             "assumptions": _ASSUMPTIONS,
         },
@@ -272,13 +290,13 @@ def notice(
         shared = stated["noise_share"]
         sizes = " or ".join(str(cohort["clients"]) for cohort in shared["cohorts"])
         left = "".join(
-            f"ε = {missing['epsilon']:.3g} with {missing['missing']} missing; "
-            for missing in shared["missing_shares"][:-1]
+            f"ε = {left['epsilon']:.3g} against the server and {left['clients']} of them; "
+            for left in shared["colluders"][:-1]
         )
         return (
             f"noise.share={share.name}: ε = {stated['epsilon']:.3g} holds for sums of {sizes} "
-            f"replies; {left}ε = {stated['epsilon_without_aggregator']:.3g} for a reply alone"
-            f"{unamplified}."
+            f"replies ({shared['bits']} bits); {left}ε = "
+            f"{stated['epsilon_without_aggregator']:.3g} for a reply alone{unamplified}."
         )
     line = (
         f"ε = {stated['epsilon']:.4g}, δ = {stated['delta']:.3g} per {stated['unit']}{unamplified}."

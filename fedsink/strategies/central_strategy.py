@@ -6,7 +6,10 @@ A method derives its settings from `CentralSettings` and its strategy from `Cent
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -27,6 +30,8 @@ from fedsink.privacy import (
 )
 from fedsink.privacy.accounting.accountants import check_accountant
 from fedsink.privacy.clips import Clip
+from fedsink.privacy.fixed_point import FixedPoint
+from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.privacy.sampling import Schedule
 from fedsink.protocol.dp_sinkhorn import unpack_replies
 from fedsink.protocol.exchange import Broadcast, Reduction, Sum
@@ -86,7 +91,7 @@ class CentralSettings(StrategySettings):
         if isinstance(self.plan, UnprotectedPlan):
             return unprotected_statement(self.plan, self.clients)
         return central_statement(
-            self.plan, self.clients, noise, self.accountant, self.share, self.sample
+            self.plan, self.clients, noise, self.accountant, self.share, self.sample, self.integers
         )
 
     def notice(self, stated: Mapping[str, Any]) -> str | None:
@@ -107,13 +112,56 @@ class CentralSettings(StrategySettings):
         """Number of exchanges that hold the rounds of the first client."""
         return -(-self.asked(0, self.plan.rounds) // self.uses_per_message)
 
-    def sharers(self, client: int) -> int:
-        """Returns n, the number of clients over which the noise of a client's cohort is spread."""
-        return self.share.sharers(self.plan.schedule, client, self.clients)
+    @property
+    @abstractmethod
+    def use_size(self) -> int:
+        """d, number of values of one use of a reply."""
+
+    @property
+    def most_sampled(self) -> int:
+        """Public bound on the number of records in one client's total, with room."""
+        return 1
+
+    @cached_property
+    def integers(self) -> tuple[IntegerGaussian, ...]:
+        """Mechanisms of shared noise, one for each size of cohort, increasing; all of one γ.
+
+        Empty where every reply holds the whole noise.
+        """
+        plan, share = self.plan, self.share
+        if not isinstance(plan, PrivacyPlan) or not share.gains(plan.schedule, self.clients):
+            return ()
+        cohorts, spared = share.cohorts(plan.schedule, self.clients), share.tolerate_dropouts
+        largest = IntegerGaussian.finest(
+            plan,
+            cohorts,
+            size=self.use_size,
+            bits=share.bits,
+            radius=plan.clip.reach(self.most_sampled),
+            tolerate_dropouts=spared,
+        )
+        return tuple(replace(largest, sharers=m - spared) for m in cohorts)
+
+    @property
+    def adds_up(self) -> bool:
+        """True for a record clip where every client shares its noise."""
+        shared = bool(self.integers) and all(one.sharers > 1 for one in self.integers)
+        return shared and self.plan.clip.per_record
+
+    def noise_of(self, client: int) -> tuple[int, FixedPoint | None]:
+        """Returns t′ and the fixed point of a request to a client; (1, None): the whole noise."""
+        shared = self._shared(client)
+        return (1, None) if shared is None else (shared.sharers, shared.fixed_point)
 
     def noise_std(self, client: int) -> float:
-        """Returns the standard deviation of the noise in one client's reply, σS/√n."""
-        return self.plan.with_noise(1 / self.sharers(client)).noise_std
+        """Returns the standard deviation of the noise in one client's reply."""
+        shared = self._shared(client)
+        return self.plan.noise_std if shared is None else shared.std
+
+    def _shared(self, client: int) -> IntegerGaussian | None:
+        sharers = self.share.sharers(self.plan.schedule, client, self.clients)
+        found = (one for one in self.integers if sharers > 1 and one.sharers == sharers)
+        return next(found, None)
 
 
 def common_settings(config: Configuration, run: str) -> dict[str, Any]:
@@ -298,15 +346,34 @@ class CentralRounds(RoundStrategy):
             ClientError: fewer clients than the quorum sent what they were asked for.
         """
         if isinstance(replies, Reduction):
-            return _reduced(broadcasts, replies, task)
+            return self._decoded(_reduced(broadcasts, replies, task))
         shapes = {client: b.shape for b in broadcasts.values() for client in b.nodes}
 
         def read(client: int, record: RecordDict) -> Tensor:
-            return self._checked(client, record, task, shapes[client])
+            reply = self._checked(client, record, task, shapes[client])
+            shared = self.settings.noise_of(client)[1] is not None
+            if shared != (reply.dtype == torch.int64):
+                raise ClientError(
+                    f"While {task}, client {client} answered with numbers of type {reply.dtype}; "
+                    f"expected {'integers of shared noise' if shared else 'floats'}."
+                )
+            return reply
 
         received = self.answers(replies, task, expected, read)
         sums = {key: _sum(broadcast, received) for key, broadcast in broadcasts.items()}
-        return {key: part for key, part in sums.items() if part.clients}
+        return self._decoded({key: part for key, part in sums.items() if part.clients})
+
+    def _decoded(self, sums: dict[Key, Sum]) -> dict[Key, Sum]:
+        """Returns the sums in units of the totals: integers of shared noise are decoded."""
+        if not self.settings.integers:
+            return sums
+        grid = self.settings.integers[0].fixed_point
+        return {
+            key: part
+            if part.total.is_floating_point()
+            else replace(part, total=grid.decoded(part.total))
+            for key, part in sums.items()
+        }
 
     def _mean_noise(self, least: int) -> dict[str, float]:
         """Returns the metric `mean_noise_std` of a round that some client missed: σS/√m.

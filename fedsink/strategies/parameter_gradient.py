@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
+from fedsink.configuration import Configuration
 from fedsink.errors import ClientError, ConfigError
-from fedsink.models import Generator
+from fedsink.models import Generator, parameter_count
 from fedsink.models.weights import flat_weights
-from fedsink.privacy import BatchClip
+from fedsink.privacy import LOCAL_NOISE, BatchClip
+from fedsink.privacy.fixed_point import FixedPoint
 from fedsink.privacy.unprotected import UNREACHED
 from fedsink.protocol.exchange import Broadcast, Content
 from fedsink.protocol.parameter_gradient import ParameterReply, ParameterRequest, architecture_of
@@ -33,13 +35,34 @@ from fedsink.transport.clipped_sums import clipped_pullback
 
 @dataclass(frozen=True)
 class ParameterGradientSettings(DPSinkhornSettings):
-    """A DP-Sinkhorn run whose clip bound Δ and noise are in units of the weights' gradient."""
+    """A DP-Sinkhorn run whose clip bound Δ and noise are in units of the weights' gradient.
+
+    Attributes:
+        weights: P, of the generator; only shared noise has to know it.
+    """
 
     name: ClassVar[str] = "parameter_gradient"
     sample: ClassVar[SampleOfRecords] = SampleOfRecords(
         "Poisson-subsampled Gaussian on clipped gradients of the generator's weights"
     )
     leaves: ClassVar[str] = "clipped, noised gradients of the generator's weights"
+
+    weights: int = 0
+
+    @classmethod
+    def from_config(cls, config: Configuration, run: str, **more: Any) -> Self:
+        """Reads the settings; where noise is shared, counts the generator's weights."""
+        if config.noise.shared == LOCAL_NOISE:
+            return super().from_config(config, run, **more)
+        options = {**config.generator}
+        name, shape = options.pop("name"), tuple(config.data.shape)
+        weights = parameter_count(name, shape, len(config.classes), **options)
+        return super().from_config(config, run, weights=weights, **more)
+
+    @property
+    def use_size(self) -> int:
+        """P, number of the generator's weights."""
+        return self.weights
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,12 +119,14 @@ class ParameterGradient(DPSinkhorn):
 
     def _broadcast(self, labels: Labels, members: dict[int, int]) -> Broadcast:
         ((rows,), (label,)) = self._rounds, labels
-        share = self.settings.sharers(next(iter(members)))
-        request = self._parameter_request(rows, label, share)
+        noise = self.settings.noise_of(next(iter(members)))
+        request = self._parameter_request(rows, label, *noise)
         content = Content(lambda: [request], request.to_record)
         return Broadcast(content, members, (1, len(request.weights)))
 
-    def _parameter_request(self, rows: RoundRows, label: Label, share: int) -> ParameterRequest:
+    def _parameter_request(
+        self, rows: RoundRows, label: Label, share: int, fixed_point: FixedPoint | None
+    ) -> ParameterRequest:
         """Returns the request to a client, which pulls its gradient back through the generator."""
         generator, n = self.trainer.generator, self.layout.group_rows
         labels = self.layout.row_labels(rows.kinds).flatten()
@@ -116,7 +141,7 @@ class ParameterGradient(DPSinkhorn):
             zeros = gradients.new_zeros(len(others), self.view.dimension)
             gradients = torch.cat([gradients, zeros])
         return ParameterRequest(
-            self._request(rows, label, share),
+            self._request(rows, label, share, fixed_point),
             self._architecture,
             flat_weights(generator).detach().cpu(),
             z.cpu()[torch.cat([seen, rest])],

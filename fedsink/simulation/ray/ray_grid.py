@@ -21,6 +21,7 @@ from fedsink.clients.node_settings import NodeSettings
 from fedsink.errors import PrivacyError
 from fedsink.privacy import SecretKey
 from fedsink.protocol.exchange import Content, Exchange
+from fedsink.protocol.tree_sum import BLOCK
 from fedsink.simulation.grid import SimulationGrid, client_of
 from fedsink.simulation.partial_sums import NO_REPLIES, PartialSum, divide
 from fedsink.simulation.ray.actor import Question
@@ -143,7 +144,8 @@ class RayGrid(SimulationGrid):
         Raises:
             ClientError: actors died again and again, or did not answer in time.
         """
-        shares = divide(exchange, len(self.cohorts))
+        block = BLOCK if self._batched is None else self._batched.block
+        shares = divide(exchange, len(self.cohorts), block)
         contents = [broadcast.content.said for broadcast in exchange.broadcasts]
         passes = [] if self._admission is None else self._admission.admit(exchange)
         question = Question(contents, passes)

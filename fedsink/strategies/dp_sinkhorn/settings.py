@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,10 +93,11 @@ class DPSinkhornSettings(CentralSettings):
                 "needs clip=batch."
             )
         self.objective.check_plan(self.plan)
+        _ = self.integers  # bits that are too few are refused here
 
     @classmethod
-    def from_config(cls, config: Configuration, run: str) -> Self:
-        """Reads the settings of DP-Sinkhorn.
+    def from_config(cls, config: Configuration, run: str, **more: Any) -> Self:
+        """Reads the settings of DP-Sinkhorn; `more` are fields of a subclass.
 
         Raises:
             FedsinkError: a value is unknown, out of range, or belongs to the ldp mode.
@@ -125,6 +127,7 @@ class DPSinkhornSettings(CentralSettings):
             nominal_records=config.data.nominal_records / config.clients,
             uses_per_message=chosen["uses_per_message"],
             **common_settings(config, run),
+            **more,
         )
 
     def reply(self, count: int, weights: int) -> RecordDict:
@@ -135,8 +138,7 @@ class DPSinkhornSettings(CentralSettings):
     @property
     def message_seconds(self) -> float:
         """Estimate by the size of the reply, measured where many clients share a batch."""
-        values = self.layout.block_rows * view_from_dict(self.view).dimension
-        return 13e-6 + 45e-9 * values * self.uses_per_message
+        return 13e-6 + 45e-9 * self.use_size * self.uses_per_message
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
         """Refuses a client with more records than the plan's capacity counts on."""
@@ -148,11 +150,27 @@ class DPSinkhornSettings(CentralSettings):
                 "choose capacity=null, another partition, or a larger data.nominal_records."
             )
 
+    @property
+    def use_size(self) -> int:
+        """d, coordinates of a block's rows."""
+        return self.layout.block_rows * view_from_dict(self.view).dimension
+
+    @property
+    def most_sampled(self) -> int:
+        """What a client with 2N/K records samples at most, by eight standard deviations and 32.
+
+        A client that sampled more would have its total projected, which costs no privacy.
+        """
+        mean = 2.0 * self.plan.rate * self.nominal_records
+        most = min(math.ceil(2.0 * self.nominal_records), math.ceil(mean + 8 * mean**0.5 + 32))
+        return most if self.plan.capacity is None else min(most, self.plan.capacity)
+
     @cached_property
     def mean_noise_variance(self) -> float:
-        """The noise variance of a reply, (σS)²/n, averaged over the clients."""
-        shares = [1 / self.sharers(client) for client in range(self.clients)]
-        return self.plan.noise_std**2 * (sum(shares) / len(shares))
+        """The noise variance of a reply, averaged over the clients."""
+        if not self.integers:
+            return self.plan.noise_std**2
+        return sum(self.noise_std(client) ** 2 for client in range(self.clients)) / self.clients
 
     @cached_property
     def layout(self) -> Layout:
@@ -185,12 +203,11 @@ class DPSinkhornSettings(CentralSettings):
         Returns:
             {} without noise.
         """
-        blocks, rows = self.layout.blocks, self.layout.block_rows
+        blocks = self.layout.blocks
         means = rounds * blocks * blocks / self.clients
         if answers is not None:
             means = sum(1 / count for count in answers if count)
-        entries = rows * view_from_dict(self.view).dimension
-        return signal_to_noise(energy, entries * self.mean_noise_variance * means)
+        return signal_to_noise(energy, self.use_size * self.mean_noise_variance * means)
 
     @property
     def nominal_batch(self) -> float:

@@ -29,6 +29,7 @@ from fedsink.data.views import view_from_dict
 from fedsink.errors import ClientError
 from fedsink.models import Generator
 from fedsink.privacy.clips import ClipOfRecords
+from fedsink.privacy.fixed_point import FixedPoint
 from fedsink.protocol.dp_sinkhorn import GradientRequest, checked, packed_requests
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.strategies.central_strategy import CentralRounds
@@ -198,15 +199,17 @@ class DPSinkhorn(CentralRounds):
 
     def _broadcast(self, labels: Labels, members: dict[int, int]) -> Broadcast:
         """Returns the requests about `labels` for a cohort, client → node."""
-        share = self.settings.sharers(next(iter(members)))
+        noise = self.settings.noise_of(next(iter(members)))
         requests = [
-            self._request(rows, label, share)
+            self._request(rows, label, *noise)
             for rows, label in zip(self._rounds, labels, strict=True)
         ]
         content = Content(lambda: checked(requests), lambda: packed_requests(requests))
         return Broadcast(content, members, (len(requests), *self._rounds[0].shape))
 
-    def _request(self, rows: RoundRows, label: Label, share: int) -> GradientRequest:
+    def _request(
+        self, rows: RoundRows, label: Label, share: int, fixed_point: FixedPoint | None
+    ) -> GradientRequest:
         """Returns the request about `label` to a client that adds 1/`share` of the noise."""
         settings, layout, groups = self.settings, self.layout, rows.groups_of(label)
         return GradientRequest(
@@ -221,4 +224,5 @@ class DPSinkhorn(CentralRounds):
             self_gradient=rows.parts.inside[groups].flatten(0, 1),
             run=settings.run,
             share=share,
+            fixed_point=fixed_point,
         )

@@ -128,6 +128,7 @@ class GSWGANSettings(CentralSettings):
                 "asked: choose at most as many turns as clients."
             )
         self.critics.architecture(view_from_dict(self.view))  # refused here, not in a client
+        _ = self.integers  # and so are bits that are too few
 
     @classmethod
     def from_config(cls, config: Configuration, run: str) -> Self:
@@ -161,6 +162,11 @@ class GSWGANSettings(CentralSettings):
         """Returns a gradient at all rows, for the only use that a message asks for."""
         zeros = torch.zeros(self.rows, view_from_dict(self.view).dimension)
         return GradientReply(zeros).to_record()
+
+    @property
+    def use_size(self) -> int:
+        """d, coordinates of all rows."""
+        return self.rows * view_from_dict(self.view).dimension
 
     @property
     def message_seconds(self) -> float:

@@ -78,6 +78,7 @@ class GSWGAN(CentralRounds):
             )
         settings = self.settings
         nodes, needed = self._members(server_round, grid)
+        share, fixed_point = settings.noise_of(next(iter(nodes)))
 
         # Step 1. The labels are public: a client takes fakes of its records' labels by itself.
         self._points, row_labels = self._rows("train", server_round, settings.rows)
@@ -95,7 +96,8 @@ class GSWGAN(CentralRounds):
             fakes=fakes.cpu(),
             fake_labels=fake_labels,
             run=settings.run,
-            share=settings.sharers(next(iter(nodes))),
+            share=share,
+            fixed_point=fixed_point,
         )
         request.check()
         content = Content(lambda: [request], request.to_record)
