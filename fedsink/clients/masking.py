@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -13,22 +17,24 @@ from typing import Any
 import numpy as np
 
 from fedsink.errors import LedgerError
-from fedsink.privacy.files import write_once
+from fedsink.privacy.files import replace_with
 from fedsink.protocol.aggregation import KEYS, SHARES, SURVIVORS, UNMASK
 from fedsink.secagg.client import ClientSession, Rules
 from fedsink.secagg.identities import Identity, Peers
 from fedsink.secagg.parameters import Parameters
-from fedsink.secagg.refusals import AnsweredError, RosterError
+from fedsink.secagg.refusals import AnsweredError, OutOfTurnError
 
-_MASKED = "masked"
-_ORDER = (KEYS, SHARES, _MASKED, SURVIVORS, UNMASK)
+_IN_MEMORY = 8  # sessions of a simulated client: nobody asks for an older one
+_DAY = 86_400.0
 
 
 @dataclass
 class Sessions:
-    """Stores each session behind each of its trips, before the trip's answer leaves.
+    """Keeps one client's sessions.
 
-    Of two processes that answer one trip the first one's session is kept, and both answer from it.
+    Guarantees:
+        - A file is whole or does not exist, and has mode 0600.
+        - While one process holds the sessions, no other process reads or stores them.
 
     Args:
         folder: as private as the records; None: sessions are kept in memory.
@@ -37,49 +43,78 @@ class Sessions:
     folder: Path | None
     _memory: dict[str, bytes] = field(default_factory=dict)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Lets one process answer a trip at a time.
+
+        Raises:
+            LedgerError: the folder cannot be used.
+        """
+        if self.folder is None:
+            yield
+            return
+        with _explained(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            os.close(lock)
+
     def get(self, name: str) -> bytes | None:
-        """Returns the session behind its last trip; None where there is none.
+        """Returns a session; None where there is none, and b"" where it was wiped.
 
         Raises:
             LedgerError: it cannot be read.
         """
         if self.folder is None:
             return self._memory.get(name)
-        try:
-            for trip in reversed(range(len(_ORDER))):
-                if (path := self._path(name, trip)).exists():
-                    return path.read_bytes()
-        except OSError as error:
-            raise LedgerError(f"a session in {self.folder} cannot be read: {error}.") from None
-        return None
+        with _explained(self.folder):
+            path = self.folder / name
+            return path.read_bytes() if path.exists() else None
 
-    def put(self, name: str, trip: str, content: bytes) -> bytes:
-        """Stores a session behind a trip, and returns the stored one.
+    def put(self, name: str, content: bytes) -> None:
+        """Stores a session in place of its former self.
 
         Raises:
             LedgerError: it cannot be stored; the answer must not leave.
         """
         if self.folder is None:
+            self._memory.pop(name, None)
             self._memory[name] = content
-            return content
-        place = _ORDER.index(trip)
-        path = self._path(name, place)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_once(path, content)
-            if trip == UNMASK:  # the sessions before it hold secrets
-                for earlier in range(place):
-                    self._path(name, earlier).unlink(missing_ok=True)
-            return path.read_bytes()
-        except OSError as error:
-            raise LedgerError(
-                f"a session cannot be stored in {self.folder} ({error.strerror}), and nothing "
-                "leaves without that: make room or correct its permissions."
-            ) from None
+            for old in list(self._memory)[:-_IN_MEMORY]:
+                del self._memory[old]
+            return
+        with _explained(self.folder):
+            replace_with(self.folder / name, content)
 
-    def _path(self, name: str, trip: int) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{name}.{trip}"
+    def wipe(self, days: float) -> None:
+        """Empties the sessions that were not stored for `days` days.
+
+        An empty file stays: its request must not be masked a second time.
+
+        Raises:
+            LedgerError: one cannot be emptied.
+        """
+        if self.folder is None or not self.folder.is_dir():
+            return
+        with _explained(self.folder):
+            for path in self.folder.iterdir():
+                stat = path.stat()
+                if stat.st_size and time.time() - stat.st_mtime >= days * _DAY:
+                    replace_with(path, b"")
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LedgerError(
+            f"a session in {folder} cannot be read or stored ({error.strerror}), and nothing "
+            "leaves without that: make room or correct its permissions."
+        ) from None
 
 
 class Masking:
@@ -88,7 +123,7 @@ class Masking:
     Guarantees:
         - One request is masked in at most one session, whatever a server asks: two sums of one
           reply with different survivors would tell the difference.
-        - A session is on the disk before the answer that it belongs to leaves.
+        - A session is stored before the answer that it belongs to leaves.
 
     Args:
         client: its number.
@@ -115,7 +150,7 @@ class Masking:
             methods = {SHARES: session.shares, SURVIVORS: session.survivors, UNMASK: session.unmask}
             return methods[trip](content)
 
-        return self._step(trip, parameters, ask)
+        return self._step(parameters, ask, begins=trip == KEYS)
 
     def mask(
         self,
@@ -127,45 +162,42 @@ class Masking:
 
         Args:
             parameters: of the sum.
-            forwarded: the neighbours' shares.
-            vector: charges and computes the reply's integers; called once the session exists.
+            forwarded: the clients that share, and the neighbours' shares.
+            vector: charges and computes the reply's integers; called once everything that comes
+                before it has been accepted.
 
         Raises:
             AggregationError: the owner's rules, or an earlier answer, forbid it.
             LedgerError: the session cannot be read or stored.
         """
-        session = self._session(parameters, started=True)
-        if not session.has_roster:
-            raise RosterError("This client has seen no roster for this request.")
-        values = vector()
-        return self._step(
-            _MASKED, parameters, lambda session: session.masked(forwarded, values).tobytes()
-        )
+        return self._step(parameters, lambda session: session.masked(forwarded, vector))
 
     def _step(
-        self, trip: str, parameters: Parameters, ask: Callable[[ClientSession], bytes]
+        self,
+        parameters: Parameters,
+        ask: Callable[[ClientSession], bytes],
+        *,
+        begins: bool = False,
     ) -> bytes:
-        session = self._session(parameters, started=trip != KEYS)
-        answer = ask(session)
         name = _name(self._client, parameters)
-        stored = self._sessions.put(name, trip, session.to_bytes())
-        if stored == session.to_bytes():
-            return answer
-        return ask(self._opened(stored))  # another process was first
+        with self._sessions.held():
+            session = self._session(name, parameters, begins)
+            answer = ask(session)
+            self._sessions.put(name, session.to_bytes())
+        return answer
 
-    def _session(self, parameters: Parameters, *, started: bool) -> ClientSession:
-        content = self._sessions.get(_name(self._client, parameters))
+    def _session(self, name: str, parameters: Parameters, begins: bool) -> ClientSession:
+        content = self._sessions.get(name)
         if content is None:
-            if started:
-                raise RosterError("This client has sent no keys for this request.")
+            if not begins:
+                raise OutOfTurnError("This client has sent no keys for this request.")
             return ClientSession(parameters, self._client, self._identity, self._rules)
-        session = self._opened(content)
+        if not content:
+            raise AnsweredError("This request was masked so long ago that its session is wiped.")
+        session = ClientSession.from_bytes(content, self._identity, self._rules)
         if session.parameters != parameters:
             raise AnsweredError("This request was to be summed among others, or in another way.")
         return session
-
-    def _opened(self, content: bytes) -> ClientSession:
-        return ClientSession.from_bytes(content, self._identity, self._rules)
 
 
 def simulated_identity(client: int) -> Identity:

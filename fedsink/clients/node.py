@@ -120,7 +120,7 @@ class Node:
         answer.operator = operator
         digest = answer.digest(record)
         if has_trip(record):
-            return self._masked(answer, digest, *trip_of(record))
+            return self._masked(answer, digest, *trip_of(record, self.settings.clients))
         if self._policy is not None:
             answer.check_unmasked(self._policy)
         return answer.record(self.reply(answer, digest))
@@ -136,7 +136,7 @@ class Node:
         """
         self._operator(message_type, record)
         trip = message_type.removeprefix("query.")
-        return reply_with(self._masking.answer(trip, *trip_of(record)))
+        return reply_with(self._masking.answer(trip, *trip_of(record, self.settings.clients)))
 
     def _operator(self, message_type: str, record: RecordDict) -> str | None:
         """Returns the signer of a message by the policy's name; None: signatures do not count."""
@@ -328,6 +328,7 @@ class Node:
         policy = self._policy
         if policy is not None and policy.state_days is not None:
             forget(policy.states, policy.state_days)
+            Sessions(policy.sessions).wipe(policy.state_days)
 
     @property
     def _stores_replies(self) -> bool:
@@ -346,12 +347,15 @@ class Node:
         if policy is None:
             if not settings.masked:
                 raise ReleaseRefusedError("This client masks nothing.")
-            folder = None if settings.states is None else settings.states / "sessions"
-            rules = Rules(simulated_peers(settings.clients))
+            folder = None
+            if settings.states is not None and settings.states_at_once:
+                folder = settings.states / "sessions" / str(self.client)
             return Masking(
-                self.client, simulated_identity(self.client), rules,
-                Sessions(folder if settings.states_at_once else None),
-            )  # fmt: skip
+                self.client,
+                simulated_identity(self.client),
+                Rules(simulated_peers(settings.clients)),
+                Sessions(folder),
+            )
         if policy.aggregation is None:
             raise ReleaseRefusedError(
                 f"The policy {policy.path.name} has no table [aggregation]: add it to take part in "
@@ -359,10 +363,7 @@ class Node:
             )
         allowed = policy.aggregation
         identity = Identity(NodeIdentityKey.at(policy.state).private, allowed.certificate)
-        return Masking(
-            self.client, identity, Rules(allowed.trust, allowed.minimum_cohort),
-            Sessions(policy.state / "sessions"),
-        )  # fmt: skip
+        return Masking(self.client, identity, allowed, Sessions(policy.sessions))
 
     @cached_property
     def _gate(self) -> LedgerGate | PassGate | None:

@@ -12,7 +12,10 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import ReleaseRefusedError
 from fedsink.models.generators import GENERATORS
 from fedsink.privacy.unprotected import UnprotectedPlan
-from fedsink.secagg.identities import Trust
+from fedsink.secagg.client import Rules
+from fedsink.secagg.identities import NO_CERTIFICATE
+from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.refusals import CohortError
 
 if TYPE_CHECKING:
     from fedsink.privacy.plan import CentralPlan
@@ -61,18 +64,27 @@ class Allowed:
 
 
 @dataclass(frozen=True)
-class Aggregation:
+class Aggregation(Rules):
     """The `[aggregation]` table: conditions of taking part in secure aggregation.
 
     Attributes:
-        trust: decides which clients' keys count.
-        minimum_cohort: least number of clients whose replies are added up.
         certificate: of this node's key, by the consortium's authority; zeros: none.
+        tolerate_dropouts: most clients that a sum may be unmasked without; None: any number that
+            leaves `minimum_cohort`.
     """
 
-    trust: Trust
-    minimum_cohort: int
-    certificate: bytes
+    certificate: bytes = NO_CERTIFICATE
+    tolerate_dropouts: int | None = None
+
+    def check(self, parameters: Parameters) -> None:
+        """Refuses a sum that may miss more clients than the owner tolerates, or as `Rules`."""
+        super().check(parameters)
+        missing = len(parameters.clients) - parameters.least
+        if self.tolerate_dropouts is not None and missing > self.tolerate_dropouts:
+            raise CohortError(
+                f"The message would unmask a sum that misses {missing} clients, and the policy's "
+                f"[aggregation] tolerates {self.tolerate_dropouts}."
+            )
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,11 @@ class Policy:
     def states(self) -> Path:
         """Folder of the states that answers keep between messages: as private as the data."""
         return self.state / "states"
+
+    @property
+    def sessions(self) -> Path:
+        """Folder of the sessions of secure aggregation: as private as the data."""
+        return self.state / "sessions"
 
     @property
     def trusts_aggregation(self) -> bool:

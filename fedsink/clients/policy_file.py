@@ -26,6 +26,7 @@ REQUIRED: Any = object()
 """The default of a key that must be there."""
 
 MAXIMUM_ROUNDS = 100_000  # default of a policy
+LEAST_THRESHOLD = 2 / 3  # of a secret's shares: below it two sets of survivors can be unmasked
 AGGREGATION = ("refused", "untrusted", "masked", "trusted")
 WORDS = (
     *("data", "state", "noise", "budget", "allow", "operators", "keys"),
@@ -35,6 +36,7 @@ WORDS = (
     *("mechanisms", "generators", "labels", "minimum_noise_multiplier", "minimum_clip_bound"),
     *("maximum_clip_bound", "maximum_rounds", "maximum_rate", "capacity", "runs_per_day"),
     *("secure_aggregation", "aggregation", "peers", "authority", "certificate", "minimum_cohort"),
+    *("threshold", "tolerate_dropouts"),
 )
 """Every key of a policy except the limits that answers state."""
 
@@ -80,6 +82,10 @@ def _aggregation(table: TomlTable | None, folder: Path) -> Aggregation | None:
     minimum = table.whole("minimum_cohort")
     if minimum < 3:
         table.fail(f"minimum_cohort must be at least 3, not {minimum}.")
+    threshold = table.number("threshold", LEAST_THRESHOLD)
+    if not LEAST_THRESHOLD <= threshold < 1:
+        table.fail(f"threshold must be at least 2/3 and below 1, not {threshold:g}.")
+    spared = table.whole("tolerate_dropouts", None)
     peers, authority = table.text("peers", None), table.text("authority", None)
     certificate = table.text("certificate", None)
     if (peers is None) == (authority is None) or (authority is None) != (certificate is None):
@@ -98,7 +104,7 @@ def _aggregation(table: TomlTable | None, folder: Path) -> Aggregation | None:
     if len(signed) != len(NO_CERTIFICATE):
         table.fail("certificate is the text that fedsink node certify printed.")
     table.finish()
-    return Aggregation(trust, minimum, signed)
+    return Aggregation(trust, minimum, threshold, signed, spared)
 
 
 def read_peers(path: Path) -> dict[int, bytes]:

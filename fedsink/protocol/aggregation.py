@@ -1,7 +1,8 @@
 """Messages of secure aggregation between a server and nodes: five trips for one request.
 
 A trip holds the public numbers of the sum and bytes of `fedsink.secagg`. Four trips are queries;
-the third goes with the request itself, whose digest names the sum and does not change by it.
+the third goes with the request itself, whose digest names the sum and does not change by it. An
+operator's signature covers `trip_bytes` beside the request's digest.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 from typing import TYPE_CHECKING
 
 from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.refusals import AggregationError
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -46,10 +48,27 @@ def has_trip(record: RecordDict) -> bool:
     return _RECORD in record
 
 
-def trip_of(record: RecordDict) -> tuple[Parameters, bytes]:
+def trip_bytes(record: RecordDict) -> bytes:
+    """Returns all that a trip says, for signatures; empty where the message holds no trip."""
+    if not has_trip(record):
+        return b""
+    stated = record.config_records[_RECORD]
+    text, content = stated["parameters"], stated["content"]
+    if not isinstance(text, str) or not isinstance(content, bytes):
+        raise ValueError("Malformed trip.")
+    said = text.encode()
+    return len(said).to_bytes(8, "big") + said + content
+
+
+def trip_of(record: RecordDict, most: int) -> tuple[Parameters, bytes]:
     """Returns the public numbers and the forwarded bytes of a trip.
 
+    Args:
+        record: content of the message.
+        most: number of clients that there are: a sum names no more.
+
     Raises:
+        AggregationError: such numbers protect nobody.
         ValueError: the message holds no trip.
     """
     try:
@@ -57,7 +76,12 @@ def trip_of(record: RecordDict) -> tuple[Parameters, bytes]:
         text, content = stated["parameters"], stated["content"]
         if not isinstance(text, str) or len(text) > _LONGEST or not isinstance(content, bytes):
             raise ValueError
-        return Parameters.from_dict(json.loads(text)), content
+        values = json.loads(text)
+        if len(values["clients"]) > most:
+            raise ValueError
+        return Parameters.from_dict(values), content
+    except AggregationError:
+        raise
     except Exception as error:  # a hostile record makes parsers raise whatever they like
         raise ValueError(f"Malformed trip: {type(error).__name__}.") from error
 

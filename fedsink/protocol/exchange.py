@@ -7,7 +7,7 @@ answer for many clients at once may return a `Reduction` instead of the replies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
@@ -132,6 +132,19 @@ class Exchange(Sequence["Message"]):
             )
             for _, node, place in self._addressed
         ]
+
+
+class Asked(list["Message"]):
+    """Messages whose replies are all wanted one by one.
+
+    Args:
+        messages: at most one to each node.
+        needed: number of answers that is enough once waiting for the others has ended.
+    """
+
+    def __init__(self, messages: Iterable[Message], needed: int) -> None:
+        super().__init__(messages)
+        self.needed = needed
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,7 @@ from fedsink.errors import (
     UnknownOperatorError,
     UnsignedRequestError,
 )
-from fedsink.secagg.refusals import (
-    AnsweredError,
-    RosterError,
-    SecretSharesError,
-    SurvivorsError,
-)
+from fedsink.secagg.refusals import REFUSALS
 
 log = logging.getLogger("fedsink.clients")
 
@@ -34,10 +29,6 @@ UNKNOWN_OPERATOR = 1013
 BAD_SIGNATURE = 1014
 TOO_MANY_RUNS = 1015
 RUN_TAKEN = 1016
-ROSTER_REFUSED = 1017
-SHARES_REFUSED = 1018
-SURVIVORS_REFUSED = 1019
-SUMMED_ALREADY = 1020
 
 MEANING = {
     REFUSED: "refused the request",
@@ -50,11 +41,8 @@ MEANING = {
     BAD_SIGNATURE: "was sent another request than the one that was signed for it",
     TOO_MANY_RUNS: "admits no new run today, by its owner's limit",
     RUN_TAKEN: "knows this run's name for another plan, privacy unit or version of its data",
-    ROSTER_REFUSED: "refuses to add up with these clients, by its owner's rules or their keys",
-    SHARES_REFUSED: "was sent shares that its peers did not encrypt for it",
-    SURVIVORS_REFUSED: "refuses to unmask a sum of these clients",
-    SUMMED_ALREADY: "has answered this step of the sum for other content",
     UNUSABLE: "answered with something else than finite values of the shape asked for",
+    **{refusal.code: refusal.meaning for refusal in REFUSALS},
 }
 
 
@@ -65,10 +53,7 @@ _REFUSALS: dict[type[Exception], int] = {
     BadSignatureError: BAD_SIGNATURE,
     DailyLimitError: TOO_MANY_RUNS,
     RunTakenError: RUN_TAKEN,
-    RosterError: ROSTER_REFUSED,
-    SecretSharesError: SHARES_REFUSED,
-    SurvivorsError: SURVIVORS_REFUSED,
-    AnsweredError: SUMMED_ALREADY,
+    **{refusal: refusal.code for refusal in REFUSALS},
 }
 """Refusals that say nothing of the data, and that the server can do something about."""
 

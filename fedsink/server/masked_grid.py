@@ -15,6 +15,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsink.flower_internals import ForwardingGrid
+from fedsink.privacy import Stream
 from fedsink.protocol.aggregation import (
     KEYS,
     SHARES,
@@ -23,7 +24,15 @@ from fedsink.protocol.aggregation import (
     content_of,
     put_trip,
 )
-from fedsink.protocol.exchange import Broadcast, Exchange, Keeper, Reduction, Roster, Sum
+from fedsink.protocol.exchange import (
+    Asked,
+    Broadcast,
+    Exchange,
+    Keeper,
+    Reduction,
+    Roster,
+    Sum,
+)
 from fedsink.protocol.failure_codes import MEANING
 from fedsink.protocol.packing import digest, pack
 from fedsink.secagg.parameters import Parameters
@@ -36,14 +45,20 @@ Dropping = Callable[[str, str, int], bool]
 """Tells whether a simulated client disappears, given message, trip and client."""
 
 
-class Asked(list[Message]):
-    """Messages of one trip.
+def simulated_dropouts(probability: float, key: bytes) -> Dropping | None:
+    """Returns the clients that disappear in a simulation; None: none does.
 
-    Attributes:
-        needed: number of answers that is enough once waiting for the others has ended.
+    Args:
+        probability: that a client disappears at one trip.
+        key: of the choice.
     """
+    if not probability:
+        return None
 
-    needed: int = 0
+    def drops(message: str, trip: str, client: int) -> bool:
+        return bool(Stream(key, "dropouts", message, trip, client).uniform(1).item() < probability)
+
+    return drops
 
 
 class MaskedGrid(ForwardingGrid):
@@ -77,11 +92,16 @@ class MaskedGrid(ForwardingGrid):
             for broadcast in messages.broadcasts
         ]
         trips = _Trips(self._grid, messages, timeout, self._drops)
-        trips.ask(f"query.{KEYS}", cohorts, _Cohort.keys, _Cohort.take_keys)
-        trips.ask(f"query.{SHARES}", cohorts, _Cohort.shares, _Cohort.take_shares)
-        trips.ask(messages.message_type, cohorts, _Cohort.masked, _Cohort.take_masked)
-        trips.ask(f"query.{SURVIVORS}", cohorts, _Cohort.survivors, _Cohort.take_signature)
-        trips.ask(f"query.{UNMASK}", cohorts, _Cohort.unmask, _Cohort.take_unmask)
+        for trip, (kind, ask, take) in enumerate(
+            (
+                (f"query.{KEYS}", _Cohort.keys, _Cohort.take_keys),
+                (f"query.{SHARES}", _Cohort.shares, _Cohort.take_shares),
+                (messages.message_type, _Cohort.masked, _Cohort.take_masked),
+                (f"query.{SURVIVORS}", _Cohort.survivors, _Cohort.take_signature),
+                (f"query.{UNMASK}", _Cohort.unmask, _Cohort.take_unmask),
+            )
+        ):
+            trips.ask(trip, kind, cohorts, ask, take)
         sums = [cohort.sum() for cohort in cohorts]
         absent = [client for cohort in cohorts for client in cohort.absent]
         return Reduction(
@@ -107,11 +127,12 @@ class _Cohort:
             clients=tuple(broadcast.nodes),
             bits=broadcast.fixed_point.bits,
             length=int(np.prod(broadcast.shape)),
-            minimum=max(2, broadcast.sharers),
+            minimum=min(max(2, broadcast.sharers), len(broadcast.nodes)),
         )
         self.session = ServerSession(self.parameters)
         self.void: VoidMessageError | None = None
         self.absent: list[int] = list(broadcast.nodes)
+        self._base = pack({}, {})
 
     def keys(self) -> Mapping[int, RecordDict]:
         return dict.fromkeys(self.parameters.clients, self._query())
@@ -136,10 +157,7 @@ class _Cohort:
         }
 
     def take_masked(self, client: int, content: bytes) -> bool:
-        kind = self.parameters.dtype
-        if len(content) % kind.itemsize:
-            return False
-        return self.session.take_masked(client, np.frombuffer(content, kind))
+        return self.session.take_masked(client, content)
 
     def survivors(self) -> Mapping[int, RecordDict]:
         survivors = self.session.survivors()
@@ -167,7 +185,7 @@ class _Cohort:
         return Sum(torch.from_numpy(integers).reshape(self.broadcast.shape), len(survivors))
 
     def _query(self, content: bytes = b"") -> RecordDict:
-        return put_trip(pack({}, {}), self.parameters, content)
+        return put_trip(RecordDict(dict(self._base)), self.parameters, content)
 
 
 class _Trips:
@@ -182,13 +200,14 @@ class _Trips:
 
     def ask(
         self,
+        trip: int,
         message_type: str,
         cohorts: Sequence[_Cohort],
         contents: Callable[[_Cohort], Mapping[int, RecordDict]],
         take: Callable[[_Cohort, int, bytes], bool],
     ) -> None:
         """Sends one message to each client that is left, and takes the answers."""
-        asked, needed = Asked(), 0
+        asked, needed = [], 0
         receivers: dict[int, tuple[_Cohort, int]] = {}  # node → cohort, client
         for cohort in cohorts:
             if cohort.void is not None:
@@ -198,7 +217,7 @@ class _Trips:
             except VoidMessageError as error:
                 cohort.void = error
                 continue
-            needed += min(cohort.parameters.minimum, len(records))
+            needed += cohort.session.needed(trip)
             for client, record in records.items():
                 if self._dropped(message_type, cohort, client):
                     continue
@@ -209,8 +228,11 @@ class _Trips:
                         record, dst_node_id=node, message_type=message_type, group_id=self._group
                     )
                 )
-        asked.needed = needed
-        for reply in self._grid.send_and_receive(asked, timeout=self._timeout) if asked else ():
+        for reply in (
+            self._grid.send_and_receive(Asked(asked, needed), timeout=self._timeout)
+            if asked
+            else ()
+        ):
             cohort, client = receivers[reply.metadata.src_node_id]
             if reply.has_error():
                 code = reply.error.code

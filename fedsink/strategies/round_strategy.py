@@ -35,7 +35,7 @@ class RoundStrategy(Strategy):
         rounds: T.
         clients: K.
         rounds_per_message: U, rounds in one exchange of messages.
-        quorum: number of the clients asked that must answer, as in `Quorum`.
+        quorum: number of the clients asked that must answer; None: all.
 
     Attributes:
         Settings: of the method; the registry builds a strategy from (settings, generator, key).
@@ -51,12 +51,12 @@ class RoundStrategy(Strategy):
         rounds: int,
         clients: int,
         rounds_per_message: int = 1,
-        quorum: float | None = None,
+        quorum: Quorum | None = None,
     ) -> None:
         self.rounds = rounds
         self.clients = clients
         self.rounds_per_message = rounds_per_message
-        self.quorum = Quorum(quorum)
+        self.quorum = quorum or Quorum()
         self.round = 0
         self.absent: list[int] = []
         self.missed: dict[int, int] = {}
