@@ -22,7 +22,8 @@ class NoiseSettings:
 
     Attributes:
         backend: "fast", or "secure" for float-safe noise from the operating system's randomness.
-        share, tolerate_dropouts, bits, draw: of the `NoiseShare`.
+        share, tolerate_dropouts, bits, draw, masked: of the `NoiseShare`.
+        dropouts: probability that a simulated client disappears at a trip of secure aggregation.
     """
 
     backend: str
@@ -30,9 +31,14 @@ class NoiseSettings:
     tolerate_dropouts: int
     bits: int
     draw: str
+    masked: bool = False
+    dropouts: float = 0.0
 
     def __post_init__(self) -> None:
         checks.choice("noise.backend", self.backend, "fast", "secure")
+        checks.flag("noise.masked", self.masked)
+        if not 0.0 <= checks.number("noise.dropouts", self.dropouts) < 1.0:
+            raise ConfigError(f"noise.dropouts must be below 1, not {self.dropouts}.")
 
     @property
     def shared(self) -> NoiseShare:
@@ -41,7 +47,7 @@ class NoiseSettings:
         Raises:
             PrivacyError: an unknown name, or a number out of range.
         """
-        return NoiseShare(self.share, self.tolerate_dropouts, self.bits, self.draw)
+        return NoiseShare(self.share, self.tolerate_dropouts, self.bits, self.draw, self.masked)
 
 
 _NOISE = {

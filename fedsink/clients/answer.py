@@ -16,6 +16,7 @@ from fedsink.data.spec import DataSpec
 from fedsink.privacy.randomness.keys import Key
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.protocol.packing import Packed, digest
+from fedsink.secagg.parameters import Parameters
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -126,6 +127,18 @@ class Answer(ABC):
 
     def check_turn(self, client: int, clients: int) -> None:  # noqa: B027
         """Raises ReleaseRefusedError where the plan's schedule does not ask this client."""
+
+    def check_unmasked(self, policy: Policy) -> None:  # noqa: B027
+        """Raises PolicyRefusedError where the owner wants the reply only in a masked sum."""
+
+    def check_sum(self, parameters: Parameters, digest: bytes) -> None:
+        """Refuses a sum of replies; raises ValueError.
+
+        Args:
+            parameters: of the sum.
+            digest: SHA-256 of the request.
+        """
+        raise ValueError(f"Replies to train.{self.name} are not added up under masks.")
 
     @abstractmethod
     def check_data(self, data: DataSpec) -> None:

@@ -14,6 +14,7 @@ from fedsink.clients.node import Node, open_node
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
 from fedsink.errors import ConfigError, ReleaseRefusedError
+from fedsink.protocol.aggregation import TRIPS
 from fedsink.protocol.charge_statement import asked_run, give_statement
 from fedsink.protocol.failure_codes import failure_code
 from fedsink.protocol.node_identity import give, identity_record, shown_receipts
@@ -25,7 +26,8 @@ Handler = Callable[[Node, str, RecordDict], RecordDict]
 def client_app(settings: NodeSettings) -> ClientApp:
     """A `ClientApp` that answers for the virtual client named by `partition-id`.
 
-    It answers `query.identity` (which client is this?) and every type of `ANSWERS`.
+    It answers `query.identity` (which client is this?), the queries of secure aggregation, and
+    every type of `ANSWERS`.
 
     Guarantees:
         An error's text never leaves the client: the server learns only a code.
@@ -77,6 +79,8 @@ def _answering(settings_of: Callable[[Context], NodeSettings]) -> ClientApp:
         return handle
 
     app.query("identity")(answer(_identity))
+    for trip in TRIPS:
+        app.query(trip)(answer(Node.aggregate))
     for name in ANSWERS:
         app.train(name)(answer(Node.answer))
     return app

@@ -16,6 +16,7 @@ from fedsink.data.views import view_from_dict
 from fedsink.errors import ReleaseRefusedError
 from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.privacy.plan import PrivacyPlan
+from fedsink.secagg.parameters import Parameters
 
 
 class CentralAnswer(Answer):
@@ -35,6 +36,7 @@ class CentralAnswer(Answer):
     """
 
     limits: ClassVar[Mapping[str, int | None]] = {"maximum_images": None}
+    values: int
 
     def __init__(self, uses: Sequence[Any], images: int, size: int) -> None:
         if not uses:
@@ -73,6 +75,29 @@ class CentralAnswer(Answer):
                     f"The request spreads the noise over {use.share} clients, and those that are "
                     f"asked the same as client {client} are {cohort}."
                 )
+
+    def check_unmasked(self, policy: Policy) -> None:
+        """Refuses a share of the noise outside a masked sum, where the owner wants masks."""
+        if self.uses[0].share > 1:
+            policy.check_unmasked(self.uses[0].share)
+
+    def check_sum(self, parameters: Parameters, digest: bytes) -> None:
+        """Refuses a sum that is not of this request's replies, or that may hold too little noise.
+
+        The sum of fewer replies than share the noise would hold less than the plan's.
+        """
+        first = self.uses[0]
+        if (parameters.run, parameters.message) != (self.run, digest.hex()):
+            raise ValueError("The sum is named after another request.")
+        if first.fixed_point is None:
+            raise ValueError("The request asks for no integers, and masks hide nothing else.")
+        if (parameters.bits, parameters.length) != (first.fixed_point.bits, self.values):
+            raise ValueError("The sum has other numbers than the request's replies.")
+        if parameters.minimum < first.share:
+            raise ValueError(
+                f"A sum of {parameters.minimum} replies would be unmasked, and {first.share} share "
+                "the plan's noise."
+            )
 
     def check_data(self, data: DataSpec) -> None:
         """Refuses uses that do not belong together, or views of other records than the data's."""

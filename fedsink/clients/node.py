@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from fedsink.clients.gate import (
 )
 from fedsink.clients.ledger.charge import Charge
 from fedsink.clients.ledger.ledger import Ledger
+from fedsink.clients.masking import Masking, Sessions, simulated_identity, simulated_peers
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy import Policy
 from fedsink.clients.policy_file import read_policy
@@ -45,10 +47,14 @@ from fedsink.errors import (
     ReleaseRefusedError,
     RolledBackError,
 )
+from fedsink.protocol.aggregation import has_trip, reply_with, trip_of
 from fedsink.protocol.charge_statement import ChargeStatement
 from fedsink.protocol.identity_key import NodeIdentityKey
 from fedsink.protocol.node_identity import Given
 from fedsink.protocol.signatures import signer
+from fedsink.secagg.client import Rules
+from fedsink.secagg.identities import Identity
+from fedsink.secagg.parameters import Parameters
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -109,12 +115,46 @@ class Node:
             LedgerError: ledger or reply store cannot be used.
             ValueError: the message is malformed, or is not for the node's data.
         """
-        operator = None
-        if self._policy is not None and self._policy.operators:
-            operator = signer(record, message_type, self._receipts.name, self._policy.operators)
+        operator = self._operator(message_type, record)
         answer = find_answer(message_type, self._policy).read(record, self._policy)
         answer.operator = operator
-        return answer.record(self.reply(answer, answer.digest(record)))
+        digest = answer.digest(record)
+        if has_trip(record):
+            return self._masked(answer, digest, *trip_of(record, self.settings.clients))
+        if self._policy is not None:
+            answer.check_unmasked(self._policy)
+        return answer.record(self.reply(answer, digest))
+
+    def aggregate(self, message_type: str, record: RecordDict) -> RecordDict:
+        """Returns the answer to a query of secure aggregation; see `fedsink.clients.masking`.
+
+        Raises:
+            ReleaseRefusedError: the owner's rules, or an earlier answer, forbid it, or no operator
+                of the policy has signed it.
+            LedgerError: the session cannot be read or stored.
+            ValueError: the message is malformed.
+        """
+        self._operator(message_type, record)
+        trip = message_type.removeprefix("query.")
+        return reply_with(self._masking.answer(trip, *trip_of(record, self.settings.clients)))
+
+    def _operator(self, message_type: str, record: RecordDict) -> str | None:
+        """Returns the signer of a message by the policy's name; None: signatures do not count."""
+        if self._policy is None or not self._policy.operators:
+            return None
+        return signer(record, message_type, self._receipts.name, self._policy.operators)
+
+    def _masked(
+        self, answer: Answer, digest: bytes, parameters: Parameters, forwarded: bytes
+    ) -> RecordDict:
+        """Returns the masked reply to a request; charges it once the roster is accepted."""
+        answer.check_sum(parameters, digest)
+
+        def integers() -> np.ndarray:
+            reply = self.reply(answer, digest)
+            return torch.stack([reply[name] for name in answer.parts]).flatten().numpy()
+
+        return reply_with(self._masking.mask(parameters, forwarded, integers))
 
     def reply(self, answer: Answer, digest: bytes) -> Mapping[str, Tensor]:
         """Returns the tensors of a reply; raises like `answer`.
@@ -288,6 +328,7 @@ class Node:
         policy = self._policy
         if policy is not None and policy.state_days is not None:
             forget(policy.states, policy.state_days)
+            Sessions(policy.sessions).wipe(policy.state_days)
 
     @property
     def _stores_replies(self) -> bool:
@@ -298,6 +339,31 @@ class Node:
         noise.
         """
         return self._policy is not None or not self._key.repeatable
+
+    @cached_property
+    def _masking(self) -> Masking:
+        """Sessions of secure aggregation."""
+        policy, settings = self._policy, self.settings
+        if policy is None:
+            if not settings.masked:
+                raise ReleaseRefusedError("This client masks nothing.")
+            folder = None
+            if settings.states is not None and settings.states_at_once:
+                folder = settings.states / "sessions" / str(self.client)
+            return Masking(
+                self.client,
+                simulated_identity(self.client),
+                Rules(simulated_peers(settings.clients)),
+                Sessions(folder),
+            )
+        if policy.aggregation is None:
+            raise ReleaseRefusedError(
+                f"The policy {policy.path.name} has no table [aggregation]: add it to take part in "
+                "secure aggregation."
+            )
+        allowed = policy.aggregation
+        identity = Identity(NodeIdentityKey.at(policy.state).private, allowed.certificate)
+        return Masking(self.client, identity, allowed, Sessions(policy.sessions))
 
     @cached_property
     def _gate(self) -> LedgerGate | PassGate | None:

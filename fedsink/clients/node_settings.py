@@ -43,6 +43,8 @@ class NodeSettings:
             run that continues; None: keeps none. Under a policy it is the policy's.
         states_at_once: write states after every message, because any process may get the client's
             next one; else when the server makes a checkpoint.
+        masked: a simulated client answers the trips of secure aggregation; under a policy its
+            table [aggregation] decides.
         policy: the owner's policy file; None in a simulation that needs none.
         unprotected: answer plans without clip and noise: only in simulations of public data, and
             never under a policy.
@@ -74,6 +76,7 @@ class NodeSettings:
     ledger: Path | None = None
     states: Path | None = None
     states_at_once: bool = False
+    masked: bool = False
     policy: Path | None = None
     unprotected: bool = False
     pooled: bool = False

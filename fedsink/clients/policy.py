@@ -12,6 +12,10 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import ReleaseRefusedError
 from fedsink.models.generators import GENERATORS
 from fedsink.privacy.unprotected import UnprotectedPlan
+from fedsink.secagg.client import Rules
+from fedsink.secagg.identities import NO_CERTIFICATE
+from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.refusals import CohortError
 
 if TYPE_CHECKING:
     from fedsink.privacy.plan import CentralPlan
@@ -39,9 +43,10 @@ class Allowed:
         capacity: a plan must fix its batch capacity.
         runs_per_day: number of new runs admitted in a day; None: any number.
         secure_aggregation: rule for replies with a share of the noise. "refused": never.
-            "untrusted": allowed, judged and charged by only the noise of this reply. "trusted":
-            allowed, judged and charged by the noise of the sum, because the owner vouches that
-            nobody sees anything less.
+            "untrusted": allowed, judged and charged by only the noise of this reply. "masked":
+            allowed only in a sum under masks (`Aggregation`), judged and charged by the noise of
+            the sum. "trusted": the same without masks, because the owner vouches that nobody sees
+            anything less.
     """
 
     mechanisms: tuple[str, ...]
@@ -59,6 +64,30 @@ class Allowed:
 
 
 @dataclass(frozen=True)
+class Aggregation(Rules):
+    """The `[aggregation]` table: conditions of taking part in secure aggregation.
+
+    Attributes:
+        certificate: of this node's key, by the consortium's authority; zeros: none.
+        tolerate_dropouts: most clients that a sum may be unmasked without; None: any number that
+            leaves `minimum_cohort`.
+    """
+
+    certificate: bytes = NO_CERTIFICATE
+    tolerate_dropouts: int | None = None
+
+    def check(self, parameters: Parameters) -> None:
+        """Refuses a sum that may miss more clients than the owner tolerates, or as `Rules`."""
+        super().check(parameters)
+        missing = len(parameters.clients) - parameters.least
+        if self.tolerate_dropouts is not None and missing > self.tolerate_dropouts:
+            raise CohortError(
+                f"The message would unmask a sum that misses {missing} clients, and the policy's "
+                f"[aggregation] tolerates {self.tolerate_dropouts}."
+            )
+
+
+@dataclass(frozen=True)
 class Policy:
     """Limits in the owner's file; the ledger enforces its ε ceilings.
 
@@ -69,7 +98,7 @@ class Policy:
           rate, rounds, and images and weights a message are at most the file's.
         - A plan for comparison with published work is refused, whatever the file says.
         - A share of the noise is refused unless the file allows it, and counts as the whole
-          noise only where the file says that the aggregation is trusted.
+          noise only under masks, or where the file says that the aggregation is trusted.
         - A request is refused before any record is read.
         - Where the file names operators, no part of a request is parsed before an operator's
           signature is verified for this node.
@@ -87,6 +116,7 @@ class Policy:
         allowed: all other limits.
         operators: public keys of the operators whose requests are answered, by name; empty:
             requests need no signature.
+        aggregation: conditions of secure aggregation; None: no part is taken in it.
     """
 
     path: Path
@@ -99,6 +129,7 @@ class Policy:
     budgets: Mapping[str, Budget]
     allowed: Allowed
     operators: Mapping[str, bytes]
+    aggregation: Aggregation | None = None
 
     @property
     def ledger(self) -> Path:
@@ -116,9 +147,14 @@ class Policy:
         return self.state / "states"
 
     @property
+    def sessions(self) -> Path:
+        """Folder of the sessions of secure aggregation: as private as the data."""
+        return self.state / "sessions"
+
+    @property
     def trusts_aggregation(self) -> bool:
         """True if a share of the noise is charged as the noise of the sum it is part of."""
-        return self.allowed.secure_aggregation == "trusted"
+        return self.allowed.secure_aggregation in ("masked", "trusted")
 
     def check_mechanism(self, name: str) -> None:
         """Refuses a mechanism that the file does not name.
@@ -154,6 +190,14 @@ class Policy:
             )
         self._check_plan(plan if self.trusts_aggregation else plan.with_noise(1 / share))
         self.check_labels(None if label is None else {label})
+
+    def check_unmasked(self, share: int) -> None:
+        """Refuses a reply with a share of the noise that no mask hides, where masks are wanted."""
+        if self.allowed.secure_aggregation == "masked":
+            self._refuse(
+                "allow.secure_aggregation",
+                f"the message asks for noise that {share} clients share, and for no masks",
+            )
 
     def _check_plan(self, plan: CentralPlan) -> None:
         allowed = self.allowed

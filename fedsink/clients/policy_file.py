@@ -14,18 +14,20 @@ from typing import Any, NoReturn
 from fedsink.clients.answer import Answer
 from fedsink.clients.answers import ANSWERS, answers_by_word, find_answer
 from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.policy import Allowed, Policy
+from fedsink.clients.policy import Aggregation, Allowed, Policy
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, PrivacyError
 from fedsink.models import GENERATORS
 from fedsink.privacy.adjacency import ADD_REMOVE, ADJACENCIES
 from fedsink.protocol.signatures import read_key
+from fedsink.secagg.identities import NO_CERTIFICATE, Authority, Peers, Trust
 
 REQUIRED: Any = object()
 """The default of a key that must be there."""
 
 MAXIMUM_ROUNDS = 100_000  # default of a policy
-AGGREGATION = ("refused", "untrusted", "trusted")
+LEAST_THRESHOLD = 2 / 3  # of a secret's shares: below it two sets of survivors can be unmasked
+AGGREGATION = ("refused", "untrusted", "masked", "trusted")
 WORDS = (
     *("data", "state", "noise", "budget", "allow", "operators", "keys"),
     *("lineage", "on_change", "root", "name", "shape", "classes", "nominal_records", "download"),
@@ -33,7 +35,8 @@ WORDS = (
     *("epsilon", "delta", "admission", "order", "rounds_per_reservation", *ADJACENCIES),
     *("mechanisms", "generators", "labels", "minimum_noise_multiplier", "minimum_clip_bound"),
     *("maximum_clip_bound", "maximum_rounds", "maximum_rate", "capacity", "runs_per_day"),
-    "secure_aggregation",
+    *("secure_aggregation", "aggregation", "peers", "authority", "certificate", "minimum_cohort"),
+    *("threshold", "tolerate_dropouts"),
 )
 """Every key of a policy except the limits that answers state."""
 
@@ -62,11 +65,67 @@ def read_policy(path: Path) -> Policy:
     budgets = _budgets(whole.table("budget"))
     allowed = _allowed(whole.table("allow"), spec, budgets)
     operators = _operators(whole.optional_table("operators"))
+    aggregation = _aggregation(whole.optional_table("aggregation"), path.parent)
+    if allowed.secure_aggregation == "masked" and aggregation is None:
+        whole.fail("allow.secure_aggregation = 'masked' needs a table [aggregation].")
     for table in (data, state, noise, whole):
         table.finish()
     return Policy(
-        path, lineage, spec, on_change, folder, days, backend, budgets, allowed, operators
-    )
+        path, lineage, spec, on_change, folder, days, backend, budgets, allowed, operators,
+        aggregation,
+    )  # fmt: skip
+
+
+def _aggregation(table: TomlTable | None, folder: Path) -> Aggregation | None:
+    if table is None:
+        return None
+    minimum = table.whole("minimum_cohort")
+    if minimum < 3:
+        table.fail(f"minimum_cohort must be at least 3, not {minimum}.")
+    threshold = table.number("threshold", LEAST_THRESHOLD)
+    if not LEAST_THRESHOLD <= threshold < 1:
+        table.fail(f"threshold must be at least 2/3 and below 1, not {threshold:g}.")
+    spared = table.whole("tolerate_dropouts", None)
+    peers, authority = table.text("peers", None), table.text("authority", None)
+    certificate = table.text("certificate", None)
+    if (peers is None) == (authority is None) or (authority is None) != (certificate is None):
+        table.fail("give peers, or authority with the certificate of this node's key.")
+    trust: Trust
+    try:
+        if peers is not None:
+            trust = Peers(read_peers(folder / Path(peers).expanduser()))
+        else:
+            trust = Authority(read_key(authority))
+        signed = NO_CERTIFICATE if certificate is None else bytes.fromhex(certificate)
+    except ConfigError as error:
+        table.fail(str(error))
+    except ValueError:
+        signed = b""
+    if len(signed) != len(NO_CERTIFICATE):
+        table.fail("certificate is the text that fedsink node certify printed.")
+    table.finish()
+    return Aggregation(trust, minimum, threshold, signed, spared)
+
+
+def read_peers(path: Path) -> dict[int, bytes]:
+    """Reads the public keys of a consortium's nodes: a TOML file with a line `NUMBER = KEY` each.
+
+    Raises:
+        ConfigError: it cannot be read, holds something else, or one key twice.
+    """
+    try:
+        with path.open("rb") as file:
+            values = tomllib.load(file)
+        keys = {int(number): read_key(str(key)) for number, key in values.items()}
+    except OSError as error:
+        raise ConfigError(f"The peers {path} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(
+            f"{path} holds no peers, a line '0 = \"ed25519:…\"' for each client: {error}"
+        ) from None
+    if len(set(keys.values())) != len(keys):
+        raise ConfigError(f"{path} names one key for two clients.")
+    return keys
 
 
 def _operators(table: TomlTable | None) -> dict[str, bytes]:

@@ -82,7 +82,8 @@ _ENTROPIC = _is("strategy.loss", "matched", "debiased")
 
 CONDITIONS = (
     Condition(("noise.bits",), (_SHARED,)),
-    Condition(("noise.draw",), (_SHARED, _SIMULATED)),
+    Condition(("noise.draw", "noise.masked"), (_SHARED, _SIMULATED)),
+    Condition(("noise.dropouts",), (_is("noise.masked", True), _SIMULATED)),
     Condition(("map", "mechanism.label_eps", "shuffler_delta"), (_LDP,)),
     Condition(("view", "rate", "clip"), (_CENTRAL,)),
     Condition(("mechanism.label_eps",), _LABELS),

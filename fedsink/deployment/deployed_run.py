@@ -32,7 +32,6 @@ from fedsink.server.checksums import note_sums
 from fedsink.server.folder import RunFolder, store_config, stored_config
 from fedsink.server.running import ServerEngine, ServerSettings, build_generator, run_server
 from fedsink.strategies.methods import settings_of
-from fedsink.strategies.strategy_settings import Quorum
 from fedsink.values import Config, checks, strictly
 
 COMMAND = "fedsink deploy"
@@ -264,7 +263,7 @@ def _train(
 ) -> None:
     folder.failed.unlink(missing_ok=True)
     clients = settings.strategy.clients
-    needed = Quorum(settings.strategy.quorum).of(clients)
+    needed = settings.strategy.enough.of(clients)
     home = server_home()
     signing = SigningGrid(grid, home / "receipts.json", operator_key(home / KEY_FILE))
     try:

@@ -1,4 +1,4 @@
-"""New files that appear whole, belong only to their owner, and replace nothing."""
+"""Files that appear whole and belong only to their owner."""
 
 from __future__ import annotations
 
@@ -42,6 +42,32 @@ def write_once(path: Path, content: bytes, *, durable: bool = True) -> bool:
     finally:
         os.close(folder)
     return new
+
+
+def replace_with(path: Path, content: bytes) -> None:
+    """Writes a file of mode 0600 to the disk, in place of one of this name.
+
+    Guarantees:
+        At any moment the whole old file or the whole new one exists.
+
+    Raises:
+        OSError: it cannot be written; the old file stays.
+    """
+    handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _new_file(folder: Path) -> tuple[IO[bytes], str]:

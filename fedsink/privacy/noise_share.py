@@ -50,6 +50,7 @@ class NoiseShare:
         bits: b, from 16 to 60: sums are integers modulo 2^b.
         draw: "clients": a simulation draws every client's share; "sum": it draws the noise of the
             sum once, with the same law; "auto": the second where it can.
+        masked: replies are added up under masks (`fedsink.secagg`).
 
     Raises:
         PrivacyError: If a value is unknown or out of range, or d > 0 under "local".
@@ -59,6 +60,7 @@ class NoiseShare:
     tolerate_dropouts: int = 0
     bits: int = 32
     draw: str = "auto"
+    masked: bool = False
 
     def __post_init__(self) -> None:
         if self.name not in SHARES:
@@ -75,6 +77,16 @@ class NoiseShare:
             raise PrivacyError(
                 f"noise.tolerate_dropouts={allowed} belongs to noise.share={SECURE_AGGREGATION}: "
                 "with local noise no reply needs another."
+            )
+        if self.masked and self.name == LOCAL:
+            raise PrivacyError(
+                f"noise.masked=true belongs to noise.share={SECURE_AGGREGATION}: masks hide "
+                "replies with a share of the noise."
+            )
+        if self.masked and self.draw == "sum":
+            raise PrivacyError(
+                "noise.draw=sum makes no client's reply, and masks hide replies: leave noise.draw "
+                "out, or noise.masked=true."
             )
 
     def sharers(self, schedule: Schedule, client: int, clients: int) -> int:

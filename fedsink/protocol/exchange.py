@@ -7,7 +7,7 @@ answer for many clients at once may return a `Reduction` instead of the replies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
@@ -18,6 +18,8 @@ from fedsink.protocol.packing import Packed
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
+
+    from fedsink.privacy.fixed_point import FixedPoint
 
 
 class Content:
@@ -66,11 +68,15 @@ class Broadcast:
         content: of the message to each client.
         nodes: client number → node id, in increasing order of clients.
         shape: of the finite values that each reply holds, all uses of the message included.
+        sharers: t′, number of replies whose noise adds up to the plan's.
+        fixed_point: of replies that are integers; None: they are floats.
     """
 
     content: Content
     nodes: Mapping[int, int]
     shape: tuple[int, ...]
+    sharers: int = 1
+    fixed_point: FixedPoint | None = None
 
 
 class Exchange(Sequence["Message"]):
@@ -128,6 +134,19 @@ class Exchange(Sequence["Message"]):
         ]
 
 
+class Asked(list["Message"]):
+    """Messages whose replies are all wanted one by one.
+
+    Args:
+        messages: at most one to each node.
+        needed: number of answers that is enough once waiting for the others has ended.
+    """
+
+    def __init__(self, messages: Iterable[Message], needed: int) -> None:
+        super().__init__(messages)
+        self.needed = needed
+
+
 @dataclass(frozen=True)
 class Answers:
     """Replies of several clients to one broadcast.
@@ -165,10 +184,14 @@ class Reduction:
     Attributes:
         sums: one per broadcast, in the broadcasts' order; None where nobody answered.
         failures: client → error code.
+        absent: clients whose replies are not in the sums, of cohorts that do without them.
+        void: why a cohort has no sum, for each that has none.
     """
 
     sums: Sequence[Sum | None]
     failures: Mapping[int, int]
+    absent: Sequence[int] = ()
+    void: Sequence[str] = ()
 
     def __iter__(self) -> Iterator[Message]:
         raise TypeError("These replies were added up: read their sums.")

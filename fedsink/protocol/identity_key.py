@@ -34,7 +34,7 @@ class NodeIdentityKey:
     FILE_NAME = "identity.pem"
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
-        self._private = private
+        self.private = private
 
     @classmethod
     def at(cls, folder: Path) -> Self:
@@ -57,7 +57,7 @@ class NodeIdentityKey:
     @property
     def public(self) -> bytes:
         """The public half, 32 bytes."""
-        return self._private.public_key().public_bytes_raw()
+        return self.private.public_key().public_bytes_raw()
 
     @property
     def shown(self) -> str:
@@ -66,7 +66,7 @@ class NodeIdentityKey:
 
     def sign(self, purpose: str, content: bytes) -> bytes:
         """Returns a signature of `content`, 64 bytes, for one purpose; see `is_signed`."""
-        return self._private.sign(_covered(purpose, content))
+        return self.private.sign(_covered(purpose, content))
 
 
 def is_signed(public: bytes, purpose: str, content: bytes, signature: bytes) -> bool:

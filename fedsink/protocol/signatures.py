@@ -1,7 +1,7 @@
 """Signs requests of a named operator for one node, and verifies the signatures.
 
 A signature (ed25519) covers everything that a request says (its type, run, rounds, plan and rows,
-by `records.digest`) and the name of the node that it is for.
+by `records.digest`; its trip of secure aggregation) and the name of the node that it is for.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fedsink.errors import (
     UnknownOperatorError,
     UnsignedRequestError,
 )
+from fedsink.protocol.aggregation import trip_bytes
 from fedsink.protocol.packing import digest
 from fedsink.secagg.identities import is_weak
 
@@ -117,7 +118,7 @@ def read_key(text: str) -> bytes:
 def _covered(record: RecordDict, message_type: str, node: str) -> bytes:
     """Returns the bytes that are signed; raises ValueError for a record that is no request."""
     try:
-        content = digest(message_type, record)
+        content = digest(message_type, record) + trip_bytes(record)
     except Exception as error:  # a hostile record makes readers raise whatever they like
         raise ValueError(f"Malformed message: {type(error).__name__}.") from error
     return b"\0".join([b"fedsink request", node.encode(), content])

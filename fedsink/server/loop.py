@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 from fedsink.errors import CheckpointError, ClientError, FedsinkError
 from fedsink.models import sample
 from fedsink.models import save as save_generator
-from fedsink.protocol.exchange import Keeper
+from fedsink.protocol.exchange import Keeper, Reduction
 from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.reporting.loggers import Observer
 from fedsink.reporting.progress import Progress
@@ -36,6 +36,7 @@ from fedsink.values import checks
 
 _COLUMNS = 10
 _POINTS = 1000
+_MOST_VOID = 5  # messages of secure aggregation in a row
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ def train(
     started = time.monotonic() - elapsed
     saved = time.monotonic()
     parts = settings.pictures + 1
+    voids: list[list[str]] = []  # of the last messages in a row
     pictured = {strategy.rounds * part // parts for part in range(1, parts)}
 
     def save() -> None:
@@ -137,7 +139,13 @@ def train(
                     checkpoint.save_uploads(folder.checkpoint, strategy.uploads())
                     picture()
                 replies = grid.send_and_receive(messages, timeout=timeout) if messages else []
-                _, metrics = strategy.aggregate_train(number, replies)
+                if lost := void_sums(replies):
+                    voids.append(lost)
+                    metrics = strategy.skip(number)
+                    _refuse_standstill(voids)
+                else:
+                    voids.clear()
+                    _, metrics = strategy.aggregate_train(number, replies)
             except ClientError:
                 # A simulation's clients remember this failed round already.
                 if before > 0 and not isinstance(grid, Keeper):
@@ -147,6 +155,7 @@ def train(
                 "round": strategy.round,
                 **dict(metrics or {}),
                 **({"absent": strategy.absent} if strategy.absent else {}),
+                **({"void": voids[-1]} if voids else {}),
                 "epsilon": _finite(epsilon := strategy.epsilon_bound()),
                 "seconds": round(time.monotonic() - started, 4),
             }
@@ -155,7 +164,8 @@ def train(
             unfinished = strategy.round < strategy.rounds
             name = "ε ≤" if unfinished and epsilon > 0.0 and not math.isinf(epsilon) else "ε"
             shown = "∞" if math.isinf(epsilon) else epsilon
-            columns = {"loss": line["loss"], name: shown, **_signal(line)}
+            loss = {"loss": line["loss"]} if "loss" in line else {"step": "none, see void"}
+            columns = {**loss, name: shown, **_signal(line)}
             progress.update(strategy.round, **columns)
             if unfinished and any(before < round <= strategy.round for round in pictured):
                 picture()
@@ -181,6 +191,23 @@ def train(
     note_sums(folder.path)
     folder.write(folder.metrics, result)
     return result
+
+
+def void_sums(replies: object) -> list[str]:
+    """Returns why an exchange has no sum at all; empty where it has one."""
+    if not isinstance(replies, Reduction) or any(part is not None for part in replies.sums):
+        return []
+    return list(replies.void)
+
+
+def _refuse_standstill(voids: Sequence[Sequence[str]]) -> None:
+    """Raises ClientError where too many messages in a row were void: each costs its charge."""
+    if len(voids) >= _MOST_VOID:
+        raise ClientError(
+            f"The last {len(voids)} messages were void, and each was charged: {voids[-1][0]} "
+            "Start the clients that are missing, or lower the number that is needed "
+            "(noise.tolerate_dropouts)."
+        )
 
 
 def _participation(strategy: RoundStrategy) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from fedsink.models import Generator, build
 from fedsink.reporting.loggers import Observer, logger_names, loggers
 from fedsink.server.folder import RunFolder
 from fedsink.server.loop import InterruptedRunError, LoopSettings, train
+from fedsink.server.masked_grid import MaskedGrid, simulated_dropouts
 from fedsink.server.recorded import RecordedRun
 from fedsink.strategies.methods import strategy_of
 from fedsink.strategies.round_strategy import RoundStrategy
@@ -73,6 +74,7 @@ class ServerSettings:
         engine: the server's device, threads and timeout.
         command: continues this run if it is stopped; None: a simulation's command.
         log: names of the loggers that follow the run.
+        dropouts: probability that a simulated client disappears at a trip of secure aggregation.
     """
 
     folder: Path
@@ -86,6 +88,7 @@ class ServerSettings:
     engine: ServerEngine = field(default_factory=lambda: ServerEngine("local"))
     command: str | None = None
     log: tuple[str, ...] = ()
+    dropouts: float = 0.0
 
     @classmethod
     def from_config(
@@ -115,6 +118,7 @@ class ServerSettings:
             engine=engine,
             command=command,
             log=logger_names(config.log),
+            dropouts=config.noise.dropouts,
         )
 
     @property
@@ -150,6 +154,8 @@ def run_server(grid: Grid, settings: ServerSettings) -> None:
     """Trains one generator into `settings.folder`."""
     torch.set_num_threads(settings.engine.threads)
     strategy = build_strategy(settings)
+    if (run := settings.strategy.masked_run) is not None:
+        grid = MaskedGrid(grid, run, simulated_dropouts(settings.dropouts, settings.server_key))
     with observed(settings) as observer:
         train(
             grid,

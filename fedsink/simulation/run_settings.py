@@ -60,6 +60,7 @@ def node_settings(
             states_at_once=engine.name == "flower",
             unprotected=unprotected,
             pooled=pooled,
+            masked=config.noise.shared.masked,
             corruption=config.corruption,
             device=engine.client_device,
             threads=engine.threads,
@@ -109,7 +110,7 @@ def _pools(config: Configuration, engine: EngineSettings, strategy: StrategySett
         ConfigError: noise.draw=sum where every client's reply is made.
     """
     share = config.noise.shared
-    if share == LOCAL_NOISE or share.draw == "clients":
+    if share == LOCAL_NOISE or share.draw == "clients" or share.masked:
         return False
     for fails, what, why in (
         (not strategy.adds_up, f"clip={config.clip} and clients={config.clients}",

@@ -36,6 +36,7 @@ from fedsink.privacy.sampling import Schedule
 from fedsink.protocol.dp_sinkhorn import unpack_replies
 from fedsink.protocol.exchange import Broadcast, Reduction, Sum
 from fedsink.protocol.tree_sum import BLOCK, TreeSum
+from fedsink.secagg.graph import two_thirds
 from fedsink.strategies.central_statement import (
     SampleOfRecords,
     central_statement,
@@ -43,7 +44,7 @@ from fedsink.strategies.central_statement import (
     unprotected_statement,
 )
 from fedsink.strategies.round_strategy import RoundStrategy, failure
-from fedsink.strategies.strategy_settings import StrategySettings, check_quorum
+from fedsink.strategies.strategy_settings import Quorum, StrategySettings, check_quorum
 from fedsink.strategies.trainer import OptimizerSettings, Trainer
 from fedsink.values import checks, given, strictly
 
@@ -70,6 +71,7 @@ class CentralSettings(StrategySettings):
     accountant: str
     share: NoiseShare
     quorum: float | None
+    run: str
 
     def __post_init__(self) -> None:
         check_accountant(self.accountant)
@@ -85,6 +87,30 @@ class CentralSettings(StrategySettings):
                 f"noise.share={self.share.name} leaves too little noise in a sum that a client is "
                 f"missing from: leave strategy.quorum={self.quorum} out."
             )
+        if self.share.masked:
+            self._check_masks()
+
+    def _check_masks(self) -> None:
+        """Refuses cohorts whose sums could not be unmasked, or with one client's reply in them."""
+        spared = self.share.tolerate_dropouts
+        for cohort in self.share.cohorts(self.plan.schedule, self.clients):
+            least = max(2, two_thirds(cohort))
+            if cohort - spared < least:
+                raise ConfigError(
+                    f"noise.masked=true adds up cohorts in which at least {least} of {cohort} "
+                    f"clients answer, and {cohort} − {spared} are fewer: choose more clients, "
+                    "strategy.schedule=joint, or a lower noise.tolerate_dropouts."
+                )
+
+    @property
+    def enough(self) -> Quorum:
+        """Number of the clients asked that must answer; under masks some may be missing."""
+        return Quorum(self.quorum, self.share.tolerate_dropouts if self.share.masked else 0)
+
+    @property
+    def masked_run(self) -> str | None:
+        """Name of the run whose replies are added up under masks; None: no masks."""
+        return self.run if self.share.masked else None
 
     def statement(self, noise: str) -> dict[str, Any]:
         """Returns the content of privacy.json."""
@@ -288,7 +314,7 @@ class CentralRounds(RoundStrategy):
         self, settings: CentralSettings, trainer: Trainer, key: bytes, rounds_per_message: int = 1
     ) -> None:
         super().__init__(
-            settings.plan.rounds, settings.clients, rounds_per_message, settings.quorum
+            settings.plan.rounds, settings.clients, rounds_per_message, settings.enough
         )
         self.settings, self.trainer = settings, trainer
         self._key = key
@@ -346,7 +372,10 @@ class CentralRounds(RoundStrategy):
             ClientError: fewer clients than the quorum sent what they were asked for.
         """
         if isinstance(replies, Reduction):
-            return self._decoded(_reduced(broadcasts, replies, task))
+            sums = self._decoded(_reduced(broadcasts, replies, task))
+            present = {client for b in broadcasts.values() for client in b.nodes}
+            self.note_absent(sorted({*expected} - present | {*replies.absent}))
+            return sums
         shapes = {client: b.shape for b in broadcasts.values() for client in b.nodes}
 
         def read(client: int, record: RecordDict) -> Tensor:
@@ -426,9 +455,12 @@ def _reduced(
 ) -> dict[Key, Sum]:
     for client, code in sorted(reduction.failures.items()):
         raise failure(code, task, f"client {client}")
-    sums = {}
+    sums, absent = {}, set(reduction.absent)
     for (key, broadcast), part in zip(broadcasts.items(), reduction.sums, strict=True):
-        if part is None or part.clients != len(broadcast.nodes):
+        present = broadcast.nodes.keys() - absent
+        if part is None and not present:
+            continue
+        if part is None or part.clients != len(present) or part.clients < broadcast.sharers:
             raise ClientError(f"While {task}, not every client's answer was added up.")
         sums[key] = part
     return sums

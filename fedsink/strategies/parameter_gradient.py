@@ -122,7 +122,7 @@ class ParameterGradient(DPSinkhorn):
         noise = self.settings.noise_of(next(iter(members)))
         request = self._parameter_request(rows, label, *noise)
         content = Content(lambda: [request], request.to_record)
-        return Broadcast(content, members, (1, len(request.weights)))
+        return Broadcast(content, members, (1, len(request.weights)), *noise)
 
     def _parameter_request(
         self, rows: RoundRows, label: Label, share: int, fixed_point: FixedPoint | None

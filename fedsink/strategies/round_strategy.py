@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -35,7 +35,7 @@ class RoundStrategy(Strategy):
         rounds: T.
         clients: K.
         rounds_per_message: U, rounds in one exchange of messages.
-        quorum: number of the clients asked that must answer, as in `Quorum`.
+        quorum: number of the clients asked that must answer; None: all.
 
     Attributes:
         Settings: of the method; the registry builds a strategy from (settings, generator, key).
@@ -51,12 +51,12 @@ class RoundStrategy(Strategy):
         rounds: int,
         clients: int,
         rounds_per_message: int = 1,
-        quorum: float | None = None,
+        quorum: Quorum | None = None,
     ) -> None:
         self.rounds = rounds
         self.clients = clients
         self.rounds_per_message = rounds_per_message
-        self.quorum = Quorum(quorum)
+        self.quorum = quorum or Quorum()
         self.round = 0
         self.absent: list[int] = []
         self.missed: dict[int, int] = {}
@@ -146,9 +146,26 @@ class RoundStrategy(Strategy):
                 f"(client {self.absent[0]} first); continue from the checkpoint with resume=, or "
                 "raise engine.timeout."
             )
+        self.note_absent(self.absent)
+        return dict(sorted(contents.items()))
+
+    def skip(self, number: int) -> MetricRecord:
+        """Counts the rounds of a message that has no sum of replies, and takes no step.
+
+        The clients have charged it, so that its rounds are not asked for again.
+
+        Args:
+            number: of the message, from 1.
+        """
+        self.note_absent(list(self._nodes))
+        self.round = min(self.rounds_per_message * number, self.rounds)
+        return MetricRecord()
+
+    def note_absent(self, clients: Sequence[int]) -> None:
+        """Counts clients whose answers are not part of this exchange."""
+        self.absent = sorted(clients)
         for client in self.absent:
             self.missed[client] = self.missed.get(client, 0) + 1
-        return dict(sorted(contents.items()))
 
     @property
     @abstractmethod

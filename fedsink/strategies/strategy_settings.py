@@ -28,12 +28,14 @@ class Quorum:
     Args:
         value: a whole number of at least 1, a share in (0, 1] of those that are asked, or None for
             all of them.
+        spare: where the value is None, number of clients that may be missing.
 
     Raises:
         ConfigError: the value is something else.
     """
 
     value: float | None = None
+    spare: int = 0
 
     def __post_init__(self) -> None:
         value = self.value
@@ -48,7 +50,7 @@ class Quorum:
     def of(self, clients: int) -> int:
         """Returns the number of answers that are enough where so many clients are asked."""
         if self.value is None:
-            return clients
+            return max(1, clients - self.spare)
         if isinstance(self.value, int):
             return min(self.value, clients)
         return math.ceil(self.value * clients - 1e-9)  # 0.56 · 25 is 14.000000000000002
@@ -137,6 +139,16 @@ class StrategySettings(ABC):
         Args:
             stated: what `statement` or `stated` returned.
         """
+        return None
+
+    @property
+    def enough(self) -> Quorum:
+        """Number of the clients asked that must answer."""
+        return Quorum(self.quorum)
+
+    @property
+    def masked_run(self) -> str | None:
+        """Name of the run whose replies are added up under masks; None: no masks."""
         return None
 
     def reply(self, count: int, weights: int) -> RecordDict | None:

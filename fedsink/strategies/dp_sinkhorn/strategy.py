@@ -205,7 +205,7 @@ class DPSinkhorn(CentralRounds):
             for rows, label in zip(self._rounds, labels, strict=True)
         ]
         content = Content(lambda: checked(requests), lambda: packed_requests(requests))
-        return Broadcast(content, members, (len(requests), *self._rounds[0].shape))
+        return Broadcast(content, members, (len(requests), *self._rounds[0].shape), *noise)
 
     def _request(
         self, rows: RoundRows, label: Label, share: int, fixed_point: FixedPoint | None

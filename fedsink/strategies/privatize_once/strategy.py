@@ -47,7 +47,7 @@ class PrivatizeOnce(RoundStrategy):
     Settings = PrivatizeOnceSettings
 
     def __init__(self, settings: PrivatizeOnceSettings, generator: Generator, key: bytes) -> None:
-        super().__init__(settings.rounds, settings.clients, quorum=settings.quorum)
+        super().__init__(settings.rounds, settings.clients, quorum=settings.enough)
         self.settings = settings
         self.trainer = Trainer(generator, settings.optimizer, settings.rounds)
         self._key = key
