@@ -18,8 +18,8 @@ Hub lists), its limits, a picture, how to sample from it, and the command that r
 holds no path, key or count of the partition.
 
   out      FOLDER, which must not exist: the card with generator.safetensors, generator.json,
-           privacy.json and samples.png, ready for `hf upload OWNER/NAME FOLDER`. FILE.md: the card
-           alone, with samples.png beside it. Left out: README.md in the run folder
+           privacy.json and samples.png, ready for `hf upload OWNER/NAME FOLDER`. FILE.md: only
+           the card, with samples.png next to it. Left out: README.md in the run folder
   license  of the generator, by its name on the Hub, such as cc-by-4.0
 
 Publish no other file of a run folder than those that out=FOLDER copies: config.yaml names places of

@@ -79,9 +79,6 @@ def write_report(path: Path) -> Path:
         - The page uses no network and no script.
         - Figures that real data gave are marked as not private.
 
-    Args:
-        path: the run folder.
-
     Returns:
         The path of the page.
 

@@ -97,13 +97,7 @@ class Observers(Observer):
 
 
 class Logger(Observer, ABC):
-    """An observer that `log=` names.
-
-    Args:
-        folder: the run folder.
-        config: the configuration.
-        privacy: the content of privacy.json.
-    """
+    """An observer that `log=` names."""
 
     package: ClassVar[str | None] = None
     """The package that the logger imports, from the extra of the logger's name; None: none."""

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedsink.clients.app import client_app
-from fedsink.clients.node import close_nodes, deal
+from fedsink.clients.node import close_nodes
 from fedsink.clients.node_settings import NodeSettings
+from fedsink.clients.shard import deal
 from fedsink.configuration import Configuration
 from fedsink.data.partition import manifest
 from fedsink.data.sources import load, notes

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedsink.clients.node import records_of
 from fedsink.clients.node_settings import NodeSettings
+from fedsink.clients.shard import records_of
 from fedsink.data.sources import load
 from fedsink.errors import ConfigError
 from fedsink.evaluation.networks import limit_threads, train_cnn
