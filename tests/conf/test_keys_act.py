@@ -236,7 +236,8 @@ class Cells:
         self._typed, self._folder, self._count = typed, folder, 0
         self._config = composed(self.base)
         self.values = acting_values(self._config, self.base)
-        self._before = self._played(self.values)
+        folder_before = self._played(self.values)
+        self._before = _files(folder_before), _drawn(folder_before)
 
     def keys(self, group: str = "") -> Iterator[tuple[str, object]]:
         """The keys and another value of each; None where no other is known."""
@@ -266,72 +267,75 @@ class Cells:
         for key, value in changes.items():
             if value is None:
                 yield key, "has no other value"
-            elif (refusal := self._refusal(key, value)) is None:
-                yield key, self._outcome(key, value)
-            elif key in CHOSEN or key.startswith("recipe."):
-                yield key, self._checked(key, value, refusal)
+                continue
+            try:
+                config = self._composed(key, value)
+                plain: Any = OmegaConf.to_container(config, resolve=True)
+                acting.refuse_idle(config, plain, [*self.base, *typed(key, value)])
+            except ConfigError as refusal:
+                idle[key] = f"refused: {refusal}"
+            except (FedsinkError, OmegaConfBaseException, HydraException) as error:
+                yield key, self._named(error, key, value)
             else:
-                idle[key] = refusal
-        together = {key: changes[key] for key in idle}
-        as_before = not idle or self._acts(self._changed(together)) is False
+                yield key, self._outcome(plain, key, value)
+        alone = [key for key in idle if key in CHOSEN]  # a group's keys do not fit another choice
+        together = {key: changes[key] for key in idle if key not in alone}
+        together = {key: value for key, value in together.items() if not key.startswith("recipe.")}
+        if together and self._acts(self._changed(together)) is not False:
+            alone += together
         for key, refusal in idle.items():
-            alone = changes[key]
-            yield key, f"refused: {refusal}" if as_before else self._checked(key, alone, refusal)
+            wrongly = key in alone and self._acts(self._composed(key, changes[key]))
+            yield key, f"wrongly {refusal}" if wrongly else refusal
 
-    def _refusal(self, key: str, value: object) -> str | None:
-        """The words by which a key is refused because it changes nothing."""
-        config = self._composed(key, value)
-        try:
-            plain = OmegaConf.to_container(config, resolve=True)
-            acting.refuse_idle(config, plain, [*self.base, *typed(key, value)])
-        except ConfigError as error:
-            return str(error)
-        except (FedsinkError, OmegaConfBaseException, HydraException):
-            pass  # the run meets it as well
-        return None
-
-    def _checked(self, key: str, value: object, refusal: str) -> str:
-        """The outcome of a refused key, which must change nothing; a recipe's acts by others."""
-        if key.startswith("recipe.") or not self._acts(self._composed(key, value)):
-            return f"refused: {refusal}"
-        return f"wrongly refused: {refusal}"
-
-    def _acts(self, config: DictConfig) -> bool | None:
-        """True if a run is another one than before; None if it is refused."""
-        plain: Any = OmegaConf.to_container(config, resolve=True)
-        try:
-            return self._played(plain) != self._before
-        except FedsinkError:
-            return None
-
-    def _outcome(self, key: str, value: object) -> str:
+    def _outcome(self, plain: Mapping[str, Any], key: str, value: object) -> str:
         """Outcome of the run of a key that is not refused as idle."""
         if key.startswith("recipe."):
             return "acts"  # through the keys that refer to it, tested as such
         try:
-            plain: Any = OmegaConf.to_container(self._composed(key, value), resolve=True)
-            if self._played(plain) != self._before:
+            if self._differs(plain):
                 return "acts"
-            return (
-                "refused: said" if f"{key}={value} changes nothing here" in self._said else "silent"
-            )
         except (FedsinkError, OmegaConfBaseException, HydraException) as error:
-            text = str(error) if isinstance(error, FedsinkError) else one_sentence(error)
-            group, _, last = key.rpartition(".")
-            words = (last, f"{group}=", *([str(value)] if key in CHOSEN else []))
-            named = any(word in text for word in words)
-            return f"refused: {text}" if named else f"refused without its name: {text}"
+            return self._named(error, key, value)
+        said = f"{key}={value} changes nothing here" in self._said
+        return "refused: said" if said else "silent"
 
-    def _played(self, values: Mapping[str, Any]) -> tuple[object, ...]:
-        """Weights, drawn pictures, the guarantee and the deal of a run."""
+    def _named(self, error: Exception, key: str, value: object) -> str:
+        text = str(error) if isinstance(error, FedsinkError) else one_sentence(error)
+        group, _, last = key.rpartition(".")
+        words = (last, f"{group}=", *([str(value)] if key in CHOSEN else []))
+        named = any(word in text for word in words)
+        return f"refused: {text}" if named else f"refused without its name: {text}"
+
+    def _acts(self, config: DictConfig) -> bool | None:
+        """True if a run differs from the one before any change; None if it is refused."""
+        plain: Any = OmegaConf.to_container(config, resolve=True)
+        try:
+            return self._differs(plain)
+        except FedsinkError:
+            return None
+
+    def _differs(self, values: Mapping[str, Any]) -> bool:
+        """Tells whether weights, guarantee, deal or drawn pictures are others than before."""
+        folder = self._played(values)
+        return _files(folder) != self._before[0] or _drawn(folder) != self._before[1]
+
+    def _played(self, values: Mapping[str, Any]) -> Path:
         self._count += 1
         with redirect_stderr(StringIO()) as said:
             folder = start(dict(values), self._folder / str(self._count))
         self._said = said.getvalue()
         close_nodes()
-        names = ("generator.safetensors", "privacy.json", "partition.json")
-        drawn = open_run(str(folder)).draw(8, 0)[0].tolist()
-        return drawn, *(re.sub(REPEATED, b"", (folder / name).read_bytes()) for name in names)
+        return folder
+
+
+def _files(folder: Path) -> list[bytes]:
+    names = ("generator.safetensors", "privacy.json", "partition.json")
+    return [re.sub(REPEATED, b"", (folder / name).read_bytes()) for name in names]
+
+
+def _drawn(folder: Path) -> list[Any]:
+    pictures: list[Any] = open_run(str(folder)).draw(8, 0)[0].tolist()
+    return pictures
 
 
 PAIRS = [
