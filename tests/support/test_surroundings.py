@@ -62,8 +62,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LEFT_BEHIND = ("runs", "site", "dist", "build", "multirun")
 """Folders that commands leave in a checkout: `make docs`, `make release`, `fedsink simulate`."""
 FILES = (
-    "test_layout.py", "docs/test_map.py", "commands/test_cli.py", "conf/test_loading.py",
-    "server/test_folder.py", "clients/test_dp_sinkhorn.py",
+    "test_layout.py", "test_claims.py", "docs/test_map.py", "commands/test_cli.py",
+    "conf/test_loading.py", "server/test_folder.py", "clients/test_dp_sinkhorn.py",
 )  # fmt: skip
 
 
