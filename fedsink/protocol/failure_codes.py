@@ -14,7 +14,19 @@ from fedsink.errors import (
     UnknownOperatorError,
     UnsignedRequestError,
 )
-from fedsink.secagg.refusals import REFUSALS
+from fedsink.secagg.refusals import (
+    AnsweredError,
+    CohortError,
+    MalformedTripError,
+    OutOfTurnError,
+    RosterError,
+    SecretSharesError,
+    SurvivorsError,
+    UnsignedSurvivorsError,
+    UntrustedPeerError,
+    WeakKeyError,
+    WeakThresholdError,
+)
 
 log = logging.getLogger("fedsink.clients")
 
@@ -29,6 +41,17 @@ UNKNOWN_OPERATOR = 1013
 BAD_SIGNATURE = 1014
 TOO_MANY_RUNS = 1015
 RUN_TAKEN = 1016
+ROSTER_REFUSED = 1017
+SHARES_REFUSED = 1018
+SURVIVORS_REFUSED = 1019
+SUMMED_ALREADY = 1020
+UNTRUSTED_PEER = 1021
+SMALL_COHORT = 1022
+WEAK_THRESHOLD = 1023
+WEAK_KEY = 1024
+UNSIGNED_SURVIVORS = 1025
+OUT_OF_TURN = 1026
+MALFORMED_TRIP = 1027
 
 MEANING = {
     REFUSED: "refused the request",
@@ -41,8 +64,18 @@ MEANING = {
     BAD_SIGNATURE: "was sent another request than the one that was signed for it",
     TOO_MANY_RUNS: "admits no new run today, by its owner's limit",
     RUN_TAKEN: "knows this run's name for another plan, privacy unit or version of its data",
+    ROSTER_REFUSED: "was sent a roster that changes its keys, or names a stranger or a key twice",
+    SHARES_REFUSED: "was sent shares that its peers did not encrypt for it in this message",
+    SURVIVORS_REFUSED: "was sent survivors that leave it out, or that did not share",
+    SUMMED_ALREADY: "has answered this step of the sum for other content",
+    UNTRUSTED_PEER: "was sent a roster with a key that its owner does not trust",
+    SMALL_COHORT: "adds its data to no sum over so few clients",
+    WEAK_THRESHOLD: "shares no secret that so few clients could put together",
+    WEAK_KEY: "was sent a weak key",
+    UNSIGNED_SURVIVORS: "was not shown enough signatures of the survivors that it signed",
+    OUT_OF_TURN: "was asked the steps of a sum in another order",
+    MALFORMED_TRIP: "was sent bytes that are no step of a sum",
     UNUSABLE: "answered with something else than finite values of the shape asked for",
-    **{refusal.code: refusal.meaning for refusal in REFUSALS},
 }
 
 
@@ -53,7 +86,17 @@ _REFUSALS: dict[type[Exception], int] = {
     BadSignatureError: BAD_SIGNATURE,
     DailyLimitError: TOO_MANY_RUNS,
     RunTakenError: RUN_TAKEN,
-    **{refusal: refusal.code for refusal in REFUSALS},
+    RosterError: ROSTER_REFUSED,
+    SecretSharesError: SHARES_REFUSED,
+    SurvivorsError: SURVIVORS_REFUSED,
+    AnsweredError: SUMMED_ALREADY,
+    UntrustedPeerError: UNTRUSTED_PEER,
+    CohortError: SMALL_COHORT,
+    WeakThresholdError: WEAK_THRESHOLD,
+    WeakKeyError: WEAK_KEY,
+    UnsignedSurvivorsError: UNSIGNED_SURVIVORS,
+    OutOfTurnError: OUT_OF_TURN,
+    MalformedTripError: MALFORMED_TRIP,
 }
 """Refusals that say nothing of the data, and that the server can do something about."""
 

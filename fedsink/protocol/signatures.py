@@ -19,6 +19,7 @@ from fedsink.errors import (
 )
 from fedsink.protocol.aggregation import trip_bytes
 from fedsink.protocol.packing import digest
+from fedsink.secagg.identities import is_weak
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -106,25 +107,12 @@ def read_key(text: str) -> bytes:
         raise ConfigError(
             f"{text[:60]!r} is no operator's key: fedsink operator prints one, {_PREFIX}…"
         )
-    if _of_small_order(public):
+    if is_weak(public):
         raise ConfigError(
             f"{text!r} is a weak key: anybody can sign for it. Ask the operator for the line that "
             "fedsink operator prints."
         )
     return public
-
-
-def _of_small_order(public: bytes) -> bool:
-    """Returns True if the order of an encoded point of edwards25519 divides 8.
-
-    For such a key a signature of zeros verifies for one message in eight or more. Orders 1 and 2
-    have y = ±1. A point of order 4 has y = 0; one of order 8 doubles to it, so that x² = -y², and
-    the curve -x² + y² = 1 + dx²y² leaves dy⁴ + 2y² = 1.
-    """
-    p = 2**255 - 19
-    d = -121665 * pow(121666, -1, p)
-    y = int.from_bytes(public, "little") % 2**255  # the highest bit is the sign of x
-    return y * (y * y - 1) * (d * y**4 + 2 * y * y - 1) % p == 0
 
 
 def _covered(record: RecordDict, message_type: str, node: str) -> bytes:

@@ -24,6 +24,7 @@ import os
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from json import dumps, loads
 from typing import Any
 
@@ -216,9 +217,9 @@ class ClientSession:
         return self._once(1, roster, self._share)
 
     def _share(self, content: bytes) -> bytes:
-        roster = Roster(content)
+        roster = _read(content)
         self._check_roster(roster)
-        around = self._circle(roster).around(self.client)
+        around = self._around(roster)
         seed = self._random(SECRET_BYTES)
         of_mask, of_seed = (
             share(secret, len(around), self.parameters.threshold, self._random)
@@ -303,7 +304,7 @@ class ClientSession:
             raise SecretSharesError("The sharers are not this roster's, or leave this client out.")
         if len(everybody) < self._least:
             raise CohortError(f"{len(everybody)} clients shared, and {self._least} are needed.")
-        expected = everybody.intersection(self._circle(roster).around(self.client)) - {self.client}
+        expected = everybody.intersection(self._around(roster)) - {self.client}
         if boxes.keys() != expected:
             raise SecretSharesError("The shares are not those of the neighbours that shared.")
         if len(boxes) + 1 < self.parameters.threshold:
@@ -316,11 +317,10 @@ class ClientSession:
     def _masks(self, peers: Mapping[int, bytes]) -> Words:
         """Returns PRG(b_u) + Σ_v ±PRG(s_uv), plus for v < u and minus for v > u."""
         size = self.parameters.length, self.parameters.dtype
-        total = expand(self._memory.seed, *size).copy()
+        total, roster = expand(self._memory.seed, *size).copy(), self._roster
         for peer in peers:
-            public = self._roster.entries[peer].mask
-            purpose = pair(self._roster, self.client, peer)
-            mask = expand(agreed(self._memory.mask, public, purpose), *size)
+            purpose = pair(roster, self.client, peer)
+            mask = expand(agreed(self._memory.mask, roster.entries[peer].mask, purpose), *size)
             if peer < self.client:
                 total += mask
             else:
@@ -348,7 +348,7 @@ class ClientSession:
         memory, roster = self._memory, self._roster
         if self.client not in survivors or not survivors <= names(memory.sharers, "sharers"):
             raise SurvivorsError("The survivors are not the sharers', or leave this client out.")
-        near = len(survivors.intersection(self._circle(roster).around(self.client)))
+        near = len(survivors.intersection(self._around(roster)))
         if len(survivors) < self._least or near < self.parameters.threshold:
             raise CohortError(
                 f"{len(survivors)} clients survive, {near} of them around this one; {self._least} "
@@ -425,10 +425,10 @@ class ClientSession:
 
     @property
     def _roster(self) -> Roster:
-        return Roster(self._memory.roster)
+        return _read(self._memory.roster)
 
-    def _circle(self, roster: Roster) -> Circle:
-        return Circle(list(roster.entries), self.parameters.neighbours, roster.digest)
+    def _around(self, roster: Roster) -> tuple[int, ...]:
+        return _circle(roster, self.parameters.neighbours).around(self.client)
 
     def _encrypted(self, roster: Roster, receiver: int, shares: bytes) -> bytes:
         nonce = self._random(NONCE_BYTES)
@@ -486,6 +486,16 @@ class ClientSession:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise MalformedTripError(f"This is no session of a message: {error}.") from error
         return session
+
+
+@lru_cache(maxsize=8)  # simulated clients in one process read the same roster
+def _read(content: bytes) -> Roster:
+    return Roster(content)
+
+
+@lru_cache(maxsize=8)
+def _circle(roster: Roster, neighbours: int) -> Circle:
+    return Circle(list(roster.entries), neighbours, roster.digest)
 
 
 def pair(roster: Roster, one: int, other: int) -> bytes:

@@ -55,7 +55,7 @@ def is_secure(clients: int, neighbours: int, threshold: int) -> bool:
         return False
     if neighbours == clients - 1:
         return True
-    if neighbours % 2 or not 0 < neighbours < clients - 1:
+    if clients <= COMPLETE or neighbours % 2 or not 0 < neighbours < clients - 1:
         return False
     half, colluding, others = neighbours // 2, clients // 10, two_thirds(clients) - 1
     if neighbours > others:

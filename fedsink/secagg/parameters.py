@@ -57,7 +57,8 @@ class Parameters:
                 raise MalformedTripError(f"The {name} has a name of at most {_LONGEST} characters.")
         least = {"bits": 16, "length": 1, "minimum": 2, "neighbours": 0, "threshold": 0}
         for name, smallest in least.items():
-            _checks.count(name, getattr(self, name), minimum=smallest)
+            value = _checks.count(name, getattr(self, name), minimum=smallest)
+            object.__setattr__(self, name, value)
         if self.bits > 60:
             raise MalformedTripError(f"bits must be 16 to 60, not {self.bits}.")
         clients = self.clients

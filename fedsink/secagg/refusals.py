@@ -1,11 +1,9 @@
 """Reasons why a client leaves a message of secure aggregation, and why a server gives one up.
 
-Each refusal has a code, which is all that the server learns (`fedsink.protocol.failure_codes`).
+The server learns a refusal's code only (`fedsink.protocol.failure_codes`).
 """
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 from fedsink.errors import ClientError, ReleaseRefusedError
 
@@ -13,89 +11,49 @@ from fedsink.errors import ClientError, ReleaseRefusedError
 class AggregationError(ReleaseRefusedError):
     """A client does not continue a message of secure aggregation."""
 
-    code: ClassVar[int]
-    meaning: ClassVar[str]
-
 
 class MalformedTripError(AggregationError, ValueError):
     """The bytes of a trip are no message of secure aggregation."""
-
-    code = 1027
-    meaning = "was sent bytes that are no message of secure aggregation"
 
 
 class RosterError(AggregationError):
     """A roster leaves this client out, changes its keys, or names a client or a key twice."""
 
-    code = 1017
-    meaning = "was sent a roster that is not this message's, or changes its keys"
-
 
 class UntrustedPeerError(AggregationError):
     """A key of the roster is none that the owner trusts, or has not signed for this message."""
-
-    code = 1021
-    meaning = "was sent a roster with a client whom its owner does not trust"
 
 
 class CohortError(AggregationError):
     """A sum over fewer clients than the owner, or the message, demands."""
 
-    code = 1022
-    meaning = "adds its data to no sum over so few clients"
-
 
 class WeakThresholdError(AggregationError):
     """Fewer shares than is safe would give a secret."""
-
-    code = 1023
-    meaning = "shares no secret that so few clients could put together"
 
 
 class WeakKeyError(AggregationError):
     """A public key is of small order, or encoded in a second way: others know its secrets."""
 
-    code = 1024
-    meaning = "was sent a weak key"
-
 
 class SecretSharesError(AggregationError):
     """Forwarded shares are not those that the roster's clients encrypted for this client."""
-
-    code = 1018
-    meaning = "was sent shares that were not encrypted for it in this message"
 
 
 class SurvivorsError(AggregationError):
     """A set of survivors leaves this client out, or names a client that sent no shares."""
 
-    code = 1019
-    meaning = "was sent survivors that are not this message's"
-
 
 class UnsignedSurvivorsError(AggregationError):
     """Too few clients have signed the same roster, sharers and survivors."""
-
-    code = 1025
-    meaning = "was not shown enough signatures of the survivors that it signed"
 
 
 class AnsweredError(AggregationError):
     """A client has answered this trip already, for other content, or the message is over."""
 
-    code = 1020
-    meaning = "has answered this trip of the message already, for other content"
-
 
 class OutOfTurnError(AggregationError):
     """A trip is asked before the one that comes before it."""
-
-    code = 1026
-    meaning = "was asked the trips of a message in another order"
-
-
-REFUSALS: tuple[type[AggregationError], ...] = tuple(AggregationError.__subclasses__())
-"""All refusals."""
 
 
 class VoidMessageError(ClientError):

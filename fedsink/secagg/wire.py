@@ -91,7 +91,7 @@ class Entry:
     @property
     def signed(self) -> bytes:
         """The part that the signature covers."""
-        return number(self.client) + self.identity + self.channel + self.mask
+        return number(self.client) + self.identity + self.certificate + self.channel + self.mask
 
     @property
     def rest(self) -> bytes:

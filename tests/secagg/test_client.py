@@ -1,0 +1,606 @@
+"""Each lie of a server is refused with a code, before anything is given."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedsink.secagg.client import OF_MASK_KEY, OF_SELF_MASK, ClientSession, Rules
+from fedsink.secagg.identities import Identity, Peers
+from fedsink.secagg.masks import public_of
+from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.refusals import (
+    AggregationError,
+    AnsweredError,
+    CohortError,
+    MalformedTripError,
+    OutOfTurnError,
+    RosterError,
+    SecretSharesError,
+    SurvivorsError,
+    UnsignedSurvivorsError,
+    UntrustedPeerError,
+    WeakKeyError,
+    WeakThresholdError,
+)
+from fedsink.secagg.shamir import SHARE_BYTES
+from fedsink.secagg.wire import BOX_BYTES, Entry, Roster, forwarded, joined, named, opened, rows
+
+from ..support.aggregation import Sum, identity, peers, source
+
+
+def rewritten(played: Sum, client: int, signer: Identity | None = None, **changes: Any) -> bytes:
+    """The roster with one entry changed, and signed by `signer` if there is one."""
+    entries = dict(Roster(played.server.roster()).entries)
+    entry = dataclasses.replace(entries[client], **changes)
+    if signer is not None:
+        signature = signer.sign("keys", played.parameters.digest(), entry.signed)
+        entry = dataclasses.replace(entry, signature=signature)
+    entries[client] = entry
+    return joined((client, entry.rest) for client, entry in entries.items())
+
+
+def without(roster: bytes, *gone: int) -> bytes:
+    kept = [row for row in rows(roster, Entry.REST, "roster") if row[0] not in gone]
+    return joined(kept)
+
+
+KEY = public_of(bytes([9]) * 32)
+SMALL = [
+    0,
+    1,
+    325606250916557431795983626356110631294008115727848805560023387167927233504,
+    39382357235489614581723060781553021112529911719440698176882885853963445705823,
+    2**255 - 20,
+    2**255 - 19,
+    2**255 - 18,
+    2**255,
+]
+
+# Rosters ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["channel", "mask"])
+def test_a_swapped_key_is_refused(key: str) -> None:
+    played = Sum().play(1)
+    with pytest.raises(UntrustedPeerError, match="Client 2 did not sign"):
+        played.client(0).shares(rewritten(played, 2, **{key: KEY}))
+
+
+def test_a_key_that_another_than_the_trusted_identity_signed_is_refused() -> None:
+    played = Sum().play(1)
+    stranger = identity(77)
+    lie = rewritten(played, 2, stranger, mask=KEY, identity=stranger.public)
+    with pytest.raises(UntrustedPeerError, match="does not trust"):
+        played.client(0).shares(lie)
+
+
+def test_an_omitted_signature_is_refused() -> None:
+    played = Sum().play(1)
+    with pytest.raises(UntrustedPeerError):
+        played.client(0).shares(rewritten(played, 2, signature=bytes(64)))
+
+
+@pytest.mark.parametrize(
+    "changed", [{"run": "s"}, {"message": "n"}, {"bits": 33}, {"length": 4}, {"minimum": 3}]
+)
+def test_keys_of_another_message_are_refused(changed: dict[str, Any]) -> None:
+    played, other = Sum().play(1), Sum(seed=1, **changed).play(1)
+    row = Roster(other.server.roster()).entries[2]
+    lie = rewritten(played, 2, mask=row.mask, channel=row.channel, signature=row.signature)
+    with pytest.raises(UntrustedPeerError):
+        played.client(0).shares(lie)
+
+
+@pytest.mark.parametrize("change", ["mask", "channel", "left out", "in another message"])
+def test_a_client_whose_own_entry_is_altered_refuses(change: str) -> None:
+    played = Sum(6, minimum=5).play(1)
+    if change == "left out":
+        lie = without(played.server.roster(), 0)
+    elif change == "in another message":  # signed, and with the trusted identity
+        lie = rewritten(played, 0, identity(0), mask=KEY)
+    else:
+        lie = rewritten(played, 0, **{change: KEY})
+    with pytest.raises(RosterError, match="this client's keys"):
+        played.client(0).shares(lie)
+
+
+def test_a_name_twice_or_out_of_order_is_malformed() -> None:
+    played = Sum().play(1)
+    found = rows(played.server.roster(), Entry.REST, "roster")
+    for lie in ([*found, found[-1]], found[::-1]):
+        content = b"".join(joined([row]) for row in lie)
+        with pytest.raises(MalformedTripError, match="stands after"):
+            played.client(0).shares(content)
+
+
+def test_a_key_twice_is_refused() -> None:
+    played = Sum().play(1)
+    entry = Roster(played.server.roster()).entries[1]
+    lie = rewritten(played, 2, identity(2), mask=entry.mask)
+    with pytest.raises(RosterError, match="twice"):
+        played.client(0).shares(lie)
+    twin = Rules(Peers({**peers(5).keys, 2: identity(1).public}))
+    twins = Sum(rules=twin)
+    twins.sessions[2] = ClientSession(twins.parameters, 2, identity(1), twin, source("twin"))
+    rows_of = [(c, twins.sessions[c].keys()[4:]) for c in range(5)]
+    with pytest.raises(RosterError, match="twice"):
+        twins.client(0).shares(joined(rows_of))
+
+
+def test_a_stranger_in_the_roster_is_refused() -> None:
+    known = Rules(peers(9))
+    played = Sum(5, rules=known).play(1)
+    entry = Entry(7, identity(7).public, bytes(64), KEY, public_of(bytes([8]) * 32), b"")
+    signature = identity(7).sign("keys", played.parameters.digest(), entry.signed)
+    lie = played.server.roster() + joined([(7, entry.rest + signature)])
+    with pytest.raises(RosterError, match="was not asked"):
+        played.client(0).shares(lie)
+
+
+@pytest.mark.parametrize("key", ["channel", "mask"])
+@pytest.mark.parametrize("small", SMALL)
+def test_a_key_of_small_order_or_of_a_second_form_is_refused(small: int, key: str) -> None:
+    played = Sum().play(1)
+    lie = rewritten(played, 2, identity(2), **{key: small.to_bytes(32, "little")})
+    with pytest.raises(WeakKeyError):
+        played.client(0).shares(lie)
+
+
+def test_a_cohort_below_the_minimum_is_refused_by_owner_and_message() -> None:
+    with pytest.raises(CohortError, match="owner"):
+        Sum(5, rules=Rules(peers(5), minimum_cohort=5))
+    assert Sum(5, minimum=5, rules=Rules(peers(5), minimum_cohort=5)).play().result()
+    played = Sum(9, minimum=8).play(1)
+    with pytest.raises(CohortError, match="8 are needed"):
+        played.client(0).shares(without(played.server.roster(), 7, 8))
+
+
+def test_a_threshold_too_low_is_refused_by_protocol_and_owner() -> None:
+    for threshold in (1, 5, 6):
+        with pytest.raises(WeakThresholdError):
+            Sum(9, threshold=threshold)
+    Sum(9, threshold=7)
+    with pytest.raises(WeakThresholdError, match="owner"):
+        Sum(9, threshold=7, rules=Rules(peers(9), threshold=0.8))
+    Sum(9, threshold=8, rules=Rules(peers(9), threshold=0.8))
+
+
+def test_a_client_that_is_not_asked_takes_no_part() -> None:
+    with pytest.raises(RosterError, match="not asked"):
+        ClientSession(Sum().parameters, 5, identity(5), Rules(peers(6)))
+
+
+# Shares ----------------------------------------------------------------------------------------
+
+
+def lied(played: Sum, change: Callable[[dict[int, bytes]], Any], client: int = 0) -> bytes:
+    sharers, boxes = opened(played.server.forwarded(client))
+    change(boxes)
+    return forwarded(sorted(int(c) for c, _ in rows(sharers, 0, "")), boxes.items())
+
+
+@pytest.mark.parametrize("place", [0, 12, 50, BOX_BYTES - 1])
+def test_shares_that_do_not_decrypt_are_refused(place: int) -> None:
+    played = Sum().play(2)
+    played.server.sharers()
+
+    def change(boxes: dict[int, bytes]) -> None:
+        box = bytearray(boxes[3])
+        box[place] ^= 1
+        boxes[3] = bytes(box)
+
+    with pytest.raises(SecretSharesError, match="Client 3"):
+        played.mask(0, lied(played, change))
+    assert played.computed == []
+
+
+def test_shares_for_or_from_another_client_are_refused() -> None:
+    played = Sum().play(2)
+    played.server.sharers()
+    to_1 = opened(played.server.forwarded(1))[1]
+    for stolen in (to_1[3], to_1[0]):  # for client 1, and client 0's own sent back to it
+        with pytest.raises(SecretSharesError):
+            played.mask(0, lied(played, lambda boxes, stolen=stolen: boxes.update({1: stolen})))
+
+
+def test_a_clients_own_shares_are_not_taken_for_its_neighbours() -> None:
+    """Both directions of a pair have one key: sender and receiver are associated data."""
+    played = Sum().play(2)
+    played.server.sharers()
+    of_client_0_for_3 = opened(played.server.forwarded(3))[1][0]
+    with pytest.raises(SecretSharesError, match="Client 3"):
+        played.mask(0, lied(played, lambda boxes: boxes.update({3: of_client_0_for_3})))
+
+
+def test_shares_of_another_roster_are_refused() -> None:
+    """With the same keys: a server shows one client a roster without client 5."""
+    played = Sum(6, minimum=5).play(1)
+    short = without(played.server.roster(), 5)
+    played.server.take_shares(1, played.client(1).shares(short))
+    boxes = dict(rows(played.client(1).shares(short), BOX_BYTES, ""))
+    assert 5 not in boxes
+    for client in (0, 2, 3, 4, 5):
+        played.server.take_shares(client, played.client(client).shares(played.server.roster()))
+    _, others = opened(played.server.forwarded(0))
+    with pytest.raises(SecretSharesError, match="Client 1"):
+        played.mask(0, forwarded(range(6), [*others.items(), (1, boxes[0])]))
+
+
+@pytest.mark.parametrize("gone", [[1], [1, 2, 3]])
+def test_missing_or_too_few_shares_are_refused(gone: list[int]) -> None:
+    played = Sum(6, minimum=5).play(2)
+    played.server.sharers()
+    with pytest.raises(SecretSharesError):
+        played.mask(0, lied(played, lambda boxes: [boxes.pop(c) for c in gone]))
+    _, boxes = opened(played.server.forwarded(0))
+    kept = {c: box for c, box in boxes.items() if c not in gone}
+    few = forwarded([0, *kept], kept.items())
+    if len(gone) > 1:
+        with pytest.raises(CohortError):
+            played.mask(0, few)
+    else:
+        played.mask(0, few)
+
+
+def test_sharers_outside_the_roster_or_without_this_client_are_refused() -> None:
+    played = Sum().play(2)
+    played.server.sharers()
+    _, boxes = opened(played.server.forwarded(0))
+    for sharers in ([1, 2, 3, 4], [0, 1, 2, 3, 4, 9]):
+        with pytest.raises(SecretSharesError):
+            played.mask(0, forwarded(sharers, boxes.items()))
+
+
+# Masked vectors --------------------------------------------------------------------------------
+
+
+def test_a_vector_is_computed_once_and_its_answer_repeated() -> None:
+    played = Sum(stored=True).play(2)
+    played.server.sharers()
+    first = played.mask(0)
+    assert played.computed == [0]
+    played.vectors[0] = played.vectors[0] + 1
+    assert played.mask(0) == first
+    assert played.computed == [0]
+
+
+def test_a_vector_that_fails_leaves_the_trip_open() -> None:
+    played = Sum().play(2)
+
+    def fails() -> Any:
+        raise OSError("no data today")
+
+    content = played.server.forwarded(0) if played.server.sharers() else b""
+    with pytest.raises(OSError, match="no data"):
+        played.client(0).masked(content, fails)
+    for wrong in (
+        np.zeros(2, np.int64),
+        np.zeros((1, 3), np.int64),
+        np.zeros(3),
+        np.zeros(3, "i4"),
+    ):
+        with pytest.raises(MalformedTripError):
+            played.client(0).masked(content, lambda wrong=wrong: wrong)
+    played.masked()
+
+
+def test_other_sharers_get_no_second_vector() -> None:
+    played = Sum(6, minimum=5).play(3)
+    _, boxes = opened(played.server.forwarded(0))
+    del boxes[5]
+    with pytest.raises(AnsweredError):
+        played.mask(0, forwarded(range(5), boxes.items()))
+    assert played.computed.count(0) == 1
+
+
+def test_another_roster_gets_no_second_answer() -> None:
+    played = Sum(6, minimum=5).play(2)
+    with pytest.raises(AnsweredError):
+        played.client(0).shares(without(played.server.roster(), 5))
+
+
+@pytest.mark.parametrize("bits", [16, 24, 32, 33, 60])
+def test_a_masked_vector_is_uniform_in_all_bits_whatever_the_vector(bits: int) -> None:
+    length = 6000
+    for x in (0, (1 << (bits - 1)) - 1):
+        played = Sum(4, bits=bits, length=length, seed=bits)
+        played.vectors[0] = np.full(length, x)
+        played.play(2)
+        played.server.sharers()
+        width = -(-bits // 8)
+        octets = np.frombuffer(played.mask(0), np.uint8).reshape(length, width)
+        ones = np.unpackbits(octets, axis=1, bitorder="little")[:, :bits].mean(axis=0)
+        assert np.abs(ones - 0.5).max() < 5 * 0.5 / length**0.5
+        assert not np.unpackbits(octets, axis=1, bitorder="little")[:, bits:].any()
+
+
+def test_masks_of_two_messages_are_independent_even_with_the_same_keys() -> None:
+    length, answers = 6000, []
+    for message in ("a", "b"):
+        played = Sum(4, message=message, length=length, seed=0)  # the same keys and self mask
+        played.vectors[0] = np.zeros(length, np.int64)
+        played.play(2)
+        played.server.sharers()
+        answers.append(np.frombuffer(played.mask(0), "<u4"))
+    difference = answers[0] - answers[1]
+    octets = np.unpackbits(difference.view(np.uint8)).reshape(length, 32).mean(axis=0)
+    assert np.abs(octets - 0.5).max() < 5 * 0.5 / length**0.5
+
+
+def test_every_session_has_fresh_secrets() -> None:
+    parameters, rules = Sum().parameters, Rules(peers(5))
+    known = [ClientSession(parameters, 0, identity(0), rules).keys() for _ in range(3)]
+    assert len({row[100:164] for row in known}) == 3
+
+
+# Survivors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("survivors", [[1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 9]])
+def test_survivors_without_this_client_or_with_a_stranger_are_refused(survivors: list[int]) -> None:
+    played = Sum(6).play(3)
+    with pytest.raises(SurvivorsError):
+        played.client(0).survivors(named(survivors))
+
+
+def test_survivors_that_sent_no_shares_are_refused() -> None:
+    played = Sum(7).play(3, gone={1: [6]})
+    with pytest.raises(SurvivorsError):
+        played.client(0).survivors(named(range(7)))
+
+
+@pytest.mark.parametrize("minimum", [2, 6])
+def test_too_few_survivors_are_refused(minimum: int) -> None:
+    played = Sum(7, minimum=minimum).play(3)
+    least = max(minimum, 5)
+    with pytest.raises(CohortError, match=f"{least}"):
+        played.client(0).survivors(named(range(least - 1)))
+    assert len(played.client(0).survivors(named(range(least)))) == 64
+
+
+def test_too_few_survivors_around_a_client_are_refused() -> None:
+    played = Sum(70).play(3)
+    around, parameters = played.server._circle.around(0), played.parameters
+    gone = set(around[parameters.threshold - 1 :])
+    with pytest.raises(CohortError, match="around"):
+        played.client(0).survivors(named(set(range(70)) - gone))
+
+
+def test_a_second_set_of_survivors_is_refused() -> None:
+    played = Sum(7).play(4)
+    with pytest.raises(AnsweredError):
+        played.client(0).survivors(named(range(6)))
+
+
+# Unmasking -------------------------------------------------------------------------------------
+
+
+def test_a_client_gives_one_share_of_each_neighbour() -> None:
+    played = Sum(7).play(4, gone={1: [6], 2: [5]})
+    answer = played.client(0).unmask(played.server.signatures())
+    given = {owner: rest[:1] for owner, rest in rows(answer, 1 + SHARE_BYTES, "")}
+    assert given == {**dict.fromkeys(range(5), OF_SELF_MASK), 5: OF_MASK_KEY}
+
+
+def test_fewer_than_two_thirds_of_all_clients_signatures_are_refused() -> None:
+    played = Sum(7).play(4)
+    signatures = rows(played.server.signatures(), 64, "")
+    with pytest.raises(UnsignedSurvivorsError, match="4 clients have signed"):
+        played.client(0).unmask(joined(signatures[:4]))
+    assert played.client(0).unmask(joined(signatures[:5]))
+
+
+def test_signatures_of_a_neighbourhood_are_not_enough_in_a_large_cohort() -> None:
+    played = Sum(70).play(4)
+    around = set(played.server._circle.around(0))
+    near = [row for row in rows(played.server.signatures(), 64, "") if row[0] in around]
+    assert len(near) >= played.parameters.threshold
+    with pytest.raises(UnsignedSurvivorsError):
+        played.client(0).unmask(joined(near))
+
+
+def test_a_wrong_signature_is_refused() -> None:
+    played = Sum(7).play(4)
+    signatures = dict(rows(played.server.signatures(), 64, ""))
+    signatures[3] = bytes(64)
+    with pytest.raises(UnsignedSurvivorsError, match="Client 3"):
+        played.client(0).unmask(joined(signatures.items()))
+    signatures[3] = signatures[4]
+    with pytest.raises(UnsignedSurvivorsError, match="Client 3"):
+        played.client(0).unmask(joined(signatures.items()))
+
+
+def test_a_stranger_that_signs_is_refused() -> None:
+    played = Sum(7).play(4, gone={2: [6]})
+    signed = played.server._roster.digest, named(range(7)), named(range(6))
+    extra = joined([(6, identity(6).sign("survivors", *signed))])
+    with pytest.raises(UnsignedSurvivorsError, match="Client 6"):
+        played.client(0).unmask(played.server.signatures() + extra)
+
+
+@pytest.mark.parametrize("lie", ["survivors", "sharers", "roster"])
+def test_signatures_of_another_statement_do_not_count(lie: str) -> None:
+    """A server that shows different sets to different clients unmasks nothing."""
+    played = Sum(7).play(4)
+    statement = {
+        "roster": played.server._roster.digest,
+        "sharers": named(range(7)),
+        "survivors": named(range(7)),
+    }
+    assert played.client(0)._memory.answers[3][1] == identity(0).sign(
+        "survivors", *statement.values()
+    )
+    statement[lie] = bytes(32) if lie == "roster" else named(range(6))
+    others = [(c, identity(c).sign("survivors", *statement.values())) for c in range(1, 7)]
+    with pytest.raises(UnsignedSurvivorsError):
+        played.client(0).unmask(joined(others))
+
+
+def test_a_peer_both_alive_and_dead_gets_no_two_shares() -> None:
+    """Two groups are shown different survivors: both answers together would unmask client 6."""
+    played = Sum(7, minimum=5).play(3)
+    alive, dead = named(range(7)), named(range(6))
+    half = {c: alive if c < 3 else dead for c in range(6)}
+    signatures = {c: played.client(c).survivors(half[c]) for c in half}
+    for client, shown in half.items():
+        for some in ([c for c in half if half[c] == shown], list(half)):
+            with pytest.raises(UnsignedSurvivorsError):
+                played.client(client).unmask(joined((c, signatures[c]) for c in some))
+
+
+def test_a_client_unmasks_once() -> None:
+    played = Sum(7, stored=True).play(4)
+    signatures = played.server.signatures()
+    first = played.client(0).unmask(signatures)
+    assert played.client(0).unmask(signatures) == first
+    fewer = joined(rows(signatures, 64, "")[:6])
+    with pytest.raises(AnsweredError):
+        played.client(0).unmask(fewer)
+
+
+def test_shares_of_another_run_are_worth_nothing() -> None:
+    """Signatures of one run do not unmask another, with the same keys and the same clients."""
+    one, other = Sum(7).play(4), Sum(7, run="s").play(4)
+    with pytest.raises(UnsignedSurvivorsError):
+        one.client(0).unmask(other.server.signatures())
+
+
+# Sessions --------------------------------------------------------------------------------------
+
+
+def test_trips_are_answered_in_their_order() -> None:
+    played = Sum().play(1)
+    fresh, begun = played.begin(0), played.client(0)
+    for session, done in ((fresh, 0), (begun, 1)):
+        for ask in (session.shares, session.survivors, session.unmask)[done:]:
+            with pytest.raises(OutOfTurnError):
+                ask(played.server.roster())
+        with pytest.raises(OutOfTurnError):
+            session.masked(b"", lambda: np.zeros(3, np.int64))
+
+
+def test_the_same_question_has_the_same_answer_after_a_crash_between_any_two_trips() -> None:
+    played, stored = Sum(6).play(), Sum(6, stored=True).play()
+    for client in range(6):
+        assert len(played.client(client)._memory.answers) == 5
+        assert played.result().total.tolist() == played.plain(range(6)).tolist()
+    assert stored.result().total.tolist() == stored.plain(range(6)).tolist()
+    session = stored.client(0)
+    assert session.over
+    assert session.keys() in stored.server.roster()
+    assert session.shares(stored.server.roster()) == session.shares(stored.server.roster())
+
+
+def test_secrets_are_gone_once_they_are_not_needed() -> None:
+    played = Sum(5).play(2)
+    memory = played.client(0)._memory
+    secrets = {memory.channel, memory.mask, memory.seed}
+    assert all(len(secret) == 32 for secret in secrets)
+    played.masked()
+    assert (memory.channel, memory.mask, memory.seed) == (b"", b"", b"")
+    own = memory.shares
+    played.survivors()
+    played.unmask()
+    assert memory.shares == b""
+    content = played.client(0).to_bytes()
+    restored = ClientSession.from_bytes(content, identity(0), played.rules)
+    assert vars(restored._memory) == vars(memory)
+    kept = [restored._memory.roster, restored._memory.sharers, restored._memory.survivors]
+    kept += [part for answer in restored._memory.answers for part in answer]
+    for secret in (*secrets, own[4 : 4 + SHARE_BYTES]):
+        assert not any(secret in part for part in kept)
+    with pytest.raises(AnsweredError):
+        played.mask(0)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[]", b"\xff", b'{"parameters": {}, "client": 0}']
+)
+def test_something_else_is_no_session(content: bytes) -> None:
+    with pytest.raises(MalformedTripError):
+        ClientSession.from_bytes(content, identity(0), Rules(peers(5)))
+
+
+# Hostile bytes ---------------------------------------------------------------------------------
+
+
+def asked(played: Sum, client: int) -> tuple[list[Callable[[Any], bytes]], list[bytes]]:
+    """The trips of a client that has answered some, and the honest content of each."""
+    session, server = played.sessions[client], played.server
+    vector = played.vectors[client]
+    trips = [
+        session.shares,
+        lambda content: session.masked(content, lambda: vector),
+        session.survivors,
+        session.unmask,
+    ]
+    contents = [server.roster(), server.forwarded(client), server.survivors(), server.signatures()]
+    return trips, contents
+
+
+@pytest.fixture(scope="module")
+def stages() -> list[tuple[bytes, Sum]]:
+    """A client's stored session before each trip, and the message played to its end."""
+    whole = Sum(3).play()  # of three clients all are needed in every trip
+    return [(Sum(3).play(trips).client(0).to_bytes(), whole) for trips in range(1, 5)]
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_hostile_bytes_raise_the_protocols_errors_only(
+    data: st.DataObject, stages: list[tuple[bytes, Sum]]
+) -> None:
+    trip = data.draw(st.integers(0, 3))
+    content, whole = stages[trip]
+    session = ClientSession.from_bytes(content, identity(0), whole.rules)
+    whole.sessions[0] = session
+    trips, honest = asked(whole, 0)
+    sent = bytearray(honest[trip])
+    kind = data.draw(st.sampled_from(["flip", "cut", "more", "any", "another trip"]))
+    if kind == "flip":
+        sent[data.draw(st.integers(0, len(sent) - 1))] ^= data.draw(st.integers(1, 255))
+    elif kind == "cut":
+        del sent[data.draw(st.integers(0, len(sent) - 1)) :]
+    elif kind == "more":
+        sent += data.draw(st.binary(min_size=1, max_size=300))
+    elif kind == "any":
+        sent = bytearray(data.draw(st.binary(max_size=600)))
+    else:
+        sent = bytearray(honest[(trip + 1) % 4])
+    before = session.to_bytes()
+    with pytest.raises(AggregationError):
+        trips[trip](bytes(sent))
+    assert session.to_bytes() == before, "a refusal changed something"
+
+
+@pytest.mark.parametrize("content", [None, "text", 7, 1.5, [], {}, bytearray(4), memoryview(b"")])
+def test_what_is_no_bytes_is_malformed(content: Any, stages: list[tuple[bytes, Sum]]) -> None:
+    for trip, (stored, whole) in enumerate(stages):
+        whole.sessions[0] = ClientSession.from_bytes(stored, identity(0), whole.rules)
+        with pytest.raises(MalformedTripError):
+            asked(whole, 0)[0][trip](content)
+
+
+ANY = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=4),
+    st.lists(st.integers(-2, 2**33), max_size=4),
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from([*Parameters.__dataclass_fields__, "other"]), ANY))
+@settings(max_examples=200, deadline=None)
+def test_hostile_parameters_raise_the_protocols_errors_only(changed: dict[str, Any]) -> None:
+    values = Sum().parameters.to_dict() | changed
+    try:
+        read = Parameters.from_dict(values)
+    except AggregationError:
+        return
+    assert len(read.digest()) == 32
+    assert 3 * read.threshold > 2 * (read.neighbours + 1)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsink.secagg.masks import agreed, centred, encoded, expand, packed, public_of, unpacked
+from fedsink.secagg.refusals import MalformedTripError, WeakKeyError
+
+DTYPES = {16: "<u4", 31: "<u4", 32: "<u4", 33: "<u8", 60: "<u8"}
+bits = st.sampled_from(list(DTYPES))
+
+
+@given(bits, st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=9))
+def test_integers_come_back_modulo_two_to_the_b(bits: int, values: list[int]) -> None:
+    words = encoded(np.array(values), np.dtype(DTYPES[bits]))
+    sent = packed(words, bits)
+    assert len(sent) == len(values) * -(-bits // 8)
+    back = centred(unpacked(sent, len(values), bits, np.dtype(DTYPES[bits])), bits)
+    half = 1 << (bits - 1)
+    assert back.tolist() == [(value + half) % (2 * half) - half for value in values]
+
+
+@pytest.mark.parametrize("bits", [17, 31, 60])
+def test_a_value_of_too_many_bits_is_malformed(bits: int) -> None:
+    width, dtype = -(-bits // 8), np.dtype(DTYPES[31] if bits < 33 else DTYPES[60])
+    with pytest.raises(MalformedTripError, match="more than"):
+        unpacked((1 << bits).to_bytes(width, "little"), 1, bits, dtype)
+
+
+def test_two_clients_agree_on_a_secret_for_one_purpose() -> None:
+    one, other = b"\1" * 32, b"\2" * 32
+    assert agreed(one, public_of(other), b"p") == agreed(other, public_of(one), b"p")
+    assert agreed(one, public_of(other), b"p") != agreed(one, public_of(other), b"q")
+    with pytest.raises(WeakKeyError):
+        agreed(one, bytes(32), b"p")
+
+
+def test_a_mask_is_chacha20_of_its_seed() -> None:
+    """RFC 7539, appendix A.1, test vector 1: key, nonce and counter are zeros."""
+    expected = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+    assert expand(bytes(32), 8, np.dtype("<u4")).tobytes().hex() == expected
+    assert expand(bytes(32), 4, np.dtype("<u8")).tobytes().hex() == expected
+
+
+@pytest.mark.parametrize("dtype", ["<u4", "<u8"])
+def test_masks_are_uniform_and_independent_between_seeds(dtype: str) -> None:
+    length, size = 20_000, np.dtype(dtype).itemsize
+    masks = [expand(bytes([n]) * 32, length, np.dtype(dtype)) for n in range(2)]
+    for words in (*masks, masks[0] - masks[1], masks[0] ^ masks[1]):
+        ones = np.unpackbits(words.view(np.uint8).reshape(length, size), axis=1).mean(axis=0)
+        assert np.abs(ones - 0.5).max() < 5 * 0.5 / length**0.5
+        counts = np.bincount(words.view(np.uint8), minlength=256)
+        expected = length * size / 256
+        chi2 = ((counts - expected) ** 2 / expected).sum()
+        assert abs(chi2 - 255) < 5 * (2 * 255) ** 0.5

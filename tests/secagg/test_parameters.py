@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.refusals import MalformedTripError, WeakThresholdError
+
+VALUES: dict[str, Any] = {
+    "run": "r", "message": "m", "clients": (0, 1, 2, 5), "bits": 32, "length": 3, "minimum": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"run": "s"}, {"message": "n"}, {"clients": (0, 1, 2, 6)}, {"bits": 33}, {"length": 4},
+     {"minimum": 3}, {"threshold": 4}],
+)  # fmt: skip
+def test_every_number_is_in_the_digest(changed: dict[str, Any]) -> None:
+    assert Parameters(**VALUES).digest() != Parameters(**VALUES | changed).digest()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"run": ""}, {"run": "r" * 257}, {"message": 1}, {"clients": (0,)}, {"clients": (1, 0)},
+     {"clients": (0, 0, 1)}, {"clients": [0, 1]}, {"clients": (0, True)}, {"clients": (-1, 0)},
+     {"clients": (0, 2**32)}, {"bits": 15}, {"bits": 61}, {"bits": True}, {"length": 0},
+     {"minimum": 1}, {"minimum": 5}, {"threshold": 2.5}],
+)  # fmt: skip
+def test_values_out_of_range_are_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(MalformedTripError):
+        Parameters(**VALUES | changed)
+
+
+def test_the_threshold_is_above_two_thirds_and_by_a_rule_that_all_know() -> None:
+    parameters = Parameters(**VALUES)
+    assert (parameters.neighbours, parameters.threshold, parameters.quorum) == (3, 3, 3)
+    assert parameters.least == 3
+    for weak in ({"threshold": 2}, {"neighbours": 2, "threshold": 3}):
+        with pytest.raises(WeakThresholdError):
+            Parameters(**VALUES | weak)
+
+
+def test_parameters_are_read_as_they_were_written() -> None:
+    parameters = Parameters(**VALUES)
+    assert Parameters.from_dict(parameters.to_dict()) == parameters
