@@ -198,7 +198,7 @@ def test_pitfall_01_a_reply_depends_on_private_data_through_the_noised_sum_alone
         settings = NodeSettings(SPEC, Iid(), clients, seed=1)
         reply = message(settings, "train.dp_sinkhorn", request.to_record())
         assert sorted(reply.content) == ["arrays", "fields"]
-        assert dict(reply.content.config_records["fields"]) == {"json": '{"protocol": 4}'}
+        assert dict(reply.content.config_records["fields"]) == {"json": '{"protocol": 5}'}
         [(name, array)] = reply.content.array_records["arrays"].items()
         assert (name, array.dtype, tuple(array.shape)) == ("gradient", "float32", (1, 6, SIZE))
         assert not reply.content.metric_records

@@ -222,6 +222,7 @@ def hostile(draw: st.DrawFn, honest: Honest) -> Sent:
         fields["view"] = draw(often(fields["view"], dct, dct, weighted, weighted))
     fields["run"] = draw(often("run", " ", "ε/../..", "'; DROP TABLE claims; --", "x" * 200))
     fields["share"] = draw(often(1, 2, 10**30, 0))
+    fields["fixed_point"] = draw(often(*_FIXED_POINTS))
     return kind, with_fields(content, fields)
 
 
@@ -241,9 +242,22 @@ def _hostile_weights(draw: st.DrawFn, honest: Honest, asked: GradientRequest) ->
     return request.to_record()
 
 
+_FIXED_POINTS: list[Any] = [
+    None,
+    {"granularity": 2.0**-20, "bits": 40, "radius": 1024.0},
+    {"granularity": 2.0**-20, "bits": 16, "radius": 2.0**-6},
+    {"granularity": 2.0**-100, "bits": 60, "radius": 2.0**-60},
+    {"granularity": 0.3, "bits": 40, "radius": 1.0},
+    {"granularity": math.nan, "bits": 32, "radius": math.inf},
+    {"granularity": -1.0, "bits": -32, "radius": -1.0},
+    {"granularity": 0.0, "bits": 10**30, "radius": 1e308},
+]
+"""Of shared noise, which goes with a share above 1 only."""
+
 CRITIC_FIELDS: dict[tuple[str, ...], list[Any]] = {
     ("round",): [2, 50, 51, 0, -1, 10**30],
     ("share",): [2, 10**30, 0],
+    ("fixed_point",): _FIXED_POINTS,
     ("run",): [" ", "ε/../..", "x" * 200],
     ("view", "shape"): [[4], [1, 4, 4], [4, 4, 1], [16]],
     ("plan", "clip", "name"): ["batch", "record"],

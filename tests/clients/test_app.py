@@ -52,7 +52,7 @@ def code(reply: Message) -> int:
 
 def test_a_client_says_which_one_it_is(settings: NodeSettings) -> None:
     reply = ask(settings, "query.identity", RecordDict())
-    assert dict(reply.content.config_records["identity"]) == {"client": 1, "protocol": 4}
+    assert dict(reply.content.config_records["identity"]) == {"client": 1, "protocol": 5}
     assert len(reply.content) == 1
 
 
@@ -158,7 +158,7 @@ def test_a_reply_holds_the_gradient_and_nothing_else(
             )
             content = reply.content
             assert sorted(content) == ["arrays", "fields"]
-            assert dict(content.config_records["fields"]) == {"json": '{"protocol": 4}'}
+            assert dict(content.config_records["fields"]) == {"json": '{"protocol": 5}'}
             assert list(content.array_records["arrays"]) == ["gradient"]
             array = content.array_records["arrays"]["gradient"]
             assert (array.dtype, tuple(array.shape)) == ("float32", (1, 6, 4))

@@ -44,7 +44,7 @@ def test_a_real_node_is_what_its_owners_policy_says(
     assert torch.equal(*answers)
     assert (policy.parent / "state" / "ledger.sqlite").is_file()
     reply = deployed("query.identity", RecordDict(), config, hostile)
-    assert dict(reply.content.config_records["identity"]) == {"client": 1, "protocol": 4}
+    assert dict(reply.content.config_records["identity"]) == {"client": 1, "protocol": 5}
     settings = owners_settings(Context(1, 1, config, RecordDict(), hostile))
     assert (settings.seed, settings.partition, settings.policy) == (None, None, policy)
     assert settings.clients == 3

@@ -25,11 +25,12 @@ from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.errors import PrivacyError, ReleaseRefusedError
 from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan, SecretKey
+from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.protocol.dp_sinkhorn import pack_requests
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.objective import Objective
 
-from ..support.requests import gradient_request, plan_of
+from ..support.requests import GRID, gradient_request, plan_of
 from ..support.tiny import CLASSES, tiny_clients, with_secret_key
 
 OBJECTIVE = Objective(lam=0.5, classes=CLASSES)
@@ -81,7 +82,7 @@ def test_another_account_or_plan_is_another_reservation() -> None:
             charge,
             replace(charge, adjacency="client"),
             central_charge(replace(PLAN, rounds=31)),
-            central_charge(PLAN, 2),
+            central_charge(PLAN, IntegerGaussian(PLAN, 2, GRID, 8)),
             None,
         )
     ]

@@ -36,6 +36,7 @@ from fedsink.clients.states import State
 from fedsink.data import sources
 from fedsink.data.identifiers import number_of
 from fedsink.errors import (
+from fedsink.privacy.integer_gaussian import IntegerGaussian
     CheckpointError,
     ConfigError,
     DataError,
@@ -58,6 +59,7 @@ from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.failure_codes import RUN_TAKEN
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
+from ..support.requests import GRID, shared
 
 from ..support.tiny import CLASSES, SIZE, points
 
@@ -165,7 +167,7 @@ def test_a_policy_that_allows_critics_states_every_limit(
         (request(plan=replace(PLAN, rate=0.2, noise_multiplier=0.49)), "minimum_noise_multiplier"),
         (request(plan=replace(PLAN, delta=1e-3)), "budget.add-remove.delta"),
         (request(plan=replace(PLAN, adjacency="client")), "budget.client"),
-        (replace(request(), share=2), "secure_aggregation"),
+        (shared(request(), 2), "secure_aggregation"),
         (replace(request(), rows=torch.zeros(7, SIZE), row_labels=torch.zeros(7).long()),
          "maximum_images"),
     ],
@@ -366,7 +368,7 @@ def test_the_shape_of_a_reply_is_the_requests_and_an_empty_client_answers(
 
 
 def test_the_share_of_the_noise_and_no_more_is_added(settings: NodeSettings) -> None:
-    shares = [replied(node_with(settings, records()), replace(request(), share=n)) for n in (1, 3)]
+    shares = [replied(node_with(settings, records()), shared(request(), n)) for n in (1, 3)]
     plan = UnprotectedPlan(1.0, 12, "critic", JointSchedule())
     unprotected = node_with(replace(settings, unprotected=True), records())
     clipped = replied(unprotected, request(plan=plan))
@@ -374,9 +376,11 @@ def test_the_share_of_the_noise_and_no_more_is_added(settings: NodeSettings) -> 
     totals = clipped_total(unprotected.shard)
     stream = Node(settings, 0)._key.stream("noise", client=0, round=1)
     normal = stream.normal(ROWS * SIZE).reshape(ROWS, SIZE)
-    for share, reply in zip((1, 3), shares, strict=True):
-        std = PLAN.noise_std / math.sqrt(share)
-        assert torch.allclose((reply - totals).double(), std * normal, atol=1e-5)
+    assert torch.allclose((shares[0] - totals).double(), PLAN.noise_std * normal, atol=1e-5)
+    stream = Node(settings, 0)._key.stream("noise", client=0, round=1)
+    one = IntegerGaussian(PLAN, 3, GRID, ROWS * SIZE)
+    noise = stream.integers(one.size, one.scale).reshape(ROWS, SIZE) * GRID.granularity
+    assert torch.allclose(GRID.decoded(shares[1]), noise + totals, atol=1e-5)
 
 
 def clipped_total(shard: Shard) -> Tensor:
@@ -479,7 +483,7 @@ def test_what_is_remembered_is_its_owners_alone(owned: Callable[..., NodeSetting
 def test_nothing_but_the_gradient_leaves(settings: NodeSettings) -> None:
     record = Node(settings, 0).answer("train.gs_wgan", request().to_record())
     assert list(record.array_records["arrays"]) == ["gradient"]
-    assert dict(record.config_records["fields"]) == {"json": '{"protocol": 4}'}
+    assert dict(record.config_records["fields"]) == {"json": '{"protocol": 5}'}
 
 
 def test_nothing_more_leaves_or_is_kept_behind_a_warm_start(settings: NodeSettings) -> None:
@@ -487,7 +491,7 @@ def test_nothing_more_leaves_or_is_kept_behind_a_warm_start(settings: NodeSettin
     node, asked = Node(settings, 0), request(warm_generator=3)
     record = node.answer("train.gs_wgan", asked.to_record())
     assert list(record.array_records["arrays"]) == ["gradient"]
-    assert dict(record.config_records["fields"]) == {"json": '{"protocol": 4}'}
+    assert dict(record.config_records["fields"]) == {"json": '{"protocol": 5}'}
     other = Node(settings, 1)
     replied(other, request())
     shapes = [{name: value.shape for name, value in trained(*pair).items()}

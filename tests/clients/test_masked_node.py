@@ -15,20 +15,23 @@ from fedsink.clients.ledger.database import Database
 from fedsink.protocol.aggregation import KEYS, SHARES, SURVIVORS, TRIPS, UNMASK, put_trip, trip_of
 from fedsink.protocol.dp_sinkhorn import GradientRequest, unpack_replies
 from fedsink.protocol.exchange import Reduction
-from fedsink.protocol.failure_codes import BAD_SIGNATURE, MALFORMED, REFUSED, UNSIGNED
+from fedsink.protocol.failure_codes import (
+    BAD_SIGNATURE,
+    MALFORMED,
+    OUT_OF_TURN,
+    REFUSED,
+    SMALL_COHORT,
+    SUMMED_ALREADY,
+    UNSIGNED,
+    UNTRUSTED_PEER,
+    WEAK_THRESHOLD,
+)
 from fedsink.protocol.identity_key import NodeIdentityKey
 from fedsink.protocol.node_identity import given_by
 from fedsink.protocol.packing import pack
 from fedsink.protocol.signatures import shown_key, sign
 from fedsink.secagg.identities import certify
 from fedsink.secagg.parameters import Parameters
-from fedsink.secagg.refusals import (
-    AnsweredError,
-    CohortError,
-    OutOfTurnError,
-    UntrustedPeerError,
-    WeakThresholdError,
-)
 from fedsink.server.masked_grid import MaskedGrid
 from fedsink.simulation.grid import client_of
 
@@ -146,7 +149,7 @@ def test_a_server_that_starts_again_gets_the_same_sum_or_none(
 
     nodes.codes.clear()
     assert summed(nodes, request, [0, 1, 2]).is_void
-    assert codes(nodes) == {AnsweredError.code}
+    assert codes(nodes) == {SUMMED_ALREADY}
     assert summed(nodes, request).is_void  # it is over
     assert nodes.claims() == [1, 1, 1, 1]
 
@@ -154,9 +157,9 @@ def test_a_server_that_starts_again_gets_the_same_sum_or_none(
 @pytest.mark.parametrize(
     ("aggregation", "clients", "code"),
     [
-        ({"minimum_cohort": 4}, [0, 1, 2], CohortError.code),
-        ({"tolerate_dropouts": 0}, None, CohortError.code),
-        ({"threshold": 0.8}, None, WeakThresholdError.code),
+        ({"minimum_cohort": 4}, [0, 1, 2], SMALL_COHORT),
+        ({"tolerate_dropouts": 0}, None, SMALL_COHORT),
+        ({"threshold": 0.8}, None, WEAK_THRESHOLD),
     ],
 )
 def test_the_owners_table_refuses_a_sum_before_any_key_is_sent(
@@ -179,7 +182,7 @@ def test_a_stranger_in_the_roster_is_refused_before_anything_is_shared(
     peers = nodes.folders[0] / "peers.toml"
     peers.write_text("".join(peers.read_text().splitlines(keepends=True)[:3]))
     reduction = summed(nodes, shared(make_request(), 3))
-    assert (ORDER[1], 0, UntrustedPeerError.code) in nodes.codes
+    assert (ORDER[1], 0, UNTRUSTED_PEER) in nodes.codes
     assert list(reduction.absent) == [0]  # the others go on without it
     assert nodes.claims() == [0, 1, 1, 1]
 
@@ -200,7 +203,7 @@ def test_an_authority_stands_for_all_peers(tmp_path: Path, make_request: Make) -
     reduction = summed(nodes, shared(make_request(), 3), [0, 1, 2])
     assert not reduction.void
     assert summed(nodes, shared(make_request(round=2), 3)).is_void
-    assert codes(nodes) == {UntrustedPeerError.code}
+    assert codes(nodes) == {UNTRUSTED_PEER}
 
 
 @pytest.mark.parametrize(
@@ -234,9 +237,9 @@ def test_the_trips_come_in_order(tmp_path: Path, make_request: Make) -> None:
     parameters = parameters_of(nodes, request)
     for trip in TRIPS[1:]:
         record = put_trip(pack({}, {}), parameters, b"")
-        assert nodes.send(0, record, f"query.{trip}").error.code == OutOfTurnError.code
+        assert nodes.send(0, record, f"query.{trip}").error.code == OUT_OF_TURN
     record = put_trip(request.to_record(), parameters, b"")
-    assert nodes.send(0, record).error.code == OutOfTurnError.code
+    assert nodes.send(0, record).error.code == OUT_OF_TURN
     assert nodes.claims() == [0, 0, 0, 0]
 
 

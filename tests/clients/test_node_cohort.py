@@ -219,7 +219,7 @@ def test_a_client_that_fails_keeps_no_other_from_answering(
 def test_a_malformed_request_fails_at_every_client(many: NodeSettings, make_request: Make) -> None:
     request = make_request(clip="record")
     content = pack_requests([request])
-    content.config_records["fields"]["json"] = '{"protocol": 4}'
+    content.config_records["fields"]["json"] = '{"protocol": 5}'
     read = Content(None, lambda: content)
     ((number, answers),) = NodeCohort(many).answers("train.dp_sinkhorn", [read], [[3, 5]])
     assert number == 0

@@ -20,12 +20,15 @@ from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
-from fedsink.errors import BudgetError, ReleaseRefusedError
+from fedsink.errors import BudgetError, PrivacyError, ReleaseRefusedError
+from fedsink.privacy.fixed_point import FixedPoint
+from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.packing import digest
 
 from ..support.asking import gradient
+from ..support.requests import GRID, shared
 
 Make = Callable[..., GradientRequest]
 CLIENTS, ROWS = 12, 1500
@@ -38,7 +41,8 @@ def p_value(noise: Tensor, std: float) -> float:
 
 def one_by_one(settings: NodeSettings, request: GradientRequest, cohort: list[int]) -> Tensor:
     message = digest("train.dp_sinkhorn", pack_requests([request]))
-    return torch.stack([gradient(Node(settings, k), request, message) for k in cohort])
+    replies = torch.stack([gradient(Node(settings, k), request, message) for k in cohort])
+    return replies if request.share == 1 else GRID.decoded(replies)
 
 
 @pytest.fixture
@@ -53,7 +57,7 @@ def noise_alone(make_request: Make) -> Make:
     def make(share: int, **more: object) -> GradientRequest:
         rows = torch.zeros(ROWS, 4)
         request = make_request(rate=1e-12, sigma=1.5, rows=rows, **more)
-        return replace(request, share=share, self_gradient=torch.zeros_like(rows))
+        return replace(shared(request, share), self_gradient=torch.zeros_like(rows))
 
     return make
 
@@ -96,17 +100,17 @@ def test_tolerated_dropouts_leave_the_sum_of_the_others_with_the_plans_noise(
 def test_many_clients_at_once_add_the_same_shares(
     many: NodeSettings, make_request: Make, clip: str, capacity: int | None
 ) -> None:
-    request = replace(make_request(clip=clip, bound=3.0, rate=0.5), share=CLIENTS)
+    request = shared(make_request(clip=clip, bound=3.0, rate=0.5), CLIENTS)
     if capacity is not None:
         plan = replace(request.plan, capacity=capacity, nominal_records=61)
         request = replace(request, plan=plan)
     expected = one_by_one(many, request, list(range(CLIENTS)))
     content = Content(lambda: [request], lambda: pack_requests([request]))
     found = list(NodeCohort(many).answers("train.dp_sinkhorn", [content], [range(CLIENTS)]))
-    replies = torch.cat([answers.replies for _, answers in found]).squeeze(1)
+    replies = GRID.decoded(torch.cat([answers.replies for _, answers in found]).squeeze(1))
     torch.testing.assert_close(replies, expected, rtol=0, atol=1e-4)
-    whole = one_by_one(many, replace(request, share=1), list(range(CLIENTS)))
-    assert not torch.allclose(whole, expected, atol=0.1)
+    whole = one_by_one(many, shared(request, 1), list(range(CLIENTS)))
+    assert not torch.allclose(whole.double(), expected, atol=0.1)
 
 
 def test_noise_cannot_be_spread_over_more_clients_than_answer(
@@ -116,10 +120,10 @@ def test_noise_cannot_be_spread_over_more_clients_than_answer(
     for schedule, label, cohort in (("joint", None, 12), ("class", 1, 4)):
         request = make_request(schedule=schedule, label=label)
         node = Node(many, 0)
-        gradient(node, replace(request, share=cohort), b"1")
+        gradient(node, shared(request, cohort), b"1")
         told = rf"over {cohort + 1} clients, .* are {cohort}"
         with pytest.raises(ReleaseRefusedError, match=told):
-            gradient(node, replace(request, share=cohort + 1), b"2")
+            gradient(node, shared(request, cohort + 1), b"2")
 
 
 def test_what_is_charged_is_the_reply_alone_unless_the_aggregation_is_trusted(
@@ -128,8 +132,8 @@ def test_what_is_charged_is_the_reply_alone_unless_the_aggregation_is_trusted(
     plan = make_request(clip="record", rate=0.3, sigma=2.0).plan
     whole, alone, trusted = (
         central_charge(plan),
-        central_charge(plan, 4),
-        central_charge(plan, 4, trusted=True),
+        central_charge(plan, IntegerGaussian(plan, 4, GRID, 24)),
+        central_charge(plan, IntegerGaussian(plan, 4, GRID, 24), trusted=True),
     )
     weaker = replace(plan, noise_multiplier=1.0)  # 2/√4
     assert (alone.event, alone.use) == (weaker.event, weaker.event.event)
@@ -152,7 +156,7 @@ def test_a_real_node_refuses_a_share_and_charges_it_as_its_owner_says(
     policy_file: Callable[..., Path], make_request: Make
 ) -> None:
     request = make_request(clip="record", rate=0.3, sigma=3.0)
-    request = replace(request, share=9)
+    request = shared(request, 9)
     sum_costs = request.plan.epsilon()
     alone_costs = request.own_plan.epsilon()
     assert alone_costs > 3 * sum_costs
@@ -169,18 +173,92 @@ def test_a_real_node_refuses_a_share_and_charges_it_as_its_owner_says(
     settings = _policy(policy_file, between, "trusted")
     assert gradient(Node(settings, 0), request, b"1").shape == (6, 4)
     # The same run cannot continue with another share of the noise.
-    for other in (1, 3):
+    coarser = replace(request, fixed_point=replace(GRID, granularity=2.0**-19))
+    for other in (shared(request, 1), shared(request, 3), coarser):
         with pytest.raises(ReleaseRefusedError, match="reserved for another plan"):
-            gradient(Node(settings, 0), replace(request, share=other, round=2), b"2")
+            gradient(Node(settings, 0), replace(other, round=2), b"2")
 
 
 def test_a_node_without_a_policy_charges_what_it_can_prove(
     secret: NodeSettings, make_request: Make
 ) -> None:
-    request = replace(make_request(clip="record", sigma=2.0), share=3)
+    request = shared(make_request(clip="record", sigma=2.0), 3)
     gradient(Node(secret, 0), request, b"1")
     assert secret.ledger is not None
     with sqlite3.connect(secret.ledger) as database:
         ((plan, use),) = database.execute("SELECT plan, use FROM reservations").fetchall()
     assert event_from_json(use).event.noise_multiplier == pytest.approx(2.0 / 3**0.5)
     assert (json.loads(plan)["noise_multiplier"], json.loads(plan)["share"]) == (2.0, 3)
+
+
+def test_noise_that_does_not_fit_its_integers_is_refused_before_it_is_charged(
+    secret: NodeSettings, make_request: Make
+) -> None:
+    request = shared(make_request(clip="record", sigma=2.0), 3)
+    narrow = FixedPoint(granularity=2.0**-16, bits=16, radius=0.25)  # 12·s needs 17 bits or more
+    with pytest.raises(PrivacyError, match=r"does not fit into noise\.bits=16"):
+        gradient(Node(secret, 0), replace(request, fixed_point=narrow), b"1")
+    assert secret.ledger is not None
+    assert not secret.ledger.exists() or not _reservations(secret.ledger)
+
+
+def _reservations(ledger: Path) -> list[tuple[int]]:
+    with sqlite3.connect(ledger) as database:
+        return database.execute("SELECT id FROM reservations").fetchall()
+
+
+@pytest.mark.parametrize("capacity", [None, 40])
+@pytest.mark.parametrize("schedule", ["joint", "class"])
+def test_a_pooled_sum_is_that_of_all_replies_but_for_its_noise(
+    many: NodeSettings, make_request: Make, schedule: str, capacity: int | None
+) -> None:
+    """With next to no noise both are the clipped total of all samples, up to rounding."""
+    label = None if schedule == "joint" else 1
+    cohort = [k for k in range(CLIENTS) if label is None or k % 3 == 0]
+    request = make_request(
+        clip="record", bound=3.0, rate=0.5, sigma=1e-6, schedule=schedule, label=label
+    )
+    if capacity is not None:
+        plan = replace(request.plan, capacity=capacity, nominal_records=61)
+        request = replace(request, plan=plan)
+    request = shared(request, len(cohort))
+    total, summed = (
+        _total(many, request, cohort),
+        _total(replace(many, pooled=True), request, cohort),
+    )
+    assert float(total.abs().amax()) > 1.0
+    torch.testing.assert_close(summed, total, rtol=0, atol=1e-3)
+
+
+def test_a_pooled_sum_has_the_noise_of_all_shares(many: NodeSettings, noise_alone: Make) -> None:
+    request = noise_alone(CLIENTS, clip="record")
+    cohort = list(range(CLIENTS))
+    for settings in (many, replace(many, pooled=True)):
+        noise = _total(settings, request, cohort)
+        std = request.plan.noise_std
+        assert p_value(noise, std) > 1e-6
+        assert p_value(noise, 2 / 3 * std) < 1e-12
+        assert p_value(noise, 3 / 2 * std) < 1e-12
+
+
+def test_only_the_first_block_of_a_cohort_has_its_noise(
+    many: NodeSettings, noise_alone: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of 4 clients: every block's sum counts once, whoever adds them up."""
+    monkeypatch.setattr("fedsink.clients.node_cohort.POOLED_BLOCK", 4)
+    request = noise_alone(CLIENTS, clip="record")
+    content = Content(lambda: [request], lambda: pack_requests([request]))
+    pooled = NodeCohort(replace(many, pooled=True))
+    found = list(pooled.answers("train.dp_sinkhorn", [content], [range(CLIENTS)]))
+    assert [list(answers.clients) for _, answers in found] == [
+        [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11],
+    ]  # fmt: skip
+    assert [bool(answers.replies.any()) for _, answers in found] == [True, False, False]
+    noise = GRID.decoded(torch.cat([answers.replies for _, answers in found]).sum(0))
+    assert p_value(noise, request.plan.noise_std) > 1e-6
+
+
+def _total(settings: NodeSettings, request: GradientRequest, cohort: list[int]) -> Tensor:
+    content = Content(lambda: [request], lambda: pack_requests([request]))
+    found = NodeCohort(settings).answers("train.dp_sinkhorn", [content], [cohort])
+    return GRID.decoded(torch.cat([answers.replies for _, answers in found]).sum(0))

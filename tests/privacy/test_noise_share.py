@@ -78,7 +78,7 @@ def test_a_cohort_is_whoever_is_asked_the_same_in_every_round(schedule, clients)
     assert SHARED.cohorts(schedule, clients) == sorted(sizes)
 
 
-def test_missing_shares_leave_less_noise_and_all_others_but_one_leave_ones_own():
+def test_colluders_leave_less_noise_and_all_others_leave_ones_own():
     clients, schedule = 40, JointSchedule()
     plan = replace(PLAN, schedule=schedule)
     of_whole = [SHARED.left(plan, clients, x).noise_multiplier for x in range(45)]
@@ -86,11 +86,11 @@ def test_missing_shares_leave_less_noise_and_all_others_but_one_leave_ones_own()
     assert of_whole[10] == pytest.approx(plan.noise_multiplier * math.sqrt(30 / 40))
     assert of_whole == sorted(of_whole, reverse=True)
     assert of_whole[39:] == [plan.with_noise(1 / 40).noise_multiplier] * 6
-    # So many may be missing, and one more is too many.
+    # Tolerated drop-outs are counted as gone: the others' shares are larger.
     tolerant = NoiseShare("secure_aggregation", 4)
-    assert tolerant.left(plan, clients, 0).noise_multiplier > plan.noise_multiplier
-    assert tolerant.left(plan, clients, 4) == plan
-    assert tolerant.left(plan, clients, 5).noise_multiplier < plan.noise_multiplier
+    assert tolerant.left(plan, clients, 0) == plan
+    found = tolerant.left(plan, clients, 9).noise_multiplier
+    assert found == pytest.approx(plan.noise_multiplier * math.sqrt(27 / 36))
 
 
 def test_of_cohorts_of_two_sizes_the_worse_one_is_told():
@@ -117,6 +117,10 @@ def test_fewer_shares_cost_more_epsilon():
         (("secure_aggregation", -1), "tolerate_dropouts must be a whole number of at least 0"),
         (("secure_aggregation", 1.0), "whole number of at least 0, not 1.0"),
         (("secure_aggregation", True), "whole number of at least 0, not True"),
+        (("secure_aggregation", 0, 15), "noise.bits must be a whole number from 16 to 60"),
+        (("secure_aggregation", 0, 61), "noise.bits must be a whole number from 16 to 60"),
+        (("secure_aggregation", 0, 32.0), "noise.bits must be"),
+        (("secure_aggregation", 0, 32, "both"), "noise.draw is auto, clients, sum, not 'both'"),
         (("local", 1), "tolerate_dropouts=1 belongs to noise.share=secure_aggregation"),
     ],
 )

@@ -31,6 +31,8 @@ from fedsink.protocol.dp_sinkhorn import (
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.packing import pack, unpack
 
+from ..support.requests import GRID, shared
+
 Make = Callable[..., GradientRequest]
 RECORD = PrivacyPlan(0.25, 1.5, 7, RecordClip(0.5), JointSchedule(), 1e-5)
 
@@ -53,12 +55,13 @@ def test_a_request_round_trips(make_request: Make, clip: Any, label: int | None)
     schedule = JointSchedule() if label is None else ClassSchedule(3)
     plan = PrivacyPlan(0.1, 1.5, 7, clip, schedule, 1e-5)
     request = make_request(
-        plan=plan, label=label, potentials=torch.arange(4.0), run="ward 7, first try", share=5
+        plan=plan, label=label, potentials=torch.arange(4.0), run="ward 7, first try"
     )
+    request = shared(request, 5)
     read = GradientRequest.from_record(request.to_record())
     assert (read.round, read.label, read.plan) == (request.round, label, plan)
     assert (read.objective, read.view) == (request.objective, request.view)
-    assert (read.run, read.share) == ("ward 7, first try", 5)
+    assert (read.run, read.share, read.fixed_point) == ("ward 7, first try", 5, GRID)
     assert read.own_plan.noise_std == pytest.approx(plan.noise_std / 5**0.5)
     for name in ("rows", "row_labels", "potentials", "self_gradient"):
         assert torch.equal(getattr(read, name), getattr(request, name))
@@ -146,9 +149,36 @@ def test_a_request_says_how_much_of_the_noise_it_asks_for(make_request: Make) ->
 
 
 def test_a_share_that_float32_cannot_hold_is_refused(make_request: Make) -> None:
-    GradientRequest.from_record(make_request(share=10**20).to_record())
+    GradientRequest.from_record(shared(make_request(), 10**20).to_record())
     with pytest.raises(ValueError, match="the noise multiplier σ must be a number from"):
-        GradientRequest.from_record(make_request(share=10**26).to_record())
+        GradientRequest.from_record(shared(make_request(), 10**26).to_record())
+
+
+@pytest.mark.parametrize("name", ["granularity", "bits", "radius"])
+@pytest.mark.parametrize(
+    "value",
+    [0, -1, -0.5, math.nan, math.inf, 1e308, 5e-324, 10**400, True, None, "8", [32], {}, 3.5, 15],
+)
+def test_a_hostile_fixed_point_is_malformed(make_request: Make, name: str, value: Any) -> None:
+    """A granularity of 3.5 or 15 is no power of two, 15 and 3.5 bits are none; a radius may be."""
+    stated = GRID.to_dict() | {name: value}
+    record = with_field(shared(make_request(), 2), fixed_point=stated)
+    if name == "radius" and value in (3.5, 15) and value is not True:
+        assert GradientRequest.from_record(record).fixed_point is not None
+        return
+    with pytest.raises(ValueError, match=r"."):
+        GradientRequest.from_record(record)
+
+
+@pytest.mark.parametrize(
+    ("share", "stated"),
+    [(1, GRID.to_dict()), (2, None), (2, {}), (2, []), (2, "x"), (2, GRID.to_dict() | {"more": 1})],
+)
+def test_shared_noise_goes_with_a_fixed_point_and_whole_noise_without(
+    make_request: Make, share: int, stated: Any
+) -> None:
+    with pytest.raises(ValueError, match=r"integers|Malformed"):
+        GradientRequest.from_record(with_field(make_request(), share=share, fixed_point=stated))
 
 
 def test_a_hostile_plan_is_refused_when_the_request_is_read(make_request: Make) -> None:
@@ -237,7 +267,7 @@ def test_every_use_of_a_message_has_every_array(make_request: Make, name: str) -
         {"objective": Objective(lam=0.2, classes=3)},
         {"view": {"name": "pixel", "shape": [2], "other": 1}},
         {"run": "another"},
-        {"share": 2},
+        {"share": 2, "fixed_point": GRID},
     ],
     ids=lambda changes: next(iter(changes)),
 )
@@ -269,7 +299,7 @@ def test_replies_of_several_uses_round_trip_in_order() -> None:
 def test_a_reply_holds_one_array_and_no_field() -> None:
     """Pitfall 1."""
     record = GradientReply(torch.zeros(3, 2)).to_record()
-    assert dict(record.config_records["fields"]) == {"json": '{"protocol": 4}'}
+    assert dict(record.config_records["fields"]) == {"json": '{"protocol": 5}'}
     assert list(record.array_records["arrays"]) == ["gradient"]
     assert len(record) == 2
     assert not record.metric_records

@@ -30,6 +30,8 @@ from fedsink.privacy import (
 from fedsink.protocol.gs_wgan import MOST_FAKES, MOST_PAIRS, MOST_WEIGHTS, CriticRequest, Critics
 from fedsink.protocol.packing import digest, pack, unpack
 
+from ..support.requests import GRID, shared
+
 PLAN = PrivacyPlan(1.0, 1.5, 7, CriticClip(0.5, 6), TurnSchedule(3), 1e-5)
 CRITICS = Critics(CriticTraining(6, lr=1e-3, late=0.5), classes=3, hidden=4, scale=2.0, seed=5)
 
@@ -63,13 +65,24 @@ def with_fields(change: Callable[[dict[str, Any]], None]) -> RecordDict:
     ids=["turns", "joint", "unprotected"],
 )  # fmt: skip
 def test_a_request_round_trips(plan: Any) -> None:
-    request = make(plan=plan, run="ward 7, first try", share=2)
+    sharers = 2 if plan.protected else 1
+    request = shared(make(plan=plan, run="ward 7, first try"), sharers)
     read = CriticRequest.from_record(request.to_record())
-    for name in ("round", "label", "plan", "critics", "view", "run", "share", "rate"):
+    for name in (
+        "round",
+        "label",
+        "plan",
+        "critics",
+        "view",
+        "run",
+        "share",
+        "fixed_point",
+        "rate",
+    ):
         assert getattr(read, name) == getattr(request, name)
     for name in ("rows", "row_labels", "fakes", "fake_labels"):
         assert torch.equal(getattr(read, name), getattr(request, name))
-    assert read.own_plan.noise_std == pytest.approx(plan.noise_std / 2**0.5)
+    assert read.own_plan.noise_std == pytest.approx(plan.noise_std / sharers**0.5)
 
 
 def test_the_rate_follows_the_round() -> None:
@@ -111,7 +124,7 @@ def test_every_part_is_in_the_digest(changes: dict[str, Any]) -> None:
         ({"fakes": torch.zeros(5, 3)}, "have 3 coordinates, the others 2"),
         ({"fake_labels": torch.zeros(5)}, "Row labels must be 5 integers"),
         ({"fake_labels": torch.tensor([-1, 0, 0, 0, 0])}, "Row labels must be below"),
-        ({"share": 10**26}, "the noise multiplier σ must be a number from"),
+        ({"share": 10**26, "fixed_point": GRID}, "the noise multiplier σ must be a number from"),
         (
             {
                 "critics": replace(CRITICS, training=replace(CRITICS.training, history=1 << 14)),

@@ -132,12 +132,12 @@ def test_an_array_that_is_not_what_it_says_is_malformed(array: Array) -> None:
         unpack(record_of(STATED, {"x": array}))
 
 
-@pytest.mark.parametrize("version", [None, 3, 5, "4", [4], {"4": 4}])
+@pytest.mark.parametrize("version", [None, 4, 6, "5", [5], {"5": 5}])
 def test_another_version_is_refused_by_name(version: Any) -> None:
     text = json.dumps({} if version is None else {"protocol": version})
-    with pytest.raises(ProtocolVersionError, match="this one 4: install one version of fedsink"):
+    with pytest.raises(ProtocolVersionError, match="this one 5: install one version of fedsink"):
         unpack(record_of(text, {}))
-    assert failure_code(ProtocolVersionError(version, 4), 0) == OTHER_VERSION
+    assert failure_code(ProtocolVersionError(version, 5), 0) == OTHER_VERSION
 
 
 def test_the_version_is_stated_and_is_no_field() -> None:

@@ -23,6 +23,7 @@ class _Answering:
     def __init__(self, values: Tensor, failures: dict[int, int] | None = None) -> None:
         self.values = values
         self.failures = failures or {}
+        self.block = BLOCK
 
     def handles(self, message_type: str) -> bool:
         return message_type == "train.dp_sinkhorn"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from fedsink.privacy import (
     UnprotectedPlan,
 )
 from fedsink.privacy.adjacency import describe
+from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.strategies.central_statement import (
     central_statement,
     notice,
@@ -85,42 +87,65 @@ def test_every_kind_of_noise_is_explained(kind: str) -> None:
     assert stated["noise_meaning"].endswith(".")
 
 
+def _stated(clients: int, share: NoiseShare = _SHARED) -> dict[str, Any]:
+    """privacy.json of shared noise, on 24 values of 32 bits."""
+    sizes = share.cohorts(_RECORD.schedule, clients)
+    one = IntegerGaussian.finest(
+        _RECORD, sizes, size=24, bits=32, radius=_RECORD.clip.reach(50),
+        tolerate_dropouts=share.tolerate_dropouts,
+    )  # fmt: skip
+    integers = [replace(one, sharers=m - share.tolerate_dropouts) for m in sizes]
+    return central_statement(_RECORD, clients, "secret", share=share, integers=integers)
+
+
 def test_the_runs_epsilon_is_the_curators_and_that_of_a_reply_stands_beside_it() -> None:
-    stated = central_statement(_RECORD, 100, "secret", share=_SHARED)
+    stated = _stated(100)
     assert stated["epsilon"] == _RECORD.epsilon()
     alone = replace(_RECORD, noise_multiplier=2.0 * (1 / 10) ** 0.5)
     assert stated["epsilon_without_aggregator"] == alone.epsilon() > 3 * stated["epsilon"]
     (cohort,) = stated["noise_share"]["cohorts"]
     assert (cohort["clients"], cohort["sharers"]) == (10, 10)
-    assert cohort["noise_std"] == pytest.approx(stated["noise_std"] / 10**0.5)
+    assert cohort["noise_std"] == pytest.approx(stated["noise_std"] / 10**0.5, rel=1e-3)
+    assert cohort["noise_std"] > stated["noise_std"] / 10**0.5
     json.dumps(stated)
 
 
-def test_missing_shares_are_priced() -> None:
-    stated = central_statement(_RECORD, 100, "secret", share=_SHARED)
-    missing = stated["noise_share"]["missing_shares"]
-    assert [one["missing"] for one in missing] == [1, 4, 9]
-    for one in missing:
-        sigma = 2.0 * (1 - one["missing"] / 10) ** 0.5
-        assert one["sigma"] == pytest.approx(sigma)
+def test_the_integers_are_stated() -> None:
+    stated = _stated(100)
+    shared = stated["noise_share"]
+    gamma, S = shared["granularity"], _RECORD.sensitivity
+    assert (shared["bits"], shared["values"], shared["radius"]) == (32, 24, 50 * S)
+    assert shared["sensitivity"] == pytest.approx(S + gamma * 24**0.5)
+    assert 0 < shared["epsilon_divergence"] < 1e-60
+    assert 0 < shared["wrap_probability"] < 1e-12
+    assert shared["epsilon"] == stated["epsilon"]
+
+
+def test_colluders_are_priced() -> None:
+    """One, a tenth, a third and all others of a cohort of 60."""
+    found = _stated(600)
+    colluders = found["noise_share"]["colluders"]
+    assert [one["clients"] for one in colluders] == [1, 6, 20, 59]
+    for one in colluders:
+        assert one["sigma"] == pytest.approx(2.0 * (1 - one["clients"] / 60) ** 0.5)
         left = replace(_RECORD, noise_multiplier=one["sigma"])
-        assert one["epsilon"] == left.epsilon() > stated["epsilon"]
-    assert missing[-1]["epsilon"] == stated["epsilon_without_aggregator"]
+        assert one["epsilon"] == left.epsilon() > found["epsilon"]
+    assert colluders[-1]["epsilon"] == found["epsilon_without_aggregator"]
 
 
-def test_tolerated_shares_are_not_priced_and_the_first_more_is() -> None:
-    stated = central_statement(_RECORD, 100, "secret", share=NoiseShare("secure_aggregation", 4))
+def test_tolerated_shares_count_as_gone_beside_colluders() -> None:
+    stated = _stated(100, NoiseShare("secure_aggregation", 4))
     assert stated["epsilon"] == _RECORD.epsilon()
-    missing = stated["noise_share"]["missing_shares"]
-    assert [one["missing"] for one in missing] == [5, 9]
-    assert missing[0]["sigma"] == pytest.approx(2.0 * (5 / 6) ** 0.5)
+    colluders = stated["noise_share"]["colluders"]
+    assert [one["clients"] for one in colluders] == [1, 4, 5]
+    assert colluders[0]["sigma"] == pytest.approx(2.0 * (5 / 6) ** 0.5)
     assert stated["noise_share"]["tolerate_dropouts"] == 4
 
 
 def test_every_assumption_is_named_and_the_text_promises_no_more() -> None:
-    stated = central_statement(_RECORD, 100, "secret", share=_SHARED)
+    stated = _stated(100)
     assumed = stated["noise_share"]["assumptions"]
-    assert set(assumed) == {"aggregation", "collusion", "dropout", "quantisation"}
+    assert set(assumed) == {"aggregation", "collusion", "dropout", "integers"}
     assert "sum of a cohort's replies" in stated["protected"]
     assert "server included" not in stated["protected"]
     assert "their ε compose)" not in stated["not_protected"]
@@ -139,14 +164,14 @@ def test_where_every_client_adds_the_whole_noise_the_statement_is_the_local_one(
 
 @pytest.mark.slow
 def test_one_line_says_what_holds_for_whom() -> None:
-    stated = central_statement(_RECORD, 105, "secret", share=_SHARED)
+    stated = _stated(105)
     alone, epsilon = stated["epsilon_without_aggregator"], stated["epsilon"]
-    first = stated["noise_share"]["missing_shares"][0]
+    first = stated["noise_share"]["colluders"][0]
     line = notice(stated, _SHARED, 105)
     assert line is not None
     assert line.startswith(
-        f"noise.share=secure_aggregation: ε = {epsilon:.3g} holds for sums of 10 or 11 replies; "
-        f"ε = {first['epsilon']:.3g} with 1 missing; "
+        f"noise.share=secure_aggregation: ε = {epsilon:.3g} holds for sums of 10 or 11 replies "
+        f"(32 bits); ε = {first['epsilon']:.3g} against the server and 1 of them; "
     )
     bare = stated["epsilon_unamplified"]
     assert f"ε = {alone:.3g} for a reply alone; ε = {bare:.4g} without amplification" in line

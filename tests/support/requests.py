@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
+from fedsink.privacy.fixed_point import FixedPoint
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.objective import Objective
-from fedsink.protocol.requests import UNNAMED
+from fedsink.protocol.requests import UNNAMED, CentralRequest
 
 from .tiny import CLASSES, SIZE
+
+GRID = FixedPoint(granularity=2.0**-20, bits=40, radius=2.0**10)
+"""Of requests whose noise is shared: wide, and fine enough not to matter."""
+
+R = TypeVar("R", bound=CentralRequest)
+
+
+def shared(request: R, clients: int) -> R:
+    """Returns a request that spreads its noise over so many clients; 1: over none."""
+    grid = None if clients == 1 else GRID
+    return replace(request, share=clients, fixed_point=grid)  # type: ignore[type-var]
 
 
 def plan_of(

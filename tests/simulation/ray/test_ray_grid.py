@@ -144,6 +144,7 @@ def _dying(marker: Path, after: int, act: Callable[[], None]) -> Callable[[Any],
 
         class Dying:
             handles = batched.handles
+            block = batched.block
             answered = 0
 
             def answers(self, message_type: str, contents: Any, clients: Any) -> Any:

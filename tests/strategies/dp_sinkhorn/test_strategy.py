@@ -512,8 +512,10 @@ def test_signal_to_noise_counts_the_shared_noise_once(
         )
         for factor, low, high in ((0.0, -0.3, 0.3), (3.0, 3.5, 5.0)):
             for number, reply in enumerate(replies):
-                noise = std * Stream(b"k", number).normal(200, 4)
-                reply.content = GradientReply((noise + factor * std).float()).to_record()
+                noise = std * Stream(b"k", number).normal(200, 4) + factor * std
+                grid_of = strategy.settings.noise_of(number)[1]
+                sent = noise.float() if grid_of is None else grid_of.rounded(noise[None])[0]
+                reply.content = GradientReply(sent).to_record()
             _, record = strategy.aggregate_train(1, replies)
             assert low <= float((record or {})["signal_to_noise"]) <= high
             strategy._points, strategy._rounds = strategy._generate([1])

@@ -133,7 +133,7 @@ def test_turns_divide_the_uses() -> None:
 def test_noise_may_be_shared_by_those_who_answer_together() -> None:
     chosen = settings("clients=9", "strategy.turns=2", "noise.share=secure_aggregation")
     assert chosen.share == NoiseShare("secure_aggregation")
-    assert [chosen.sharers(client) for client in (0, 1)] == [5, 4]
+    assert [chosen.noise_of(client)[0] for client in (0, 1)] == [5, 4]
     stated = chosen.statement("reproducible")
     assert [cohort["clients"] for cohort in stated["noise_share"]["cohorts"]] == [4, 5]
     notice = chosen.notice(stated)

@@ -1,0 +1,233 @@
+"""ε of sums of discrete Gaussians, computed from their exact laws."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedsink.errors import PrivacyError
+from fedsink.privacy import (
+    BatchClip,
+    ClassSchedule,
+    CriticClip,
+    JointSchedule,
+    PrivacyPlan,
+    RecordClip,
+    Stream,
+)
+from fedsink.privacy.fixed_point import FixedPoint
+from fedsink.privacy.integer_gaussian import IntegerGaussian
+
+PLAN = PrivacyPlan(0.2, 2.15, 300, RecordClip(8.0), ClassSchedule(10), 1e-5)
+GRID = FixedPoint(2.0**-20, 40, 2.0**10)
+SHARED = IntegerGaussian(PLAN, 10, GRID, 6000)
+
+
+def gaussian(scale: float) -> tuple[np.ndarray, int]:
+    """P of N_Z(0, scale²) from −half to half, and half."""
+    half = math.ceil(14 * scale)
+    support = np.arange(-half, half + 1)
+    weights = np.exp(-(support**2) / (2 * scale**2))
+    return weights / weights.sum(), half
+
+
+def sum_of(scale: float, shares: int) -> np.ndarray:
+    """P of a sum of so many independent N_Z(0, scale²)."""
+    one, _ = gaussian(scale)
+    law = one
+    for _ in range(shares - 1):
+        law = np.convolve(law, one)
+    return law
+
+
+@pytest.mark.parametrize("scale", [0.6, 0.8, 1.0])
+@pytest.mark.parametrize("shares", [2, 3, 5])
+def test_tau_bounds_what_separates_a_sum_from_one_discrete_gaussian(scale, shares):
+    """Convolved, at scales so small that the bound can be seen (η makes them at least 3)."""
+    law = sum_of(scale, shares)
+    half = len(law) // 2
+    near = np.arange(-half, half + 1)
+    ideal = np.exp(-(near**2) / (2 * shares * scale**2))
+    ideal /= ideal.sum()
+    seen = np.abs(near) < 5 * scale * shares**0.5
+    ratio = np.abs(np.log(law[seen] / ideal[seen])).max()
+    exact = 10 * sum(math.exp(-2 * math.pi**2 * scale**2 * k / (k + 1)) for k in range(1, shares))
+    closed = 10 * (shares - 1) * math.exp(-(math.pi**2) * scale**2)
+    assert ratio <= exact + 1e-9 <= closed + 1e-9
+    if scale == 0.6:
+        assert ratio > exact / 50  # the bound is not vacuous
+
+
+def test_the_divergence_is_its_formula_and_below_every_epsilon_that_matters():
+    e = 2 * math.exp(-2 * math.pi**2 * 9)
+    rho = 2 * e
+    tau = 10 * 9 * math.exp(-(math.pi**2) * SHARED.scale**2)
+    assert SHARED.divergence_of_value == pytest.approx(tau + rho, rel=1e-9)
+    assert SHARED.divergence == pytest.approx(2 * 30 * 6000 * (tau + rho), rel=1e-9)
+    assert SHARED.epsilon() == PLAN.epsilon() + SHARED.divergence
+    # Coarse integers have the noise η at least, however many share: then τ is what counts.
+    coarse = IntegerGaussian(
+        replace(PLAN, noise_multiplier=1e-3), 10**4, FixedPoint(8.0, 40, 64.0), 1
+    )
+    tau = 10 * (10**4 - 1) * math.exp(-(math.pi**2) * coarse.scale**2)
+    assert coarse.divergence_of_value == pytest.approx(tau, rel=1e-6) > 1e30 * rho
+    assert coarse.epsilon() >= coarse.plan.epsilon() + 2 * 30 * tau
+
+
+SETTINGS = [
+    (sigma, clip, shares, uses)
+    for (sigma, uses), clip, shares in product(
+        [(0.7, 1), (1.0, 3), (2.0, 10), (4.0, 40)],
+        [RecordClip(1.0), BatchClip(1.0)],
+        [2, 7, 30],
+    )
+][:20]
+
+
+@pytest.mark.parametrize(("sigma", "clip", "shares", "uses"), SETTINGS)
+def test_epsilon_is_never_under_that_of_the_exact_law_of_the_sum(sigma, clip, shares, uses):
+    """One value, a grid so coarse that rounding and integers are seen: PLD of the exact pmf.
+
+    The worst pair of integers is Δ = S/γ + 1 apart. Composed by FFT of privacy losses, rounded
+    down: a lower bound on the true δ(ε).
+    """
+    plan = PrivacyPlan(1.0, sigma, uses, clip, JointSchedule(), 1e-5)
+    one = IntegerGaussian(plan, shares, FixedPoint(2.0**-4, 24, 64.0), 1)
+    shift = int(one.sensitivity)
+    assert one.sensitivity == shift == 16 * clip.sensitivity + 1
+    law = sum_of(one.scale, shares)
+    assert _delta(law, shift, uses, one.epsilon()) <= plan.delta
+    # The stated ε is tight: three per cent less is too little where η adds little.
+    if shares <= 7 and sigma >= 1:
+        assert _delta(law, shift, uses, 0.9 * plan.epsilon()) > plan.delta
+
+
+def _delta(law: np.ndarray, shift: int, uses: int, epsilon: float) -> float:
+    """A lower bound on δ(ε) of so many uses, by losses rounded down to a grid and an FFT."""
+    kept, moved = law[shift:], law[:-shift]
+    good = (kept > 1e-200) & (moved > 1e-200)
+    losses, weights = np.log(moved[good] / kept[good]), moved[good]
+    step = 1e-3
+    places = np.floor(losses / step).astype(np.int64)
+    offset = places.min()
+    found = np.bincount(places - offset, weights=weights)
+    size = 1 << ((len(found) - 1) * uses).bit_length()
+    composed = np.fft.irfft(np.fft.rfft(found, size) ** uses, size).clip(min=0.0)
+    total = (np.arange(size) + uses * offset) * step
+    above = total > epsilon
+    return float((composed[above] * -np.expm1(epsilon - total[above])).sum()) - 1e-12
+
+
+def test_epsilon_equals_dp_accountings_of_the_gaussian():
+    from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+    from dp_accounting.pld import PLDAccountant
+
+    for sigma, uses in ((1.0, 5), (2.0, 20), (5.0, 100)):
+        plan = PrivacyPlan(1.0, sigma, uses, RecordClip(1.0), JointSchedule(), 1e-5)
+        accountant = PLDAccountant()
+        accountant.compose(SelfComposedDpEvent(GaussianDpEvent(sigma), uses))
+        one = IntegerGaussian(plan, 10, GRID, 500)
+        assert one.epsilon() == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
+
+
+@pytest.mark.parametrize("shares", [1, 2, 10, 1000])
+@pytest.mark.parametrize("size", [1, 100, 10**6])
+@pytest.mark.parametrize("clip", [RecordClip(8.0), BatchClip(0.3), CriticClip(0.5, 4)])
+def test_a_sum_and_a_reply_have_the_multipliers_that_are_charged(shares, size, clip):
+    for granularity in (2.0**-20, 2.0**-4):
+        plan = replace(PLAN, clip=clip, schedule=JointSchedule(), rate=1.0)
+        one = IntegerGaussian(plan, shares, FixedPoint(granularity, 60, 64.0), size)
+        delta = clip.sensitivity / granularity + math.sqrt(size)
+        assert one.sensitivity == pytest.approx(delta, rel=1e-12)
+        of_sum = math.sqrt(shares * one.scale**2 - 9.0) / delta
+        assert of_sum >= plan.noise_multiplier * (1 - 1e-12)
+        alone = math.sqrt(one.scale**2 - 9.0) / delta
+        assert alone == pytest.approx(plan.with_noise(1 / shares).noise_multiplier, rel=1e-9)
+
+
+def test_noise_is_independent_and_of_the_stated_size():
+    totals = torch.zeros(4, 60, 100)
+    streams = [Stream(b"key", number) for number in range(4)]
+    released = SHARED.release_each(totals, streams)
+    assert released.dtype == torch.int64
+    values = GRID.decoded(released).flatten(1)
+    for factor, least, most in ((1.0, 1e-6, 1.0), (2 / 3, 0.0, 1e-12), (3 / 2, 0.0, 1e-12)):
+        p_value = stats.kstest(
+            values.flatten().numpy(), "norm", args=(0, factor * SHARED.std)
+        ).pvalue
+        assert least <= p_value <= most
+    correlations = torch.corrcoef(values) - torch.eye(4)
+    assert float(correlations.abs().amax()) < 6 / 6000**0.5
+    assert SHARED.std > PLAN.noise_std / 10**0.5
+    again = SHARED.release(totals[1], Stream(b"key", 1))
+    assert torch.equal(again, released[1])
+
+
+def test_a_release_is_the_rounded_total_and_noise():
+    totals = torch.randn(2, 6000, generator=torch.Generator().manual_seed(0)).double()
+    zeros = SHARED.release_each(torch.zeros_like(totals), [Stream(b"a"), Stream(b"b")])
+    released = SHARED.release_each(totals, [Stream(b"a"), Stream(b"b")])
+    assert torch.equal(GRID.wrapped(released - zeros), GRID.rounded(totals))
+
+
+def test_a_drawn_sum_has_the_noise_of_all_shares_once():
+    totals = torch.zeros(3, 6000)
+    assert not bool(SHARED.release_sum(totals, None).any())
+    noise = GRID.decoded(SHARED.release_sum(totals, Stream(b"sum"), 12))
+    std = 12**0.5 * SHARED.std
+    for factor, least, most in ((1.0, 1e-6, 1.0), (2 / 3, 0.0, 1e-12), (3 / 2, 0.0, 1e-12)):
+        p_value = stats.kstest(noise.numpy(), "norm", args=(0.0, factor * std)).pvalue
+        assert least <= p_value <= most
+
+
+def test_nothing_is_released_of_a_total_that_is_not_finite_or_of_another_size():
+    for value in (math.nan, math.inf):
+        with pytest.raises(PrivacyError, match="not finite"):
+            SHARED.release(torch.full((6000,), value), Stream(b"key"))
+    with pytest.raises(PrivacyError, match="for 6000 values a use, received 5999"):
+        SHARED.release(torch.zeros(5999), Stream(b"key"))
+
+
+@pytest.mark.parametrize("bits", [24, 28, 32, 48, 60])
+@pytest.mark.parametrize("cohorts", [[2], [100], [999, 1000]])
+def test_the_finest_granularity_fits_and_half_of_it_does_not(bits, cohorts):
+    radius = PLAN.clip.reach(80)
+    try:
+        one = IntegerGaussian.finest(PLAN, cohorts, size=9900, bits=bits, radius=radius)
+    except PrivacyError:
+        assert bits <= 28
+        return
+    m, grid = cohorts[-1], one.fixed_point
+    noise = 12 * m**0.5 * one.scale
+    assert m * (radius / grid.granularity + 0.5) + noise < 2 ** (bits - 1)
+    assert one.wrap_probability(m) < 1e-12
+    finer = grid.granularity / 2
+    fits = m * (radius / finer + 0.5) + 2 * noise < 2 ** (bits - 1)
+    assert not fits or grid.granularity * 9900**0.5 <= PLAN.sensitivity * 2.0**-29
+    assert one.std <= 2 * PLAN.noise_std  # of a share
+
+
+def test_too_few_bits_are_refused():
+    with pytest.raises(PrivacyError, match=r"noise\.bits=16 are too few for sums of 1000 clients"):
+        IntegerGaussian.finest(PLAN, [1000], size=9900, bits=16, radius=640.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sharers": 0}, "share must be an integer"),
+        ({"sharers": 2.0}, "share must be an integer"),
+        ({"size": 0}, "size must be an integer"),
+        ({"fixed_point": FixedPoint(2.0**-20, 24, 1.0)}, "does not fit into noise.bits=24"),
+        ({"plan": replace(PLAN, noise_multiplier=1e-6), "sharers": 10**35}, "at most|is the most"),
+    ],
+)
+def test_mechanisms_that_prove_nothing_are_refused(changes, message):
+    with pytest.raises(PrivacyError, match=message):
+        replace(SHARED, **changes)
