@@ -132,12 +132,10 @@ class DPSinkhornAnswer(CentralAnswer, BatchedAnswer):
         """The sum of a block's gradients of every use, (uses, n, D)."""
         sums = []
         for use, request in enumerate(self.requests):
-            samples, noise = (
-                [task.stream(purpose, request.round, use) for task in tasks]
-                for purpose in ("sample", "noise")
-            )
+            samples = [task.stream("sample", request.round, use) for task in tasks]
             total = client_totals([request] * len(tasks), pool, clients, samples, pooled=True)
-            sums.append(request.release_sum(total, noise[0], noise_of))
+            noise = tasks[0].stream("noise", request.round, use)
+            sums.append(request.release_sum(total, noise, noise_of))
         return torch.stack(sums)
 
 

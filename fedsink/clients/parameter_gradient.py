@@ -100,11 +100,10 @@ class ParameterGradientAnswer(CentralAnswer, BatchedAnswer):
     ) -> Tensor:
         """The sum of a block's gradients, (1, P)."""
         inner = self.request.gradient
-        samples, noise = (
-            [task.stream(purpose, inner.round) for task in tasks] for purpose in ("sample", "noise")
-        )
+        samples = [task.stream("sample", inner.round) for task in tasks]
         totals = parameter_totals([self.request] * len(tasks), pool, clients, samples)
-        return inner.release_sum(totals.sum(0, keepdim=True), noise[0], noise_of).unsqueeze(0)
+        noise = tasks[0].stream("noise", inner.round)
+        return inner.release_sum(totals.sum(0, keepdim=True), noise, noise_of).unsqueeze(0)
 
 
 def parameter_gradient(

@@ -31,7 +31,7 @@ Floats computed or added together may differ in their last bits from those apart
 is cut only at multiples of this number, however many processes share the work.
 """
 
-POOLED_BLOCK = 128
+POOLED_BLOCK = 512
 """The same for clients that are answered for by one sum: large, for its cost is one of a block."""
 
 

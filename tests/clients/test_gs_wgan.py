@@ -36,7 +36,6 @@ from fedsink.clients.states import State
 from fedsink.data import sources
 from fedsink.data.identifiers import number_of
 from fedsink.errors import (
-from fedsink.privacy.integer_gaussian import IntegerGaussian
     CheckpointError,
     ConfigError,
     DataError,
@@ -55,12 +54,13 @@ from fedsink.privacy import (
     TurnSchedule,
     UnprotectedPlan,
 )
+from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.failure_codes import RUN_TAKEN
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
-from ..support.requests import GRID, shared
 
+from ..support.requests import GRID, shared
 from ..support.tiny import CLASSES, SIZE, points
 
 CRITICS, ROWS, FAKES = 4, 6, 9
