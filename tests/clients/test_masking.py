@@ -133,6 +133,16 @@ def test_a_session_begins_with_its_keys(trip: str) -> None:
         maskings()[0].answer(trip, SUM, b"")
 
 
+def test_sessions_of_two_runs_and_two_requests_are_apart(tmp_path: Path) -> None:
+    client = maskings(tmp_path)[0]
+    keys = {
+        client.answer(KEYS, replace(SUM, run=run, message=message), b"")
+        for run in ("run", "other")
+        for message in ("0", "1")
+    }
+    assert len(keys) == 4
+
+
 def kept(folder: Path) -> dict[str, Any]:
     [path] = [path for path in folder.iterdir() if path.name != "lock"]
     assert path.stat().st_mode & 0o777 == 0o600
