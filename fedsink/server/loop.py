@@ -199,7 +199,7 @@ def _refuse_standstill(voids: Sequence[Sequence[str]]) -> None:
     """Raises ClientError where too many messages in a row were void: each costs its charge."""
     if len(voids) >= _MOST_VOID:
         raise ClientError(
-            f"The last {len(voids)} messages were void, and each was charged: {voids[-1][0]} "
+            f"The last {len(voids)} messages were void, and their rounds are spent: {voids[-1][0]} "
             "Start the clients that are missing, or lower the number that is needed "
             "(noise.tolerate_dropouts)."
         )

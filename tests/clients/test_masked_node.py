@@ -98,7 +98,9 @@ def test_the_plan_of_the_sum_is_charged(tmp_path: Path, make_request: Make) -> N
         summed(nodes, shared(make_request(), 4))
         database = Database(nodes.folders[0] / "state" / "ledger.sqlite", writable=False)
         [account] = report(database)
-        spent.append(account.epsilon)
+        [run] = account.runs
+        assert (run.share, run.of_sum) == (4, mode == "masked")
+        spent.append(run.epsilon)
     request = make_request()
     assert spent[0] == pytest.approx(request.plan.epsilon("pld"), rel=1e-3)
     assert spent[1] > 1.5 * spent[0]

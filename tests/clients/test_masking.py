@@ -89,7 +89,7 @@ def test_one_request_is_masked_in_one_session(tmp_path: Path) -> None:
     other = replace(SUM, minimum=4)
     with pytest.raises(AnsweredError, match="in another way"):
         clients[0].answer(KEYS, other, b"")
-    fewer = replace(SUM, clients=(0, 1, 2))
+    fewer = replace(SUM, clients=(0, 1, 2), neighbours=0, threshold=0)
     with pytest.raises(AnsweredError):
         maskings(tmp_path)[0].answer(KEYS, fewer, b"")
 
