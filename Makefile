@@ -39,7 +39,7 @@ install-dev: $(VENV)/.installed-dev ## ... with what the tests need
 simulate: install ## run the main job: DP-Sinkhorn on the embedded digits, ε = 10
 	$(BIN)/fedsink simulate $(or $(ARGS),mode=central)
 
-deploy-demo: install ## a SuperLink and two hospitals on this machine, TLS and all
+deploy-demo: install ## a SuperLink and hospitals on this machine, TLS and all; ARGS=--masked: secure aggregation
 	$(BIN)/python deploy/demo.py $(ARGS)
 
 node-wheel: install-dev ## the wheel of fedsink-node, what a node installs, into dist/

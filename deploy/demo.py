@@ -1,11 +1,12 @@
-"""A whole deployment on this machine: one SuperLink, two hospitals, five minutes.
+"""A whole deployment on this machine: one SuperLink, two or three hospitals, five minutes.
 
-    python deploy/demo.py [FOLDER]
+    python deploy/demo.py [--masked] [FOLDER]
 
 Makes certificates and node keys, starts a SuperLink and two nodes (`fedsink node`) with TLS and
 node authentication, each with pictures, policy and ledger of its own, runs both modes, shows what
 both ledgers hold, and shows how a policy refuses. Traffic goes to 127.0.0.1 alone. Everything that
 was started is stopped again, also on Ctrl-C. FOLDER keeps the files; without it they are removed.
+With --masked three hospitals share the noise of one run under masks (secure aggregation) instead.
 """
 
 from __future__ import annotations
@@ -69,6 +70,15 @@ capacity = "required"
 """
 
 
+MASKED = """\
+secure_aggregation = "masked"
+
+[aggregation]
+peers = "../peers.toml"
+minimum_cohort = 3
+"""
+
+
 class DemoError(Exception):
     """What went wrong, in one sentence."""
 
@@ -111,6 +121,17 @@ class Lab:
             (hospital / "policy.toml").write_text(policy)
             key = hospital / "node-key"
             _run("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", key)
+
+    def exchange_identities(self) -> None:
+        """Give every hospital the others' public keys, and a policy that adds up under masks."""
+        policies = [self.folder / f"hospital-{n}" / "policy.toml" for n in self.hospitals]
+        shown = [
+            _run(BIN / "fedsink", "node", "key", f"policy={path}").strip() for path in policies
+        ]
+        lines = (f'{client} = "{key}"\n' for client, key in enumerate(shown))
+        (self.folder / "peers.toml").write_text("".join(lines))
+        for path in policies:
+            path.write_text(path.read_text() + MASKED)
 
     def start(self) -> None:
         """SuperLink first, then the nodes that it knows."""
@@ -248,10 +269,11 @@ def main(arguments: Sequence[str]) -> int:
     # A polite kill ends like Ctrl-C: through every `finally`.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        with _folder(arguments) as folder:
-            lab = Lab(folder)
+        masked = "--masked" in arguments
+        with _folder([word for word in arguments if word != "--masked"]) as folder:
+            lab = Lab(folder, (10.0,) * 3) if masked else Lab(folder)
             try:
-                _demonstrate(lab)
+                (_demonstrate_masks if masked else _demonstrate)(lab)
             finally:
                 lab.stop()
     except DemoError as error:
@@ -283,6 +305,27 @@ def _demonstrate(lab: Lab) -> None:
     print(
         "Hospital 2's own log:", next(line for line in refusal.splitlines() if "refuses by" in line)
     )
+
+
+def _demonstrate_masks(lab: Lab) -> None:
+    lab.prepare(_backend())
+    lab.exchange_identities()
+    lab.start()
+    print("A SuperLink and three hospitals are up; each knows the others' public keys.")
+    keys = (
+        "mode=central", "eps=5", "rounds=600", "capacity=auto", "strategy.uses_per_message=60",
+        "strategy.schedule=joint", "noise.share=secure_aggregation",
+    )  # fmt: skip
+    code, out, last = lab.deploy("masked", *keys)
+    if code != 0 or not (Path(out) / "generator.safetensors").is_file():
+        raise DemoError(f"the run under masks failed: {last}")
+    lab.show_ledgers()
+    print("\nHospital 3 now wants four hospitals in every sum; nothing of three is unmasked:")
+    policy = lab.folder / "hospital-3" / "policy.toml"
+    policy.write_text(policy.read_text().replace("minimum_cohort = 3", "minimum_cohort = 4"))
+    code, _, last = lab.deploy("refused", *keys)
+    if code == 0 or "void" not in last:
+        raise DemoError(f"a sum of too few hospitals was not refused: {last}")
 
 
 def _backend() -> str:

@@ -80,7 +80,6 @@ def codes_page() -> str:
         "| code | name | the client … |\n|---|---|---|",
     ]
     names = {value: name for name, value in vars(refusals).items() if isinstance(value, int)}
-    names |= {refusal.code: refusal.__name__ for refusal in refusals.REFUSALS}
     for code in sorted(refusals.MEANING):
         parts[-1] += f"\n| {code} | `{names[code]}` | {cell(refusals.MEANING[code])} |"
     return page(parts)

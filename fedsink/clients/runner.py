@@ -190,8 +190,18 @@ def _admitted(policy: Policy) -> str:
     budgets = (f"ε ≤ {b.epsilon:g}, δ ≤ {b.delta:g} {name}" for name, b in policy.budgets.items())
     return (
         f"{policy.lineage}: answers {', '.join(policy.allowed.mechanisms)}; {'; '.join(budgets)}; "
-        f"noise={policy.noise}; state in {policy.state}"
+        f"noise={policy.noise}{_shared(policy)}; state in {policy.state}"
     )
+
+
+def _shared(policy: Policy) -> str:
+    """Returns words for the owner on noise that other clients share; empty where none is."""
+    rule, aggregation = policy.allowed.secure_aggregation, policy.aggregation
+    if rule == "refused":
+        return ""
+    if aggregation is None:
+        return f", shared ({rule})"
+    return f", shared in sums of at least {aggregation.minimum_cohort} clients ({rule})"
 
 
 def _import_all() -> None:

@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsink.clients.ledger.account_report import FORMAT, AccountReport, export, refusals, report
+from fedsink.clients.ledger.account_report import (
+    FORMAT,
+    AccountReport,
+    RunReport,
+    export,
+    refusals,
+    report,
+)
 from fedsink.clients.ledger.check import problems
 from fedsink.clients.ledger.database import Database
 from fedsink.commands import ACTIONS
@@ -177,7 +184,7 @@ def _run(account: AccountReport, number: int) -> dict[str, Any]:
     return {
         "run": run.run,
         "asked by": run.operator or "unsigned",
-        "method": run.method,
+        "method": run.method if run.share == 1 else f"{run.method}, {_shared(run)}",
         "day": run.day,
         "lineage": account.lineage,
         "adjacency": account.adjacency,
@@ -186,6 +193,10 @@ def _run(account: AccountReport, number: int) -> dict[str, Any]:
         "rounds": f"{run.claimed} of {run.rounds}",
         "ε so far": run.epsilon_so_far,
     }
+
+
+def _shared(run: RunReport) -> str:
+    return f"charged as a sum of {run.share}" if run.of_sum else f"a share of noise of {run.share}"
 
 
 def _left(ceiling: float | None, spent: float | None) -> float | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 HELP = """Usage: fedsink node policy=FILE superlink=HOST:PORT client=N clients=K
                     [certificate=FILE] [key=FILE] [device=cpu] [insecure=true]
        fedsink node key policy=FILE
+       fedsink node certify authority=FILE client=N identity=ed25519:…
 
 Answers a SuperLink from the data that the policy names, until Ctrl-C or SIGTERM. The policy is
 checked before anything connects. Only outgoing connections are made.
@@ -39,7 +40,12 @@ Every message is answered by a fork of one prepared process: no code of a submit
 records that a fork has read end with it.
 
 fedsink node key prints the node's public identity, by which others verify what it was charged
-(fedsink verify peers=…). Its private half, identity.pem in the policy's state folder, is made then.
+(fedsink verify peers=…), and other nodes know it in secure aggregation. Its private half,
+identity.pem in the policy's state folder, is made then.
+
+fedsink node certify is for a consortium's authority: it prints the lines of a node's table
+[aggregation], by which all nodes know that the identity is client N's. The authority's private key
+is made in the file, if there is none.
 
 Example: fedsink node policy=policy.toml superlink=lab.example:8000 client=0 clients=2 \\
            certificate=ca.crt key=node-key"""
@@ -56,6 +62,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         return 0
     if arguments[0] == "key":
         return _show_identity(arguments[1:])
+    if arguments[0] == "certify":
+        return _certify(arguments[1:])
     keys = _read(arguments)
     host, port = keys["superlink"]
     key = _private_key(keys.get("key"))
@@ -89,6 +97,23 @@ def _show_identity(arguments: Sequence[str]) -> int:
     from fedsink.protocol.identity_key import NodeIdentityKey
 
     print(NodeIdentityKey.at(read_policy(keys["policy"]).state).shown)
+    return 0
+
+
+def _certify(arguments: Sequence[str]) -> int:
+    keys = parse(arguments, {"authority": _path, "client": whole(0), "identity": str})
+    for name in ("authority", "client", "identity"):
+        if name not in keys:
+            raise ConfigError(f"{name} must be given: see fedsink node --help.")
+    from fedsink.protocol.identity_key import make_private_key, read_private_key
+    from fedsink.protocol.signatures import read_key, shown_key
+    from fedsink.secagg.identities import certify
+
+    identity = read_key(keys["identity"])
+    make_private_key(keys["authority"])
+    key = read_private_key(keys["authority"], "Make another one, and certify every node anew.")
+    print(f'authority = "{shown_key(key.public_key().public_bytes_raw())}"')
+    print(f'certificate = "{certify(key, keys["client"], identity).hex()}"')
     return 0
 
 

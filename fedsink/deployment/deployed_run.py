@@ -26,6 +26,7 @@ from fedsink.deployment.results import Results, failure_of, frames
 from fedsink.deployment.server_folder import KEY_FILE, held_run, operator_key, server_home
 from fedsink.deployment.signing_grid import SigningGrid
 from fedsink.errors import CheckpointError, ClientError, ConfigError
+from fedsink.privacy.noise_share import SECURE_AGGREGATION
 from fedsink.protocol.requests import new_run_name
 from fedsink.reporting.loggers import require_packages
 from fedsink.server.checksums import note_sums
@@ -41,7 +42,6 @@ _FRAMES_AT_ONCE, _PAUSE_SECONDS = 16, 0.25
 _OWNERS = (
     ("seed", None, "every node draws its own noise"),
     ("noise", "fast", "every node's policy says how its noise is drawn"),
-    ("noise.share", "local", "nodes answer the server one by one, and nothing adds them up before"),
     ("strategy.backend", "native", "real nodes solve their problems only with fedsink"),
     (
         "strategy.published",
@@ -74,7 +74,7 @@ def deployable(overrides: Sequence[str]) -> dict[str, Any]:
 def _check_owners(config: Config) -> None:
     """Refuses values that are the owners' to choose."""
     noise, data = config["noise"], config["data"]
-    chosen = {**config, "noise": noise["backend"], "noise.share": noise["share"]}
+    chosen = {**config, "noise": noise["backend"]}
     chosen |= {f"data.{key}": data.get(key) for key in ("clients_file", "corrupt")}
     # In local mode the problems are the server's own.
     central = config["mode"] == "central"
@@ -153,7 +153,11 @@ def deployed_settings(
     Raises:
         FedsinkError: a value is unknown, out of range, or contradicts another.
     """
-    config = Configuration.read(values)
+    # Nothing adds nodes' replies up before the server has them: shares of noise need masks.
+    noise = {**values["noise"], "dropouts": 0.0}
+    config = Configuration.read(
+        {**values, "noise": {**noise, "masked": noise["share"] == SECURE_AGGREGATION}}
+    )
     if config.eps == math.inf:
         raise ConfigError(
             "eps=inf protects nothing, and real nodes always refuse it: it is for fedsink simulate."

@@ -193,6 +193,11 @@ class Reduction:
     absent: Sequence[int] = ()
     void: Sequence[str] = ()
 
+    @property
+    def is_void(self) -> bool:
+        """True where no cohort has a sum, because too few clients were left in each."""
+        return bool(self.void) and all(part is None for part in self.sums)
+
     def __iter__(self) -> Iterator[Message]:
         raise TypeError("These replies were added up: read their sums.")
 

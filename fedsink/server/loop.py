@@ -119,6 +119,7 @@ def train(
             "identity": identity,
             "seconds": time.monotonic() - started,
             "missed": {str(client): count for client, count in strategy.missed.items()},
+            "void": strategy.void,
         }
         checkpoint.save(folder.checkpoint, tensors, values)
         saved = time.monotonic()
@@ -139,7 +140,8 @@ def train(
                     checkpoint.save_uploads(folder.checkpoint, strategy.uploads())
                     picture()
                 replies = grid.send_and_receive(messages, timeout=timeout) if messages else []
-                if lost := void_sums(replies):
+                lost = [*replies.void] if isinstance(replies, Reduction) else []
+                if isinstance(replies, Reduction) and replies.is_void:
                     voids.append(lost)
                     metrics = strategy.skip(number)
                     _refuse_standstill(voids)
@@ -155,7 +157,7 @@ def train(
                 "round": strategy.round,
                 **dict(metrics or {}),
                 **({"absent": strategy.absent} if strategy.absent else {}),
-                **({"void": voids[-1]} if voids else {}),
+                **({"void": lost} if lost else {}),
                 "epsilon": _finite(epsilon := strategy.epsilon_bound()),
                 "seconds": round(time.monotonic() - started, 4),
             }
@@ -193,18 +195,11 @@ def train(
     return result
 
 
-def void_sums(replies: object) -> list[str]:
-    """Returns why an exchange has no sum at all; empty where it has one."""
-    if not isinstance(replies, Reduction) or any(part is not None for part in replies.sums):
-        return []
-    return list(replies.void)
-
-
 def _refuse_standstill(voids: Sequence[Sequence[str]]) -> None:
     """Raises ClientError where too many messages in a row were void: each costs its charge."""
     if len(voids) >= _MOST_VOID:
         raise ClientError(
-            f"The last {len(voids)} messages were void, and each was charged: {voids[-1][0]} "
+            f"The last {len(voids)} messages were void, and their rounds are spent: {voids[-1][0]} "
             "Start the clients that are missing, or lower the number that is needed "
             "(noise.tolerate_dropouts)."
         )
@@ -214,6 +209,7 @@ def _participation(strategy: RoundStrategy) -> dict[str, Any]:
     """Counts missed messages by client for privacy.json; public, since the server knows them."""
     return {
         "messages": strategy.message,
+        "void": strategy.void,
         "missed": [
             {"client": client, "messages": count}
             for client, count in sorted(strategy.missed.items())
@@ -255,6 +251,7 @@ def _restore(strategy: RoundStrategy, folder: RunFolder, identity: dict[str, Any
     strategy.load_state(tensors, values)
     strategy.round = int(values["round"])
     strategy.missed = {int(client): count for client, count in values["missed"].items()}
+    strategy.void = int(values["void"])
     folder.rewind(strategy.round)
     return float(values["seconds"])
 

@@ -42,7 +42,7 @@ from fedsink.secagg.server import ServerSession
 log = logging.getLogger("fedsink.server")
 
 Dropping = Callable[[str, str, int], bool]
-"""Tells whether a simulated client disappears, given message, trip and client."""
+"""Tells whether a simulated client disappears, given the message's number, trip and client."""
 
 
 def simulated_dropouts(probability: float, key: bytes) -> Dropping | None:
@@ -219,7 +219,7 @@ class _Trips:
                 continue
             needed += cohort.session.needed(trip)
             for client, record in records.items():
-                if self._dropped(message_type, cohort, client):
+                if self._dropped(message_type, client):
                     continue
                 node = cohort.broadcast.nodes[client]
                 receivers[node] = cohort, client
@@ -247,9 +247,9 @@ class _Trips:
             if not fits:
                 log.warning("client %s answered %s with something else", client, message_type)
 
-    def _dropped(self, message_type: str, cohort: _Cohort, client: int) -> bool:
+    def _dropped(self, message_type: str, client: int) -> bool:
         if self._drops is None:
             return False
-        if self._drops(cohort.parameters.message, message_type, client):
+        if self._drops(self._group, message_type, client):
             self._gone.add(client)
         return client in self._gone

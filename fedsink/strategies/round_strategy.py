@@ -42,6 +42,7 @@ class RoundStrategy(Strategy):
         round: number of rounds done.
         absent: clients that did not answer in the last exchange.
         missed: client → number of exchanges that it did not answer.
+        void: number of exchanges without any sum of replies.
     """
 
     Settings: ClassVar[type[StrategySettings]]
@@ -60,6 +61,7 @@ class RoundStrategy(Strategy):
         self.round = 0
         self.absent: list[int] = []
         self.missed: dict[int, int] = {}
+        self.void = 0
         self._roster: Mapping[int, int] = {}
         self._nodes: dict[int, int] = {}
 
@@ -157,7 +159,8 @@ class RoundStrategy(Strategy):
         Args:
             number: of the message, from 1.
         """
-        self.note_absent(list(self._nodes))
+        self.note_absent(range(self.clients))
+        self.void += 1
         self.round = min(self.rounds_per_message * number, self.rounds)
         return MetricRecord()
 

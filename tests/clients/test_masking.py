@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedsink.clients.masking import Masking, Sessions, simulated_identity, simulated_peers
+from fedsink.clients.policy import PolicyRefusedError
+from fedsink.errors import LedgerError
 from fedsink.protocol.aggregation import KEYS, SHARES, SURVIVORS, UNMASK
 from fedsink.secagg.client import Rules
 from fedsink.secagg.parameters import Parameters
-from fedsink.secagg.refusals import AnsweredError, RosterError
+from fedsink.secagg.refusals import AnsweredError, OutOfTurnError
 from fedsink.secagg.server import ServerSession
 
 CLIENTS = 4
@@ -50,12 +55,12 @@ def until_masked(clients: list[Masking], server: ServerSession) -> list[bytes]:
 
 def summed(clients: list[Masking], server: ServerSession, masked: list[bytes]) -> np.ndarray:
     for number, content in enumerate(masked):
-        assert server.take_masked(number, np.frombuffer(content, np.uint32))
+        assert server.take_masked(number, content)
     for number, client in enumerate(clients):
         assert server.take_signature(number, client.answer(SURVIVORS, SUM, server.survivors()))
     for number, client in enumerate(clients):
         assert server.take_unmask(number, client.answer(UNMASK, SUM, server.signatures()))
-    return server.result()[0]
+    return server.result().total
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -84,53 +89,116 @@ def test_one_request_is_masked_in_one_session(tmp_path: Path) -> None:
     other = replace(SUM, minimum=4)
     with pytest.raises(AnsweredError, match="in another way"):
         clients[0].answer(KEYS, other, b"")
-    fewer = replace(SUM, clients=(0, 1, 2))
+    fewer = replace(SUM, clients=(0, 1, 2), neighbours=0, threshold=0)
     with pytest.raises(AnsweredError):
         maskings(tmp_path)[0].answer(KEYS, fewer, b"")
 
 
-def test_a_second_vector_or_second_shares_are_refused(tmp_path: Path) -> None:
+def test_other_shares_are_refused_and_the_vector_is_computed_once(tmp_path: Path) -> None:
     clients, server = maskings(tmp_path), ServerSession(SUM)
-    until_masked(clients, server)
+    masked = until_masked(clients, server)
+    assert clients[0].mask(SUM, server.forwarded(0), lambda: pytest.fail("again")) == masked[0]
     with pytest.raises(AnsweredError):
-        clients[0].mask(SUM, server.forwarded(0), lambda: vector(1))
-    fewer = server.forwarded(0)[: len(server.forwarded(0)) // 3 * 2]
-    with pytest.raises(AnsweredError):
-        clients[0].mask(SUM, fewer, lambda: vector(0))
+        clients[0].mask(SUM, server.forwarded(1), lambda: vector(0))
 
 
 def test_nothing_is_charged_or_computed_before_a_roster_is_accepted() -> None:
-    calls = []
     client = maskings()[0]
     client.answer(KEYS, SUM, b"")
-    with pytest.raises(RosterError, match="no roster"):
-        client.mask(SUM, b"", lambda: calls.append(1) or vector(0))
-    assert not calls
+    with pytest.raises(OutOfTurnError):
+        client.mask(SUM, b"", lambda: pytest.fail("computed"))
+
+
+def test_a_vector_that_fails_leaves_the_session_as_it_was(tmp_path: Path) -> None:
+    clients, server = maskings(tmp_path), ServerSession(SUM)
+    for number, client in enumerate(clients):
+        server.take_keys(number, client.answer(KEYS, SUM, b""))
+    for number, client in enumerate(clients):
+        server.take_shares(number, client.answer(SHARES, SUM, server.roster()))
+
+    def fails() -> np.ndarray:
+        raise PolicyRefusedError("the budget is spent")
+
+    with pytest.raises(PolicyRefusedError):
+        clients[0].mask(SUM, server.forwarded(0), fails)
+    masked = [
+        c.mask(SUM, server.forwarded(n), lambda n=n: vector(n)) for n, c in enumerate(clients)
+    ]
+    assert summed(clients, server, masked).any()
 
 
 @pytest.mark.parametrize("trip", [SHARES, SURVIVORS, UNMASK])
 def test_a_session_begins_with_its_keys(trip: str) -> None:
-    with pytest.raises(RosterError, match="sent no keys"):
+    with pytest.raises(OutOfTurnError, match="sent no keys"):
         maskings()[0].answer(trip, SUM, b"")
 
 
-def test_files_hold_no_secret_once_the_sum_is_unmasked(tmp_path: Path) -> None:
+def test_sessions_of_two_runs_and_two_requests_are_apart(tmp_path: Path) -> None:
+    client = maskings(tmp_path)[0]
+    keys = {
+        client.answer(KEYS, replace(SUM, run=run, message=message), b"")
+        for run in ("run", "other")
+        for message in ("0", "1")
+    }
+    assert len(keys) == 4
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    [path] = [path for path in folder.iterdir() if path.name != "lock"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    return dict(json.loads(path.read_bytes()))
+
+
+def test_files_hold_no_mask_once_the_vector_has_left_and_no_share_once_it_is_unmasked(
+    tmp_path: Path,
+) -> None:
     clients, server = maskings(tmp_path), ServerSession(SUM)
     masked = until_masked(clients, server)
-    assert len(list((tmp_path / "0").iterdir())) == 3
+    memory = kept(tmp_path / "0")["memory"]
+    assert (memory["channel"], memory["mask"], memory["seed"]) == ("", "", "")
+    assert memory["shares"]
     summed(clients, server, masked)
-    [left] = (tmp_path / "0").iterdir()
-    assert left.stat().st_mode & 0o777 == 0o600
-    assert b'"seed": ""' in left.read_bytes()
-    assert b'"boxes": {}' in left.read_bytes()
+    assert kept(tmp_path / "0")["memory"]["shares"] == ""
     with pytest.raises(AnsweredError):
         maskings(tmp_path)[0].mask(SUM, server.forwarded(0), lambda: vector(0))
 
 
-def test_the_slower_of_two_processes_answers_from_the_stored_session(tmp_path: Path) -> None:
-    """Both have read the folder before either has written: their keys differ until then."""
-    first, second = maskings(tmp_path)[0], maskings(tmp_path)[0]
-    sessions = second._sessions
-    keys = first.answer(KEYS, SUM, b"")
-    sessions.get = lambda name: None  # type: ignore[method-assign]  # it looked before
-    assert second.answer(KEYS, SUM, b"") == keys
+def test_a_wiped_session_holds_nothing_and_is_not_begun_again(tmp_path: Path) -> None:
+    clients, server = maskings(tmp_path), ServerSession(SUM)
+    until_masked(clients, server)
+    sessions = Sessions(tmp_path / "0")
+    sessions.wipe(days=1)
+    assert kept(tmp_path / "0")
+    sessions.wipe(days=0)
+    assert sum(path.stat().st_size for path in (tmp_path / "0").iterdir()) == 0
+    for trip in (KEYS, SURVIVORS):
+        with pytest.raises(AnsweredError, match="wiped"):
+            maskings(tmp_path)[0].answer(trip, SUM, b"")
+
+
+def test_two_processes_that_are_asked_at_once_answer_from_one_session(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    with context.Pool(4) as pool:
+        keys = pool.map(_keys_in_a_process, [tmp_path] * 12)
+    assert len(set(keys)) == 1
+
+
+def _keys_in_a_process(folder: Path) -> bytes:
+    return maskings(folder)[0].answer(KEYS, SUM, b"")
+
+
+def test_a_folder_that_cannot_be_written_stops_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "0").write_text("no folder")
+    with pytest.raises(LedgerError, match="nothing leaves without"):
+        maskings(tmp_path)[0].answer(KEYS, SUM, b"")
+
+
+def test_memory_keeps_the_latest_sessions_only() -> None:
+    client = maskings()[0]
+    first = client.answer(KEYS, replace(SUM, message="0"), b"")
+    assert client.answer(KEYS, replace(SUM, message="0"), b"") == first
+    for number in range(1, 20):
+        client.answer(KEYS, replace(SUM, message=str(number)), b"")
+    with pytest.raises(OutOfTurnError):
+        client.answer(SHARES, replace(SUM, message="0"), b"")
+    client.answer(KEYS, replace(SUM, message="19"), b"")

@@ -10,7 +10,7 @@ import torch
 
 from fedsink.clients.answers import ANSWERS
 from fedsink.clients.dp_sinkhorn import DPSinkhornAnswer
-from fedsink.clients.policy import Policy, PolicyRefusedError
+from fedsink.clients.policy import Aggregation, Policy, PolicyRefusedError
 from fedsink.clients.policy_file import WORDS, TomlTable, read_policy
 from fedsink.clients.privatize_once import PrivatizeOnceAnswer
 from fedsink.data.maps import PointBall
@@ -18,6 +18,7 @@ from fedsink.errors import ConfigError
 from fedsink.privacy.adjacency import ADJACENCIES
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
+from fedsink.protocol.signatures import shown_key
 
 Make = Callable[..., GradientRequest]
 LOCAL = LocalPlan("laplace", PointBall("l1", 1.0, 4), 3.0, 0.0, 1.0, 3)
@@ -127,7 +128,7 @@ def test_a_filter_is_read_with_its_order(write: Write) -> None:
         ),
         (
             {"maximum_rate": 'secure_aggregation = "yes"\nmaximum_rate'},
-            r"secure_aggregation is refused or untrusted or trusted, not 'yes'",
+            r"secure_aggregation is refused or untrusted or masked or trusted, not 'yes'",
         ),
         ({"[data]": "[data"}, r"policy.toml is no TOML file"),
     ],
@@ -189,7 +190,7 @@ def test_a_key_of_its_own_is_no_mistyped_one(write: Write) -> None:
 
 
 def test_every_key_of_a_policy_is_among_its_words(
-    write: Write, monkeypatch: pytest.MonkeyPatch
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     taken = set()
     take = TomlTable._take
@@ -200,7 +201,8 @@ def test_every_key_of_a_policy_is_among_its_words(
         return take(table, key, *more)
 
     monkeypatch.setattr(TomlTable, "_take", noted)
-    write()
+    (tmp_path / "peers.toml").write_text(f'0 = "{KEYS[0]}"')
+    write(more=BY_PEERS)
     limits = {key for name in ANSWERS.own for key in ANSWERS[name].limits}
     assert taken - limits <= set(WORDS)
     assert set(WORDS) - taken <= {*ADJACENCIES, "operators", "keys"}
@@ -347,3 +349,49 @@ def test_every_key_of_the_local_mode_is_enforced(
     PrivatizeOnceAnswer([request]).check_policy(write())
     with pytest.raises(PolicyRefusedError, match=rf"policy.toml refuses by {key}"):
         PrivatizeOnceAnswer([request]).check_policy(write(changes))
+
+
+KEYS = [shown_key(bytes([number + 7] * 32)) for number in range(3)]
+MASKED = {"maximum_rate": 'secure_aggregation = "masked"\nmaximum_rate'}
+BY_PEERS = '[aggregation]\npeers = "peers.toml"\nminimum_cohort = 3\n'
+
+
+def test_the_table_of_aggregation(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "peers.toml").write_text("".join(f'{k} = "{key}"\n' for k, key in enumerate(KEYS)))
+    allowed = write(MASKED, BY_PEERS + "threshold = 0.75\ntolerate_dropouts = 1").aggregation
+    assert allowed is not None
+    assert (allowed.minimum_cohort, allowed.threshold, allowed.tolerate_dropouts) == (3, 0.75, 1)
+    assert allowed.trust.trusts(1, bytes([8] * 32), b"")
+    assert not allowed.trust.trusts(2, bytes([8] * 32), b"")
+    assert write(more=BY_PEERS).aggregation == Aggregation(allowed.trust, 3)
+    assert write().aggregation is None
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("", r"secure_aggregation = 'masked' needs a table \[aggregation\]"),
+        ('[aggregation]\npeers = "peers.toml"', "minimum_cohort is missing"),
+        (BY_PEERS.replace("3", "2"), "minimum_cohort must be at least 3, not 2"),
+        (BY_PEERS + "threshold = 0.5", "at least 2/3 and below 1, not 0.5"),
+        (BY_PEERS + "threshold = 1", "at least 2/3 and below 1, not 1"),
+        (BY_PEERS + f'authority = "{KEYS[0]}"', "give peers, or authority with the certificate"),
+        ("[aggregation]\nminimum_cohort = 3", "give peers, or authority"),
+        (BY_PEERS.replace("peers.toml", "none.toml"), "none.toml cannot be read"),
+        (BY_PEERS.replace("peers.toml", "twice.toml"), "names one key for two clients"),
+        (BY_PEERS.replace("peers.toml", "wrong.toml"), "holds no peers"),
+        (BY_PEERS + "minimum = 3", "unknown key 'minimum'"),
+        (
+            f'[aggregation]\nminimum_cohort = 3\nauthority = "{KEYS[0]}"\ncertificate = "ab"',
+            "certificate is the text that fedsink node certify printed",
+        ),
+    ],
+)
+def test_mistakes_in_the_table_of_aggregation(
+    write: Write, tmp_path: Path, table: str, told: str
+) -> None:
+    (tmp_path / "peers.toml").write_text(f'0 = "{KEYS[0]}"')
+    (tmp_path / "twice.toml").write_text(f'0 = "{KEYS[0]}"\n1 = "{KEYS[0]}"')
+    (tmp_path / "wrong.toml").write_text('a = "b"')
+    with pytest.raises(ConfigError, match=told):
+        write(MASKED, table)

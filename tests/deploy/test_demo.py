@@ -85,6 +85,35 @@ def test_the_demonstration_goes_as_promised(tmp_path: Path) -> None:
         assert check.returncode == 0, check.stdout
 
 
+def test_three_hospitals_add_up_under_masks(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    done = subprocess.run(
+        [sys.executable, str(DEMO), "--masked", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=1700,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert left_over(folder) == []
+    run = folder / "submitter" / "runs" / "masked"
+    check_fetched(run, folder / "flwr-superlink" / "runs" / "runs" / "masked")
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [record["round"] for record in records] == list(range(60, 601, 60))
+    assert not any("void" in record or "absent" in record for record in records)
+    assert done.stdout.count("charged as a sum of 3") == 3
+    assert "The last 5 messages were void" in done.stdout
+    refused = (folder / "hospital-3.log").read_text()
+    assert "the owner demands 4" in refused
+    for number in (1, 2, 3):
+        sessions = folder / f"hospital-{number}" / "state" / "sessions"
+        assert sessions.stat().st_mode & 0o077 == 0
+        kept = [path for path in sessions.iterdir() if path.stat().st_size]
+        memories = [json.loads(path.read_bytes())["memory"] for path in kept]
+        summed = [memory for memory in memories if memory["roster"]]
+        assert len(summed) == 10
+        assert not any(memory["seed"] or memory["mask"] or memory["shares"] for memory in summed)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_demonstration_leaves_no_process(tmp_path: Path, number: int) -> None:
     folder = tmp_path / "demo"

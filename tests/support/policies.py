@@ -29,6 +29,7 @@ def policy(
     data: Table | None = None,
     allow: Table | None = None,
     operators: Table | None = None,
+    aggregation: Table | None = None,
 ) -> str:
     """The text of a policy for a node that holds all of the tiny data.
 
@@ -39,6 +40,7 @@ def policy(
         data: replaces keys of the table `data`.
         allow: replaces keys of the table `allow`.
         operators: public keys by name; None: every server is answered.
+        aggregation: the table of secure aggregation; None: there is none.
     """
     tables: dict[str, Table] = {
         "data": {
@@ -52,6 +54,7 @@ def policy(
         "state": {"folder": "state"},
         "noise": {"backend": backend},
         **({} if operators is None else {"operators.keys": operators}),
+        **({} if aggregation is None else {"aggregation": aggregation}),
         **{f"budget.{adjacency}": table for adjacency, table in budget.items()},
         "allow": {
             "mechanisms": list(mechanisms),

@@ -36,6 +36,8 @@ class RunReport:
         uses: the most uses of any class so far.
         epsilon_so_far: an upper bound on ε after those uses. Information: the guarantee is the
             plan's ε, also after an early stop. None where no bound is at hand.
+        share: t′, number of clients whose replies together hold the plan's noise; 1: each does.
+        of_sum: the charge is that of the sum.
     """
 
     run: str
@@ -48,6 +50,8 @@ class RunReport:
     operator: str | None
     method: str | None
     day: str | None
+    share: int = 1
+    of_sum: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def report(database: Database) -> list[AccountReport]:
     ):
         rows = database.rows(
             "SELECT charged.id, name, use, rounds, uses, charged.epsilon,"
-            " charged.delta, operator, method, day FROM charged"
+            " charged.delta, operator, method, day, plan FROM charged"
             " JOIN runs ON run = runs.id WHERE account=?"
             " ORDER BY charged.id",
             id,
@@ -127,7 +131,7 @@ def export(database: Database) -> dict[str, Any]:
 def _run(
     database: Database, adjacency: str, id: int, name: str, use: str | None, rounds: int,
     most: int, epsilon: float | None, delta: float, operator: str | None, method: str | None,
-    day: int | None,
+    day: int | None, plan: str,
 ) -> RunReport:  # fmt: skip
     [(claimed,)] = database.rows("SELECT COUNT(*) FROM claims WHERE reservation=?", id)
     uses = int(largest(database.rows("SELECT label, uses FROM counts WHERE reservation=?", id)))
@@ -139,7 +143,11 @@ def _run(
         bounds = [epsilon, _composed(adjacency, use, uses, delta)]
         so_far = min((b for b in bounds if b is not None), default=None)
     date = None if day is None else date_of(day)
-    return RunReport(name, epsilon, delta, rounds, claimed, uses, so_far, operator, method, date)
+    said = json.loads(plan)
+    share, of_sum = said.get("share", 1), said.get("aggregation_trusted", False)
+    return RunReport(
+        name, epsilon, delta, rounds, claimed, uses, so_far, operator, method, date, share, of_sum
+    )
 
 
 def refusals(database: Database) -> dict[str, int]:

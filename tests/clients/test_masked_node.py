@@ -1,0 +1,300 @@
+"""Nodes of several owners add up their replies under masks: what they answer, and what not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import Message, RecordDict
+
+from fedsink.clients.ledger.account_report import report
+from fedsink.clients.ledger.database import Database
+from fedsink.protocol.aggregation import KEYS, SHARES, SURVIVORS, TRIPS, UNMASK, put_trip, trip_of
+from fedsink.protocol.dp_sinkhorn import GradientRequest, unpack_replies
+from fedsink.protocol.exchange import Reduction
+from fedsink.protocol.failure_codes import (
+    BAD_SIGNATURE,
+    MALFORMED,
+    OUT_OF_TURN,
+    REFUSED,
+    SMALL_COHORT,
+    SUMMED_ALREADY,
+    UNSIGNED,
+    UNTRUSTED_PEER,
+    WEAK_THRESHOLD,
+)
+from fedsink.protocol.identity_key import NodeIdentityKey
+from fedsink.protocol.node_identity import given_by
+from fedsink.protocol.packing import pack
+from fedsink.protocol.signatures import shown_key, sign
+from fedsink.secagg.identities import certify
+from fedsink.secagg.parameters import Parameters
+from fedsink.server.masked_grid import MaskedGrid
+from fedsink.simulation.grid import client_of
+
+from ..support.consortium import KIND, Consortium, shared
+from ..support.policies import limits
+
+Make = Callable[..., GradientRequest]
+RUN = "unnamed"
+ORDER = (f"query.{KEYS}", f"query.{SHARES}", KIND, f"query.{SURVIVORS}", f"query.{UNMASK}")
+
+
+def summed(
+    nodes: Consortium, request: GradientRequest, clients: list[int] | None = None
+) -> Reduction:
+    reduction = MaskedGrid(nodes, RUN).send_and_receive(nodes.exchange(request, clients))
+    assert isinstance(reduction, Reduction)
+    return reduction
+
+
+def losing(kind: str, client: int) -> Callable[[Message], Message | None]:
+    """A way on which one client gets nothing from one trip on."""
+    gone = False
+
+    def way(message: Message) -> Message | None:
+        nonlocal gone
+        at = message.metadata.message_type == kind
+        gone = gone or at
+        return None if gone and client_of(message.metadata.dst_node_id) == client else message
+
+    return way
+
+
+def codes(nodes: Consortium) -> set[int]:
+    return {code for _, _, code in nodes.codes}
+
+
+def test_the_sum_is_that_of_the_replies_without_masks(tmp_path: Path, make_request: Make) -> None:
+    nodes = Consortium(tmp_path, allow={"secure_aggregation": "trusted"})
+    request = shared(make_request(), 4)
+    [total] = summed(nodes, request).sums
+    assert total is not None
+    replies = [
+        unpack_replies(nodes.send(client, request.to_record()).content)[0].gradient
+        for client in range(4)
+    ]
+    assert total.clients == 4
+    assert torch.equal(total.total[0], torch.stack(replies).sum(0))
+    assert nodes.claims() == [1, 1, 1, 1]
+
+
+def test_a_policy_of_masks_gives_no_reply_without_them(tmp_path: Path, make_request: Make) -> None:
+    nodes = Consortium(tmp_path)
+    assert nodes.send(0, shared(make_request(), 4).to_record()).error.code == REFUSED
+    assert nodes.claims() == [0, 0, 0, 0]
+    assert not nodes.send(0, make_request().to_record()).has_error()  # its noise is its own
+
+
+def test_the_plan_of_the_sum_is_charged(tmp_path: Path, make_request: Make) -> None:
+    spent = []
+    for name, mode in (("a", "masked"), ("b", "untrusted")):
+        nodes = Consortium(
+            tmp_path / name, allow={"secure_aggregation": mode, "minimum_noise_multiplier": 0.1}
+        )
+        summed(nodes, shared(make_request(), 4))
+        database = Database(nodes.folders[0] / "state" / "ledger.sqlite", writable=False)
+        [account] = report(database)
+        [run] = account.runs
+        assert (run.share, run.of_sum) == (4, mode == "masked")
+        spent.append(run.epsilon)
+    request = make_request()
+    assert spent[0] == pytest.approx(request.plan.epsilon("pld"), rel=1e-3)
+    assert spent[1] > 1.5 * spent[0]
+
+
+@pytest.mark.parametrize(("place", "charged"), [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1)])
+def test_a_client_that_is_lost_is_charged_once_if_its_vector_left(
+    tmp_path: Path, make_request: Make, place: int, charged: int
+) -> None:
+    nodes = Consortium(tmp_path)
+    nodes.way = losing(ORDER[place], 3)
+    reduction = summed(nodes, shared(make_request(), 3))
+    [total] = reduction.sums
+    assert nodes.claims() == [1, 1, 1, charged]
+    assert total is not None
+    assert total.clients == (3 if place < 3 else 4)
+    assert list(reduction.absent) == ([3] if place < 3 else [])
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_too_few_clients_make_a_message_void(
+    tmp_path: Path, make_request: Make, place: int
+) -> None:
+    nodes = Consortium(tmp_path)
+    first, second = losing(ORDER[place], 3), losing(ORDER[place], 0)
+    nodes.way = lambda message: None if first(message) is None else second(message)
+    reduction = summed(nodes, shared(make_request(), 3))
+    assert reduction.is_void
+    assert "is void" in reduction.void[0]
+    assert list(reduction.absent) == [0, 1, 2, 3]
+    charged = [1, 1, 1, 1] if place > 2 else [0, 1, 1, 0] if place == 2 else [0] * 4
+    assert nodes.claims() == charged
+
+
+def test_a_server_that_starts_again_gets_the_same_sum_or_none(
+    tmp_path: Path, make_request: Make
+) -> None:
+    """It asks the same clients: they answer with the same bytes. Among others: they do not."""
+    nodes, request = Consortium(tmp_path), shared(make_request(), 3)
+    first, second = losing(ORDER[3], 3), losing(ORDER[3], 0)
+    nodes.way = lambda message: None if first(message) is None else second(message)
+    assert summed(nodes, request).is_void
+    nodes.way = lambda message: message
+    [total] = summed(nodes, request).sums
+    assert total is not None
+    assert total.clients == 4
+    assert nodes.claims() == [1, 1, 1, 1]
+
+    nodes.codes.clear()
+    assert summed(nodes, request, [0, 1, 2]).is_void
+    assert codes(nodes) == {SUMMED_ALREADY}
+    assert summed(nodes, request).is_void  # it is over
+    assert nodes.claims() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "clients", "code"),
+    [
+        ({"minimum_cohort": 4}, [0, 1, 2], SMALL_COHORT),
+        ({"tolerate_dropouts": 0}, None, SMALL_COHORT),
+        ({"threshold": 0.8}, None, WEAK_THRESHOLD),
+    ],
+)
+def test_the_owners_table_refuses_a_sum_before_any_key_is_sent(
+    tmp_path: Path,
+    make_request: Make,
+    aggregation: dict[str, float],
+    clients: list[int] | None,
+    code: int,
+) -> None:
+    nodes = Consortium(tmp_path, aggregation=aggregation)
+    assert summed(nodes, shared(make_request(), 3), clients).is_void
+    assert {(kind, answer) for kind, _, answer in nodes.codes} == {(ORDER[0], code)}
+    assert nodes.claims() == [0, 0, 0, 0]
+
+
+def test_a_stranger_in_the_roster_is_refused_before_anything_is_shared(
+    tmp_path: Path, make_request: Make
+) -> None:
+    nodes = Consortium(tmp_path)
+    peers = nodes.folders[0] / "peers.toml"
+    peers.write_text("".join(peers.read_text().splitlines(keepends=True)[:3]))
+    reduction = summed(nodes, shared(make_request(), 3))
+    assert (ORDER[1], 0, UNTRUSTED_PEER) in nodes.codes
+    assert list(reduction.absent) == [0]  # the others go on without it
+    assert nodes.claims() == [0, 1, 1, 1]
+
+
+def test_an_authority_stands_for_all_peers(tmp_path: Path, make_request: Make) -> None:
+    authority = Ed25519PrivateKey.from_private_bytes(b"a" * 32)
+    nodes = Consortium(tmp_path)
+    shown = shown_key(authority.public_key().public_bytes_raw())
+    for client, home in enumerate(nodes.folders):
+        public = NodeIdentityKey.at(home / "state").public
+        number = client if client < 3 else 7  # the last one has another client's certificate
+        text = (home / "policy.toml").read_text()
+        certificate = certify(authority, number, public).hex()
+        text = text.replace(
+            'peers = "peers.toml"', f'authority = "{shown}"\ncertificate = "{certificate}"'
+        )
+        (home / "policy.toml").write_text(text)
+    reduction = summed(nodes, shared(make_request(), 3), [0, 1, 2])
+    assert not reduction.void
+    assert summed(nodes, shared(make_request(round=2), 3)).is_void
+    assert codes(nodes) == {UNTRUSTED_PEER}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"minimum": 3}, {"run": "another"}, {"message": "0" * 64}, {"bits": 40}, {"length": 23}],
+)
+def test_a_sum_of_something_else_than_the_request_is_refused_before_it_is_charged(
+    tmp_path: Path, make_request: Make, fields: dict[str, object]
+) -> None:
+    nodes, request = Consortium(tmp_path), shared(make_request(), 4)
+    values = {**parameters_of(nodes, request).to_dict(), **fields}
+    if "minimum" in fields:
+        values |= {"clients": [0, 1, 2]}
+    parameters = Parameters.from_dict({**values, "threshold": 0, "neighbours": 0})
+    record = put_trip(request.to_record(), parameters, b"")
+    assert nodes.send(0, record).error.code == MALFORMED
+    assert nodes.claims() == [0, 0, 0, 0]
+
+
+def parameters_of(nodes: Consortium, request: GradientRequest) -> Parameters:
+    """The public numbers of a request's sum."""
+    seen: list[Message] = []
+    nodes.way = seen.append  # type: ignore[assignment]  # nothing arrives
+    summed(nodes, request)
+    nodes.way = lambda message: message
+    return trip_of(seen[0].content, nodes.clients)[0]
+
+
+def test_the_trips_come_in_order(tmp_path: Path, make_request: Make) -> None:
+    nodes, request = Consortium(tmp_path), shared(make_request(), 4)
+    parameters = parameters_of(nodes, request)
+    for trip in TRIPS[1:]:
+        record = put_trip(pack({}, {}), parameters, b"")
+        assert nodes.send(0, record, f"query.{trip}").error.code == OUT_OF_TURN
+    record = put_trip(request.to_record(), parameters, b"")
+    assert nodes.send(0, record).error.code == OUT_OF_TURN
+    assert nodes.claims() == [0, 0, 0, 0]
+
+
+def test_a_node_without_the_table_takes_no_part(tmp_path: Path, make_request: Make) -> None:
+    nodes = Consortium(tmp_path, allow={"secure_aggregation": "trusted"})
+    path = nodes.folders[0] / "policy.toml"
+    text = path.read_text()
+    start = text.index("[aggregation]")
+    path.write_text(text[:start] + text[text.index("[budget", start) :])
+    summed(nodes, shared(make_request(), 3))
+    assert nodes.codes == [(ORDER[0], 0, REFUSED)]
+
+
+def test_a_budget_that_is_spent_stops_the_vector(tmp_path: Path, make_request: Make) -> None:
+
+    nodes = Consortium(
+        tmp_path, budget={"replace-one": limits(0.1, 1e-3), "add-remove": limits(0.1)}
+    )
+    assert summed(nodes, shared(make_request(), 4)).is_void
+    assert {(kind, code) for kind, _, code in nodes.codes} == {(KIND, REFUSED)}
+    assert nodes.claims() == [0, 0, 0, 0]
+
+
+def test_an_operators_signature_covers_every_trip(tmp_path: Path, make_request: Make) -> None:
+    key = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
+    operators = {"lab": shown_key(key.public_key().public_bytes_raw())}
+    nodes, request = Consortium(tmp_path, operators=operators), shared(make_request(), 3)
+    names = []
+    for client in range(4):
+        given = given_by(nodes.send(client, RecordDict(), "query.identity").content)
+        assert given is not None
+        names.append(given.name)
+
+    def signed(message: Message) -> Message:
+        meta = message.metadata
+        sign(message.content, meta.message_type, names[client_of(meta.dst_node_id)], key)
+        return message
+
+    assert summed(nodes, request).is_void
+    assert codes(nodes) == {UNSIGNED}
+    for kind in ORDER:
+
+        def forged(message: Message, kind: str = kind) -> Message:
+            signed(message)
+            if message.metadata.message_type == kind:
+                parameters, content = trip_of(message.content, 4)
+                put_trip(message.content, parameters, content + b"\0")
+            return message
+
+        nodes.codes.clear()
+        nodes.way = forged
+        other = shared(make_request(round=2 + ORDER.index(kind)), 3)
+        assert summed(nodes, other).is_void
+        assert set(nodes.codes) == {(kind, client, BAD_SIGNATURE) for client in range(4)}
+    nodes.way = signed
+    assert not summed(nodes, request).void

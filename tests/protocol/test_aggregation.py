@@ -1,0 +1,72 @@
+"""Tests of `fedsink.protocol.aggregation`: trips as they travel."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+
+from fedsink.protocol.aggregation import content_of, has_trip, put_trip, reply_with, trip_of
+from fedsink.protocol.packing import digest, pack
+from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.refusals import WeakThresholdError
+
+SUM = Parameters("run", "message", (0, 1, 2, 3), bits=32, length=8, minimum=3)
+
+
+def changed(**fields: Any) -> RecordDict:
+    stated = json.dumps({**SUM.to_dict(), **fields})
+    return RecordDict({"aggregation": ConfigRecord({"parameters": stated, "content": b""})})
+
+
+def test_a_trip_is_read_as_it_was_put() -> None:
+    record = put_trip(pack({"a": 1}, {}), SUM, b"forwarded")
+    assert has_trip(record)
+    assert trip_of(record, 4) == (SUM, b"forwarded")
+    assert content_of(reply_with(b"answer")) == b"answer"
+
+
+def test_a_requests_digest_does_not_change_by_its_trip() -> None:
+    plain, with_trip = pack({"a": 1}, {}), put_trip(pack({"a": 1}, {}), SUM, b"forwarded")
+    assert not has_trip(plain)
+    assert digest("train.x", with_trip) == digest("train.x", plain)
+
+
+def test_a_sum_of_more_clients_than_there_are_is_not_parsed() -> None:
+    """Choosing neighbours for very many clients takes minutes."""
+    assert trip_of(changed(), 4)[0] == SUM
+    with pytest.raises(ValueError, match="Malformed trip"):
+        trip_of(changed(), 3)
+
+
+def test_numbers_that_protect_nobody_keep_their_own_refusal() -> None:
+    with pytest.raises(WeakThresholdError):
+        trip_of(changed(threshold=1), 4)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        RecordDict(),
+        RecordDict({"aggregation": ConfigRecord({"parameters": "{}", "content": b""})}),
+        RecordDict({"aggregation": ConfigRecord({"parameters": 3, "content": b""})}),
+        RecordDict({"aggregation": ConfigRecord({"parameters": "[" * 9000, "content": b""})}),
+        RecordDict({"aggregation": ConfigRecord({"content": b""})}),
+        changed(clients=3),
+        changed(bits="32"),
+        changed(more=1),
+    ],
+)
+def test_a_malformed_trip_is_a_value_error(record: RecordDict) -> None:
+    with pytest.raises(ValueError, match=r"Malformed trip|no parameters"):
+        trip_of(record, 4)
+
+
+@pytest.mark.parametrize("content", ["text", 3, [1]])
+def test_an_answer_without_bytes_is_a_value_error(content: Any) -> None:
+    with pytest.raises(ValueError, match="Malformed answer"):
+        content_of(RecordDict({"aggregation": ConfigRecord({"content": content})}))
+    with pytest.raises(ValueError, match="Malformed answer"):
+        content_of(RecordDict())

@@ -1,0 +1,142 @@
+"""A simulation that runs the whole protocol of secure aggregation, against one that adds up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.errors import ClientError, ConfigError, PrivacyError
+from fedsink.simulation.simulated_run import start
+
+from .conftest import Compose
+
+SHARED = (
+    "clients=5",
+    "rounds=3",
+    "seed=3",
+    "strategy.schedule=joint",
+    "noise.share=secure_aggregation",
+    "noise.tolerate_dropouts=1",
+)
+MASKED = (*SHARED, "noise.masked=true")
+METHODS = {
+    "record": ("clip=record", "strategy.uses_per_message=2"),
+    "batch": ("clip=batch",),
+    "parameter_gradient": ("strategy=parameter_gradient",),
+}
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "generator.safetensors").read_bytes()
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that do not mask compute one by one, too: float32 sums depend on the batch."""
+    monkeypatch.setattr(NodeCohort, "handles", lambda cohort, message_type: False)
+
+
+def test_masks_change_no_bit_of_what_many_clients_compute_at_once(
+    composed: Compose, tmp_path: Path
+) -> None:
+    plain = start(composed(*SHARED, "clip=record", "noise.draw=clients"), tmp_path / "plain")
+    masked = start(composed(*MASKED, "clip=record"), tmp_path / "masked")
+    assert weights(masked) == weights(plain)
+
+
+@pytest.mark.usefixtures("one_by_one")
+@pytest.mark.parametrize("method", METHODS)
+def test_masks_change_no_bit_of_the_generator(
+    composed: Compose, tmp_path: Path, method: str
+) -> None:
+    plain = start(composed(*SHARED, *METHODS[method], "noise.draw=clients"), tmp_path / "plain")
+    masked = start(composed(*MASKED, *METHODS[method]), tmp_path / "masked")
+    assert weights(masked) == weights(plain)
+    assert [line["loss"] for line in lines(masked)] == [line["loss"] for line in lines(plain)]
+    stated = json.loads((masked / "privacy.json").read_text())
+    assert "participation" not in stated
+
+
+@pytest.mark.usefixtures("one_by_one")
+def test_masks_change_no_bit_of_critics(composed: Compose, tmp_path: Path) -> None:
+    keys = ("experiment=gs_wgan_digits_clients", "noise.share=secure_aggregation")
+    more = ("clients=4", "rounds=2", "seed=3")
+    plain = start(composed(*keys, *more, "noise.draw=clients"), tmp_path / "plain")
+    masked = start(composed(*keys, *more, "noise.masked=true"), tmp_path / "masked")
+    assert weights(masked) == weights(plain)
+
+
+@pytest.mark.usefixtures("one_by_one")
+def test_each_class_is_a_cohort_of_its_own(composed: Compose, tmp_path: Path) -> None:
+    keys = ("clients=30", "rounds=2", "seed=3", "noise.share=secure_aggregation")
+    by_class = (*keys, "strategy.schedule=class", "clip=batch")
+    plain = start(composed(*by_class, "noise.draw=clients"), tmp_path / "plain")
+    masked = start(composed(*by_class, "noise.masked=true"), tmp_path / "masked")
+    assert weights(masked) == weights(plain)
+
+
+def test_clients_disappear_and_messages_are_void(composed: Compose, tmp_path: Path) -> None:
+    keys = (*MASKED, "rounds=12", "noise.dropouts=0.04")
+    folder = start(composed(*keys), tmp_path / "run")
+    records = lines(folder)
+    assert [line["round"] for line in records] == list(range(1, 13))
+    void = [line for line in records if "void" in line]
+    some = [line for line in records if "void" not in line and line.get("absent")]
+    assert void
+    assert some
+    assert all("loss" not in line and line["absent"] == list(range(5)) for line in void)
+    assert all(len(line["absent"]) == 1 and line["loss"] > 0 for line in some)
+    assert "is void" in void[0]["void"][0]
+    epsilons = [line["epsilon"] for line in records]
+    assert epsilons == sorted(epsilons)  # void rounds count
+    stated = json.loads((folder / "privacy.json").read_text())["participation"]
+    assert stated["void"] == len(void)
+    assert sum(row["messages"] for row in stated["missed"]) == 5 * len(void) + len(some)
+    assert weights(start(composed(*keys), tmp_path / "again")) == weights(folder)
+
+
+def test_void_messages_in_a_row_end_the_run(composed: Compose, tmp_path: Path) -> None:
+    with pytest.raises(ClientError, match=r"last 5 messages were void.*tolerate_dropouts"):
+        start(composed(*MASKED, "rounds=12", "noise.dropouts=0.6"), tmp_path / "run")
+    assert len(lines(tmp_path / "run")) == 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "told"),
+    [
+        (("noise.masked=true",), PrivacyError, "belongs to noise.share=secure_aggregation"),
+        ((*MASKED, "noise.draw=sum"), PrivacyError, "draw=sum makes no client's reply"),
+        ((*MASKED, "noise.tolerate_dropouts=2"), ConfigError, r"at least 4 of 5 .* 5 − 2"),
+        (
+            ("noise.share=secure_aggregation", "noise.masked=true", "strategy.schedule=class"),
+            ConfigError,
+            "at least 2 of 1 clients answer",
+        ),
+        ((*MASKED, "noise.dropouts=1"), ConfigError, "below 1"),
+        ((*MASKED, "noise.masked=1"), ConfigError, "noise.masked"),
+    ],
+)
+def test_settings_that_masks_cannot_keep_are_refused(
+    composed: Compose, tmp_path: Path, keys: tuple[str, ...], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        start(composed(*keys), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ray", "flower"])
+def test_masks_change_no_bit_on_other_engines(
+    composed: Compose, tmp_path: Path, engine: str
+) -> None:
+    local = start(composed(*MASKED), tmp_path / "local")
+    other = start(composed(*MASKED, f"engine={engine}"), tmp_path / engine)
+    assert weights(other) == weights(local)
