@@ -67,11 +67,12 @@ CLAIMS = {
         "ldp, Gaussian noise, ε = 35 | {gauss.cnn} % | none with labels",
     ),
     "CHANGELOG.md": ("(CNN {free.cnn}, or {free_60.cnn} with 60,000 pictures)",),
+    "docs/notebook/gs-wgan.md": ("reads {critics.triple} over three seeds",),
     "docs/gs_wgan.md": (
         "publish {chen_mnist.triple} (LogReg / MLP / CNN; Tables 1 and A1)",
         "reads {critics.triple} over three seeds",
     ),
-    "docs/ldp.md": (
+    "docs/notebook/local.md": (
         "Gaussian, ε = 35 ({gauss_mlp.cnn} → {gauss.cnn} on the test set, three seeds",
         "Laplace noise ({laplace_mlp.cnn} → {laplace.cnn}, three seeds)",
     ),
