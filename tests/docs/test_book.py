@@ -73,9 +73,9 @@ def broken(page: Path, text: str) -> list[str]:
         path, _, name = unquote(link).partition("#")
         target = (page.parent / path).resolve() if path else page
         generated = target.is_relative_to(ROOT / "docs" / "reference")
-        if not generated and not target.is_file():
-            wrong.append(link)
-        elif name and target.suffix == ".md" and not generated and name not in anchors(target):
+        if (not generated and not target.is_file()) or (
+            name and target.suffix == ".md" and not generated and name not in anchors(target)
+        ):
             wrong.append(link)
     return wrong
 

@@ -62,9 +62,7 @@ def test_every_text_lies_in_a_box(diagrams: ModuleType) -> None:
         texts = re.findall(r'<text x="([\d.]+)" y="(\d+)"', drawing.svg())
         assert len(texts) >= len(boxes) > 5
         for x, y in ((float(x), float(y)) for x, y in texts):
-            assert any(
-                left < x < left + w and top < y < top + h for left, top, w, h in boxes
-            )
+            assert any(left < x < left + w and top < y < top + h for left, top, w, h in boxes)
             assert 0 < x < drawing.width
             assert y < drawing.height
 
