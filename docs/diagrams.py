@@ -1,7 +1,6 @@
 """Draws the diagrams of these pages: `python docs/diagrams.py` writes docs/images/*.svg.
 
-Every text lies in a filled box, and lines are of a middle grey, so that one picture serves light and
-dark pages.
+Every text lies in a filled box and lines are grey: one picture serves light and dark pages.
 """
 
 from __future__ import annotations
