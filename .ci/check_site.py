@@ -17,7 +17,8 @@ _PAGES = (
     "install.html", "central-or-local.html", "guide.html", "policy.html", "notebook/index.html",
     "tutorials/index.html", "tutorials/central.html", "tutorials/local.html",
     "tutorials/deployment.html", "tutorials/own-pictures.html", "python.html",
-    "reference/keys.html", "reference/codes.html",    "reference/commands.html", "reference/python/transport.html",
+    "reference/keys.html", "reference/codes.html", "reference/commands.html",
+    "reference/python/transport.html",
 )  # fmt: skip
 
 
