@@ -17,7 +17,12 @@ PAGES = [
     *OUTSIDE,
     *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))),
 ]
-REFERENCE = ("docs/run-folder.md", "docs/policy.md", "docs/figures.md")
+REFERENCE = (
+    "docs/run-folder.md",
+    "docs/policy.md",
+    "docs/figures.md",
+    "docs/secure_aggregation.md",
+)
 """Pages to look up in; with `docs/notebook/` the only ones without a limit of words."""
 LIMITS = {"README.md": 650, "docs/results.md": 2500}
 WORDS, CELL = 1500, 25
