@@ -125,7 +125,7 @@ def evaluate(
     threads: int | None = None,
     report: Report | None = None,
 ) -> Evaluation:
-    """Evaluates a generator of labelled images by a suite (docs/evaluation.md).
+    """Evaluates a generator of labelled images by a suite (docs/figures.md).
 
     Nothing is fitted to, stopped by or chosen on the test images; the real training images are
     read without privacy, so this belongs to public benchmarks.

@@ -348,9 +348,18 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
+def _typed(group: Group) -> str:
+    """Returns the key and value by which a person chooses the group's method."""
+    method = group.value("strategy.name")
+    if "mode" not in group.settings:
+        return method
+    mode, usual = group.value("mode"), {"central": "dp_sinkhorn", "ldp": "privatize_once"}
+    return f"mode={mode}" if usual.get(mode) == method else f"strategy={method}"
+
+
 def _titles(groups: Sequence[Group]) -> list[str]:
     """Makes a title for each group: its method, then its differences from groups of this method."""
-    methods = [group.value("strategy.name") for group in groups]
+    methods = [_typed(group) for group in groups]
     titles = []
     for method, group in zip(methods, groups, strict=True):
         same = [other for name, other in zip(methods, groups, strict=True) if name == method]

@@ -31,9 +31,9 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(runs: Path) -> None:
 def test_groups_are_titled_by_their_method_and_what_tells_them_apart(runs: Path) -> None:
     titles = [group.title for group in of(runs, "a0", "low", "local").groups]
     assert titles == [
-        "dp_sinkhorn, eps=10, engine.threads=1",
-        "dp_sinkhorn, eps=1, engine.threads=2",
-        "privatize_once",
+        "mode=central, eps=10, engine.threads=1",
+        "mode=central, eps=1, engine.threads=2",
+        "mode=ldp",
     ]
     assert of(runs, "a0", "low").differing == ["eps", "engine.threads"]
 
@@ -146,7 +146,8 @@ def test_runs_of_different_data_and_repetitions_are_warned_of(runs: Path, tmp_pa
     shutil.copytree(runs / "a0", tmp_path / "again")
     again = Compared.of([runs / "a0", tmp_path / "again"])
     assert again.warnings() == [
-        "dp_sinkhorn has several runs of seed 0: they are repetitions, and no independent evidence."
+        "mode=central has several runs of seed 0: they are repetitions, and no evidence of their "
+        "own."
     ]
     folder = RunFolder(tmp_path / "again")
     config = stored_config(folder)
