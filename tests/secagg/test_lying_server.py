@@ -22,7 +22,16 @@ from hypothesis import strategies as st
 from fedsink.secagg.client import ClientSession
 from fedsink.secagg.refusals import AggregationError
 from fedsink.secagg.shamir import SHARE_BYTES
-from fedsink.secagg.wire import BOX_BYTES, Entry, Roster, forwarded, joined, named, names, rows
+from fedsink.secagg.wire import (
+    BOX_BYTES,
+    Entry,
+    SignedRoster,
+    forwarded,
+    joined,
+    named,
+    names,
+    rows,
+)
 
 from ..support.aggregation import Sum, identity, source
 
@@ -122,7 +131,7 @@ class LyingServer:
 
     def statement(self, client: int) -> tuple[bytes, bytes, bytes]:
         shown = self.shown.get(client, b""), self.sharers.get(client, b"")
-        return Roster(shown[0]).digest, shown[1], self.survivors.get(client, b"")
+        return SignedRoster(shown[0]).digest, shown[1], self.survivors.get(client, b"")
 
     def unmask(self, client: int) -> None:
         statement = self.statement(client)
