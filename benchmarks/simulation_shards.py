@@ -38,6 +38,8 @@ ROUNDS = {10: 200, 100: 100, 1000: 40}
 class Trivial:
     """All clients of a block at once."""
 
+    block = BLOCK
+
     def handles(self, message_type: str) -> bool:
         return True
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
 
     from fedsink.clients.pool import Pool
+    from fedsink.privacy.plan import CentralPlan
 
 
 class Task(NamedTuple):
@@ -169,10 +170,12 @@ class BatchedAnswer(Answer):
     Attributes:
         values: numbers in a reply.
         adds_up: `compute_sum` answers for a block of clients of one content at once.
+        plan: of an answer that adds up.
     """
 
     values: int
     adds_up: bool = False
+    plan: CentralPlan
 
     @abstractmethod
     def fits(self, other: Self) -> bool:

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, ClassVar
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
 from fedsink.errors import CheckpointError, ClientError, FedsinkError
@@ -143,7 +143,7 @@ def train(
                 lost = [*replies.void] if isinstance(replies, Reduction) else []
                 if isinstance(replies, Reduction) and replies.is_void:
                     voids.append(lost)
-                    metrics = strategy.skip(number)
+                    metrics: MetricRecord | None = strategy.skip(number)
                     _refuse_standstill(voids)
                 else:
                     voids.clear()

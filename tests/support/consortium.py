@@ -15,12 +15,13 @@ from fedsink.clients.node import close_nodes
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
 from fedsink.privacy.fixed_point import FixedPoint
-from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.protocol.identity_key import NodeIdentityKey
 from fedsink.simulation.grid import SimulationGrid, client_context, client_of, node_of
 
 from .policies import limits, policy
+from .requests import pack_requests
 
 GRID = FixedPoint(granularity=2.0**-16, bits=32, radius=64.0)
 KIND = "train.dp_sinkhorn"
