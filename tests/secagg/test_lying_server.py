@@ -118,7 +118,8 @@ class LyingServer:
         if boxes and self.draw.random() < 0.05:
             other = self.draw.choice(list(self.boxes.values()))
             boxes[0] = boxes[0][0], other.get(client, boxes[0][1])
-        self.answers[client, 2].add(self.sum.mask(client, forwarded(sharers, boxes)))
+        answer = self.sum.mask(client, forwarded(sharers, boxes))
+        self.answers[client, 2].add(answer)
         self.sharers[client] = named(sharers)
 
     def sign(self, client: int) -> None:
@@ -144,9 +145,9 @@ class LyingServer:
             if colluder in names(statement[2], ""):
                 signed[colluder] = identity(colluder).sign("survivors", *statement)
         some = self.some(signed)
-        self.answers[client, 4].add(self.sum.client(client).unmask(joined(
-            (signer, self.tampered(signed[signer])) for signer in some
-        )))  # fmt: skip
+        shown = joined((signer, self.tampered(signed[signer])) for signer in some)
+        answer = self.sum.client(client).unmask(shown)
+        self.answers[client, 4].add(answer)
 
     def lie(self, steps: int) -> None:
         for client in HONEST:
