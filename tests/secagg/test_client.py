@@ -33,7 +33,7 @@ from fedsink.secagg.shamir import SHARE_BYTES
 from fedsink.secagg.wire import (
     BOX_BYTES,
     Entry,
-    SignedRoster,
+    KeyRoster,
     forwarded,
     joined,
     named,
@@ -46,7 +46,7 @@ from ..support.aggregation import Sum, identity, peers, source
 
 def rewritten(played: Sum, client: int, signer: Identity | None = None, **changes: Any) -> bytes:
     """The roster with one entry changed, and signed by `signer` if there is one."""
-    entries = dict(SignedRoster(played.server.roster()).entries)
+    entries = dict(KeyRoster(played.server.roster()).entries)
     entry = dataclasses.replace(entries[client], **changes)
     if signer is not None:
         signature = signer.sign("keys", played.parameters.digest(), entry.signed)
@@ -101,7 +101,7 @@ def test_an_omitted_signature_is_refused() -> None:
 )
 def test_keys_of_another_message_are_refused(changed: dict[str, Any]) -> None:
     played, other = Sum().play(1), Sum(seed=1, **changed).play(1)
-    row = SignedRoster(other.server.roster()).entries[2]
+    row = KeyRoster(other.server.roster()).entries[2]
     lie = rewritten(played, 2, mask=row.mask, channel=row.channel, signature=row.signature)
     with pytest.raises(UntrustedPeerError):
         played.client(0).shares(lie)
@@ -131,7 +131,7 @@ def test_a_name_twice_or_out_of_order_is_malformed() -> None:
 
 def test_a_key_twice_is_refused() -> None:
     played = Sum().play(1)
-    entry = SignedRoster(played.server.roster()).entries[1]
+    entry = KeyRoster(played.server.roster()).entries[1]
     lie = rewritten(played, 2, identity(2), mask=entry.mask)
     with pytest.raises(RosterError, match="twice"):
         played.client(0).shares(lie)

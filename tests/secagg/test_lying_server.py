@@ -25,7 +25,7 @@ from fedsink.secagg.shamir import SHARE_BYTES
 from fedsink.secagg.wire import (
     BOX_BYTES,
     Entry,
-    SignedRoster,
+    KeyRoster,
     forwarded,
     joined,
     named,
@@ -132,7 +132,7 @@ class LyingServer:
 
     def statement(self, client: int) -> tuple[bytes, bytes, bytes]:
         shown = self.shown.get(client, b""), self.sharers.get(client, b"")
-        return SignedRoster(shown[0]).digest, shown[1], self.survivors.get(client, b"")
+        return KeyRoster(shown[0]).digest, shown[1], self.survivors.get(client, b"")
 
     def unmask(self, client: int) -> None:
         statement = self.statement(client)
