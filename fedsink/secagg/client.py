@@ -61,7 +61,7 @@ from fedsink.secagg.shamir import SECRET_BYTES, SHARE_BYTES, share
 from fedsink.secagg.wire import (
     NONCE_BYTES,
     Entry,
-    Roster,
+    KeyRoster,
     joined,
     names,
     number,
@@ -238,7 +238,7 @@ class ClientSession:
         memory.shares = joined([(self.client, both[self.client])])
         return boxes
 
-    def _check_roster(self, roster: Roster) -> None:
+    def _check_roster(self, roster: KeyRoster) -> None:
         """Raises the refusal of a roster that this client takes no part in."""
         entries = roster.entries
         if len(entries) < self._least:
@@ -296,7 +296,7 @@ class ClientSession:
         return reply
 
     def _decrypted(
-        self, roster: Roster, sharers: bytes, boxes: Mapping[int, bytes]
+        self, roster: KeyRoster, sharers: bytes, boxes: Mapping[int, bytes]
     ) -> dict[int, bytes]:
         """Returns both shares of each neighbour in U₂."""
         everybody = names(sharers, "sharers")
@@ -424,18 +424,18 @@ class ClientSession:
         return max(self.parameters.least, self._rules.minimum_cohort)
 
     @property
-    def _roster(self) -> Roster:
+    def _roster(self) -> KeyRoster:
         return _read(self._memory.roster)
 
-    def _around(self, roster: Roster) -> tuple[int, ...]:
+    def _around(self, roster: KeyRoster) -> tuple[int, ...]:
         return _circle(roster, self.parameters.neighbours).around(self.client)
 
-    def _encrypted(self, roster: Roster, receiver: int, shares: bytes) -> bytes:
+    def _encrypted(self, roster: KeyRoster, receiver: int, shares: bytes) -> bytes:
         nonce = self._random(NONCE_BYTES)
         bound = _bound(roster, self.client, receiver)
         return nonce + self._channel(roster, receiver).encrypt(nonce, shares, bound)
 
-    def _opened(self, roster: Roster, sender: int, box: bytes) -> bytes:
+    def _opened(self, roster: KeyRoster, sender: int, box: bytes) -> bytes:
         bound = _bound(roster, sender, self.client)
         cipher = self._channel(roster, sender)
         try:
@@ -445,7 +445,7 @@ class ClientSession:
                 f"Client {sender} did not encrypt these shares for this client in this message."
             ) from None
 
-    def _channel(self, roster: Roster, peer: int) -> AESGCM:
+    def _channel(self, roster: KeyRoster, peer: int) -> AESGCM:
         return AESGCM(agreed(self._memory.channel, roster.entries[peer].channel, b"channel"))
 
     # ------------------------------------------------------------------------------------------
@@ -489,16 +489,16 @@ class ClientSession:
 
 
 @lru_cache(maxsize=8)  # simulated clients in one process read the same roster
-def _read(content: bytes) -> Roster:
-    return Roster(content)
+def _read(content: bytes) -> KeyRoster:
+    return KeyRoster(content)
 
 
 @lru_cache(maxsize=8)
-def _circle(roster: Roster, neighbours: int) -> Circle:
+def _circle(roster: KeyRoster, neighbours: int) -> Circle:
     return Circle(list(roster.entries), neighbours, roster.digest)
 
 
-def pair(roster: Roster, one: int, other: int) -> bytes:
+def pair(roster: KeyRoster, one: int, other: int) -> bytes:
     """Returns the purpose of the mask that two clients share: it is theirs, in this message only.
 
     The roster's digest stands for run, message and parameters: each row is signed for them.
@@ -507,6 +507,6 @@ def pair(roster: Roster, one: int, other: int) -> bytes:
     return b"mask" + roster.digest + number(low) + number(high)
 
 
-def _bound(roster: Roster, sender: int, receiver: int) -> bytes:
+def _bound(roster: KeyRoster, sender: int, receiver: int) -> bytes:
     """Returns the associated data of one pair of shares."""
     return roster.digest + number(sender) + number(receiver)

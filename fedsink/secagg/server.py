@@ -41,7 +41,7 @@ from fedsink.secagg.masks import Words, agreed, centred, expand, public_of, unpa
 from fedsink.secagg.parameters import Parameters
 from fedsink.secagg.refusals import MalformedTripError, VoidMessageError, WrongShareError
 from fedsink.secagg.shamir import SHARE_BYTES, reconstruct
-from fedsink.secagg.wire import BOX_BYTES, Entry, Roster, forwarded, joined, named, rows
+from fedsink.secagg.wire import BOX_BYTES, Entry, KeyRoster, forwarded, joined, named, rows
 
 
 class MaskedSum(NamedTuple):
@@ -72,7 +72,7 @@ class ServerSession:
     def __init__(self, parameters: Parameters, trust: Trust | None = None) -> None:
         self.parameters, self._trust = parameters, trust
         self._entries: dict[int, Entry] = {}
-        self._roster: Roster | None = None  # U₁
+        self._roster: KeyRoster | None = None  # U₁
         self._boxes: dict[int, dict[int, bytes]] = {}  # U₂: sender → receiver → encrypted shares
         self._sharers: tuple[int, ...] = ()
         self._vectors: set[int] = set()
@@ -111,7 +111,7 @@ class ServerSession:
         """Returns U₁ with its keys, for each of its `members`."""
         if self._roster is None:
             self._require(0, len(self._entries))
-            self._roster = Roster(joined((c, entry.rest) for c, entry in self._entries.items()))
+            self._roster = KeyRoster(joined((c, entry.rest) for c, entry in self._entries.items()))
             self._circle = Circle(
                 list(self._entries), self.parameters.neighbours, self._roster.digest
             )
@@ -273,8 +273,8 @@ class ServerSession:
         return secret
 
     @property
-    def _known(self) -> Roster:
-        return Roster(self.roster())
+    def _known(self) -> KeyRoster:
+        return KeyRoster(self.roster())
 
     def needed(self, trip: int) -> int:
         """Returns the least number of answers with which a trip, 0 to 4, does not end the message.

@@ -109,7 +109,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Roster:
+class KeyRoster:
     """Keys of all clients that take part in a message, as every one of them sees them.
 
     Attributes:

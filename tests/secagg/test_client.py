@@ -30,14 +30,14 @@ from fedsink.secagg.refusals import (
     WeakThresholdError,
 )
 from fedsink.secagg.shamir import SHARE_BYTES
-from fedsink.secagg.wire import BOX_BYTES, Entry, Roster, forwarded, joined, named, opened, rows
+from fedsink.secagg.wire import BOX_BYTES, Entry, KeyRoster, forwarded, joined, named, opened, rows
 
 from ..support.aggregation import Sum, identity, peers, source
 
 
 def rewritten(played: Sum, client: int, signer: Identity | None = None, **changes: Any) -> bytes:
     """The roster with one entry changed, and signed by `signer` if there is one."""
-    entries = dict(Roster(played.server.roster()).entries)
+    entries = dict(KeyRoster(played.server.roster()).entries)
     entry = dataclasses.replace(entries[client], **changes)
     if signer is not None:
         signature = signer.sign("keys", played.parameters.digest(), entry.signed)
@@ -92,7 +92,7 @@ def test_an_omitted_signature_is_refused() -> None:
 )
 def test_keys_of_another_message_are_refused(changed: dict[str, Any]) -> None:
     played, other = Sum().play(1), Sum(seed=1, **changed).play(1)
-    row = Roster(other.server.roster()).entries[2]
+    row = KeyRoster(other.server.roster()).entries[2]
     lie = rewritten(played, 2, mask=row.mask, channel=row.channel, signature=row.signature)
     with pytest.raises(UntrustedPeerError):
         played.client(0).shares(lie)
@@ -122,7 +122,7 @@ def test_a_name_twice_or_out_of_order_is_malformed() -> None:
 
 def test_a_key_twice_is_refused() -> None:
     played = Sum().play(1)
-    entry = Roster(played.server.roster()).entries[1]
+    entry = KeyRoster(played.server.roster()).entries[1]
     lie = rewritten(played, 2, identity(2), mask=entry.mask)
     with pytest.raises(RosterError, match="twice"):
         played.client(0).shares(lie)
@@ -588,6 +588,7 @@ def test_what_is_no_bytes_is_malformed(content: Any, stages: list[tuple[bytes, S
             asked(whole, 0)[0][trip](content)
 
 
+ORDINARY = Sum().parameters.to_dict()
 ANY = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=4),
     st.lists(st.integers(-2, 2**33), max_size=4),
@@ -597,7 +598,7 @@ ANY = st.one_of(
 @given(st.dictionaries(st.sampled_from([*Parameters.__dataclass_fields__, "other"]), ANY))
 @settings(max_examples=200, deadline=None)
 def test_hostile_parameters_raise_the_protocols_errors_only(changed: dict[str, Any]) -> None:
-    values = Sum().parameters.to_dict() | changed
+    values = ORDINARY | changed
     try:
         read = Parameters.from_dict(values)
     except AggregationError:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from fedsink.secagg.client import ClientSession
 from fedsink.secagg.refusals import AggregationError
 from fedsink.secagg.shamir import SHARE_BYTES
-from fedsink.secagg.wire import BOX_BYTES, Entry, Roster, forwarded, joined, named, names, rows
+from fedsink.secagg.wire import BOX_BYTES, Entry, KeyRoster, forwarded, joined, named, names, rows
 
 from ..support.aggregation import Sum, identity, source
 
@@ -109,7 +109,8 @@ class LyingServer:
         if boxes and self.draw.random() < 0.05:
             other = self.draw.choice(list(self.boxes.values()))
             boxes[0] = boxes[0][0], other.get(client, boxes[0][1])
-        self.answers[client, 2].add(self.sum.mask(client, forwarded(sharers, boxes)))
+        answer = self.sum.mask(client, forwarded(sharers, boxes))
+        self.answers[client, 2].add(answer)
         self.sharers[client] = named(sharers)
 
     def sign(self, client: int) -> None:
@@ -122,7 +123,7 @@ class LyingServer:
 
     def statement(self, client: int) -> tuple[bytes, bytes, bytes]:
         shown = self.shown.get(client, b""), self.sharers.get(client, b"")
-        return Roster(shown[0]).digest, shown[1], self.survivors.get(client, b"")
+        return KeyRoster(shown[0]).digest, shown[1], self.survivors.get(client, b"")
 
     def unmask(self, client: int) -> None:
         statement = self.statement(client)
@@ -135,9 +136,9 @@ class LyingServer:
             if colluder in names(statement[2], ""):
                 signed[colluder] = identity(colluder).sign("survivors", *statement)
         some = self.some(signed)
-        self.answers[client, 4].add(self.sum.client(client).unmask(joined(
-            (signer, self.tampered(signed[signer])) for signer in some
-        )))  # fmt: skip
+        shown = joined((signer, self.tampered(signed[signer])) for signer in some)
+        answer = self.sum.client(client).unmask(shown)
+        self.answers[client, 4].add(answer)
 
     def lie(self, steps: int) -> None:
         for client in HONEST:
