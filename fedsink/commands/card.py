@@ -20,8 +20,9 @@ is in it.
   out      left out: README.md in the run folder. It must not exist
   license  of the generator, by its name on the Hub, such as cc-by-4.0
 
-Beside a card publish generator.safetensors, generator.json and privacy.json, and no other file:
-config.yaml names places of this machine, and partition.json holds exact counts of private data.
+Beside a card publish generator.safetensors, generator.json, privacy.json, SHA256SUMS and, of real
+nodes, nodes.json, by which fedsink verify judges the promise, and no other file: config.yaml names
+places of this machine, and partition.json holds exact counts of private data.
 
 Example: fedsink card run=runs/DATE/TIME-central license=cc-by-4.0"""
 

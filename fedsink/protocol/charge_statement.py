@@ -25,6 +25,7 @@ LONGEST_STATEMENT = 100_000
 """Characters of a signed statement that a server keeps."""
 
 _RECORD = "statement"
+_BEYOND = 1e300
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class StatedCharge:
         if (
             not isinstance(self.adjacency, str)
             or not isinstance(self.plan, Mapping)
-            or not all(is_number(number) and number >= 0 for number in numbers)
+            or not all(is_number(number) and 0 <= number <= _BEYOND for number in numbers)
         ):
             raise ValueError("a charge has an adjacency, a plan, and numbers ≥ 0")
 

@@ -141,16 +141,18 @@ def _check_numbers(stated: Mapping[str, Any], verdict: Verdict) -> Restated | No
     except (FedsinkError, RecursionError, OverflowError, MemoryError) as error:
         verdict.reasons.append(f"privacy.json cannot be verified: {_sentence(error)}")
         return None
-    wrong, words = [], []
+    words = []
     for where, expected, found in _differences(plan.entries, stated):
-        (words if where.split(".")[-1] in _SENTENCES else wrong).append((where, expected, found))
-    for where, expected, found in wrong:
+        if _SENTENCES.intersection(where.split(".")):
+            words.append(where)
+            continue
         verdict.reasons.append(
             f"privacy.json states {where} = {_short(found)}, and its plan gives {_short(expected)}."
         )
     if words:
-        names = ", ".join(where for where, _, _ in words)
-        sentence = f"The words of privacy.json under {names} are not fedsink {__version__}'s."
+        sentence = (
+            f"The words of privacy.json under {', '.join(words)} are not fedsink {__version__}'s."
+        )
         same = stated.get("fedsink") == __version__
         (verdict.reasons if same else verdict.notes).append(sentence)
     verdict.epsilons = dict(plan.epsilons)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsink.errors import ConfigError, PrivacyError
-from fedsink.privacy import LOCAL_NOISE, NoiseShare, PrivacyPlan
+from fedsink.privacy import LOCAL_NOISE, NoiseShare, PrivacyPlan, domain
 from fedsink.privacy.accounting.events import epsilon as epsilon_of
 from fedsink.privacy.adjacency import REPLACE_ONE
 from fedsink.privacy.plan import plan_from_dict
@@ -22,6 +22,7 @@ from fedsink.strategies.central_statement import (
 from fedsink.strategies.methods import STRATEGIES
 from fedsink.strategies.privatize_once.settings import local_statement
 
+_BEYOND = 1e300
 _MOST_CLIENTS = 1_000_000
 _PRV_USES = 20_000  # above them Opacus' accountant takes minutes
 
@@ -68,6 +69,7 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
     plan = plan_from_dict(values)
     if values != plan.to_dict():
         raise ConfigError("its plan has entries that no plan has")
+    domain.ROUNDS.check_count(plan.rounds)
     clients = _clients(len(stated["clients"]))
     if not isinstance(plan, PrivacyPlan):
         entries = unprotected_statement(plan, clients)
@@ -121,5 +123,6 @@ def agree(expected: float, stated: object) -> bool:
     return (
         isinstance(stated, int | float)
         and not isinstance(stated, bool)
+        and abs(stated) < _BEYOND  # a longer whole number is no float
         and math.isclose(expected, stated, rel_tol=1e-4, abs_tol=1e-300)
     )

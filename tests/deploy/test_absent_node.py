@@ -110,8 +110,8 @@ def test_a_run_with_a_quorum_ends_without_a_node_that_was_killed(lab: Any) -> No
     kill(hospital)
     *_, folder = messages
     assert sorted(path.name for path in folder.iterdir()) == [
-        "config.yaml", "generator.json", "generator.safetensors", "metrics.json", "metrics.jsonl",
-        "privacy.json", "report.html", "samples",
+        "SHA256SUMS", "config.yaml", "generator.json", "generator.safetensors", "metrics.json",
+        "metrics.jsonl", "nodes.json", "privacy.json", "report.html", "samples",
     ]  # fmt: skip
     at_server = lab.folder / "flwr-superlink" / "runs" / "runs" / "killed"
     weights = (folder / "generator.safetensors").read_bytes()

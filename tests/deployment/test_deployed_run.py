@@ -25,9 +25,11 @@ from fedsink.errors import (
     PrivacyError,
     TransferError,
 )
+from fedsink.protocol.identity_key import NodeIdentityKey
 from fedsink.server import checkpoint
 from fedsink.server.compose import compose_config, stored_config
 from fedsink.server.folder import RunFolder
+from fedsink.server.verification import VERIFIED, verdict_on
 from fedsink.simulation.grid import client_of, node_of
 from fedsink.simulation.virtual_clients import LocalGrid
 
@@ -148,6 +150,17 @@ def test_a_run_leaves_its_folder_at_the_server_and_its_results_in_the_log(
     assert [line["round"] for line in lines] == ([10, 20, 25] if central else [1, 2, 3, 4, 5])
     for number in range(2):
         assert (tmp_path / f"node-{number}" / "state" / "ledger.sqlite").is_file()
+    keys = {
+        NodeIdentityKey.at(tmp_path / f"node-{number}" / "state").shown: f"ward {number}"
+        for number in range(2)
+    }
+    verdict = verdict_on(of_submitter.path, keys)
+    assert (verdict.verdict, verdict.reasons) == (VERIFIED, [])
+    assert [node["name"] for node in verdict.nodes] == ["ward 0", "ward 1"]
+    assert [node["epsilon"] for node in verdict.nodes] == [verdict.promise["epsilon"]] * 2
+    assert [node["rounds"] for node in verdict.nodes] == [25 if central else 1] * 2
+    assert verdict.promise["run"] == stored_config(folder)["run"]["name"]
+    assert "ward" not in (of_submitter.path / "nodes.json").read_text()  # the owners' own names
 
 
 def test_a_log_lies_at_the_server_and_its_csv_travels(
