@@ -59,16 +59,20 @@ _ROWS = {
 
 CLAIMS = {
     "README.md": (
-        "ten clients {new_ten.cnn} % at ε = 10 ({new_ten_bare.cnn} % of bare pictures), "
-        "{ten_eps1.cnn} % at ε = 1; one curator {new_one.cnn} % at ε = 10 | "
-        "{gauss.cnn} % at ε = 35 (Gaussian)",
+        "central, ten clients, ε = 10 | {new_ten.cnn} % ({new_ten_bare.cnn} % bare) | "
+        "{cao_mnist_m1.cnn} % (DP-Sinkhorn), {dpdm_mnist_eps10.cnn} % (DPDM)",
+        "central, one curator, ε = 10 | {new_one.cnn} % | "
+        "{cao_mnist_m1.cnn} % (DP-Sinkhorn), {dpdm_mnist_eps10.cnn} % (DPDM)",
+        "central, ten clients, ε = 1 | {ten_eps1.cnn} % | {dpdm_mnist_eps1.cnn} % (DPDM)",
+        "ldp, Gaussian noise, ε = 35 | {gauss.cnn} % | none with labels",
     ),
     "CHANGELOG.md": ("(CNN {free.cnn}, or {free_60.cnn} with 60,000 pictures)",),
+    "docs/notebook/gs-wgan.md": ("reads {critics.triple} over three seeds",),
     "docs/gs_wgan.md": (
         "publish {chen_mnist.triple} (LogReg / MLP / CNN; Tables 1 and A1)",
         "reads {critics.triple} over three seeds",
     ),
-    "docs/ldp.md": (
+    "docs/notebook/local.md": (
         "Gaussian, ε = 35 ({gauss_mlp.cnn} → {gauss.cnn} on the test set, three seeds",
         "Laplace noise ({laplace_mlp.cnn} → {laplace.cnn}, three seeds)",
     ),

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedsink.conf.acting import compose_config
 from fedsink.data.labelled import LabelledData
 from fedsink.data.sources import load
 from fedsink.data.views import View, view_from_dict
@@ -27,7 +28,6 @@ from fedsink.errors import ConfigError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.protocol.objective import Objective
-from fedsink.server.compose import compose_config
 from fedsink.server.finished import open_run
 from fedsink.server.running import build_generator
 from fedsink.simulation.run_identity import RunIdentity

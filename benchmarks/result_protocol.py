@@ -16,11 +16,11 @@ from typing import Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from fedsink.conf.acting import compose_config
 from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 from fedsink.pages.run_groups import run_settings
-from fedsink.server.compose import compose_config
 
 ROOT = Path(__file__).resolve().parent.parent
 FROZEN = ("fedsink/conf", "benchmarks/rows.yaml")

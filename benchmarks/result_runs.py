@@ -20,8 +20,7 @@ from result_rows import Record, measured
 
 from fedsink.errors import FedsinkError
 from fedsink.reporting.output_files import append_jsonl, write_json
-from fedsink.server.compose import stored_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, stored_config
 
 FEDSINK = Path(sys.executable).with_name("fedsink")
 _EVALUATION = ("classifiers", "n", "seed", "observation")

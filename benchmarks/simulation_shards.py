@@ -48,8 +48,8 @@ class Trivial:
             rows = unpack(content.record)[1]["x"]
             for start in range(0, len(whose), BLOCK):
                 block = whose[start : start + BLOCK]
-                replies = rows + torch.tensor(block, dtype=rows.dtype).view(-1, 1, 1)
-                yield number, Answers(block, replies)
+                numbers = torch.tensor(block, dtype=rows.dtype)
+                yield number, Answers(block, rows + numbers.view(-1, 1, 1))
 
 
 def host(settings: Any) -> Hosted:

@@ -25,4 +25,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({name for name in globals() if name.startswith("__")} | set(__all__))

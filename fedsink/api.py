@@ -19,9 +19,9 @@ from fedsink.conf.acting import composed_run
 from fedsink.conf.loading import as_overrides, groups
 from fedsink.environment import quieten_flower
 from fedsink.errors import CheckpointError, ConfigError
-from fedsink.server.finished import FinishedRun, open_run
+from fedsink.server.finished import FinishedRun, finished_record, open_run
 from fedsink.server.loop import InterruptedRunError
-from fedsink.server.recorded import RecordedRun
+from fedsink.server.recorded import RecordedRun, promise
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -229,7 +229,7 @@ class Run:
 
         Args:
             suite: "fast", "paper" or "full" (docs/evaluation.md).
-            classifiers: "ours"; or "published", in suite "full".
+            classifiers: "ours"; "published", in suite "full"; or "dpimagebench", in suite "paper".
             n: number of drawn pictures; None: 10000 (fast), or the dataset's nominal size.
             runs: repetitions in the suites "paper" and "full"; None: five.
             seed: of the pictures and the classifiers.
@@ -267,6 +267,19 @@ class Run:
 
         return write_report(self.folder)
 
+    def card(self, license: str = "unknown") -> str:
+        """Returns a model card in Hugging Face's format, as `fedsink card` writes it.
+
+        Args:
+            license: of the generator, by its name on the Hub.
+
+        Raises:
+            CheckpointError: the run has not finished.
+        """
+        from fedsink.pages.model_card import model_card
+
+        return model_card(*finished_record(str(self.folder)), license)
+
     @cached_property
     def _finished(self) -> FinishedRun:
         return open_run(str(self.folder))
@@ -302,16 +315,6 @@ class Run:
         done = rounds[-1]["round"] if rounds else 0
         parts = [self.config["mode"], promise(self._recorded.privacy), f"{done} rounds"]
         return ", ".join([*parts, *([] if self.finished else ["unfinished"])])
-
-
-def promise(privacy: dict[str, Any] | None) -> str:
-    """Says in a few words what privacy.json promises."""
-    if privacy is None:
-        return "nothing promised yet"
-    if privacy["epsilon"] is None:
-        return "nothing protected"
-    delta = f", δ = {privacy['delta']:g}" if privacy["delta"] else ""
-    return f"ε = {privacy['epsilon']:.4g}{delta} per {privacy['unit']}"
 
 
 @contextmanager

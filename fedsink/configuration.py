@@ -60,7 +60,7 @@ _NOISE = {
     SecretKey.kind: (
         "secret",
         "Noise and batches are drawn with a key from the operating system that lies outside the "
-        "run folder, readable by its owner alone, and is bound to run, client and request.",
+        "run folder, readable only by its owner, and is bound to run, client and request.",
     ),
     EntropyKey.kind: (
         "secure",

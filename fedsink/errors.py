@@ -10,6 +10,10 @@ class FedsinkError(Exception):
 
     exit_code: ClassVar[int] = 2
 
+    def _render_traceback_(self) -> list[str]:
+        """Returns the lines that a notebook shows, without the frames of fedsink's functions."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(FedsinkError, ValueError):
     """A configuration value is unknown, out of range, or contradicts another."""

@@ -167,10 +167,6 @@ def given(options: Config) -> dict[str, Any]:
 class Options(Mapping[str, Any]):
     """A group of keys that records which of them were never read.
 
-    Args:
-        where: the group.
-        values: of its keys.
-
     Attributes:
         unread: the keys that no code has read so far.
     """

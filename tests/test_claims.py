@@ -54,7 +54,7 @@ def test_a_changed_digit_is_noticed(
 ) -> None:
     for kept in (*check.CLAIMS, "benchmarks/measured.jsonl", "benchmarks/rows.yaml"):
         (tmp_path / kept).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / kept, tmp_path / kept)
+        shutil.copyfile(ROOT / kept, tmp_path / kept)
     text = (tmp_path / name).read_text()
     assert old in text
     (tmp_path / name).write_text(text.replace(old, new, 1))

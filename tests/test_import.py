@@ -23,6 +23,11 @@ def test_it_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_it_lists_no_internals() -> None:
+    names = [name for name in dir(fedsink) if not name.startswith("__")]
+    assert names == ["Run", "load", "resume", "simulate"]
+
+
 def test_every_name_is_there_and_others_are_not() -> None:
     for name in fedsink.__all__:
         assert getattr(fedsink, name) is not None

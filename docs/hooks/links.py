@@ -22,6 +22,7 @@ PAGES = {
     "SECURITY.md": "security.md",
     "README.md": "index.md",
     "benchmarks/README.md": "benchmarks.md",
+    "examples/flower-digits/README.md": "flower-digits.md",
     "examples/plugin/README.md": "plugin.md",
 }
 """Files outside docs/ by their names in the site; the site has a first page of its own."""

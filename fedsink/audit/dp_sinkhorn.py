@@ -107,9 +107,6 @@ class Canary:
       contribution is a multiple of v_t beyond the bound. Absent 0, present Δv_t.
     - `clip=batch`: the self gradient is −2Δv_t and the rows pull by more in the direction +v_t.
       Absent −Δv_t, present +Δv_t, the two ends of the ball: 2Δ apart.
-
-    Args:
-        plan: To audit.
     """
 
     plan: PrivacyPlan

@@ -34,11 +34,8 @@ from fedsink.clients.policy import Policy
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.replies import ReplyStore
 from fedsink.clients.rollback import Receipts, refuse_forgotten, refuse_rollback
-from fedsink.clients.shard import Shard
+from fedsink.clients.shard import Shard, deal, records_of
 from fedsink.clients.states import State, States, forget
-from fedsink.data.labelled import LabelledData
-from fedsink.data.partition import partition
-from fedsink.data.sources import load
 from fedsink.environment import device_named
 from fedsink.errors import (
     ConfigError,
@@ -425,45 +422,6 @@ def policy_of(settings: NodeSettings) -> Policy | None:
             "use NodeSettings.from_policy."
         )
     return policy
-
-
-def records_of(settings: NodeSettings, client: int) -> LabelledData:
-    """Reads a client's records as float32, altered where the client is to hold altered ones.
-
-    Raises:
-        FedsinkError: as `load` and `deal`.
-    """
-    records = load(settings.data, "train")
-    held = torch.arange(len(records)) if settings.partition is None else deal(settings)[client]
-    images, labels = records.take(held)
-    if settings.corruption is not None and client in settings.altered():
-        images = settings.corruption(images)
-    users, slots = (
-        None if numbers is None else numbers[held] for numbers in (records.users, records.slots)
-    )
-    return LabelledData(images, labels, users, slots)
-
-
-@lru_cache(maxsize=4)
-def deal(settings: NodeSettings) -> list[Tensor]:
-    """Deals a simulation's records out; returns each client's, as int64 indices.
-
-    Raises:
-        ConfigError: nothing is to be dealt out, or `partition` raises it.
-        DataError: the records do not suffice, or cannot be read.
-    """
-    if settings.partition is None:
-        raise ConfigError("A simulation deals its records out to clients: name a partition.")
-    records = load(settings.data, "train")
-    shards = partition(
-        records.labels,
-        settings.clients,
-        settings.partition,
-        settings.partition_seed,
-        users=records.users,
-    )
-    holders = settings.holders
-    return [held if client in holders else held[:0] for client, held in enumerate(shards)]
 
 
 @lru_cache(maxsize=4)

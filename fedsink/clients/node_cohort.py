@@ -74,9 +74,6 @@ class NodeCohort:
           the noise.
         - A client that cannot answer does not stop others from answering; where clients are
           pooled it stops its block.
-
-    Args:
-        settings: the clients' own settings.
     """
 
     def __init__(self, settings: NodeSettings) -> None:

@@ -103,7 +103,7 @@ class NodeSettings:
                 "noise.draw=clients."
             )
         if self.lent is not None and not self._lends:
-            raise PrivacyError("A key is lent in place of a key file and a ledger alone.")
+            raise PrivacyError("A lent key replaces a key file and a ledger: leave both out.")
         self._check_keep(self.keep or ())
         if self.corruption is not None:
             self._check_corruption(self.corruption)
@@ -174,8 +174,8 @@ class NodeSettings:
         """
         if partition is not None and policy.operators:
             raise ConfigError(
-                f"{policy.path.name} names operators, and nobody signs the requests of a "
-                "simulation: leave [operators.keys] out of a copy for it."
+                f"{policy.path.name} names operators, and a simulation's requests are "
+                "unsigned: leave [operators.keys] out of a copy for it."
             )
         key_file = policy.key_file if policy.noise == "fast" else None
         try:

@@ -207,7 +207,7 @@ class Policy:
             self._refuse(
                 "allow.mechanisms",
                 f"clip={plan.clip.name} with the schedule {plan.schedule.name!r} is a published "
-                "form to compare with, and simulations alone answer it",
+                "form for comparison, which only simulations answer",
             )
         self.check_budget(plan.adjacency, plan.delta)
         if plan.rounds > allowed.maximum_rounds:

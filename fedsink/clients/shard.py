@@ -1,17 +1,22 @@
-"""Private records of one client, in the coordinates that a request names."""
+"""Private records of one client: dealt out or read, and in the coordinates of a request."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import OrderedDict
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedsink.clients.node_settings import NodeSettings
+from fedsink.data.labelled import LabelledData
+from fedsink.data.partition import partition
+from fedsink.data.sources import load
 from fedsink.data.views import POINT_LIMIT, view_from_dict
-from fedsink.errors import DataError
+from fedsink.errors import ConfigError, DataError
 
 # A run names one view; a server that names many must not fill the client's memory.
 _MOST_VIEWS = 2
@@ -147,3 +152,42 @@ class Shard:
         if len(self._views) > _MOST_VIEWS:
             self._views.popitem(last=False)
         return self._views[key]
+
+
+def records_of(settings: NodeSettings, client: int) -> LabelledData:
+    """Reads a client's records as float32, altered where the client is to hold altered ones.
+
+    Raises:
+        FedsinkError: as `load` and `deal`.
+    """
+    records = load(settings.data, "train")
+    held = torch.arange(len(records)) if settings.partition is None else deal(settings)[client]
+    images, labels = records.take(held)
+    if settings.corruption is not None and client in settings.altered():
+        images = settings.corruption(images)
+    users, slots = (
+        None if numbers is None else numbers[held] for numbers in (records.users, records.slots)
+    )
+    return LabelledData(images, labels, users, slots)
+
+
+@lru_cache(maxsize=4)
+def deal(settings: NodeSettings) -> list[Tensor]:
+    """Deals a simulation's records out; returns each client's, as int64 indices.
+
+    Raises:
+        ConfigError: nothing is to be dealt out, or `partition` raises it.
+        DataError: the records do not suffice, or cannot be read.
+    """
+    if settings.partition is None:
+        raise ConfigError("A simulation deals its records out to clients: name a partition.")
+    records = load(settings.data, "train")
+    shards = partition(
+        records.labels,
+        settings.clients,
+        settings.partition,
+        settings.partition_seed,
+        users=records.users,
+    )
+    holders = settings.holders
+    return [held if client in holders else held[:0] for client, held in enumerate(shards)]

@@ -94,8 +94,10 @@ class State:
             CheckpointError: in a simulation, which may compute a released round again.
         """
         if self.simulated:
-            raise CheckpointError(f"{what}: go on from the checkpoint with resume=, or start anew.")
-        log.error("%s: it starts anew", what)
+            raise CheckpointError(
+                f"{what}: continue from the checkpoint with resume=, or start again."
+            )
+        log.error("%s: it starts again", what)
 
     def keep(self, round: int) -> None:
         """Writes a state in memory to a file, for a run that continues after this round.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 COMMANDS = {
     "simulate": "learn a generator from simulated clients (mode=central or mode=ldp)",
-    "suggest": "settings for data of your own, from public sizes alone",
+    "suggest": "settings for your own data, from only public sizes",
     "deploy": "learn a generator on real nodes, through a Flower SuperLink",
     "node": "answer a SuperLink from private data, under their owner's policy",
     "fetch": "get the results of a deployed run that ended without you",
@@ -14,10 +14,10 @@ COMMANDS = {
     "report": "one page about a run: its promise, what left each client, its pictures",
     "verify": "check a run's promise, files and nodes' signatures, without its data",
     "compare": "runs side by side in a page: promises, pictures, accuracy, curves",
-    "ledger": "what a node has charged and keeps: ledger show, check, export or forget-states",
+    "ledger": "charges and states of a node: ledger show, check, export or forget-states",
     "operator": "the key that signs a deployment's requests, for the owners' policies",
     "account": "ε, σ, rate or rounds of either mode, by every accountant",
-    "audit": "lower bounds on ε from canaries and repeated runs, beside the claim",
+    "audit": "lower bounds on ε from canaries and repeated runs, next to the claim",
 }
 
 ACTIONS = {"ledger": ("show", "check", "export", "forget-states"), "node": ("key",)}

@@ -28,7 +28,7 @@ _HELP = """Usage: {usage}
 Central mode: ε of `rounds` rounds that sample every record with probability `rate` and add
 Gaussian noise of `sigma` times the clip's sensitivity. Give eps= and leave out one of rate,
 sigma, rounds and delta to solve for it. The accountants stand side by side; PLD is the one that
-fedsink uses for its own claims, rdp-classic the one of the DP-Sinkhorn paper.
+fedsink uses for its claims, rdp-classic the one of the DP-Sinkhorn paper.
 
   classes=C       a class schedule: a record is used in ⌈rounds/C⌉ rounds
   adjacency=A     add-remove (default), replace-one, client{adjacencies}

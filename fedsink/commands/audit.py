@@ -33,7 +33,7 @@ _HELP = """Usage: {usage}
        and for all [confidence=0.95] [seed=0] [json=FILE]
 
 Runs the clients' own code on canaries and prints the ε that their replies exclude (a lower bound,
-each with the given confidence) beside the ε that is claimed (an upper bound). Exit code 1: a bound
+each with the given confidence) next to the ε that is claimed (an upper bound). Exit code 1: a bound
 exceeds a claim, or a reply holds more than its noised gradient. A bound below the claim refutes
 nothing and proves no privacy. "most" is the largest bound that so few trials could prove.
 

@@ -10,21 +10,23 @@ from pathlib import Path
 from fedsink.commands.command_keys import parse
 from fedsink.errors import ConfigError
 
-HELP = """Usage: fedsink card run=DIR [out=FILE] [license=unknown]
+HELP = """Usage: fedsink card run=DIR [out=FILE.md|FOLDER] [license=unknown]
 
-Writes a model card in Hugging Face's format: what the generator is, what is promised to whom, how
-it was trained, how good it is by what fedsink evaluate has written into the run folder, its limits,
-how to sample from it, and the command that repeats the run. No path, key or count of the partition
-is in it.
+Writes a model card in Hugging Face's format: the generator, its privacy guarantee, its training,
+the figures that fedsink evaluate has written into the run folder (also as a model-index, which the
+Hub lists), its limits, a picture, how to sample from it, and the command that repeats the run. It
+holds no path, key or count of the partition.
 
-  out      left out: README.md in the run folder. It must not exist
+  out      FOLDER, which must not exist: the card with generator.safetensors, generator.json,
+           privacy.json and samples.png, ready for `hf upload OWNER/NAME FOLDER`. FILE.md: only
+           the card, with samples.png next to it. Left out: README.md in the run folder
   license  of the generator, by its name on the Hub, such as cc-by-4.0
 
-Beside a card publish generator.safetensors, generator.json, privacy.json, SHA256SUMS and, of real
-nodes, nodes.json, by which fedsink verify judges the promise, and no other file: config.yaml names
-places of this machine, and partition.json holds exact counts of private data.
+Publish no other file of a run folder than those that out=FOLDER copies: config.yaml names places of
+this machine, and partition.json holds exact counts of private data. fedsink verify judges the
+promise by SHA256SUMS and, of real nodes, nodes.json.
 
-Example: fedsink card run=runs/DATE/TIME-central license=cc-by-4.0"""
+Example: fedsink card run=runs/DATE/TIME-central out=digits license=cc-by-4.0"""
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
@@ -36,17 +38,25 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if not keys.get("run"):
         raise ConfigError("run= is missing; fedsink card --help says what to give.")
 
-    from fedsink.pages.model_card import model_card
+    from fedsink.pages.model_card import PICTURE, model_card, sampled_picture, write_publication
     from fedsink.reporting.output_files import write_atomic
-    from fedsink.server.finished import finished_record
+    from fedsink.server.finished import finished_record, open_run
     from fedsink.server.folder import command_for
 
     recorded, privacy, result = finished_record(keys["run"])
     out = keys.get("out", recorded.folder.path / "README.md").expanduser()
-    if out.exists():
-        raise ConfigError(f"{out} exists already: remove it or give another out=.")
+    if out.suffix not in ("", ".md"):
+        raise ConfigError(f"out={out} must end in .md, or have no ending to name a folder.")
+    for path in (out, *([out.with_name(PICTURE)] if out.suffix else [])):
+        if path.exists():
+            raise ConfigError(f"{path} exists already: remove it or give another out=.")
     card = model_card(recorded, privacy, result, keys.get("license", "unknown"))
-    write_atomic(out, card.encode())
+    picture = sampled_picture(open_run(keys["run"]))
+    if out.suffix:
+        write_atomic(out.with_name(PICTURE), picture)
+        write_atomic(out, card.encode())
+    else:
+        write_publication(out, recorded.folder.path, card, picture)
     if not recorded.evaluations:
         print(
             "The run has not been evaluated: "

@@ -14,10 +14,10 @@ HELP = """Usage: fedsink compare run=[A,B,…] [out=compare.html]
        fedsink compare run=SWEEP|STUDY [out=…]
        fedsink compare methods=[dp_sinkhorn,gs_wgan,…] [key=value …]
 
-Compares runs, finished or not: what is promised, pictures, accuracy over seeds, curves, and the
+Compares runs, finished or not: promises, pictures, accuracy over seeds, curves, and the
 configuration keys that differ. Prints a table and writes a page, one file without scripts, into the
-present folder; for one folder of a sweep or a study, into that. Runs that differ in their seed
-alone are one row. A run has accuracies once fedsink evaluate run=DIR has measured them.
+present folder; for one folder of a sweep or a study, into that. Runs that differ only in their
+seed are one row. A run has accuracies once fedsink evaluate run=DIR has measured them.
 
 methods=[…] first runs each of these methods on the same clients and data, and evaluates it: it is
 fedsink simulate experiment=compare_methods study.methods=[…], whose other keys may follow."""

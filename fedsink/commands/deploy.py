@@ -23,20 +23,20 @@ Usage: fedsink deploy app=DIR superlink=NAME [name=NAME] [folder=DIR] [group=cho
 
   app        folder of the Flower app: deploy/ of fedsink's repository
   superlink  name of a connection in $FLWR_HOME/config.toml (see docs/deploy.md)
-  name       of the run, where the server keeps it; left out: the time and some random digits
-  folder     where the results are put here, when the run has ended; left out: runs/NAME
+  name       of the run at the server; left out: the time and some random digits
+  folder     receives the results on this machine when the run has ended; left out: runs/NAME
   resume     name of a run to continue
-  clients    how many nodes take part; fedsink node client=N, from 0, is one of them
+  clients    number of nodes; fedsink node client=N, from 0, is one of them
 
-Everything else is as in fedsink simulate, except what is each node's owner's: data.root, seed,
-noise, policy and engine.
+All other keys are those of fedsink simulate, except those that each node's owner decides:
+data.root, seed, noise, policy and engine.
 
 Examples:
   fedsink deploy app=deploy superlink=lab mode=central clients=2 rounds=600 eps=5 \\
     strategy.uses_per_message=60
   fedsink deploy app=deploy superlink=lab mode=ldp clients=2 eps=20
-A message takes seconds whatever it holds: give it many uses (strategy.uses_per_message).
-A run goes on when this command is cut off from it: fedsink fetch run=NAME gets its results."""
+A message of any size takes seconds: give it many uses (strategy.uses_per_message).
+A run continues without this command: fedsink fetch run=NAME gets its results."""
 
 _OWN = ("app", "superlink", "name", "folder", "resume")
 

@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 HELP = """Usage: fedsink ledger show|check|export policy=FILE | file=FILE [out=FILE]
        fedsink ledger forget-states POLICY
 
-show    one table of the accounts (lineage, adjacency, ceiling, what is left), one of their runs
-        (who asked, by which method, what it cost), and what was refused today; before any run, what
-        the policy's budgets leave
-check   whether every invariant holds; exit code 1 and a sentence for each that does not
-export  accounts, plans and events as JSON to out=, or to the terminal; no fingerprint is in it
+show    one table of the accounts (lineage, adjacency, ceiling, rest), one of their runs (operator,
+        method, cost), and today's refusals; before any run, the rest of the policy's budgets
+check   tests every invariant; exit code 1 and a sentence for each that does not hold
+export  accounts, plans and events as JSON to out=, or to the terminal, without fingerprints
 
-forget-states removes what answers remember of the node's data between messages. No charge is
-forgotten with it; a run that continues starts anew.
+forget-states removes the states that answers keep of the node's data between messages. It removes
+no charge; a run that continues starts again.
 
 The ledger is named by the node's policy=, or directly by file=, and is never changed. "ε so far" is
 information: the guarantee is the plan's ε, also for a run that stopped early.

@@ -28,16 +28,16 @@ HELP = """Usage: fedsink node policy=FILE superlink=HOST:PORT client=N clients=K
 Answers a SuperLink from the data that the policy names, until Ctrl-C or SIGTERM. The policy is
 checked before anything connects. Only outgoing connections are made.
 
-  policy       the owner's file: what may be answered, and where data and state lie
-  superlink    of whoever runs the server
-  client       this node's number from 0; clients: how many nodes take part
+  policy       the owner's file: the allowed answers, and the places of data and state
+  superlink    address of the server
+  client       this node's number from 0; clients: number of nodes
   certificate  of the authority that signed the SuperLink's; left out: the system's authorities
   key          the node's private key (ssh-keygen -t ecdsa -b 384); left out: one for this run
   device       cpu, cuda or cuda:N
   insecure     true: no TLS, for a network that is trusted, or a tunnel
 
-Every message is answered by a fork of one prepared process: no code of a submitter runs, and what
-a fork has read dies with it.
+Every message is answered by a fork of one prepared process: no code of a submitter runs, and
+records that a fork has read end with it.
 
 fedsink node key prints the node's public identity, by which others verify what it was charged
 (fedsink verify peers=…), and other nodes know it in secure aggregation. Its private half,
@@ -188,8 +188,8 @@ def _check(keys: Mapping[str, Any]) -> None:
             f"insecure=true uses no TLS, and {sorted(given)[0]}= needs it: leave one of them out."
         )
     print(
-        "fedsink node: WARNING: insecure=true: whoever is on the network path reads and can change "
-        "every message. Use it on a trusted network or in a tunnel alone.",
+        "fedsink node: WARNING: insecure=true: anybody on the network path reads and can change "
+        "every message. Use it only on a trusted network or in a tunnel.",
         file=sys.stderr,
     )
 

@@ -10,13 +10,13 @@ from fedsink.errors import ConfigError
 
 HELP = """Usage: fedsink report run=DIR
 
-Writes DIR/report.html, one page about a run, finished or not: what was promised to whom, what left
-each client and at what ε, curves, pictures from first to last, accuracies where fedsink evaluate
+Writes DIR/report.html, one page about a run, finished or not: the privacy guarantee, the uploads of
+each client and their ε, curves, pictures from first to last, accuracies where fedsink evaluate
 has measured them, the configuration, the command that repeats the run, and the files' SHA-256.
 
-The page is one file that runs no script and asks no network. No partition, key or path is in it. A
-run writes it at its end by itself (report.html=false leaves it out), and fedsink evaluate brings it
-up to date."""
+The page is one file without scripts that loads nothing from the network. It holds no partition, key
+or path. Every run writes it at its end (report.html=false leaves it out), and fedsink evaluate
+updates it."""
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:

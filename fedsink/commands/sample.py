@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fedsink.commands.command_keys import Parser, flag, parse, whole
+from fedsink.commands.command_keys import Parser, choice, flag, parse, whole
 from fedsink.commands.hydra_keys import names
 from fedsink.errors import ConfigError
 from fedsink.reporting.samples import (
@@ -23,16 +23,18 @@ from fedsink.server.finished import open_run
 HELP = """Usage: fedsink sample run=DIR out=FILE.npz     [n=1000] [seed=0] [key=value …]
        fedsink sample run=DIR out=FILE.parquet [n=1000] [seed=0] [key=value …]
        fedsink sample run=DIR out=FOLDER       [n=1000] [seed=0] [key=value …]
+       fedsink sample run=DIR out=gen.npz format=dpimagebench [n=60000] [seed=0] [key=value …]
 
 Draws n labelled images from the generator of a finished run. FILE.npz holds x (uint8, N×C×H×W;
 points: float32) and y (int64); FILE.parquet the columns image and label as Hugging Face's datasets
 reads them (extra: parquet); a FOLDER gets CLASS/NUMBER.png, one folder per class. None may exist.
 
+  format       dpimagebench: an .npz as its eval.py reads it, x in float32 from 0 to 1 and y; of
+               --exp_path EXP it is EXP/gen/gen.npz
   balanced     true: as many of each class; where n is no multiple of the classes, the first ones
                get one more. Left out: classes are drawn as in training
-  classes      of these classes alone, by name: classes=[3,5]; a name with a comma in quotes
-  observation  false leaves out what the run's observation.* says is done to pictures, as those in
-               its samples/ do
+  classes      only these classes, by name: classes=[3,5]; a name with a comma in quotes
+  observation  false leaves out the run's observation.*, as do the pictures in its samples/
 
 Sampling costs no privacy: the generator is already released.
 
@@ -47,6 +49,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     known: dict[str, Parser] = {
         "run": str,
         "out": str,
+        "format": choice("dpimagebench"),
         "n": whole(1),
         "seed": whole(0),
         "observation": flag,
@@ -64,19 +67,21 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         raise ConfigError(
             f"out={out} must end in .npz or .parquet, or have no ending to name a folder."
         )
+    if "format" in keys and out.suffix != ".npz":
+        raise ConfigError(f"format={keys['format']} is an .npz: give out=gen.npz, not {out}.")
     if out.suffix == ".parquet":
         pyarrow()
     finished = open_run(keys["run"], observed=keys.get("observation", True))
-    if out.suffix != ".npz":
+    if out.suffix != ".npz" or "format" in keys:
         check_pictures(finished.data.shape)
     images, labels = finished.draw(
-        keys.get("n", 1000),
+        keys.get("n", 60_000 if "format" in keys else 1000),
         keys.get("seed", 0),
         balanced=keys.get("balanced", False),
         classes=keys.get("classes"),
     )
     if out.suffix == ".npz":
-        write_npz(out, images, labels)
+        write_npz(out, images, labels, as_bytes="format" not in keys)
     else:
         write = write_parquet if out.suffix == ".parquet" else write_folder
         write(out, images, labels, finished.names)

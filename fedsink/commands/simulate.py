@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import NoReturn
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -19,10 +21,45 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.commands.hydra_keys import one_sentence, overrides
+from fedsink.commands.sweep_objective import SweepObjective, price_of_choice
 from fedsink.conf.acting import composed_run, resolved
-from fedsink.conf.loading import application, opened
-from fedsink.errors import ConfigError, FedsinkError
+from fedsink.conf.loading import application, choices, opened
+from fedsink.errors import ClientError, ConfigError, FedsinkError
 from fedsink.reporting.displays import ForgivingStream
+
+HELP = """fedsink simulate: learn an image generator from data that stays with its owners.
+
+Examples:
+  fedsink simulate mode=central                          gradients with noise, in every round
+  fedsink simulate mode=ldp mechanism=laplace eps=35     records with noise, once
+  fedsink simulate mode=central data=mnist data.root=DIR eps=1 seed=0
+  fedsink simulate mode=central data=image_folder data.root=DIR clients=1
+  fedsink simulate experiment=mnist_eps10 data.root=DIR
+  fedsink simulate --multirun eps=1,3,10 seed=0          a sweep: a folder for each run
+  fedsink simulate resume=runs/DATE/TIME-central         a run that was stopped
+
+Usage: fedsink simulate [group=choice …] [key=value …]
+
+Keys you type most:
+  eps, delta        what a record costs in all (less is more private)
+  sigma, rounds     the noise, and how often it is added; two of these and eps give the third
+  clients           among how many owners the records are dealt out; 1: one owner holds all
+  rate, clip        which part of the records a round samples, and what is clipped
+  adjacency         what ε protects: add-remove, replace-one, user or client
+  seed              an equal seed gives an equal run; left out: noise that is secret
+  conditional       false: without labels
+  data.root         the folder of the data
+  hydra.run.dir     the folder of the run; left out: runs/DATE/TIME-MODE
+
+Groups, of which you choose one name each; what is left out follows from mode, data and mechanism:
+"""
+_CHOSEN = (
+    *("mode", "strategy", "data", "mechanism", "map", "generator", "partition", "noise", "engine"),
+    *("view", "experiment"),
+)
+_MORE = """
+fedsink simulate [key=value …] --cfg job shows every key with its value, and runs nothing;
+docs/guide.md explains them. --hydra-help lists Hydra's own flags."""
 
 LONGEST_NAME = 100
 """Bytes of a folder's name: file systems end at 255, and paths have other parts."""
@@ -32,18 +69,28 @@ _PLUGINS = ("hydra/sweeper", "hydra/launcher", "hydra.sweeper.")
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Runs, resumes or sweeps; prints the run folder in the last line of standard output."""
+    if {"-h", "--help"} & set(arguments):
+        print(_help())
+        return 0
     typed, flags, multirun = _parted(arguments)
+    objective, typed = _objective(typed)
+    if not {"--cfg", "-c", "--info", "-i"}.intersection(flags):
+        _begin(typed)
     resumed = [key.partition("=")[2] for key in typed if key.startswith("resume=")]
     if len(resumed) == 1 and resumed[0] not in ("", "null"):
         _resume(resumed[0], [a for a in arguments if not a.startswith("resume=")], debug)
         return 0
     keys = overrides(typed, sweep=multirun)
     failures: list[Exception] = []
+    finished: list[Path] = []
     before = sys.argv
     try:
         names = _checked_sweep(keys, flags) if multirun else []
         sys.argv = ["fedsink simulate", *keys, *_named(keys, names), *flags]
-        application(_task(debug, _standing(keys), names, failures))()
+        task = _task(debug, _standing(keys), names, failures, finished, objective)
+        application(task)()
+        if objective is not None and (price := price_of_choice(finished)):
+            ForgivingStream(sys.stderr).write(f"{price}\n")
     except KeyboardInterrupt:
         if not failures:
             raise
@@ -59,6 +106,43 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if debug or not isinstance(failures[0], HydraException | OmegaConfBaseException):
         raise failures[0]
     raise ConfigError(one_sentence(failures[0])) from failures[0]
+
+
+def _help() -> str:
+    """Returns the page of help. No configuration is composed for it, which would take seconds."""
+    lists = [f"{group}: {', '.join(choices(group))}" for group in _CHOSEN]
+    return (
+        HELP
+        + "\n".join(
+            fill(text, 99, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+            for text in lists
+        )
+        + "\n"
+        + _MORE
+    )
+
+
+def _begin(keys: Sequence[str]) -> None:
+    """Says at once what starts, to a person who waits: libraries take seconds to load."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        typed = " ".join(["fedsink simulate", *keys])
+        ForgivingStream(sys.stderr).write(f"{typed}: loading libraries, checking data and keys …\n")
+
+
+def _end(folder: Path) -> None:
+    """Says how a run ended, and what to do next."""
+    from fedsink.pages.report_page import FILE_NAME
+    from fedsink.server.folder import command_for
+    from fedsink.server.recorded import RecordedRun, promise
+
+    run = RecordedRun.of(folder)
+    if run.is_study or run.privacy is None:
+        return
+    report = folder / FILE_NAME
+    lines = [f"Done: {promise(run.privacy)}." + (f" Report: {report}" if report.is_file() else "")]
+    if len(run.config["data"]["shape"]) == 3 and not run.evaluations:
+        lines.append(f"Next: {command_for('evaluate', 'run', folder)}")
+    ForgivingStream(sys.stderr).write("".join(f"{line}\n" for line in lines))
 
 
 def _parted(arguments: Sequence[str]) -> tuple[list[str], list[str], bool]:
@@ -80,6 +164,13 @@ def _parted(arguments: Sequence[str]) -> tuple[list[str], list[str], bool]:
     for key in parsed.overrides:
         flags.remove(key)
     return parsed.overrides, flags, parsed.multirun or "hydra.mode=MULTIRUN" in parsed.overrides
+
+
+def _objective(typed: Sequence[str]) -> tuple[SweepObjective | None, list[str]]:
+    """Parts `objective=KEY` from the other keys: it belongs to the sweep, not to a run."""
+    of_sweep = [key for key in typed if key.startswith("objective=")]
+    others = [key for key in typed if key not in of_sweep]
+    return (SweepObjective(of_sweep[-1].partition("=")[2]) if of_sweep else None), others
 
 
 def sweep_of(keys: Sequence[str]) -> dict[str, list[str]]:
@@ -159,18 +250,30 @@ def _named(keys: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _task(
-    debug: bool, standing: set[Path], names: Sequence[str], failures: list[Exception]
-) -> Callable[[DictConfig], None]:
-    """The Hydra task. It stores its error, because Hydra would announce it in a separate line.
+    debug: bool,
+    standing: set[Path],
+    names: Sequence[str],
+    failures: list[Exception],
+    finished: list[Path],
+    objective: SweepObjective | None,
+) -> Callable[[DictConfig], float | None]:
+    """The Hydra task; it returns the objective.
+
+    In this process it stores an error, because Hydra would announce it in a separate line; except
+    with an objective, where the sweeper must know that a run failed. In another process, where a
+    launcher has sent it, it raises what Hydra brings back.
 
     Args:
         debug: show what clients log.
         standing: folders that a refused run must not remove.
         names: of the runs of a sweep.
         failures: where errors go.
+        finished: where folders of runs go.
+        objective: figure that is returned; None: nothing.
     """
+    here = os.getpid()
 
-    def task(config: DictConfig) -> None:
+    def task(config: DictConfig) -> float | None:
         from fedsink.server.loop import InterruptedRunError
         from fedsink.simulation.simulated_run import start
 
@@ -181,16 +284,34 @@ def _task(
             ForgivingStream(sys.stderr).write(f"Run {place}\n")
         try:
             values = resolved(config, hydra.overrides.task)
-            print(start(values, folder, debug=debug))
+            run = start(values, folder, debug=debug)
+            _end(run)
+            print(run)
+            finished.append(run)
+            return None if objective is None else objective.value(run)
         except InterruptedRunError as error:
             failures.append(error)
             raise KeyboardInterrupt from error  # ends a whole sweep, not one run of it
         except Exception as error:
+            if os.getpid() != here:
+                raise _portable(error) from None
             failures.append(error)
+            if objective is not None:
+                raise
+            return None
         finally:
             _remove_empty(folder, standing)
 
     return task
+
+
+def _portable(error: Exception) -> Exception:
+    """Returns the error, or one with the same text that survives the way to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return ClientError(str(error))
+    return error
 
 
 def _resume(path: str, others: list[str], debug: bool) -> None:
@@ -199,9 +320,16 @@ def _resume(path: str, others: list[str], debug: bool) -> None:
             f"resume={path} uses the configuration stored in that folder: leave out "
             f"{' '.join(others)}."
         )
+    folder = Path(path).expanduser().resolve()
+    _begin([f"resume={path}"])
+    from fedsink.server.folder import RunFolder
     from fedsink.simulation.simulated_run import resume
 
-    print(resume(Path(path).expanduser().resolve(), debug=debug))
+    if RunFolder(folder).finished:
+        ForgivingStream(sys.stderr).write("This run has ended already: nothing is left to do.\n")
+    made = resume(folder, debug=debug)
+    _end(made)
+    print(made)
 
 
 def _standing(arguments: Sequence[str]) -> set[Path]:

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.commands.hydra_keys import one_sentence, overrides
+from fedsink.conf.acting import compose_config
 from fedsink.conf.loading import choices, composed
 from fedsink.conf.rule import Sizes, sizes_of
 from fedsink.configuration import Configuration
@@ -19,7 +20,6 @@ from fedsink.data.views import view_from_dict
 from fedsink.errors import ConfigError
 from fedsink.evaluation import format_table
 from fedsink.protocol.requests import UNNAMED
-from fedsink.server.compose import compose_config
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.methods import settings_of
 from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings
@@ -28,8 +28,8 @@ HELP = """Usage: fedsink suggest data=NAME [mode=central|ldp] [eps=…] [clients
 
 Prints the settings that the rule of fedsink/conf/rule.py gives for public sizes: the shape of a
 record, the number of classes, the nominal number of records, the clients, ε and δ. It reads no
-record, and no file of the data has to exist. Keys are those of `fedsink simulate`; what you state
-yourself is left as it is.
+record, and no file of the data has to exist. Keys are those of `fedsink simulate`; keys that you
+set keep their values.
 
   fedsink suggest data=shapes eps=3
   fedsink suggest data=image_folder data.shape=[1,64,64] data.classes=[a,b] \\
@@ -71,7 +71,7 @@ def _suggest(stated: list[str]) -> int:
     recipe = f"recipe/{config['mode']}/{config['mechanism']['name']}"
     if (name := config["data"]["name"]) in choices(recipe):
         print(
-            f"\ndata={name} has a file of its own, {recipe}/{name}.yaml, which `fedsink simulate` "
+            f"\ndata={name} has a file, {recipe}/{name}.yaml, which `fedsink simulate` "
             "takes where you state nothing."
         )
     return 0

@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsink.conf.loading import file_of, opened
+from fedsink.conf.loading import composed, file_of, opened
 from fedsink.errors import ConfigError
 from fedsink.values import Config, leaves
 
@@ -143,6 +143,26 @@ def composed_run(
         folder = Path(config.hydra[of].dir).expanduser().absolute()
         run = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
         return resolved(run, overrides), folder
+
+
+def compose_config(
+    overrides: Sequence[str], values: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Returns the configuration under Hydra overrides, every interpolation resolved.
+
+    Args:
+        overrides: as typed.
+        values: plain values of whole keys or groups, which replace the composed ones before
+            anything refers to them.
+
+    Raises:
+        ConfigError: an override sets a key that changes nothing.
+        HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
+    """
+    config = composed(list(overrides))
+    with open_dict(config):
+        config.update(values or {})
+    return acting_values(config, overrides)
 
 
 def resolved(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:

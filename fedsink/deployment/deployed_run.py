@@ -19,6 +19,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration
 from fedsink.deployment.node_grid import NodeGrid, Patience
 from fedsink.deployment.results import Results, failure_of, frames
@@ -29,8 +30,7 @@ from fedsink.privacy.noise_share import SECURE_AGGREGATION
 from fedsink.protocol.requests import new_run_name
 from fedsink.reporting.loggers import require_packages
 from fedsink.server.checksums import note_sums
-from fedsink.server.compose import compose_config, store_config, stored_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, store_config, stored_config
 from fedsink.server.running import ServerEngine, ServerSettings, build_generator, run_server
 from fedsink.strategies.methods import settings_of
 from fedsink.values import Config, checks, strictly
@@ -42,7 +42,7 @@ _FRAMES_AT_ONCE, _PAUSE_SECONDS = 16, 0.25
 _OWNERS = (
     ("seed", None, "every node draws its own noise"),
     ("noise", "fast", "every node's policy says how its noise is drawn"),
-    ("strategy.backend", "native", "real nodes solve their problems with fedsink alone"),
+    ("strategy.backend", "native", "real nodes solve their problems only with fedsink"),
     (
         "strategy.published",
         False,
@@ -108,7 +108,7 @@ def received(text: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"What was submitted is no configuration: {error}.") from error
+        raise ConfigError(f"The submitted text is no configuration: {error}.") from error
     return dict(config)
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from multiprocessing import Pipe
-from types import TracebackType
 from typing import Self
 
 from flwr.app import Message
@@ -44,12 +43,7 @@ class RunnerProcess:
         self._start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end()
 
     @property

@@ -73,7 +73,7 @@ def held_run(name: object) -> Iterator[RunFolder]:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ClientError(
-                f"The run {name} still goes on: fetch it when it has ended, or stop it (flwr stop)."
+                f"The run {name} continues: fetch it when it has ended, or stop it (flwr stop)."
             ) from None
         yield RunFolder(run)
     finally:

@@ -119,6 +119,7 @@ AT_MOST = 10_000
 OPTIONS = {
     "ours": f"our options; all but {', '.join(PAPER)} on at most {AT_MOST} images",
     "published": "the options of GS-WGAN's public code (Chen et al. 2020), on all images",
+    "dpimagebench": "DPImageBench's networks, the epoch chosen on noised counts of real images",
 }
 """Sets of classifiers, with the remark about each in a table."""
 

@@ -152,7 +152,9 @@ def fit_classifiers(
 ) -> dict[str, Classifier]:
     """Fits every classifier only to `training`.
 
-    Early stopping and all other choices see a part of `training` (mathematics.md, section 5).
+    Early stopping and all other choices see a part of `training` (mathematics.md, section 5). The
+    trainers of `classifiers=dpimagebench` hold real validation images and see noised counts of
+    them.
 
     Raises:
         TypeError: `training` is not a `TrainingSet`, for instance a `HeldOut`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +13,15 @@ from fedsink.evaluation.classifiers import AT_MOST, FAST, OPTIONS, PAPER, classi
 from fedsink.evaluation.columns import Figure
 from fedsink.evaluation.distances import label_histogram
 from fedsink.evaluation.downstream import accuracy_figures, calibrated
+from fedsink.evaluation.dpimagebench import dpimagebench_set
 from fedsink.evaluation.image_quality import quality_figures
 from fedsink.evaluation.inception import load_inception
 from fedsink.evaluation.networks import limit_threads
-from fedsink.evaluation.sets import HeldOut, Labelled, Report, TrainingSet
+from fedsink.evaluation.sets import ClassifierTrainer, HeldOut, Labelled, Report, TrainingSet
 from fedsink.evaluation.table import format_table
+
+SUITES_OF = {"ours": ("paper", "full"), "published": ("full",), "dpimagebench": ("paper",)}
+"""Suites of each set of classifiers, besides `fast`."""
 
 RUNS = 5
 """Runs of the published protocols."""
@@ -113,13 +118,14 @@ def evaluate(
     runs: int = RUNS,
     seed: int = 0,
     classifiers: str = "ours",
+    epsilon: float = math.inf,
     reference: bool = True,
     conditional: bool = True,
     inception: Path | None = None,
     threads: int | None = None,
     report: Report | None = None,
 ) -> Evaluation:
-    """Evaluates a generator of labelled images by a suite (docs/evaluation.md).
+    """Evaluates a generator of labelled images by a suite (docs/figures.md).
 
     Nothing is fitted to, stopped by or chosen on the test images; the real training images are
     read without privacy, so this belongs to public benchmarks.
@@ -134,7 +140,9 @@ def evaluate(
         runs: number of runs; run r has seed + r.
         seed: of the first run.
         classifiers: "ours"; or "published", the thirteen of Chen et al. 2020 with the options of
-            their public code, in suite "full". They are fitted to all n images.
+            their public code, in suite "full", fitted to all n images; or "dpimagebench", in suite
+            "paper", which chooses an epoch on a twelfth of `train`.
+        epsilon: of the noise of that choice.
         reference: also measure the ceiling and the floor, at about twice the time.
         conditional: False if labels mean nothing; then no classifier is trained.
         inception: weights of torchvision's Inception v3, for FID in suite "full"; None: those in
@@ -163,10 +171,16 @@ def evaluate(
     first = synthetic(n, seed)
     held_out.refuse_overlap(first)
     figures: dict[str, Figure] = {}
+    bench: dict[str, ClassifierTrainer] = {}
+    if classifiers == "dpimagebench":
+        chosen, real = dpimagebench_set(real, seed, epsilon)
+        bench.update(chosen)
     left_out = {} if conditional else {"accuracy": "the generator draws no labels"}
     with limit_threads(threads):
         if conditional:
-            trainers, missing = classifier_set(classifiers, first.images.shape[1:])
+            trainers, missing = (
+                (bench, {}) if bench else classifier_set(classifiers, first.images.shape[1:])
+            )
             for names, size in _sizes(suite, classifiers, list(trainers), n).items():
                 figures |= accuracy_figures(
                     synthetic,
@@ -218,9 +232,10 @@ def _check(suite: str, classifiers: str, conditional: bool, inception: Path | No
             "suite=paper trains classifiers, but the generator is unconditional and draws no "
             "labels; choose suite=full."
         )
-    if suite == "paper" and classifiers != "ours":
+    if classifiers in OPTIONS and suite not in SUITES_OF[classifiers]:
         raise ConfigError(
-            f"classifiers={classifiers} belongs to suite=full; received suite={suite}."
+            f"classifiers={classifiers} belongs to suite={SUITES_OF[classifiers][0]}; received "
+            f"suite={suite}."
         )
     if suite == "paper" and inception is not None:
         raise ConfigError(
@@ -236,7 +251,7 @@ def _sizes(
     suite: str, classifiers: str, names: Sequence[str], n: int
 ) -> dict[tuple[str, ...], int]:
     """Returns the number of images that classifiers are fitted to, by the classifiers' names."""
-    if classifiers == "published":
+    if classifiers != "ours":
         return {tuple(names): n}
     if suite == "paper":
         return {PAPER: n}

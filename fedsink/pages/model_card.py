@@ -1,20 +1,39 @@
-"""A model card of a run, as Hugging Face's Hub reads it."""
+"""A model card of a run, and the folder around it, as Hugging Face's Hub reads them."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedsink import __version__
+from fedsink.models import Observation
 from fedsink.pages.command_line import CommandLine
 from fedsink.pages.page import number
+from fedsink.reporting.drawing import save_grid, save_points
+from fedsink.server.checksums import note_sums
+from fedsink.server.finished import FinishedRun
 from fedsink.server.recorded import RecordedRun
 from fedsink.values import Config
 
+PICTURE = "samples.png"
+"""Name of the picture that a card shows; it lies beside the card."""
+
+PUBLISHED = ("generator.safetensors", "generator.json", "privacy.json")
+"""Files of a run folder that hold only what was released."""
+
+NODES = "nodes.json"
+"""Statements that the nodes of a deployment have signed, for `fedsink verify`."""
+
+_SHOWN_OF_A_CLASS, _SHOWN_POINTS = 10, 1000
 _ON_THE_HUB = {
     "mnist": "ylecun/mnist",
     "fashion_mnist": "zalando-datasets/fashion_mnist",
@@ -66,10 +85,16 @@ def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) 
     shape = "×".join(map(str, data["shape"]))
     private = privacy["epsilon"] is not None
     kind = f"{classes} classes of " if classes > 1 else ""
+    title = f"{data['name']}: synthetic {records}"
+    title += " under differential privacy" if private else ", without protection"
+    law = config.get("observation", {})
+    observed = not Observation.from_dict(law).changes_nothing
+    mix = result["label_prior"]
+    mixed = min(mix) < max(mix)
     return _environment().get_template("card.md.j2").render(
-        header=Markup(_header(config, private, bool(evaluations), license)),
-        title=f"{data['name']}: synthetic {records}"
-        + (" under differential privacy" if private else ", without protection"),
+        header=Markup(_header(config, private, title, run.evaluations.values(), license)),
+        title=title,
+        picture=PICTURE,
         what=f"A generator of {kind}{records} of the shape {shape} ({data['name']}).",
         leaves=_LEAVES[mode] if private else _UNPROTECTED,
         clients=clients,
@@ -80,6 +105,13 @@ def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) 
         records=records,
         conditional=classes > 1,
         shape=f"(n, {', '.join(map(str, data['shape']))})",
+        classes=classes,
+        map=bool(privacy.get("map")),
+        mix=Markup(mix) if mixed else None,
+        observation=Markup(law) if observed else None,
+        options=Markup(
+            ", mix=mix" * mixed + ", latent_range=observe.latent_range" * observed
+        ),
         observed=pictures,
         sampling=Markup(
             "fedsink sample run=RUN n=60000 "
@@ -92,7 +124,52 @@ def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) 
     )  # fmt: skip
 
 
-def _header(config: Config, private: bool, evaluated: bool, license: str) -> str:
+def sampled_picture(run: FinishedRun) -> bytes:
+    """Draws ten samples of each class, or a thousand points, with the observation model; PNG."""
+    names, points = run.names, len(run.data.shape) == 1
+    n = _SHOWN_POINTS if points else _SHOWN_OF_A_CLASS * len(names)
+    samples, labels = run.draw(n, 0, balanced=len(names) > 1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / PICTURE
+        if points:
+            save_points(torch.nn.functional.pad(samples, (0, 1))[:, :2], None, path)
+        else:
+            save_grid(samples, labels, names, path, columns=_SHOWN_OF_A_CLASS)
+        return path.read_bytes()
+
+
+def write_publication(out: Path, run: Path, card: str, picture: bytes) -> None:
+    """Writes a folder with a card, its picture and the released files of a run.
+
+    Guarantees:
+        - The folder holds `PUBLISHED`, the nodes' statements, their SHA256SUMS, README.md and the
+          picture, and no other file of the run.
+
+    Raises:
+        OSError: it cannot be written; then there is no folder `out`.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # Written aside and renamed: a stopped command leaves no half-filled folder behind.
+    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        for name in PUBLISHED:
+            shutil.copyfile(run / name, partial / name)
+        if (run / NODES).is_file():  # statements of real nodes
+            shutil.copyfile(run / NODES, partial / NODES)
+        note_sums(partial)
+        (partial / PICTURE).write_bytes(picture)
+        (partial / "README.md").write_text(card, encoding="utf-8")
+        partial.chmod(0o755)
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _header(
+    config: Config, private: bool, title: str, evaluations: Iterable[Config], license: str
+) -> str:
+    name, pictures = config["data"]["name"], len(config["data"]["shape"]) == 3
     header: dict[str, Any] = {
         "license": license,
         "library_name": "fedsink",
@@ -103,12 +180,29 @@ def _header(config: Config, private: bool, evaluated: bool, license: str) -> str
             str(config["strategy"]["name"]).replace("_", "-"),
         ],
     }
-    if len(config["data"]["shape"]) == 3:
+    if pictures:  # the Hub's task for generators without a prompt, of labelled pictures too
         header["pipeline_tag"] = "unconditional-image-generation"
-    if config["data"]["name"] in _ON_THE_HUB:
-        header["datasets"] = [_ON_THE_HUB[config["data"]["name"]]]
-    if evaluated:
+        header["tags"] += ["class-conditional"] if config.get("conditional", True) else []
+    if name in _ON_THE_HUB:
+        header["datasets"] = [_ON_THE_HUB[name]]
+    results = [
+        {
+            "task": {
+                "type": "image-classification",
+                "name": f"Train on {evaluation['n']} synthetic images, test on real ones",
+            },
+            "dataset": {"type": _ON_THE_HUB.get(name, name), "name": name, "split": "test"},
+            "metrics": [
+                {"type": "accuracy", "name": f"accuracy of {classifier}", "value": value}
+                for classifier, value in evaluation["accuracy"].items()
+            ],
+        }
+        for evaluation in evaluations
+        if evaluation.get("accuracy")
+    ]
+    if results:
         header["metrics"] = ["accuracy"]
+        header["model-index"] = [{"name": title, "results": results}]
     return yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
 
 

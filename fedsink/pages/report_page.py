@@ -79,9 +79,6 @@ def write_report(path: Path) -> Path:
         - The page uses no network and no script.
         - Figures that real data gave are marked as not private.
 
-    Args:
-        path: the run folder.
-
     Returns:
         The path of the page.
 
@@ -252,7 +249,7 @@ def _shares(stated: dict[str, Any]) -> PageTable | None:
         for entry in shared.get("colluders", ())  # of a run before there were integers: none
     ]
     columns = ["clients that tell the server their noise", "noise multiplier σ", "ε"]
-    return PageTable(columns, rows, "What is left if clients collude", frozenset({1, 2}))
+    return PageTable(columns, rows, "ε that is left if clients tell their noise", frozenset({1, 2}))
 
 
 _CURVES = (
@@ -261,7 +258,7 @@ _CURVES = (
     ("loss", "Loss", "loss",
      "A surrogate, computed from what was released: watching it costs no privacy."),
     ("signal_to_noise", "Signal to noise", "signal / noise",
-     "The size of what was learned in a round against the noise in it, from the release alone."),
+     "The size of what was learned in a round against the noise in it, from only the release."),
 )  # fmt: skip
 
 

@@ -163,7 +163,7 @@ class Compared:
         if doubled := [path for path in paths if paths.count(path) > 1]:
             raise ConfigError(f"{doubled[0]} is named twice: name each run once.")
         if len(found) < 2:
-            have = f"{paths[0]} alone" if paths else "no run that has begun"
+            have = f"only {paths[0]}" if paths else "no run that has begun"
             raise ConfigError(
                 f"A comparison needs two runs or more, not {have}: name others as run=[A,B], or a "
                 "folder of a sweep or a study."
@@ -240,7 +240,7 @@ class Compared:
             if again := [s for s in seeds if s is not None and seeds.count(s) > 1]:
                 sentences.append(
                     f"{group.title} has several runs of seed {again[0]}: they are repetitions, and "
-                    "no evidence of their own."
+                    "no independent evidence."
                 )
         unfinished = [label for label, run in self.runs.items() if not run.finished]
         if unfinished or self.not_begun:
@@ -348,9 +348,18 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
+def _typed(group: Group) -> str:
+    """Returns the key and value by which a person chooses the group's method."""
+    method = group.value("strategy.name")
+    if "mode" not in group.settings:
+        return method
+    mode, usual = group.value("mode"), {"central": "dp_sinkhorn", "ldp": "privatize_once"}
+    return f"mode={mode}" if usual.get(mode) == method else f"strategy={method}"
+
+
 def _titles(groups: Sequence[Group]) -> list[str]:
     """Makes a title for each group: its method, then its differences from groups of this method."""
-    methods = [group.value("strategy.name") for group in groups]
+    methods = [_typed(group) for group in groups]
     titles = []
     for method, group in zip(methods, groups, strict=True):
         same = [other for name, other in zip(methods, groups, strict=True) if name == method]

@@ -16,9 +16,6 @@ from fedsink.server.recorded import RecordedRun
 from fedsink.strategies.methods import settings_of
 from fedsink.strategies.strategy_settings import StrategySettings
 
-MOST_ROWS = 30
-"""Clients up to which each has a row; above, neighbours with equal uploads share a row."""
-
 
 @dataclass(frozen=True)
 class Uploads:
@@ -27,7 +24,7 @@ class Uploads:
     Attributes:
         what: content of a reply, in words.
         when: times at which a client answers, in words.
-        table: a row for each client, or for each range of equal clients.
+        table: a row for each range of neighbouring clients with equal uploads.
     """
 
     what: str
@@ -66,9 +63,9 @@ def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, round
         if full is not None and last is not None:
             told = (size(full), size((messages - absent) * full + last))
         replies = number(messages + (left > 0) - absent)
-        return (settings.leaves, replies, *told, spent.get(client, MISSING))
+        return (replies, *told, spent.get(client, MISSING))
 
-    columns = ["client", "what left it", "replies", "bytes each", "bytes in all", "ε"]
+    columns = ["client", "replies", "bytes each", "bytes in all", "ε"]
     many = "" if together == 1 else f", each for {together} rounds"
     return Uploads(
         settings.leaves,
@@ -76,7 +73,7 @@ def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, round
         PageTable(
             columns,
             _grouped([row(k) for k in range(settings.clients)]),
-            numeric=frozenset({2, 3, 4, 5}),
+            numeric=frozenset({1, 2, 3, 4}),
         ),
     )
 
@@ -88,25 +85,22 @@ def _once(run: RecordedRun, settings: StrategySettings, weights: int) -> Uploads
     per_record = MISSING if of_one is None or of_two is None else size(of_two - of_one)
     sent = bool(run.rounds)
     row = (
-        settings.leaves,
         "once" if sent else "not yet",
         per_record,
         _epsilon(stated) if stated else MISSING,
     )
-    columns = ["client", "what left it", "when", "bytes per record", "ε"]
+    columns = ["client", "when", "bytes per record", "ε"]
     rows = _grouped([row] * settings.clients)
     when = "once, before the first training step; training longer costs nothing"
-    return Uploads(settings.leaves, when, PageTable(columns, rows, numeric=frozenset({3, 4})))
+    return Uploads(settings.leaves, when, PageTable(columns, rows, numeric=frozenset({2, 3})))
 
 
 def _grouped(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Labels rows with their clients, and joins equal neighbours where there are many clients."""
-    if len(rows) <= MOST_ROWS:
-        return [(f"client {client}", *row) for client, row in enumerate(rows)]
+    """Joins equal neighbours, and labels rows with their clients."""
     told = []
     for row, alike in groupby(enumerate(rows), key=lambda entry: entry[1]):
         clients = [client for client, _ in alike]
-        several = f"clients {clients[0]} to {clients[-1]}, each"
+        several = f"clients {clients[0]}–{clients[-1]}, each"
         told.append((several if len(clients) > 1 else f"client {clients[0]}", *row))
     return told
 

@@ -196,11 +196,6 @@ class _Uses(Packable):
         ]  # fmt: skip
 
 
-def pack_requests(requests: Sequence[GradientRequest]) -> RecordDict:
-    """Returns one message that asks for these uses; see `packed_requests`."""
-    return packed_requests(requests).record()
-
-
 def packed_requests(requests: Sequence[GradientRequest]) -> Packed:
     """Returns the fields and arrays of a message that asks for these uses, ordered by round.
 

@@ -30,11 +30,7 @@ def identity_query(node: int) -> Message:
 
 
 def identity_record(client: int) -> RecordDict:
-    """Returns a node's answer.
-
-    Args:
-        client: its number.
-    """
+    """Returns a node's answer."""
     from flwr.app import ConfigRecord, RecordDict
 
     stated = ConfigRecord({"client": client, "protocol": PROTOCOL_VERSION})

@@ -151,6 +151,8 @@ def _check_depth(value: object) -> None:
     """Refuses JSON nested so deeply that recursion over it may reach Python's limit."""
     level = [value]
     for _ in range(_DEEPEST_FIELDS):
+        if not level:
+            return
         nested = [value for value in level if isinstance(value, dict | list)]
         level = [
             inner

@@ -21,6 +21,8 @@ parts adds the rest.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -79,7 +81,7 @@ class TreeSum:
         if self._parts and block == self._parts[-1][0]:
             raise ValueError(f"Block {block} was added already.")
         total = replies.sum(0)
-        finite = bool(total.sum().isfinite())
+        finite = math.isfinite(float(total.sum()))
         if not finite:
             total = replies.sum(0, dtype=torch.float64)
             finite = bool(total.isfinite().all())

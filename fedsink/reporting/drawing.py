@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
 PAPER, INK = (255, 255, 255), (40, 40, 40)
+GROUND, ON_GROUND = (112, 112, 112), (255, 255, 255)  # of grids: on light and dark pages alike
 ELLIPSIS = "..."
 
 GAP = 2
@@ -90,11 +91,12 @@ def save_side_by_side(
     }
     heading = NAME_SIZE + 2 * MARGIN
     size = (sum(p.width for p in pages.values()), heading + max(p.height for p in pages.values()))
-    sheet = Image.new("RGB", size, PAPER)
+    sheet = Image.new("RGB", size, GROUND)
     draw, left = ImageDraw.Draw(sheet), 0
     for name, page in pages.items():
         title = fit_text(name, NAME_SIZE, page.width - MARGIN)
-        draw_text(draw, (left + page.width / 2, heading / 2), title, NAME_SIZE, anchor="mm")
+        middle = (left + page.width / 2, heading / 2)
+        draw_text(draw, middle, title, NAME_SIZE, ON_GROUND, anchor="mm")
         sheet.paste(page, (left, heading))
         left += page.width
     write_png(sheet, Path(path))
@@ -118,12 +120,14 @@ def _page(
     cell_width = width * scale + GAP
     cell_height = max(height * scale, NAME_SIZE) + GAP
     size = (left + columns * cell_width, len(rows) * cell_height + GAP)
-    page = Image.new("RGB" if depth == 3 else "L", size, PAPER if depth == 3 else PAPER[0])
+    page = Image.new("RGB" if depth == 3 else "L", size, GROUND if depth == 3 else GROUND[0])
     draw = ImageDraw.Draw(page)
     for row, (name, samples) in enumerate(zip(names, rows, strict=True)):
         top = GAP + row * cell_height
         middle = top + height * scale / 2
-        draw_text(draw, (MARGIN, middle), name, NAME_SIZE, INK if depth == 3 else INK[0])
+        draw_text(
+            draw, (MARGIN, middle), name, NAME_SIZE, ON_GROUND if depth == 3 else ON_GROUND[0]
+        )
         for column, sample in enumerate(samples):
             array = sample.permute(1, 2, 0).squeeze(-1).numpy()
             page.paste(Image.fromarray(array), (left + column * cell_width, top))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
@@ -94,13 +97,7 @@ class Observers(Observer):
 
 
 class Logger(Observer, ABC):
-    """An observer that `log=` names.
-
-    Args:
-        folder: the run folder.
-        config: the configuration.
-        privacy: the content of privacy.json.
-    """
+    """An observer that `log=` names."""
 
     package: ClassVar[str | None] = None
     """The package that the logger imports, from the extra of the logger's name; None: none."""
@@ -111,11 +108,15 @@ class Logger(Observer, ABC):
         # No tracking server needs the names of this machine's files.
         stated = leaves({group: values for group, values in config.items() if group != "run"})
         self._config = {key: value for key, value in stated if key not in PLACES}
+        self._observation = config.get("observation", {})
         self._privacy = dict(privacy)
 
     @abstractmethod
     def metrics(self, line: Mapping[str, Any]) -> None:
         """Logs the figures of a round."""
+
+    def evaluated(self, path: Path, figures: Mapping[str, Any]) -> None:
+        """The finished run was evaluated: `figures` were written to `path`, a JSON file."""
 
 
 class CSVLogger(Logger):
@@ -193,10 +194,11 @@ class TensorBoardLogger(Logger):
 
 
 class MLflowLogger(Logger):
-    """A run at MLFLOW_TRACKING_URI, or in mlruns/ of the run folder: parameters, figures, pictures.
+    """A run at MLFLOW_TRACKING_URI, or in mlruns/ beside the run: figures, pictures, the generator.
 
     Figures are sent together at every checkpoint, because a tracking server may be slow. The run
-    has the tag `fedsink.run`, in the experiment MLFLOW_EXPERIMENT_NAME or "fedsink".
+    has the tag `fedsink.run`, in the experiment MLFLOW_EXPERIMENT_NAME or "fedsink". Runs of a
+    sweep are nested in a run with the tag `fedsink.sweep`, and share one mlruns/.
     """
 
     package = "mlflow"
@@ -208,29 +210,23 @@ class MLflowLogger(Logger):
 
     def begin(self, round: int) -> None:
         """Finds the run that is resumed, or makes one."""
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        uri = os.environ.get("MLFLOW_TRACKING_URI")
-        if uri is None:
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-            uri = (self._folder / "mlruns").as_uri()
-        from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
 
-        self._client, self._metric = MlflowClient(tracking_uri=uri), Metric
+        self._connect()
+        self._metric = Metric
         self._waiting: list[Metric] = []
         self._last = 0
-        named = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedsink")
-        known = self._client.get_experiment_by_name(named)
-        experiment = known.experiment_id if known else self._client.create_experiment(named)
-        runs = self._client.search_runs([experiment], f"tags.`fedsink.run` = '{self._name}'")
-        if runs:
-            self._run = runs[0].info.run_id
+        self._parent = self._sweeps_run()
+        if known := self._found("fedsink.run", self._name):
+            self._run = known
             self._client.update_run(self._run, status="RUNNING")
             logged = self._client.get_metric_history(self._run, "seconds")
             self._last = max((metric.step for metric in logged), default=0)
             return
         tags = {"fedsink.run": self._name}
-        run = self._client.create_run(experiment, tags=tags, run_name=self._folder.name)
+        if self._parent is not None:
+            tags["mlflow.parentRunId"] = self._parent
+        run = self._client.create_run(self._experiment, tags=tags, run_name=self._folder.name)
         self._run = run.info.run_id
         values = self._config | {
             f"privacy.{key}": self._privacy[key] for key in ("epsilon", "delta")
@@ -239,6 +235,43 @@ class MLflowLogger(Logger):
         for start in range(0, len(params), 100):
             self._client.log_batch(self._run, params=params[start : start + 100])
         self._client.log_dict(self._run, self._privacy, "privacy.json")
+
+    def _connect(self) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if uri is None:
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            uri = ((self._sweep or self._folder) / "mlruns").as_uri()
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=uri)
+        named = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedsink")
+        known = self._client.get_experiment_by_name(named)
+        self._experiment = known.experiment_id if known else self._client.create_experiment(named)
+
+    @property
+    def _sweep(self) -> Path | None:
+        """The folder of the sweep that the run belongs to: Hydra writes multirun.yaml there."""
+        above = self._folder.parent
+        return above if (above / "multirun.yaml").is_file() else None
+
+    def _sweeps_run(self) -> str | None:
+        """Finds or makes the run in which those of this sweep are nested."""
+        if self._sweep is None:
+            return None
+        # Not the path: no tracking server needs the names of this machine's files.
+        made = (self._sweep / "multirun.yaml").stat().st_mtime_ns
+        name = hashlib.sha256(f"{self._sweep}|{made}".encode()).hexdigest()[:16]
+        if known := self._found("fedsink.sweep", name):
+            return known
+        run = self._client.create_run(
+            self._experiment, tags={"fedsink.sweep": name}, run_name=self._sweep.name
+        )
+        return str(run.info.run_id)
+
+    def _found(self, tag: str, value: str) -> str | None:
+        runs = self._client.search_runs([self._experiment], f"tags.`{tag}` = '{value}'")
+        return str(runs[0].info.run_id) if runs else None
 
     def metrics(self, line: Mapping[str, Any]) -> None:
         """Keeps the figures until the next checkpoint."""
@@ -258,9 +291,49 @@ class MLflowLogger(Logger):
         self._waiting = []
 
     def end(self, ending: Ending) -> None:
-        """Sends the rest, and how the run ended."""
+        """Sends the rest, the generator of a finished run, and how the run ended."""
         self.keep()
+        if ending == "finished" and (self._folder / "generator.json").is_file():
+            self._log_model()
         self._client.set_terminated(self._run, status=self._STATUS[ending])
+        if self._parent is not None:
+            self._client.set_terminated(self._parent, status=self._STATUS[ending])
+
+    def _log_model(self) -> None:
+        """Stores the generator as a model, whose loader is `fedsink.server.mlflow_model`."""
+        import mlflow.pyfunc
+        from mlflow.models import ModelSignature
+        from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+
+        with tempfile.TemporaryDirectory() as place:
+            data = Path(place) / "data"
+            data.mkdir()
+            for name in ("generator.safetensors", "generator.json", "privacy.json"):
+                shutil.copyfile(self._folder / name, data / name)
+            result = json.loads((self._folder / "metrics.json").read_text())
+            drawing = {"label_prior": result["label_prior"], "observation": self._observation}
+            write_atomic(data / "drawing.json", json.dumps(drawing).encode())
+            mlflow.pyfunc.save_model(
+                str(Path(place) / "model"),
+                loader_module="fedsink.server.mlflow_model",
+                data_path=str(data),
+                pip_requirements=["fedsink"],
+                signature=ModelSignature(
+                    inputs=Schema([ColSpec("long", "label")]),
+                    params=ParamSchema([ParamSpec("seed", "long", 0)]),
+                ),
+            )
+            self._client.log_artifacts(self._run, str(Path(place) / "model"), "model")
+
+    def evaluated(self, path: Path, figures: Mapping[str, Any]) -> None:
+        """Logs every number of the figures as NAME.KEY, and the file."""
+        self._connect()
+        if (run := self._found("fedsink.run", self._name)) is None:
+            return
+        for key, value in leaves(figures):
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                self._client.log_metric(run, f"{path.stem}.{key}", float(value))
+        self._client.log_artifact(run, str(path))
 
 
 LOGGERS: Registry[type[Logger]] = Registry(
@@ -305,6 +378,20 @@ def loggers(
     """Makes the named loggers of a run; a logger that fails does not stop the run."""
     made = {f"log={name}": LOGGERS.find(name)(folder, config, privacy) for name in names}
     return Observers(made)
+
+
+def log_evaluation(
+    folder: Path, config: Mapping[str, Any], path: Path, figures: Mapping[str, Any]
+) -> None:
+    """Tells the loggers of a finished run about an evaluation; one that fails is reported."""
+    for name in logger_names(config.get("log")):
+        try:
+            LOGGERS.find(name)(folder, config, {}).evaluated(path, figures)
+        except Exception as error:
+            reason = " ".join(str(error).split()) or "no message"
+            ForgivingStream(sys.stderr).write(
+                f"log={name} failed ({type(error).__name__}: {reason}): {path.name} is written.\n"
+            )
 
 
 def _figures(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from types import TracebackType
 from typing import TextIO
 
 from fedsink.reporting.displays import (
@@ -105,12 +104,7 @@ class Progress:
             self._warm = round, now
         self._display.show(round, self._status(round, figures, now, *self._warm))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._display is not None:
             self._display.close()
             self._display = None

@@ -21,9 +21,16 @@ ROWS = 1000
 """Pictures in a row group of Parquet, as many as memory holds as PNG at a time."""
 
 
-def write_npz(path: Path, images: Tensor, labels: Tensor) -> None:
-    """Writes x (pictures: uint8, (n, C, H, W); points: float32, (n, d)) and y (int64, (n,))."""
-    x = _bytes(images) if images.ndim == 4 else images
+def write_npz(path: Path, images: Tensor, labels: Tensor, *, as_bytes: bool = True) -> None:
+    """Writes x (pictures: uint8, (n, C, H, W); points: float32, (n, d)) and y (int64, (n,)).
+
+    Args:
+        path: of the file.
+        images: in [0, 1].
+        labels: of the images.
+        as_bytes: round pictures to uint8; False: float32 in [0, 1], as DPImageBench reads them.
+    """
+    x = _bytes(images) if as_bytes and images.ndim == 4 else images
     buffer = io.BytesIO()
     np.savez_compressed(buffer, x=x.numpy(), y=labels.numpy())
     write_atomic(path, buffer.getvalue())

@@ -68,12 +68,7 @@ class FinishedRun:
         self._check_memory(n)
         stream = Stream(f"sample|{seed}".encode(), "sample")
         labels = self._labels(n, stream, balanced, classes)
-        wide = self.observation.latent_range
-        images = sample(self.generator, n, labels, stream, mix=self.prior, latent_range=wide)
-        if self.map is not None:
-            with torch.no_grad():
-                images = torch.cat([self.map.render(self.map(part)) for part in images.split(5000)])
-        return self.observation(images, stream.child("observation")), labels
+        return drawn(self.generator, labels, stream, self.prior, self.map, self.observation), labels
 
     def _check_memory(self, n: int) -> None:
         needed = 4 * n * math.prod(self.data.shape)
@@ -81,7 +76,7 @@ class FinishedRun:
         if needed > there:
             raise ConfigError(
                 f"n={n} of the shape {self.data.shape} take {needed // 10**9:,} GB, and this "
-                f"machine has {there // 10**9:,}: draw them in parts, each with a seed of its own."
+                f"machine has {there // 10**9:,}: draw them in parts, each with another seed."
             )
 
     def _labels(
@@ -105,6 +100,32 @@ class FinishedRun:
             return chosen[torch.arange(n) % len(chosen)][stream.child("order").permutation(n)]
         place = torch.searchsorted(prior.cumsum(0), stream.uniform(n).to(prior))
         return chosen[place.clamp(max=len(chosen) - 1)]
+
+
+def drawn(
+    generator: Generator,
+    labels: Tensor,
+    stream: Stream,
+    prior: Tensor,
+    map: Map | None,
+    observation: Observation,
+) -> Tensor:
+    """Draws a picture (or point) of each label, as a user would see it, in [0, 1].
+
+    Args:
+        generator: a trained generator.
+        labels: int64, (n,).
+        stream: source of latents and of the observation model's variates.
+        prior: class proportions of the training batches, (C,).
+        map: the map whose released band is shown (ldp), or None.
+        observation: how every image is drawn, beyond the law of training.
+    """
+    wide = observation.latent_range
+    images = sample(generator, len(labels), labels, stream, mix=prior, latent_range=wide)
+    if map is not None:
+        with torch.no_grad():
+            images = torch.cat([map.render(map(part)) for part in images.split(5000)])
+    return observation(images, stream.child("observation"))
 
 
 def open_run(text: str, *, observed: bool = True) -> FinishedRun:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
 from fedsink.errors import CheckpointError, ConfigError
-from fedsink.reporting.output_files import append_jsonl, truncate_jsonl, write_json
+from fedsink.reporting.output_files import append_jsonl, truncate_jsonl, write_atomic, write_json
 
 
 class RunFolder:
@@ -88,3 +93,24 @@ class RunFolder:
 def command_for(command: str, key: str, path: Path) -> str:
     """`fedsink COMMAND key=path` as typed in a shell, whatever the path's letters are."""
     return f"fedsink {command} {shlex.quote(f'{key}={path}')}"
+
+
+def store_config(folder: RunFolder, config: Mapping[str, Any]) -> None:
+    """Writes config.yaml: from then on the folder is one that can be resumed."""
+    write_atomic(folder.config, OmegaConf.to_yaml(OmegaConf.create(dict(config))).encode())
+
+
+def stored_config(folder: RunFolder) -> dict[str, Any]:
+    """Returns the configuration that a run was started with.
+
+    Raises:
+        CheckpointError: config.yaml cannot be read, or is not a table.
+    """
+    try:
+        config: Any = OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True)
+    except (YAMLError, OmegaConfBaseException, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{folder.config} cannot be read: {reason}.") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{folder.config} is not a run's configuration: not a table.")
+    return config

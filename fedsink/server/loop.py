@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -309,12 +309,7 @@ class Interruption:
                 self._previous[caught] = signal.signal(caught, self._handle)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for caught, handler in self._previous.items():
             signal.signal(caught, handler)
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedsink.errors import CheckpointError
-from fedsink.server.compose import stored_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, stored_config
 
 _PICTURE = re.compile(r"round-(\d+)\.png")
 
@@ -106,6 +105,16 @@ class RecordedRun:
         """
         paths = sorted(self.folder.path.glob("evaluation*.json"))
         return {path.stem: table for path in paths if (table := _table(path)) is not None}
+
+
+def promise(privacy: dict[str, Any] | None) -> str:
+    """Says in a few words what privacy.json promises."""
+    if privacy is None:
+        return "nothing promised yet"
+    if privacy["epsilon"] is None:
+        return "nothing protected"
+    delta = f", δ = {privacy['delta']:g}" if privacy["delta"] else ""
+    return f"ε = {privacy['epsilon']:.4g}{delta} per {privacy['unit']}"
 
 
 def _table(path: Path) -> dict[str, Any] | None:

@@ -354,7 +354,7 @@ def _note_noise(stated: Mapping[str, Any], verdict: Verdict) -> None:
             "describes the mechanism, and no record of this run is protected by it."
         )
     verdict.notes.append(
-        "That this generator is the run's is said by SHA256SUMS alone, which the sender wrote."
+        "Only SHA256SUMS, which the sender wrote, says that this generator is the run's."
     )
 
 

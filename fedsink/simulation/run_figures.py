@@ -25,13 +25,15 @@ from fedsink.evaluation.image_quality import fid
 from fedsink.evaluation.inception import load_inception
 from fedsink.evaluation.networks import limit_threads
 from fedsink.evaluation.sets import Labelled, Report
-from fedsink.evaluation.suites import RUNS
+from fedsink.evaluation.suites import RUNS, SUITES_OF
 from fedsink.pages.report_page import renew_report
+from fedsink.reporting.loggers import log_evaluation
 from fedsink.reporting.output_files import write_atomic, write_json
-from fedsink.server.finished import FinishedRun, open_run
+from fedsink.server.finished import FinishedRun, finished_record, open_run
 from fedsink.values import checks, given
 
 SUITES = ("fast", "paper", "full")
+_TOO_EASY = 0.98  # accuracy of class means
 _SMALL = 16 * 16
 
 
@@ -75,7 +77,8 @@ def evaluate_run(
     Args:
         run: the run folder.
         suite: "fast", "paper" or "full" (docs/evaluation.md).
-        classifiers: "ours"; or "published", in suite "full".
+        classifiers: "ours"; "published", in suite "full"; or "dpimagebench", in suite "paper", with
+            the run's ε, one run and no reference unless told.
         n: synthetic images; None: 10000 (fast), or as many as the dataset nominally has.
         runs: of the suites "paper" and "full"; None: five.
         seed: of the images and the classifiers.
@@ -97,9 +100,11 @@ def evaluate_run(
             checks.count(name, value, minimum=minimum)
     if suite == "fast" and runs is not None:
         raise ConfigError("suite=fast has one run; runs= belongs to suite=paper and suite=full.")
+    checks.choice("classifiers", classifiers, *SUITES_OF)
     if suite == "fast" and classifiers != "ours":
         raise ConfigError(
-            f"suite=fast has three classifiers; classifiers={classifiers} belongs to suite=full."
+            f"suite=fast has three classifiers; classifiers={classifiers} belongs to "
+            f"suite={SUITES_OF[classifiers][0]}."
         )
     finished = open_run(run, observed=observation)
     threads = threads or _threads(finished.data.shape)
@@ -110,6 +115,10 @@ def evaluate_run(
         table = _table(figures)
     else:
         options = given({"runs": runs, "reference": reference})
+        if classifiers == "dpimagebench":
+            stated = finished_record(run)[1]["epsilon"]
+            bench = {"runs": 1, "reference": False, "epsilon": stated or math.inf}
+            options = {**bench, **options}
         figures, table = _suite(
             finished,
             suite,
@@ -134,6 +143,7 @@ def evaluate_run(
     if suite != "fast":
         write_atomic(path.with_suffix(".txt"), f"{table}\n".encode())
     renew_report(finished.folder.path)
+    log_evaluation(finished.folder.path, finished.config, path, figures)
     return Measured(path, figures, table)
 
 
@@ -193,6 +203,7 @@ def _fast(
     figures["accuracy"] = accuracies(
         synthetic, test, classes=classes, seed=seed, threads=threads, progress=report
     )
+    figures["nearest_mean_accuracy"] = nearest_mean_accuracy(_real(finished, "train"), test)
     if reference:
         figures["real_accuracy"] = accuracies(
             _real(finished, "train"),
@@ -205,6 +216,21 @@ def _fast(
             progress=report,
         )
     return figures
+
+
+def nearest_mean_accuracy(train: Labelled, test: Labelled) -> float:
+    """Returns the accuracy of naming each image after the nearest class mean.
+
+    A generator of one smear for each class reaches about as much with every classifier.
+
+    Args:
+        train: images (N, ...) and labels (N,), whose means are taken.
+        test: images and labels.
+    """
+    present = train[1].unique()
+    means = torch.stack([train[0][train[1] == label].flatten(1).mean(0) for label in present])
+    nearest = torch.cdist(test[0].flatten(1), means).argmin(1)
+    return float((present[nearest] == test[1]).double().mean())
 
 
 def _points(finished: FinishedRun, n: int, seed: int, inception: Path | None) -> dict[str, Any]:
@@ -235,4 +261,9 @@ def _table(figures: dict[str, Any]) -> str:
     if "label_histogram" in figures:
         counts = " ".join(str(count) for count in figures["label_histogram"])
         rows.append({"figure": "images per class", "synthetic": counts})
-    return format_table(rows)
+    floor = figures.get("nearest_mean_accuracy")
+    if floor is None:
+        return format_table(rows)
+    easy = ": these data are too easy to tell generators apart" if floor >= _TOO_EASY else ""
+    floor_line = f"Class means of the real data alone name {100 * floor:.1f} % rightly{easy}."
+    return f"{format_table(rows)}\n{floor_line}"

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedsink.clients.app import client_app
-from fedsink.clients.node import close_nodes, deal
+from fedsink.clients.node import close_nodes
 from fedsink.clients.node_settings import NodeSettings
+from fedsink.clients.shard import deal
 from fedsink.configuration import Configuration
 from fedsink.data.partition import manifest
 from fedsink.data.sources import load, notes
@@ -22,8 +23,7 @@ from fedsink.pages.report_page import report_at_end
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
 from fedsink.reporting.displays import ForgivingStream
 from fedsink.reporting.loggers import require_packages
-from fedsink.server.compose import store_config, stored_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, store_config, stored_config
 from fedsink.server.running import ServerSettings, build_generator, server_app
 from fedsink.simulation.engine import EngineSettings, chosen_engine
 from fedsink.simulation.grid import SimulationGrid, client_context
@@ -178,7 +178,7 @@ def _notes(settings: RunSettings) -> list[str]:
     said = list(notes(data))
     if len(settings.server.classes) > 1:
         counts = torch.bincount(load(data).labels, minlength=len(data.classes)).tolist()
-        for number, what in ((0, "no record"), (1, "one record alone")):
+        for number, what in ((0, "no record"), (1, "only one record")):
             if few := [data.classes[label] for label, n in enumerate(counts) if n == number]:
                 said.append(_few(few, len(data.classes), what))
     return [f"{data.name}: {line}" for line in said]

@@ -283,8 +283,7 @@ def notice(
     unamplified, bare = "", stated.get("epsilon_unamplified")
     if bare is not None and bare > stated["epsilon"]:
         unamplified = (
-            f"; ε = {bare:.4g} without amplification by sampling, against whoever learns "
-            f"{sample.learned}"
+            f"; it counts on a secret, {sample.learned}: against whoever learns it ε = {bare:.4g}"
         )
     if "noise_share" in stated:
         shared = stated["noise_share"]

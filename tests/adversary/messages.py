@@ -13,9 +13,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import strategies as st
 
 from fedsink.privacy import TurnSchedule
-from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.packing import PROTOCOL_VERSION
 
+from ..support.requests import pack_requests
 from .honest import (
     CLASSES,
     CRITIC,

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from fedsink.clients import node
-from fedsink.clients.ledger import admission
+from fedsink.clients.ledger import admission, ledger
 from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.ledger.charge import Charge, Price, price
 from fedsink.clients.states import State
 from fedsink.protocol.failure_codes import FAILED, MALFORMED, RUN_TAKEN
 
@@ -185,12 +185,11 @@ def test_a_charge_of_half_is_found(
 ) -> None:
     """Found by the last round of the plan, or of its first instalment, at the latest."""
     history = History(tmp_path, monkeypatch, owner)
-    price = admission.price
 
-    def half(charge: Charge, budget: Budget | None) -> admission.Price:
-        return admission.Price((price(charge, budget).epsilon or 0.0) / 2, None)
+    def half(charge: Charge, budget: Budget | None) -> Price:
+        return Price((price(charge, budget).epsilon or 0.0) / 2, None)
 
-    monkeypatch.setattr(admission, "price", half)
+    monkeypatch.setattr(ledger, "price", half)
     with pytest.raises(AssertionError, match=r"was charged, and δ is .* there and not"):
         asked(history, "run", "user", [*range(1, rounds + 1)], plan=2)
 

@@ -14,7 +14,7 @@ import torch
 
 import fedsink
 from fedsink.clients.node import close_nodes
-from fedsink.errors import ConfigError
+from fedsink.errors import ConfigError, FedsinkError
 from fedsink.pages.page import number
 
 
@@ -85,6 +85,21 @@ def test_the_page_about_it_is_that_of_the_command(run: fedsink.Run) -> None:
     page = run.report()
     assert page == run.folder / "report.html"
     assert f"{run.privacy['epsilon']:.4g}" in page.read_text()
+
+
+def test_its_card_is_that_of_the_command(run: fedsink.Run, tmp_path: Path) -> None:
+    from fedsink.commands.card import run as card
+
+    out = tmp_path / "card.md"
+    assert card([f"run={run.folder}", f"out={out}", "license=mit"]) == 0
+    assert run.card("mit") == out.read_text()
+
+
+def test_a_notebook_shows_an_error_in_one_line() -> None:
+    with pytest.raises(FedsinkError) as refused:
+        fedsink.simulate(eps=-1)
+    [shown] = refused.value._render_traceback_()
+    assert shown.endswith("Error: eps must be a finite number > 0, received -1.")
 
 
 def test_how_it_shows_itself(run: fedsink.Run) -> None:

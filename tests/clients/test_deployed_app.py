@@ -14,8 +14,10 @@ from flwr.app import Context, Message, RecordDict
 from fedsink.clients.app import app, client_app, owners_settings
 from fedsink.clients.node import close_nodes
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.protocol.dp_sinkhorn import GradientReply, pack_requests, unpack_replies
+from fedsink.protocol.dp_sinkhorn import GradientReply, unpack_replies
 from fedsink.protocol.failure_codes import MALFORMED
+
+from ..support.requests import pack_requests
 
 Make = Callable[..., Any]
 

@@ -26,12 +26,13 @@ from fedsink.data.maps import (
 from fedsink.errors import ConfigError
 from fedsink.models import build
 from fedsink.models.weights import flat_weights
-from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.parameter_gradient import ParameterRequest, architecture_of
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeRequest
 
 from ..support.asking import gradient, privatized, weights_gradient
+from ..support.requests import pack_requests
 from ..support.tiny import CLASSES, RECORDS, SIZE
 
 Gpu = Callable[[], AbstractContextManager[Any]]

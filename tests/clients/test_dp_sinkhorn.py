@@ -96,6 +96,24 @@ def test_record_release_without_noise_is_the_naive_sum_over_the_batch(
     assert torch.allclose(released.double(), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_a_record_release_is_the_sum_of_those_of_each_record_alone(
+    make_request: Make, silent: Streams, scale: float
+) -> None:
+    """Potentials and tether that looked at records would couple them, and pass by the clip."""
+    request, shard = make_request(clip="record", bound=0.2), shard_of(9)
+    rows = request.rows.clone()
+    rows[0] *= scale  # a stray, for the second scale
+    request = dataclasses.replace(request, rows=rows)
+    alone = [
+        client_gradient(request, Shard(shard.images[j : j + 1], shard.labels[j : j + 1]), silent)
+        for j in range(9)
+    ]
+    assert all(0.0 < float(one.norm()) <= 0.2 for one in alone)
+    whole = client_gradient(request, shard, silent)
+    torch.testing.assert_close(whole, torch.stack(alone).sum(0), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(("schedule", "label"), [("joint", None), ("class", 1)])
 @pytest.mark.parametrize("bound", [0.2, 100.0])
 def test_batch_release_without_noise_is_the_clipped_sinkhorn_gradient(

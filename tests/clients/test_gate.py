@@ -26,11 +26,10 @@ from fedsink.clients.node_settings import NodeSettings
 from fedsink.errors import PrivacyError, ReleaseRefusedError
 from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan, SecretKey
 from fedsink.privacy.integer_gaussian import IntegerGaussian
-from fedsink.protocol.dp_sinkhorn import pack_requests
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.objective import Objective
 
-from ..support.requests import GRID, gradient_request, plan_of
+from ..support.requests import GRID, gradient_request, pack_requests, plan_of
 from ..support.tiny import CLASSES, tiny_clients, with_secret_key
 
 OBJECTIVE = Objective(lam=0.5, classes=CLASSES)

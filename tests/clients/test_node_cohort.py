@@ -18,12 +18,13 @@ from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.data.partition import Dirichlet
 from fedsink.privacy import PrivacyPlan
-from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.failure_codes import FAILED, MALFORMED, REFUSED
 from fedsink.protocol.packing import digest
 
 from ..support.asking import gradients
+from ..support.requests import pack_requests
 
 Make = Callable[..., GradientRequest]
 

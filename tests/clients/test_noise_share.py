@@ -23,12 +23,12 @@ from fedsink.clients.policy_file import read_policy
 from fedsink.errors import BudgetError, PrivacyError, ReleaseRefusedError
 from fedsink.privacy.fixed_point import FixedPoint
 from fedsink.privacy.integer_gaussian import IntegerGaussian
-from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.packing import digest
 
 from ..support.asking import gradient
-from ..support.requests import GRID, shared
+from ..support.requests import GRID, pack_requests, shared
 
 Make = Callable[..., GradientRequest]
 CLIENTS, ROWS = 12, 1500

@@ -17,12 +17,13 @@ from fedsink.clients.policy import PolicyRefusedError
 from fedsink.clients.policy_file import read_policy
 from fedsink.errors import PrivacyError, ReleaseRefusedError
 from fedsink.privacy import JointSchedule, UnprotectedPlan
-from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests, unpack_requests
+from fedsink.protocol.dp_sinkhorn import GradientRequest, unpack_requests
 from fedsink.protocol.exchange import Content
 from fedsink.protocol.failure_codes import REFUSED
 from fedsink.transport import Mixed, transport_gradient
 
 from ..support.asking import gradient
+from ..support.requests import pack_requests
 
 Make = Callable[..., GradientRequest]
 BATCH = UnprotectedPlan(1.0, 50, "batch", JointSchedule())

@@ -231,7 +231,7 @@ def test_the_label_takes_its_share_of_eps(capsys: pytest.CaptureFixture[str]) ->
         ([*_F2, "adjacency=swap"], "adjacency=swap: choose one of add-remove, replace-one, user"),
         ([*_F2, "clip=layer"], "clip=layer: choose one of record, batch, critic"),
         (["clip=critic", "sigma=1"], "one of sigma, rounds, eps, or .* missing: rounds, eps"),
-        ([*_CRITICS, "rate=0.1", "rows=4"], "clip=row has rate=1 alone, received rate=0.1"),
+        ([*_CRITICS, "rate=0.1", "rows=4"], "clip=row has only rate=1, received rate=0.1"),
         ([*_CRITICS, "rate=0.1", "accountant=rdp"], "no bound for parts that are asked at"),
         ([*_CRITICS, "classes=10"], "clip=critic has no class schedule"),
         ([*_CRITICS, "classes=10", "turns=5"], "clip=critic has no class schedule"),

@@ -13,9 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from PIL import Image
 
 from fedsink.pages.page import number
+from fedsink.server.finished import open_run
 
 from .conftest import Outcome, run_many
 
@@ -58,6 +61,9 @@ def carded(
         ["card", "run=central", "out=x.md", "license=My own"],
         ["card", "out=x.md"],
         ["card", "run=unprotected"],
+        ["card", "run=central", "out=hub", "license=cc-by-4.0"],
+        ["card", "run=central", "out=hub"],
+        ["card", "run=central", "out=card.txt"],
     ]
     return folder, run_many([(folder, line) for line in lines])
 
@@ -74,13 +80,25 @@ def test_the_header_is_what_the_hub_reads(carded: tuple[Path, list[Outcome]]) ->
     assert header == {
         "license": "cc-by-4.0",
         "library_name": "fedsink",
-        "tags": ["differential-privacy", "federated-learning", "synthetic-data", "dp-sinkhorn"],
+        "tags": [
+            "differential-privacy", "federated-learning", "synthetic-data", "dp-sinkhorn",
+            "class-conditional",
+        ],
         "pipeline_tag": "unconditional-image-generation",
         "metrics": ["accuracy"],
-    }
+        "model-index": header["model-index"],
+    }  # fmt: skip
+    (model,) = header["model-index"]  # type: ignore[attr-defined]
+    (result,) = model["results"]
+    assert model["name"] == "digits: synthetic pictures under differential privacy"
+    assert result["task"]["type"] == "image-classification"
+    assert result["dataset"] == {"type": "digits", "name": "digits", "split": "test"}
+    values = {metric["name"]: metric["value"] for metric in result["metrics"]}
+    assert values == {"accuracy of logreg": 0.8123, "accuracy of cnn": 0.9}
+    assert {metric["type"] for metric in result["metrics"]} == {"accuracy"}
     header, _ = _parts(folder / "deep" / "ldp.md")
     assert header["license"] == "unknown"
-    assert "metrics" not in header
+    assert not {"metrics", "model-index"} & set(header)
     assert "has not been evaluated: fedsink evaluate run=" in outcomes[1].err
 
 
@@ -130,18 +148,70 @@ def test_a_card_holds_no_path_key_or_count(carded: tuple[Path, list[Outcome]], n
     assert not re.search(r"(?<![\w:/.])/(home|root|tmp|Users|var)/", text)
 
 
+def test_a_folder_for_the_hub_holds_what_was_released_and_nothing_else(
+    carded: tuple[Path, list[Outcome]],
+) -> None:
+    folder, outcomes = carded
+    hub, run = folder / "hub", folder / "central"
+    assert outcomes[8].code == 0, outcomes[8].err
+    assert outcomes[8].last == "hub"
+    released = {"generator.safetensors", "generator.json", "privacy.json"}
+    assert {path.name for path in hub.iterdir()} == released | {"README.md", "samples.png"}
+    for name in released:
+        assert (hub / name).read_bytes() == (run / name).read_bytes()
+    assert (hub / "README.md").read_text() == (run / "README.md").read_text()
+    assert "![Samples of the generator](samples.png)" in (hub / "README.md").read_text()
+    with Image.open(hub / "samples.png") as picture:
+        assert picture.width > 100
+        assert len(set(picture.convert("L").getdata())) > 10
+    assert (run / "samples.png").read_bytes() == (hub / "samples.png").read_bytes()
+
+
+def test_the_hub_itself_reads_the_folder(carded: tuple[Path, list[Outcome]]) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    card = hub.ModelCard.load(carded[0] / "hub" / "README.md")
+    assert [(r.metric_type, r.metric_value) for r in card.data.eval_results] == [
+        ("accuracy", 0.8123),
+        ("accuracy", 0.9),
+    ]
+    assert card.data.pipeline_tag == "unconditional-image-generation"
+
+
+_OBSERVED = {
+    "latent_range": 1.3,
+    "deformation": {"std": 0.05, "length": 0.12},
+    "noise": {"std": 0.02, "cutoff": 0.43},
+}
+
+
 @pytest.mark.slow
-def test_the_example_of_a_card_runs(carded: tuple[Path, list[Outcome]]) -> None:
-    folder, _ = carded
-    _, text = _parts(folder / "central" / "README.md")
-    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+@pytest.mark.parametrize("name", ["central", "ldp"])
+def test_the_example_of_a_card_draws_what_fedsink_draws(
+    carded: tuple[Path, list[Outcome]], tmp_path: Path, name: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(carded[0] / name, run)
+    (run / "README.md").unlink(missing_ok=True)
+    (run / "samples.png").unlink(missing_ok=True)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["observation"] = _OBSERVED
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    (done,) = run_many([(tmp_path, ["card", "run=run", "out=hub"])])
+    assert done.code == 0, done.err
+    example = re.search(r"```python\n(.*?)```", (tmp_path / "hub" / "README.md").read_text(), re.S)
     assert example is not None
-    shown = "\nprint(tuple(pictures.shape), float(pictures.min()) >= 0)"
-    done = subprocess.run(
-        [sys.executable, "-c", example[1] + shown],
-        cwd=folder / "central", capture_output=True, text=True, timeout=120,
+    finished = open_run(str(run))
+    pictures, labels = finished.draw(100, 0, balanced=len(finished.prior) > 1)
+    drawn = example[1].replace('Stream(b"any seed")', 'Stream(b"sample|0", "sample")')
+    drawn = re.sub(r"labels = .*", f"labels = torch.tensor({labels.tolist()})", drawn)
+    drawn += "torch.save(pictures, 'pictures.pt')"
+    again = subprocess.run(
+        [sys.executable, "-c", drawn],
+        cwd=tmp_path / "hub", capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    assert done.stdout == "(100, 1, 8, 8) True\n", done.stderr
+    assert again.stdout == "(100, 1, 8, 8)\n", again.stderr
+    assert torch.equal(torch.load(tmp_path / "hub" / "pictures.pt"), pictures)
+    assert not torch.equal(open_run(str(run), observed=False).draw(100, 0)[0], pictures)
 
 
 @pytest.mark.slow
@@ -170,6 +240,8 @@ def test_what_a_server_states_is_text(carded: tuple[Path, list[Outcome]]) -> Non
         (3, "has not finished: fedsink simulate resume="),
         (5, "license=My own: expected a name such as cc-by-4.0"),
         (6, "run= is missing; fedsink card --help says what to give."),
+        (9, "hub exists already: remove it or give another out=."),
+        (10, "out=card.txt must end in .md, or have no ending to name a folder."),
     ],
 )
 def test_what_gives_no_card_is_one_sentence(

@@ -93,7 +93,9 @@ def test_a_finished_run_prints_its_folder_last(
     out, err = capsys.readouterr()
     assert out == f"{folder}\n"
     promise, rest = err.split("\n", 1)
-    assert re.fullmatch(r"ε = \S+, δ = 1e-05 per record; ε = \S+ without amplification .*", promise)
+    assert re.fullmatch(
+        r"ε = \S+, δ = 1e-05 per record; it counts on a secret, .* ε = \S+", promise
+    )
     assert rest == "run trial\nDP-Sinkhorn  round 20/20  loss 1\n"  # and nothing of Flower's
     assert (folder / "metrics.json").read_bytes() == b"x" * 100_000
     assert (submitted(flwr)["name"], submitted(flwr)["action"]) == ("trial", "run")

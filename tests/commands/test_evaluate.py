@@ -165,7 +165,7 @@ def test_the_published_classifiers_have_a_file_of_their_own(
     ("index", "message"),
     [
         (12, "suite=fast has three classifiers; classifiers=published belongs to suite=full."),
-        (13, "classifiers=theirs: choose one of ours, published."),
+        (13, "classifiers=theirs: choose one of ours, published, dpimagebench."),
         (7, "suite=paper is for images, and the run's data are points"),
         (8, "the generator is unconditional and draws no labels; choose suite=full"),
         (9, "suite=quick: choose one of fast, paper, full."),

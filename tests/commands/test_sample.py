@@ -67,6 +67,9 @@ def sampled(
         ["sample", "run=points", "classes=[0]", "out=x.npz"],
         ["sample", "run=points", "out=x.parquet"],
         ["sample", "run=wide", "n=50", "seed=1", "out=wide.npz"],
+        ["sample", f"run={run}", "n=50", "seed=1", "out=gen.npz", "format=dpimagebench"],
+        ["sample", f"run={run}", "n=50", "out=gen", "format=dpimagebench"],
+        ["sample", "run=points", "n=50", "out=x.npz", "format=dpimagebench"],
     ]
     return folder, run_many([(folder, line) for line in lines])
 
@@ -205,3 +208,20 @@ def test_classes_can_be_balanced_and_chosen(sampled: tuple[Path, list[Outcome]])
     assert set(np.load(folder / "some.npz")["y"]) == {3, 5}
     counts = {p.name: len(list(p.iterdir())) for p in (folder / "few").iterdir()}
     assert {name: count for name, count in counts.items() if count} == {"5": 4, "3": 3}
+
+
+def test_dpimagebench_reads_pictures_as_numbers_from_0_to_1(
+    sampled: tuple[Path, list[Outcome]],
+) -> None:
+    folder, outcomes = sampled
+    written, folders, points = outcomes[-3:]
+    assert written.code == 0, written.err
+    with np.load(folder / "gen.npz") as gen, np.load(folder / "one.npz") as one:
+        assert set(gen.files) == {"x", "y"}
+        assert (gen["x"].dtype, gen["x"].shape) == (np.float32, (50, 1, 8, 8))
+        assert gen["y"].dtype == np.int64
+        assert 0 <= gen["x"].min() < gen["x"].max() <= 1
+        assert (np.round(255 * gen["x"]).astype(np.uint8) == one["x"]).all()
+        assert (gen["y"] == one["y"]).all()
+    assert "format=dpimagebench is an .npz: give out=gen.npz, not gen." in folders.err
+    assert points.code == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import yaml
 from PIL import Image
 
 from fedsink.cli import main
+from fedsink.commands.simulate import run as simulate
 
 from .conftest import SMALL, Command, Outcome, run_many, run_once, small
 
@@ -37,7 +39,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(
     lines = finished[0].err.splitlines()
     assert "\r" not in finished[0].err
     assert "\x1b" not in finished[0].err
-    assert re.search(r"round 20/20 .*loss .*ε .*rounds/s .*left", lines[-1])
+    assert re.search(r"round 20/20 .*loss .*ε .*rounds/s .*left", lines[-3])
 
 
 def test_a_run_leaves_every_file_of_the_architecture(finished: tuple[Outcome, Path]) -> None:
@@ -47,6 +49,7 @@ def test_a_run_leaves_every_file_of_the_architecture(finished: tuple[Outcome, Pa
     assert names - pictures == {
         "config.yaml", "metrics.jsonl", "metrics.json", "privacy.json", "partition.json",
         "generator.safetensors", "generator.json", "checkpoint/state.safetensors", "report.html",
+        "SHA256SUMS",
     }  # fmt: skip
     assert pictures == {f"samples/round-{n:06d}.png" for n in (0, 10, 20)}
     with Image.open(folder / "samples" / "round-000020.png") as picture:
@@ -359,7 +362,53 @@ def test_epsilon_without_amplification_is_said_before_training(
     stated = json.loads((folder / "privacy.json").read_text())
     first = outcome.err.splitlines()[0]
     assert first.startswith(f"ε = {stated['epsilon']:.4g}, δ = 1e-05 per record; ")
-    assert f"; ε = {stated['epsilon_unamplified']:.4g} without amplification by sampling" in first
+    assert first.endswith(f": against whoever learns it ε = {stated['epsilon_unamplified']:.4g}.")
+
+
+def test_the_end_says_the_promise_the_report_and_the_next_command(
+    finished: tuple[Outcome, Path],
+) -> None:
+    outcome, folder = finished
+    epsilon = json.loads((folder / "privacy.json").read_text())["epsilon"]
+    assert outcome.err.splitlines()[-2:] == [
+        f"Done: ε = {epsilon:.4g}, δ = 1e-05 per record. Report: {folder / 'report.html'}",
+        f"Next: fedsink evaluate run={folder}",
+    ]
+
+
+def test_a_finished_run_that_is_resumed_says_so(
+    finished: tuple[Outcome, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate([f"resume={finished[1]}"]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("This run has ended already: nothing is left to do.\nDone: ε = ")
+    assert out == f"{finished[1]}\n"
+
+
+def test_help_begins_with_examples_and_loads_no_torch() -> None:
+    script = (
+        "import sys\nfrom fedsink.commands.simulate import run\nrun(['--help'])\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[2] == "Examples:"
+    assert len(lines) < 70
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_person_who_waits_is_told_what_starts(
+    finished: tuple[Outcome, Path], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert simulate([f"resume={finished[1]}"]) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert (
+        first
+        == f"fedsink simulate resume={finished[1]}: loading libraries, checking data and keys …"
+    )
 
 
 @pytest.mark.slow

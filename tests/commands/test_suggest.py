@@ -7,10 +7,10 @@ import pytest
 
 from fedsink.commands.simulate import run as simulate
 from fedsink.commands.suggest import run
+from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration
 from fedsink.errors import FedsinkError
 from fedsink.protocol.requests import UNNAMED
-from fedsink.server.compose import compose_config
 from fedsink.strategies.methods import settings_of
 
 OWN = ["data=image_folder", "data.shape=[3,32,32]", "data.classes=[cat,dog]"]

@@ -9,9 +9,9 @@ import pytest
 
 from fedsink.commands.node import run as node
 from fedsink.commands.verify import run
+from fedsink.conf.acting import compose_config
 from fedsink.errors import ConfigError
 from fedsink.protocol.identity_key import NodeIdentityKey
-from fedsink.server.compose import compose_config
 from fedsink.simulation.simulated_run import start
 
 from ..support.policies import CENTRAL as CENTRAL_WORDS

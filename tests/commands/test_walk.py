@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from fedsink.cli import main
+from fedsink.conf.acting import compose_config
 from fedsink.conf.loading import choices
-from fedsink.server.compose import compose_config, stored_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, stored_config
 
 from ..support import picture_files, writers
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration, Paper
 from fedsink.errors import ConfigError
 from fedsink.privacy import PrivacyPlan, UnprotectedPlan
-from fedsink.server.compose import compose_config
 from fedsink.simulation.run_identity import RunIdentity
 from fedsink.simulation.simulated_run import configure
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings

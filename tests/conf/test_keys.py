@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from fedsink.commands.hydra_keys import known_keys
+from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration, NoiseSettings
 from fedsink.deployment.deployed_run import DeployEngine
-from fedsink.server.compose import compose_config
 from fedsink.server.loop import LoopSettings
 from fedsink.server.running import ServerSettings
 from fedsink.simulation.engine import EngineSettings

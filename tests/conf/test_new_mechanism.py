@@ -11,8 +11,8 @@ import pytest
 from fedsink.audit.privatize_once import line_plan
 from fedsink.clients.node import close_nodes
 from fedsink.commands.account import run as account
+from fedsink.conf.acting import compose_config
 from fedsink.privacy import local_mechanism
-from fedsink.server.compose import compose_config
 from fedsink.simulation.simulated_run import start
 
 MODULE = '''

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsink.conf.acting import compose_config
 from fedsink.conf.rule import Sizes
 from fedsink.configuration import Configuration
 from fedsink.errors import FedsinkError
 from fedsink.protocol.requests import UNNAMED
-from fedsink.server.compose import compose_config
 from fedsink.strategies.methods import settings_of
 
 MNIST = Sizes((1, 28, 28), 10, 60_000, 10, 10.0, 1e-5)

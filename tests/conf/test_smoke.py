@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedsink.clients.node import close_nodes
+from fedsink.conf.acting import compose_config
 from fedsink.data import sources
-from fedsink.server.compose import compose_config
 from fedsink.simulation.simulated_run import start
 
 from .conftest import NAMES, root, scales

@@ -58,7 +58,7 @@ from fedsink.clients import runner
 
 runner._import_all()
 near, far = Pipe()
-process = runner.Runner(json.loads(sys.argv[1]), far)
+process = runner.ForkingRunner(json.loads(sys.argv[1]), far)
 opened, said = process.open(), near.recv()
 assert opened, said
 reply = pickle.loads(process._answer(open(sys.argv[2], "rb").read()))

@@ -14,6 +14,7 @@ from fedsink.clients.app import app as client
 from fedsink.clients.ledger.account_report import report
 from fedsink.clients.ledger.database import Database
 from fedsink.clients.node import close_nodes
+from fedsink.conf.acting import compose_config
 from fedsink.deployment.deployed_run import app as server
 from fedsink.deployment.deployed_run import deployable, run_deployed
 from fedsink.deployment.results import Receiver, Results
@@ -27,8 +28,7 @@ from fedsink.errors import (
 )
 from fedsink.protocol.identity_key import NodeIdentityKey
 from fedsink.server import checkpoint
-from fedsink.server.compose import compose_config, stored_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, stored_config
 from fedsink.server.verification import VERIFIED, verdict_on
 from fedsink.simulation.grid import client_of, node_of
 from fedsink.simulation.virtual_clients import LocalGrid

@@ -75,7 +75,7 @@ def test_links_are_not_followed(home: Path, tmp_path: Path, place: str) -> None:
 
 
 def test_a_run_is_held_by_one_process(home: Path) -> None:
-    goes_on = pytest.raises(ClientError, match="The run run still goes on")
+    goes_on = pytest.raises(ClientError, match="The run run continues")
     with held_run("run"), held_run("other"), goes_on, held_run("run"):
         pass
     with held_run("run"):

@@ -51,7 +51,7 @@ def test_a_meaning_is_the_comment_beside_the_key(rows: dict[str, list[str]]) -> 
 
 
 def test_the_number_of_planted_defects_is_the_documented_one() -> None:
-    stated = re.search(r"`make mutants`, (\d+)", (ROOT / "docs" / "privacy.md").read_text())
+    stated = re.search(r"`make mutants`, (\d+)", (ROOT / "docs" / "auditing.md").read_text())
     planted = (ROOT / "tests" / "mutants" / "mutants.toml").read_text().count("\n[[mutant]]")
     assert stated is not None
     assert int(stated[1]) == planted

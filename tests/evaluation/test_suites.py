@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
 
 from fedsink.errors import ConfigError, DataError
-from fedsink.evaluation import evaluate, networks, suites
+from fedsink.evaluation import dpimagebench, evaluate, networks, suites
 from fedsink.evaluation.classifiers import PAPER as PAPER_NAMES
 from fedsink.evaluation.classifiers import classifier_set
 from fedsink.evaluation.neighbours import memorisation
@@ -237,7 +238,7 @@ def test_an_unconditional_generator_has_no_label_figures():
             "full",
             {"classifiers": "theirs"},
             ConfigError,
-            "classifiers=theirs is unknown; choose one of ours, published",
+            "classifiers=theirs is unknown; choose one of ours, published, dpimagebench",
         ),
         ("paper", {"runs": 0}, ValueError, "runs must be at least 1; received 0"),
         ("paper", {"n": 5}, DataError, "at least 10 synthetic images; received 5"),
@@ -256,3 +257,18 @@ def test_the_wrong_split_is_refused_before_anything_is_fitted():
         evaluate("paper", refuse, TEST, TEST, classes=CLASSES, n=60)
     with pytest.raises(DataError, match="60 of the 60 synthetic images are images of the test set"):
         evaluate("paper", lambda n, seed: TEST, TRAIN, TEST, classes=CLASSES, n=60)
+
+
+@pytest.mark.slow
+def test_dpimagebench_has_its_networks_alone_and_the_ceiling_leaves_validation_out(monkeypatch):
+    short = partial(dpimagebench.SelectedByNoisedCounts, epochs=1)
+    monkeypatch.setattr(dpimagebench, "SelectedByNoisedCounts", short)
+    found = evaluate(
+        "paper", lambda n, seed: blobs(n, seed, side=8), blobs(120, 1, side=8),
+        blobs(60, 2, side=8), classes=CLASSES, n=60, runs=1, threads=1, reference=False,
+        classifiers="dpimagebench", epsilon=1.0,
+    )  # fmt: skip
+    assert list(found.figures) == [f"accuracy/{name}" for name in dpimagebench.NAMES]
+    assert found.train_images == 110
+    assert "DPImageBench's networks" in found.table()
+    assert "accuracy" not in found.to_dict()

@@ -1,22 +1,213 @@
-"""The example package, installed as a third party installs it, in new processes."""
+"""The example package: its method's contracts, and runs of it as a third party installs it."""
 
 from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 
-pytestmark = pytest.mark.slow
+from fedsink.clients.answers import ANSWERS
+from fedsink.clients.app import client_app
+from fedsink.clients.node import close_nodes
+from fedsink.clients.node_settings import NodeSettings
+from fedsink.clients.policy_file import read_policy
+from fedsink.clients.shard import Shard
+from fedsink.flower_internals import become
+from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip, Stream
+from fedsink.protocol.dp_sinkhorn import GradientReply
+from fedsink.protocol.failure_codes import MALFORMED, REFUSED
+
+from ..support.policies import limits, policy
 
 PLUGIN = Path(__file__).resolve().parents[2] / "examples" / "plugin"
-SMALL = ("clients=2", "rounds=6", "seed=0", "report.pictures=0", "data=rings")
+sys.path.append(str(PLUGIN))
+
+from fedsink_plugin.answer import (  # noqa: E402
+    EmbeddingRequest,
+    MeanEmbeddingAnswer,
+    feature_sums,
+    features,
+)
+
+POINTS = """[fedsink.answers]
+mean_embedding = fedsink_plugin.answer:MeanEmbeddingAnswer
+[fedsink.data_sources]
+rings = fedsink_plugin.rings:read
+"""
+VIEW = {"name": "pixel", "shape": [2]}
+RINGS = {
+    "name": "rings", "shape": [2], "classes": ["inner", "outer"], "nominal_records": 2000,
+}  # fmt: skip
+ALLOWED = {"maximum_clip_bound": 1.0, "maximum_images": 0}
+SMALL = ("clients=2", "report.pictures=0", "data=rings", "strategy=mean_embedding")
 
 Fedsink = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def plan_of(**values: Any) -> PrivacyPlan:
+    options = {"rate": 0.5, "noise_multiplier": 2.0, "rounds": 3, "delta": 1e-5, **values}
+    return PrivacyPlan(clip=RecordClip(1.0), schedule=JointSchedule(), **options)
+
+
+def request_of(plan: PrivacyPlan | None = None, frequencies: int = 8) -> EmbeddingRequest:
+    rows = torch.linspace(-3.0, 3.0, 2 * frequencies).reshape(frequencies, 2)
+    return EmbeddingRequest(1, plan or plan_of(), VIEW, 2, rows, "run")
+
+
+def own_policy(folder: Path, *words: str, **allow: Any) -> Path:
+    """Writes the policy of a node that holds the rings."""
+    path = folder / "policy.toml"
+    path.write_text(
+        policy(
+            budget={"add-remove": limits(100.0, 1e-4)},
+            mechanisms=("clipped-gaussian", *words),
+            data={**RINGS, "lineage": "rings"},
+            allow={**ALLOWED, **allow},
+        )
+    )
+    return path
+
+
+# The method
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.integers(0, 1)),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_one_record_moves_the_total_by_at_most_the_sensitivity(
+    records: list[tuple[float, float, int]],
+) -> None:
+    request = request_of(plan_of(rate=1.0))
+    values, labels = torch.tensor(records)[:, :2], torch.tensor(records)[:, 2].long()
+    more, fewer = (
+        feature_sums(request, Shard(values[kept:], labels[kept:]), Stream(b"key"))
+        for kept in (0, 1)
+    )
+    assert float((more - fewer).norm()) <= request.plan.sensitivity
+
+
+def test_features_estimate_the_gaussian_kernel() -> None:
+    frequencies = Stream(b"key").normal(4000, 2) / 0.5
+    x, y = features(torch.tensor([[0.1, 0.2], [0.5, 0.0]]).double(), frequencies)
+    assert float(x @ y) == pytest.approx(float(torch.tensor(-(0.16 + 0.04) / 0.5).exp()), abs=0.05)
+    assert float(x @ x) == pytest.approx(1.0)
+
+
+def test_a_reply_is_the_total_with_the_plans_noise() -> None:
+    """Power: two thirds and three halves of the noise are both rejected."""
+    plan = plan_of(noise_multiplier=1.7)
+    request = request_of(plan, frequencies=500)
+    values = torch.randn(40, 2, generator=torch.Generator().manual_seed(1))
+    shard = Shard(values, torch.arange(40) % 2)
+
+    class Keyed:
+        def __init__(self, shard: Shard) -> None:
+            self.shard = shard
+
+        def stream(self, purpose: str, round: int) -> Stream:
+            return Stream(b"key", purpose, round)
+
+    task: Any = Keyed(shard)
+    [released] = MeanEmbeddingAnswer([request]).compute(task)
+    noise = (released - feature_sums(request, shard, task.stream("sample", 1))).flatten()
+    for factor, accepted in ((1.0, True), (2 / 3, False), (3 / 2, False)):
+        pvalue = stats.kstest(noise.numpy(), "norm", args=(0.0, 1.7 * factor)).pvalue
+        assert pvalue > 1e-3 if accepted else pvalue < 1e-9
+    empty: Any = Keyed(Shard(values[:0], torch.zeros(0, dtype=torch.int64)))
+    assert MeanEmbeddingAnswer([request]).compute(empty)[0].shape == released.shape
+
+
+# A node
+
+
+@pytest.fixture
+def node(
+    tmp_path: Path, install_package: Callable[[dict[str, str], str], None]
+) -> Iterator[Callable[..., tuple[NodeSettings, Callable[[RecordDict], Message]]]]:
+    """Returns settings of a node under a policy that names these words, and how to ask it."""
+    install_package({}, POINTS)
+    become(1, 1)
+    vars(ANSWERS).pop("_installed", None)
+
+    def started(*words: str, **allow: Any) -> tuple[NodeSettings, Callable[[RecordDict], Message]]:
+        close_nodes()
+        settings = NodeSettings.from_policy(
+            read_policy(own_policy(tmp_path, *words, **allow)), clients=1
+        )
+        context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
+
+        def ask(content: RecordDict) -> Message:
+            message = Message(content, dst_node_id=1, message_type="train.mean_embedding")
+            return client_app(settings)(message, context)
+
+        return settings, ask
+
+    yield started
+    close_nodes()
+    vars(ANSWERS).pop("_installed", None)
+
+
+def test_a_node_whose_policy_names_it_answers_and_charges_the_whole_plan(
+    node: Callable[..., Any],
+) -> None:
+    settings, ask = node("mean_embedding")
+    request = request_of()
+    reply = GradientReply.from_record(ask(request.to_record()).content).gradient
+    assert reply.shape == (2, 16)
+    assert torch.equal(
+        GradientReply.from_record(ask(request.to_record()).content).gradient, reply
+    )  # the stored reply
+    with sqlite3.connect(settings.ledger) as database:
+        [(charged,)] = database.execute("SELECT epsilon FROM reservations").fetchall()
+        assert charged == pytest.approx(request.plan.epsilon())
+        assert database.execute("SELECT COUNT(*) FROM claims").fetchone() == (1,)
+
+
+@pytest.mark.parametrize(
+    ("words", "allow"),
+    [
+        ((), {}),
+        (("mean_embedding",), {"maximum_frequencies": 7}),
+        (("mean_embedding",), {"minimum_noise_multiplier": 3.0}),
+    ],
+)
+def test_a_node_refuses_what_its_policy_does_not_allow(
+    node: Callable[..., Any],
+    words: tuple[str, ...],
+    allow: dict[str, Any],
+) -> None:
+    _, ask = node(*words, **allow)
+    assert ask(request_of().to_record()).error.code == REFUSED
+
+
+def test_a_request_that_does_not_fit_is_malformed(node: Callable[..., Any]) -> None:
+    _, ask = node("mean_embedding")
+    endless = request_of()
+    endless.rows[0] = torch.inf
+    assert ask(endless.to_record()).error.code == MALFORMED
+    capped = request_of(plan_of(capacity=9, nominal_records=2000))
+    assert ask(capped.to_record()).error.code == MALFORMED
+    three = EmbeddingRequest(1, plan_of(), VIEW, 3, request_of().rows, "run")
+    assert ask(three.to_record()).error.code == MALFORMED
+
+
+# The installed package, in new processes
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +241,7 @@ def fedsink(site: Path, tmp_path: Path) -> Fedsink:
 
 @pytest.fixture
 def finished(fedsink: Fedsink) -> Callable[..., Path]:
-    """The folder of a small run on the rings."""
+    """Returns the folder of a run on the rings."""
 
     def run(*overrides: str) -> Path:
         done = fedsink(*SMALL, *overrides)
@@ -64,44 +255,73 @@ def weights(folder: Path) -> bytes:
     return (folder / "generator.safetensors").read_bytes()
 
 
-def test_its_strategy_and_its_data_source_run(finished: Callable[..., Path]) -> None:
-    folder = finished("strategy=bounded_sinkhorn", "strategy.largest_norm=0.01")
+@pytest.mark.slow
+def test_it_learns_the_rings_at_the_stated_epsilon(finished: Callable[..., Path]) -> None:
+    from fedsink.models import load, sample
+
+    folder = finished("seed=0", "eps=10")
     stated = json.loads((folder / "privacy.json").read_text())
-    assert 0 < stated["epsilon"] <= 10
-    assert json.loads((folder / "metrics.json").read_text())["rounds"] == 6
-    shards = json.loads((folder / "partition.json").read_text())["clients"]
-    assert [shard["labels"].keys() for shard in shards.values()] == [{"inner", "outer"}] * 2
-
-    original = finished("strategy=dp_sinkhorn")
-    assert json.loads((original / "privacy.json").read_text()) == stated
-    assert weights(original) != weights(folder)
-    assert weights(finished("strategy=bounded_sinkhorn", "strategy.largest_norm=1e9")) == weights(
-        original
-    )
+    assert 9.5 < stated["epsilon"] <= 10
+    assert "random features" in stated["mechanism"]
+    for label, radius in enumerate((0.4, 1.0)):
+        points = sample(load(folder), 500, torch.full((500,), label), Stream(b"key"))
+        assert float(points.norm(dim=1).median()) == pytest.approx(radius, abs=0.1)
 
 
-def test_ray_finds_its_data_source_in_every_process(finished: Callable[..., Path]) -> None:
-    ray = finished("strategy=bounded_sinkhorn", "engine=ray", "engine.actors=2")
-    assert weights(ray) == weights(finished("strategy=bounded_sinkhorn"))
+@pytest.mark.slow
+def test_clients_under_a_policy_answer_it_and_are_charged(
+    finished: Callable[..., Path], fedsink: Fedsink, tmp_path: Path
+) -> None:
+    path = own_policy(tmp_path, "mean_embedding", maximum_frequencies=32)
+    folder = finished(f"policy={path}", "rounds=6")
+    stated = json.loads((folder / "privacy.json").read_text())
+    [ledger] = tmp_path.rglob("*.sqlite")
+    with sqlite3.connect(ledger) as database:
+        charged = database.execute("SELECT epsilon FROM reservations").fetchall()
+    assert [epsilon for (epsilon,) in charged] == pytest.approx([stated["epsilon"]] * 2)
+
+    refused = fedsink(*SMALL, f"policy={own_policy(tmp_path)}")
+    assert refused.returncode == 1
+    assert "refused" in refused.stderr, refused.stderr
 
 
+@pytest.mark.slow
+def test_every_engine_gives_the_same_generator(finished: Callable[..., Path]) -> None:
+    six = ("seed=0", "rounds=6")
+    ray, local = finished(*six, "engine=ray", "engine.actors=2"), finished(*six)
+    assert weights(ray) == weights(local)
+
+
+@pytest.mark.slow
 def test_it_is_offered_where_names_are_listed(fedsink: Fedsink) -> None:
     groups = fedsink("--help").stdout
-    assert "bounded_sinkhorn" in groups
+    assert "mean_embedding" in groups
     assert "rings" in groups
     assert "half_circle, image_folder, mnist, rings, shapes." in fedsink("data=ringz").stderr
     near = fedsink(*SMALL, "data.name=ring").stderr
     assert near.endswith("Did you mean rings?\n")
 
 
-def test_its_own_option_is_checked_in_one_sentence(fedsink: Fedsink) -> None:
-    done = fedsink(*SMALL, "strategy=bounded_sinkhorn", "strategy.largest_norm=0")
-    assert done.stderr == "fedsink: strategy.largest_norm must be a positive number, not 0.\n"
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("strategy.scale=0", "strategy.scale must be a positive number, not 0."),
+        ("clip=batch", "strategy=mean_embedding has no clip=batch: leave it out."),
+        ("eps=inf", "strategy=mean_embedding needs a finite eps."),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_sentence(
+    fedsink: Fedsink, override: str, message: str
+) -> None:
+    done = fedsink(*SMALL, override)
+    assert done.stderr == f"fedsink: {message}\n"
     assert done.returncode == 2
 
 
+@pytest.mark.slow
 def test_without_it_both_names_are_unknown(fedsink: Fedsink) -> None:
-    for group, name in (("data", "rings"), ("strategy", "bounded_sinkhorn")):
+    for group, name in (("data", "rings"), ("strategy", "mean_embedding")):
         done = fedsink(f"{group}={name}", installed=False)
         assert f"There is no {group}={name}: choose one of " in done.stderr
         assert done.returncode == 2

@@ -46,9 +46,11 @@ class Workshop:
         ignored = shutil.ignore_patterns("__pycache__")
         for name in SOURCES:
             if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+                shutil.copytree(
+                    ROOT / name, folder / name, ignore=ignored, copy_function=shutil.copyfile
+                )
             else:
-                shutil.copy(ROOT / name, folder / name)
+                shutil.copyfile(ROOT / name, folder / name)
         outer = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST")}
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         flower = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}

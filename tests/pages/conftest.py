@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from fedsink.clients.node import close_nodes
+from fedsink.conf.acting import compose_config
 from fedsink.data.spec import DataSpec
 from fedsink.reporting.drawing import save_grid, save_points
-from fedsink.server.compose import compose_config, store_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, store_config
 from fedsink.simulation.run_identity import RunIdentity
 from fedsink.simulation.simulated_run import configure, kind_of_noise
 

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from fedsink.server.compose import compose_config
+from fedsink.conf.acting import compose_config
 from fedsink.simulation.simulated_run import start
 
 RUNS = {

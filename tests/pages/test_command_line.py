@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from fedsink.conf.acting import compose_config
 from fedsink.conf.loading import application, choices
 from fedsink.pages.command_line import HIDDEN, CommandLine, shown_settings
-from fedsink.server.compose import compose_config
 
 EXPERIMENTS = [
     "digits_eps10", "mnist_eps1", "fashion_eps10", "gs_wgan_published_digits",

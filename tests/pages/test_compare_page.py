@@ -144,7 +144,7 @@ def test_a_page_replaces_a_page_and_nothing_else(runs: Path, tmp_path: Path) -> 
     path = tmp_path / "new" / "compare.html"
     compared.write(path)
     of(runs, "a0", "local").write(path)
-    assert b"privatize_once" in path.read_bytes()
+    assert b"mode=ldp" in path.read_bytes()
     path.write_text("<html>an article</html>")
     with pytest.raises(
         ConfigError, match=r"compare\.html exists and is no page of fedsink compare"

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedsink.errors import CheckpointError
 from fedsink.pages import page
-from fedsink.pages.page import pictures, spread
+from fedsink.pages.page import PageTable, pictures, spread
 
 TEXT = (files("fedsink.pages") / "page.css").read_text()
 
@@ -58,8 +58,22 @@ def test_both_schemes_have_all_colours() -> None:
 
 def test_every_colour_comes_from_the_schemes() -> None:
     body = TEXT[TEXT.index("* { box-sizing") :]
-    # Sample pictures are drawn on white, also on a dark page.
-    assert set(re.findall(r"#[0-9a-f]{3,6}\b", body)) == {"#ffffff"}
+    assert re.findall(r"#[0-9a-f]{3,6}\b", body) == []
+
+
+def test_a_narrow_screen_loses_no_column() -> None:
+    """Rows of three cells and more are stacked there, each cell beside the name of its column."""
+    table = PageTable(["client", "replies", "ε"], [["clients 0–9, each", "3,000", "10"]])
+    parts = page._environment().get_template("parts.html.j2").module
+    text = str(parts.table(table))  # type: ignore[attr-defined]
+    assert '<table class="rows">' in text
+    assert re.findall(r'<td data-column="([^"]*)"[^>]*>([^<]*)', text) == [
+        ("replies", "3,000"),
+        ("ε", "10"),
+    ]
+    narrow = TEXT[TEXT.index("@media screen and (max-width: 36rem)") : TEXT.index("@media print")]
+    assert "td::before { content: attr(data-column)" in narrow
+    assert "table.rows thead { display: none; }" in narrow
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from fedsink.conf.acting import compose_config
 from fedsink.errors import CheckpointError
 from fedsink.pages.report_page import report_at_end, write_report
-from fedsink.server.compose import compose_config, store_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, store_config
 from fedsink.simulation.simulated_run import start
 
 from .conftest import PLACES, SMALL, Begin, hostile_places

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from fedsink.conf.acting import compose_config
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.pages.run_groups import Compared, Group, differing, mean_and_sd, run_settings, status
-from fedsink.server.compose import compose_config, store_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, store_config
 from fedsink.server.recorded import RecordedRun
 
 from .small_runs import evaluated
@@ -31,9 +31,9 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(runs: Path) -> None:
 def test_groups_are_titled_by_their_method_and_what_tells_them_apart(runs: Path) -> None:
     titles = [group.title for group in of(runs, "a0", "low", "local").groups]
     assert titles == [
-        "dp_sinkhorn, eps=10, engine.threads=1",
-        "dp_sinkhorn, eps=1, engine.threads=2",
-        "privatize_once",
+        "mode=central, eps=10, engine.threads=1",
+        "mode=central, eps=1, engine.threads=2",
+        "mode=ldp",
     ]
     assert of(runs, "a0", "low").differing == ["eps", "engine.threads"]
 
@@ -69,7 +69,7 @@ def test_epsilons_are_together_only_where_they_promise_the_same(runs: Path) -> N
 def test_losses_are_together_only_where_they_are_the_same_quantity(
     runs: Path, tmp_path: Path
 ) -> None:
-    from fedsink.server.compose import compose_config
+    from fedsink.conf.acting import compose_config
     from fedsink.simulation.simulated_run import start
 
     small = ["engine=local", "clients=2", "rounds=3", "report.pictures=0", "seed=0", "eps=10"]
@@ -141,12 +141,12 @@ def test_how_far_a_run_is(runs: Path, tmp_path: Path) -> None:
 
 
 def test_runs_of_different_data_and_repetitions_are_warned_of(runs: Path, tmp_path: Path) -> None:
-    from fedsink.server.compose import stored_config
+    from fedsink.server.folder import stored_config
 
     shutil.copytree(runs / "a0", tmp_path / "again")
     again = Compared.of([runs / "a0", tmp_path / "again"])
     assert again.warnings() == [
-        "dp_sinkhorn has several runs of seed 0: they are repetitions, and no evidence of their "
+        "mode=central has several runs of seed 0: they are repetitions, and no evidence of their "
         "own."
     ]
     folder = RunFolder(tmp_path / "again")
@@ -164,9 +164,7 @@ def test_runs_of_different_data_and_repetitions_are_warned_of(runs: Path, tmp_pa
 def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a0 is named twice: name each run once"):
         of(runs, "a0", "a1", "../" + runs.name + "/a0")
-    with pytest.raises(
-        ConfigError, match=r"needs two runs or more, not .*a0 alone: name others as"
-    ):
+    with pytest.raises(ConfigError, match=r"needs two runs or more, not only .*a0: name others as"):
         of(runs, "a0")
     with pytest.raises(CheckpointError, match=r"nowhere is no folder: name one that holds a run"):
         of(runs, "a0", "nowhere")

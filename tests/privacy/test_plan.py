@@ -365,7 +365,7 @@ def test_clients_that_answer_in_turn_pay_for_their_turns_as_units_too():
 
 @pytest.mark.parametrize("rate", [0.999, 0.1])
 def test_a_secret_pick_of_a_critic_that_trains_when_it_is_picked_is_refused(rate):
-    message = f"clip=row has rate=1 alone, received rate={rate}: as published a critic is trained"
+    message = f"clip=row has only rate=1, received rate={rate}: as published a critic is trained"
     with pytest.raises(PrivacyError, match=message):
         replace(CRITICS, clip=RowClip(1.0, 4), rate=rate)
     options = {"clip": RowClip(1.0, 4), "schedule": JointSchedule(), "delta": 1e-5, "eps": 10.0}

@@ -83,7 +83,7 @@ def test_it_is_never_taken_for_a_plan_that_protects_nor_one_for_it() -> None:
         ({"rate": 0.0}, "rate must lie in"),
         ({"rounds": 0}, "rounds must be an integer"),
         ({"kind": "gradient"}, "kind is record or batch or critic or row, received 'gradient'"),
-        ({"kind": "row"}, "clip=row has rate=1 alone, received rate=0.2"),
+        ({"kind": "row"}, "clip=row has only rate=1, received rate=0.2"),
         ({"capacity": 0}, "capacity must be an integer"),
         ({"schedule": {"name": "other", "classes": 3}}, "missing or unknown"),
         ({"schedule": 3}, "missing or unknown"),

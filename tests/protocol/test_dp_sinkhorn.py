@@ -24,14 +24,13 @@ from fedsink.protocol.dp_sinkhorn import (
     GradientReply,
     GradientRequest,
     pack_replies,
-    pack_requests,
     unpack_replies,
     unpack_requests,
 )
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.packing import pack, unpack
 
-from ..support.requests import GRID, shared
+from ..support.requests import GRID, pack_requests, shared
 
 Make = Callable[..., GradientRequest]
 RECORD = PrivacyPlan(0.25, 1.5, 7, RecordClip(0.5), JointSchedule(), 1e-5)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from fedsink.errors import CheckpointError
-from fedsink.server.compose import store_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, store_config
 from fedsink.server.recorded import RecordedRun
 
 

@@ -14,12 +14,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
 from fedsink.protocol.charge_statement import ChargeStatement, StatedCharge
 from fedsink.protocol.identity_key import NodeIdentityKey
 from fedsink.server.checksums import note_sums
-from fedsink.server.compose import compose_config
 from fedsink.server.verification import (
     REFUTED,
     UNPROTECTED,

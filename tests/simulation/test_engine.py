@@ -68,7 +68,7 @@ def test_one_client_a_round_is_no_work_to_share(configured: Configure) -> None:
 )  # fmt: skip
 def test_an_option_that_ray_alone_has_takes_ray(configured: Configure, option: str) -> None:
     found = configured("seed=0", "engine=auto", f"engine.{option}").engine
-    assert (found.name, found.chosen) == ("ray", f"engine.{option} is for Ray alone")
+    assert (found.name, found.chosen) == ("ray", f"engine.{option} is only for Ray")
 
 
 def test_an_option_of_ray_is_checked_as_ever(configured: Configure) -> None:

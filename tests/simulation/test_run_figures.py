@@ -16,7 +16,7 @@ from fedsink.models import Observation, build
 from fedsink.server.finished import FinishedRun
 from fedsink.server.folder import RunFolder
 from fedsink.simulation import run_figures
-from fedsink.simulation.run_figures import evaluate_run
+from fedsink.simulation.run_figures import _table, evaluate_run, nearest_mean_accuracy
 
 Finish = Callable[..., FinishedRun]
 
@@ -67,3 +67,19 @@ def test_real_pictures_are_the_training_ones_and_as_many_as_are_drawn(
     assert seen == [(20, 30, None), (60, 30, 20)]
     evaluate_run("here", n=20)
     assert seen[2:] == [(20, 30, None)]
+
+
+def test_class_means_name_the_nearest() -> None:
+    images = torch.tensor([[0.0], [2.0], [10.0], [12.0]]).view(4, 1, 1, 1)
+    labels = torch.tensor([3, 3, 7, 7])
+    test = torch.tensor([[1.0], [5.9], [6.1], [11.0]]).view(4, 1, 1, 1)
+    assert nearest_mean_accuracy((images, labels), (test, torch.tensor([3, 3, 7, 7]))) == 1.0
+    assert nearest_mean_accuracy((images, labels), (test, torch.tensor([3, 7, 3, 7]))) == 0.5
+
+
+def test_data_that_are_too_easy_are_called_so() -> None:
+    figures = {"accuracy": {"cnn": 1.0}, "nearest_mean_accuracy": 0.99}
+    assert _table(figures).endswith(
+        "name 99.0 % rightly: these data are too easy to tell generators apart."
+    )
+    assert _table({**figures, "nearest_mean_accuracy": 0.8}).endswith("name 80.0 % rightly.")

@@ -16,9 +16,9 @@ from PIL import Image
 from fedsink.clients.node import Node
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
+from fedsink.conf.acting import compose_config
 from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
 from fedsink.privacy import PrivacyPlan, SecretKey
-from fedsink.server.compose import compose_config
 from fedsink.server.folder import RunFolder
 from fedsink.simulation.run_identity import RunIdentity, key_folder
 from fedsink.simulation.run_settings import RunSettings
@@ -463,7 +463,7 @@ def test_a_simulation_says_what_became_of_its_pictures(
         *pictures,
         "image_folder: 10 of 12 classes hold no record: class 2, class 3, class 4, class 5, class "
         "6, class 7, class 8, class 9, ….",
-        "image_folder: 1 of 12 classes holds one record alone: class 1.",
+        "image_folder: 1 of 12 classes holds only one record: class 1.",
     ]
     assert said[1:] == [said[0], pictures]
     folder = b"".join(path.read_bytes() for path in (tmp_path / "one").rglob("*") if path.is_file())

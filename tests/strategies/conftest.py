@@ -78,7 +78,8 @@ def make_central(make_generator: Callable[..., Generator]) -> Callable[..., DPSi
     def make(
         *, clip: str = "record", schedule: str = "class", clients: int = 3, rounds: int = 6,
         rate: float = 0.5, classes: int = CLASSES, self_term: str = "history", p: float = 0.5,
-        rows: int = 5, lr: float = 0.05, key: bytes = b"server", **more: Any,
+        tether: float | None = None, rows: int = 5, lr: float = 0.05, key: bytes = b"server",
+        **more: Any,
     ) -> DPSinkhorn:  # fmt: skip
         settings = DPSinkhornSettings(
             PrivacyPlan(
@@ -90,7 +91,7 @@ def make_central(make_generator: Callable[..., Generator]) -> Callable[..., DPSi
                 1e-5,
             ),
             Objective(lam=1.0, classes=classes, label_weight=2.0 if classes > 1 else 0.0),
-            SelfTermSettings(self_term, 2, p),
+            SelfTermSettings(self_term, 2, p, tether),
             {"name": "pixel", "shape": [SIZE]},
             rows,
             OptimizerSettings(lr, warmup=2, ema=0.9),

@@ -55,7 +55,7 @@ def test_whoever_starts_a_run_reads_what_is_left_without_amplification() -> None
     hidden = replace(_BATCH, capacity=900, nominal_records=2000)
     said = notice(central_statement(hidden, 3, "secret"), LOCAL_NOISE, 3)
     assert said is not None
-    assert "without amplification" not in said
+    assert "secret" not in said
 
 
 def test_another_accountant_is_named_with_its_library() -> None:
@@ -174,7 +174,8 @@ def test_one_line_says_what_holds_for_whom() -> None:
         f"(32 bits); ε = {first['epsilon']:.3g} against the server and 1 of them; "
     )
     bare = stated["epsilon_unamplified"]
-    assert f"ε = {alone:.3g} for a reply alone; ε = {bare:.4g} without amplification" in line
+    assert f"ε = {alone:.3g} for a reply alone; it counts on a secret, " in line
+    assert line.endswith(f": against whoever learns it ε = {bare:.4g}.")
 
 
 def test_one_line_says_where_nothing_is_gained() -> None:

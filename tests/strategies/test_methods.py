@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
 from fedsink.models import Generator
-from fedsink.server.compose import compose_config
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
 from fedsink.strategies.gs_wgan.strategy import GSWGAN

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from flwr.app import RecordDict
 from torch import Tensor
 
 from fedsink.privacy import BatchClip, ClassSchedule, JointSchedule, PrivacyPlan, RecordClip
 from fedsink.privacy.fixed_point import FixedPoint
-from fedsink.protocol.dp_sinkhorn import GradientRequest
+from fedsink.protocol.dp_sinkhorn import GradientRequest, packed_requests
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.requests import UNNAMED, CentralRequest
 
@@ -88,3 +89,8 @@ def gradient_request(
         torch.randn(rows.shape, generator=random) / 10,
         run,
     )
+
+
+def pack_requests(requests: Sequence[GradientRequest]) -> RecordDict:
+    """One message that asks for these uses."""
+    return packed_requests(requests).record()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +56,54 @@ def test_pytest_may_be_started_anywhere_by_anybody(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
+
+
+ROOT = Path(__file__).resolve().parents[2]
+LEFT_BEHIND = ("runs", "site", "dist", "build", "multirun")
+"""Folders that commands leave in a checkout: `make docs`, `make release`, `fedsink simulate`."""
+FILES = (
+    "test_layout.py", "test_claims.py", "docs/test_map.py", "commands/test_cli.py",
+    "conf/test_loading.py", "server/test_folder.py", "clients/test_dp_sinkhorn.py",
+)  # fmt: skip
+
+
+def _like_anybody() -> None:
+    """Takes from root, in a child process, the right to write where permissions forbid it."""
+    drop, overrides = 24, (1, 2)  # PR_CAPBSET_DROP; CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    for capability in overrides:
+        ctypes.CDLL(None).prctl(drop, capability, 0, 0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="root's rights are taken by Linux's prctl")
+def test_tests_run_in_a_checkout_that_is_not_writable_and_full_of_leftovers(
+    tmp_path: Path,
+) -> None:
+    """Twice, as after a first run; neither the checkout nor its parent takes a file."""
+    checkout = tmp_path / "parent" / "checkout"
+    ignored = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", *LEFT_BEHIND)
+    shutil.copytree(ROOT, checkout, ignore=ignored, symlinks=True)
+    for name in LEFT_BEHIND:
+        (checkout / name / "deep").mkdir(parents=True)
+        for file in ("page.md", "config.yaml", "test_page.py", "page.ipynb"):
+            (checkout / name / "deep" / file).write_text("[no](where.md): {[")
+    paths = [tmp_path / "parent", *(tmp_path / "parent").rglob("*")]
+    closed = [path for path in paths if not path.is_symlink()]
+    for path in closed:
+        path.chmod(path.stat().st_mode & ~0o222)
+
+    def ran(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *command], cwd=checkout, capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": str(checkout)}, preexec_fn=_like_anybody,
+        )  # fmt: skip
+
+    try:
+        if ran("-c", "open('new', 'w')").returncode == 0:
+            pytest.skip("the permissions of files bind nobody here")
+        for _ in range(2):
+            done = ran("-m", "pytest", "-q", *(f"tests/{file}" for file in FILES))
+            assert done.returncode == 0, done.stdout + done.stderr
+    finally:
+        for path in closed:
+            path.chmod(path.stat().st_mode | 0o200)

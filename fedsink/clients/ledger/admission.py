@@ -18,15 +18,15 @@ from fedsink.clients.ledger.charge import (
     Application,
     Charge,
     Instalment,
+    Price,
     Requester,
     Reservation,
     event_to_json,
 )
-from fedsink.clients.ledger.database import ORIGIN, Database, sealed
+from fedsink.clients.ledger.database import Database
 from fedsink.errors import BudgetError, DailyLimitError, ReleaseRefusedError, RunTakenError
 
 ONE_PLAN = "one-plan"  # the rule of an account without a ceiling
-_MOST_PRICES = 4096
 _ROUNDING = 1 + 1e-9  # ten plans of δ = 1e-6 fill 1e-5, whatever the last bit of their sum
 
 
@@ -37,53 +37,9 @@ class Expense(NamedTuple):
     delta: float
 
 
-class Price(NamedTuple):
-    """Cost of a plan under its account's rule: ε in full, or ρ(α) a use."""
-
-    epsilon: float | None
-    rho: float | None
-
-
 def within(spent: float, ceiling: float) -> bool:
     """Tells whether a sum of decimals stays within a decimal ceiling (never for NaN)."""
     return spent <= ceiling * _ROUNDING
-
-
-def price(charge: Charge, budget: Budget | None) -> Price:
-    """Returns the part of the plan's cost that the account's rule needs."""
-    if budget is None:
-        return Price(None, None)
-    if budget.admission == "reserve":
-        return Price(float(charge.epsilon()), None)
-    return Price(None, budget.cost(charge.use))
-
-
-def remembered(connection: Connection, charge: Charge) -> Price | None:
-    """Returns the ε computed for this plan before, whether it was admitted or not."""
-    row = connection.execute(
-        "SELECT epsilon, seal FROM prices WHERE plan=?", (charge.price_key,)
-    ).fetchone()
-    if row is None or row[1] != price_seal(charge.price_key, row[0]):
-        return None
-    return Price(row[0], None)
-
-
-def price_seal(key: bytes, epsilon: float) -> bytes:
-    """Returns the seal of a price; no other fact is sealed with it."""
-    return sealed(ORIGIN, "prices", key, epsilon)
-
-
-def remember(connection: Connection, charge: Charge, priced: Price) -> None:
-    """Keeps a plan's ε; forgets the oldest where there are more than some thousand."""
-    if priced.epsilon is None or math.isnan(priced.epsilon):
-        return
-    connection.execute(
-        "INSERT OR REPLACE INTO prices (plan, epsilon, seal) VALUES (?, ?, ?)",
-        (charge.price_key, priced.epsilon, price_seal(charge.price_key, priced.epsilon)),
-    )
-    connection.execute(
-        "DELETE FROM prices WHERE id <= (SELECT MAX(id) FROM prices) - ?", (_MOST_PRICES,)
-    )
 
 
 def check_reach(

@@ -1,4 +1,4 @@
-"""Charges to a budget: plans, their uses, and their events as text.
+"""Charges to a budget: plans, their uses, their prices, and their events as text.
 
 A ledger of ε cannot be recomposed; a ledger of events can.
 
@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from sqlite3 import Connection
 from typing import Any, NamedTuple
 
 from fedsink import __version__
 from fedsink.clients.ledger.budget import Budget
+from fedsink.clients.ledger.database import ORIGIN, sealed
 from fedsink.errors import LedgerError, PrivacyError
 from fedsink.values import privacy_checks as checks
 
@@ -27,6 +30,7 @@ Place = tuple[int, int | None]
 """A round and its class (None: all)."""
 
 _MODULE = "dp_accounting.dp_event"
+_MOST_PRICES = 4096
 
 
 class Instalment(NamedTuple):
@@ -210,6 +214,50 @@ class Reservation:
     uses: int
     budget: Budget | None
     step: int | None = None
+
+
+class Price(NamedTuple):
+    """Cost of a plan under its account's rule: ε in full, or ρ(α) a use."""
+
+    epsilon: float | None
+    rho: float | None
+
+
+def price(charge: Charge, budget: Budget | None) -> Price:
+    """Returns the part of the plan's cost that the account's rule needs."""
+    if budget is None:
+        return Price(None, None)
+    if budget.admission == "reserve":
+        return Price(float(charge.epsilon()), None)
+    return Price(None, budget.cost(charge.use))
+
+
+def remembered(connection: Connection, charge: Charge) -> Price | None:
+    """Returns the ε computed for this plan before, whether it was admitted or not."""
+    row = connection.execute(
+        "SELECT epsilon, seal FROM prices WHERE plan=?", (charge.price_key,)
+    ).fetchone()
+    if row is None or row[1] != price_seal(charge.price_key, row[0]):
+        return None
+    return Price(row[0], None)
+
+
+def price_seal(key: bytes, epsilon: float) -> bytes:
+    """Returns the seal of a price; no other fact is sealed with it."""
+    return sealed(ORIGIN, "prices", key, epsilon)
+
+
+def remember(connection: Connection, charge: Charge, priced: Price) -> None:
+    """Keeps a plan's ε; forgets the oldest where there are more than some thousand."""
+    if priced.epsilon is None or math.isnan(priced.epsilon):
+        return
+    connection.execute(
+        "INSERT OR REPLACE INTO prices (plan, epsilon, seal) VALUES (?, ?, ?)",
+        (charge.price_key, priced.epsilon, price_seal(charge.price_key, priced.epsilon)),
+    )
+    connection.execute(
+        "DELETE FROM prices WHERE id <= (SELECT MAX(id) FROM prices) - ?", (_MOST_PRICES,)
+    )
 
 
 def event_to_json(event: Any) -> str:

@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Iterator
 from typing import Any
 
-from fedsink.clients.ledger.admission import ONE_PLAN, largest, price_seal, spent_rho, within
+from fedsink.clients.ledger.admission import ONE_PLAN, largest, spent_rho, within
 from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import event_from_json
+from fedsink.clients.ledger.charge import event_from_json, price_seal
 from fedsink.clients.ledger.database import CEILINGS, CHAINED, ORIGIN, Database, sealed
 from fedsink.errors import FedsinkError, LedgerError
 

@@ -15,9 +15,13 @@ from fedsink.clients.ledger.charge import (
     Charge,
     Claim,
     Instalment,
+    Price,
     Requester,
     Reservation,
     Use,
+    price,
+    remember,
+    remembered,
 )
 from fedsink.clients.ledger.check import problems
 from fedsink.clients.ledger.database import CHAINED, ORIGIN, Database
@@ -239,7 +243,7 @@ class Ledger:
             return None
         return min(budget.rounds_per_reservation, charge.rounds)
 
-    def _price_of(self, part: Instalment, budget: Budget | None) -> admission.Price:
+    def _price_of(self, part: Instalment, budget: Budget | None) -> Price:
         """Returns the price of a part of a plan, at most the whole plan's."""
         whole = self._price(part.whole, budget)
         if part.early is None or whole.epsilon is None:
@@ -248,18 +252,18 @@ class Ledger:
             early = self._price(part.early, budget)
         except PrivacyError:  # already the plan's overflow costs more than this end's δ
             return whole
-        return min(early, whole, key=lambda price: price.epsilon or math.inf)
+        return min(early, whole, key=lambda part: part.epsilon or math.inf)
 
-    def _price(self, charge: Charge, budget: Budget | None) -> admission.Price:
+    def _price(self, charge: Charge, budget: Budget | None) -> Price:
         """Returns the plan's price; keeps a price that takes seconds, to compute it once."""
         if budget is None or budget.admission != "reserve":
-            return admission.price(charge, budget)
+            return price(charge, budget)
         with self._database.explained() as connection:
-            if kept := admission.remembered(connection, charge):
+            if kept := remembered(connection, charge):
                 return kept
-        priced = admission.price(charge, budget)  # before the file is locked
+        priced = price(charge, budget)  # before the file is locked
         with self._database.transaction() as connection:
-            admission.remember(connection, charge, priced)
+            remember(connection, charge, priced)
         return priced
 
     def _claim(self, reservation: Reservation, use: Use) -> Claim:

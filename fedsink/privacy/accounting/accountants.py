@@ -156,6 +156,7 @@ def pld_epsilon_coarse(rate: float, sigma: float, uses: int, delta: float) -> fl
     return pld_epsilon_on_grid(rate, sigma, uses, delta, 10.0 * grid)
 
 
+@lru_cache(maxsize=4096)
 def pld_epsilon_on_grid(rate: float, sigma: float, uses: int, delta: float, grid: float) -> float:
     """ε by privacy loss distributions at one discretisation interval, without cross-check."""
     composed = _one_use_pld(rate, sigma, grid).self_compose(uses)

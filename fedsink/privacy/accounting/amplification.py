@@ -52,7 +52,7 @@ def shuffled_epsilon(eps0: float, n: int, delta: float, *, delta0: float = 0.0) 
     if delta0 != 0:
         raise PrivacyError(
             f"the theorem is for pure ε₀, received delta0={delta0:g} (Gaussian noise has δ₀ > 0): "
-            "use a Laplace mechanism, or report the local (ε, δ) alone."
+            "use a Laplace mechanism, or report only the local (ε, δ)."
         )
     if eps0 > largest:
         valid = f"is valid up to ε₀ = {largest:.4g}" if largest > 0 else "has no valid ε₀"

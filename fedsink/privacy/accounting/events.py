@@ -95,8 +95,8 @@ def _replace_one_pld(event: Any) -> Any:
             neighboring_relation=events.NeighboringRelation.REPLACE_ONE,
         )
     raise PrivacyError(
-        f"no dominating pair of {type(event).__name__} is known under replace-one from the event "
-        "alone: ask PrivacyPlan.epsilon, which knows clip and schedule, or use add-remove."
+        f"no dominating pair of {type(event).__name__} is known under replace-one from only the "
+        "event: ask PrivacyPlan.epsilon, which knows clip and schedule, or use add-remove."
     )
 
 

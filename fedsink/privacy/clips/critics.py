@@ -217,7 +217,7 @@ class RowClip(ClipOfCritics):
         """1.0; raises PrivacyError for any other rate."""
         if checks.probability("rate", rate) < 1.0:
             raise PrivacyError(
-                f"clip={self.name} has rate=1 alone, received rate={rate:g}: as published a critic "
+                f"clip={self.name} has only rate=1, received rate={rate:g}: as published a critic "
                 "is trained when it is picked, and remembers it, so that a secret pick would not "
                 "amplify. Use clip=critic, whose critics are trained in every round."
             )

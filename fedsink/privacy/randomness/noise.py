@@ -90,7 +90,7 @@ class Stream:
         empty context, which would repeat this stream's own values.
         """
         if not context:
-            raise PrivacyError("a child stream needs a context of its own: name what it is for.")
+            raise PrivacyError("a child stream needs a context: name its purpose.")
         child = Stream.__new__(Stream)
         prefix = self._prefix
         for item in context:

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedsink.errors import ConfigError
@@ -44,7 +45,8 @@ def start(address: str | None, num_cpus: int | None, debug: bool) -> Any:
         import fedsink
 
         _refuse_silence(address)
-        options = {"runtime_env": {"py_modules": [fedsink]}}
+        # A path: the driver of a submitted job (ray job submit) cannot copy a module.
+        options = {"runtime_env": {"py_modules": [str(Path(fedsink.__file__).parent)]}}
     try:
         ray.init(
             # Without an address Ray would join whatever RAY_ADDRESS or a file of the machine names.

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedsink.clients.node import records_of
 from fedsink.clients.node_settings import NodeSettings
+from fedsink.clients.shard import records_of
 from fedsink.data.sources import load
 from fedsink.errors import ConfigError
 from fedsink.evaluation.networks import limit_threads, train_cnn
@@ -33,7 +33,7 @@ _STATISTIC = (
 _CHARGED = (
     "The ε holds for both runs together and for the selection. Every client takes part in both, "
     "decides by itself in which it holds its records, and holds nothing in the other: to take all "
-    "records of a client away changes one of the two runs alone."
+    "records of a client away changes only one of the two runs."
 )
 _NOT_CHARGED = (
     "No ε covers the selection: each holds for its population as it is. A change of one {unit} may "

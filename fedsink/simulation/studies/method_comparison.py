@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedsink.clients.node_settings import NodeSettings
+from fedsink.conf.acting import compose_config
 from fedsink.conf.loading import choices
 from fedsink.data.sources import load
 from fedsink.errors import ConfigError
 from fedsink.pages.compare_page import NAME, Comparison
 from fedsink.pages.run_groups import Compared
 from fedsink.reporting.displays import ForgivingStream
-from fedsink.server.compose import compose_config
 from fedsink.server.finished import FinishedRun
 from fedsink.server.recorded import RecordedRun
 from fedsink.simulation.run_figures import evaluate_run

@@ -17,9 +17,8 @@ from typing import Any, ClassVar
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.reporting.displays import ForgivingStream
-from fedsink.server.compose import store_config
 from fedsink.server.finished import FinishedRun, open_run
-from fedsink.server.folder import RunFolder, command_for
+from fedsink.server.folder import RunFolder, command_for, store_config
 from fedsink.server.loop import InterruptedRunError
 from fedsink.simulation.run_settings import RunSettings
 from fedsink.values import Config, strictly

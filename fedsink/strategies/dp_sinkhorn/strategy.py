@@ -155,7 +155,7 @@ class DPSinkhorn(CentralRounds):
         if not rounds:
             raise ClientError(
                 f"The plan has {self.rounds} rounds in {self.messages} messages, and message "
-                f"{message} was to be sent: nobody accounted for it."
+                f"{message} was asked for, which is not accounted for."
             )
         return rounds
 

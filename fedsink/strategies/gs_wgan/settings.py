@@ -252,7 +252,7 @@ def _published(config: Configuration) -> _Mechanism:
     ):
         if value != only:
             raise ConfigError(
-                f"strategy.published=true goes without {key}={value}: {why}, so "
+                f"strategy.published=true excludes {key}={value}: {why}, so "
                 f"{'leave it out' if only is None else f'set {key}={only}'}."
             )
     if None not in (sigma, config.sigma):

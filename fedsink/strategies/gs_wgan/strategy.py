@@ -73,8 +73,8 @@ class GSWGAN(CentralRounds):
         """Generates this round's rows and asks the clients whose turn it is about them."""
         if server_round > self.rounds:
             raise ClientError(
-                f"The plan has {self.rounds} rounds, and round {server_round} was to be played: "
-                "nobody accounted for it."
+                f"The plan has {self.rounds} rounds, and round {server_round} was asked for, "
+                "which is not accounted for."
             )
         settings = self.settings
         nodes, needed = self._members(server_round, grid)

@@ -228,15 +228,15 @@ class PrivatizeOnceSettings(StrategySettings):
         replaced = self.cost is not None or self.lam is not None
         if replaced and self.loss != "matched":
             raise ConfigError(
-                f"strategy.loss={self.loss} has a cost and λ of its own: leave strategy.cost and "
+                f"strategy.loss={self.loss} fixes its cost and λ: leave strategy.cost and "
                 "strategy.lam out."
             )
         if replaced and not self.unmatched:
             matched = self.plan.matched_cost
             raise ConfigError(
                 f"The {self.plan.mechanism} mechanism is inverted by cost={matched.cost} and "
-                f"λ={matched.lam:.4g} (Theorem 1); to train with strategy.cost or strategy.lam "
-                "of your own, say strategy.unmatched=true, and the run will be reported so."
+                f"λ={matched.lam:.4g} (Theorem 1); to train with another strategy.cost or "
+                "strategy.lam, set strategy.unmatched=true, and the run will be reported so."
             )
         if self.loss == "denoised" and not isinstance(self.plan.map, PixelRange | L1Ball | L2Ball):
             raise ConfigError(

@@ -16,13 +16,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedsink.conf.acting import compose_config
 from fedsink.data.identifiers import number_of
 from fedsink.data.labelled import LabelledData
 from fedsink.data.sources import load
 from fedsink.data.sources.femnist import CHARACTERS
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
-from fedsink.server.compose import compose_config
 
 from ...support.writers import leaf, some, write_hdf5, write_leaf
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedsink.conf.acting import compose_config
 from fedsink.data.sources import load
 from fedsink.data.sources.shapes import CLASSES, FORMS
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
-from fedsink.server.compose import compose_config
 
 
 def spec(

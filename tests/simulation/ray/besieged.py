@@ -22,7 +22,7 @@ import ray
 from nodes import Nodes
 
 from fedsink.clients.node import close_nodes
-from fedsink.server.compose import compose_config
+from fedsink.conf.acting import compose_config
 from fedsink.server.folder import RunFolder
 from fedsink.server.running import server_app
 from fedsink.simulation.grid import SimulationGrid, client_context

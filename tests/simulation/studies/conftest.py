@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsink.server.compose import compose_config
+from fedsink.conf.acting import compose_config
 from fedsink.simulation.simulated_run import start
 
 SMALL = (

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedsink.clients.node import close_nodes
+from fedsink.conf.acting import compose_config
 from fedsink.data.corruption import Corruption
 from fedsink.data.sources import load
 from fedsink.data.sources.femnist import CHARACTERS
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.server.compose import compose_config, stored_config
 from fedsink.server.finished import open_run
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, stored_config
 from fedsink.simulation.simulated_run import start
 from fedsink.simulation.studies.debugging import Debugging, auc, border
 

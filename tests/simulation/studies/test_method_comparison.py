@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from fedsink.conf.acting import compose_config
 from fedsink.errors import ConfigError, DataError, FedsinkError
-from fedsink.server.compose import compose_config, stored_config
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, stored_config
 from fedsink.server.recorded import RecordedRun
 from fedsink.simulation.simulated_run import resume, start
 from fedsink.simulation.studies import method_comparison

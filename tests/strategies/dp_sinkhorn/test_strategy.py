@@ -10,9 +10,11 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from scipy import stats
+from torch import Tensor
 
 from fedsink.clients.app import client_app
 from fedsink.clients.dp_sinkhorn import client_gradient
+from fedsink.clients.node import close_nodes
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.shard import Shard
 from fedsink.data.partition import Unequal, partition
@@ -24,6 +26,7 @@ from fedsink.privacy import NoiseShare, ReproducibleKey, Stream
 from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest, unpack_requests
 from fedsink.protocol.exchange import Reduction
 from fedsink.protocol.failure_codes import FAILED, REFUSED
+from fedsink.protocol.packing import digest
 from fedsink.server import checkpoint
 from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.dp_sinkhorn.strategy import DPSinkhorn
@@ -31,9 +34,11 @@ from fedsink.transport import ConvergedSolver, potential
 
 from ...support.models import weights
 from ...support.oracles import clipped_record_field
+from ...support.tiny import points
 
 Central = Callable[..., DPSinkhorn]
 Grids = Callable[..., Any]
+Install = Callable[..., None]
 
 
 def play(strategy: DPSinkhorn, grid: Any, rounds: int | None = None) -> list[dict[str, Any]]:
@@ -160,6 +165,45 @@ def test_sums_that_rounding_would_reorder_are_taken_in_client_order(
         _, record = strategy.aggregate_train(1, [replies[i] for i in order])
         losses.add(float((record or {})["loss"]))
     assert len(losses) == 1
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [{"tether": 2.0}, *VARIANTS[2:5]],
+    ids=lambda variant: "-".join(map(str, variant.values())),
+)
+def test_the_server_learns_of_records_from_replies_alone(
+    make_central: Central, make_grid: Grids, install_source: Install, variant: dict[str, Any]
+) -> None:
+    """Other records behind the same replies: rows, potentials, self terms, weights are the same."""
+
+    def played(replies: list[RecordDict]) -> tuple[list[bytes], list[RecordDict], Tensor]:
+        """Requests, the clients' own replies, and weights of a run that hears `replies`, if any."""
+        grid, strategy, own = make_grid(), make_central(rounds=3, **variant), []
+        heard = iter(replies)
+
+        def change(answers: list[Message]) -> list[Message]:
+            own.extend(answer.content for answer in answers)
+            for answer in answers:
+                answer.content = next(heard, answer.content)
+            return answers
+
+        grid.change = change
+        play(strategy, grid)
+        requests = [
+            digest(message.metadata.message_type, message.content) for message in grid.asked
+        ]
+        return requests, own, weights(strategy.trainer.generator)
+
+    requests, replies, end = played([])
+    close_nodes()
+    load.cache_clear()
+    install_source(lambda spec, split: (7.0 - 3.0 * points(spec, split)[0], points(spec, split)[1]))
+    again, others, again_end = played(replies)
+    assert requests == again
+    assert torch.equal(end, again_end)
+    own, other = (GradientReply.from_record(of[0]).gradient for of in (replies, others))
+    assert not torch.equal(own, other)
 
 
 def test_every_client_is_asked_about_its_scheduled_class(

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.privacy import (
@@ -18,7 +19,6 @@ from fedsink.privacy import (
     UnprotectedPlan,
 )
 from fedsink.privacy.accounting.accountants import gaussian_epsilon
-from fedsink.server.compose import compose_config
 from fedsink.strategies.gs_wgan.published import gs_wgan_epsilon
 from fedsink.strategies.gs_wgan.settings import GSWGANSettings
 from fedsink.strategies.methods import settings_of

@@ -1,0 +1,129 @@
+"""`objective=KEY`: the number that a run of a sweep returns, and the price of choosing by it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
+from fedsink.errors import ConfigError
+from fedsink.privacy import RecordClip, epsilon, poisson_gaussian
+from fedsink.privacy.accounting.accountants import _quiet_absl
+from fedsink.privacy.adjacency import ADD_REMOVE
+from fedsink.values import leaves
+
+SOURCES = ("metrics", "evaluation")
+"""First words of an objective: files of a run folder."""
+
+
+@dataclass(frozen=True)
+class SweepObjective:
+    """A figure of a finished run, by which a sweeper chooses among runs.
+
+    Attributes:
+        key: `metrics.KEY`, of metrics.json or of the last line of metrics.jsonl; or
+            `evaluation.KEY`, of the file that `fedsink evaluate` writes. KEY may have dots.
+
+    Raises:
+        ConfigError: the key names no such file.
+    """
+
+    key: str
+
+    def __post_init__(self) -> None:
+        source, _, name = self.key.partition(".")
+        if source not in SOURCES or not name:
+            raise ConfigError(
+                f"objective={self.key} must be metrics.KEY or evaluation.KEY, such as "
+                "metrics.loss or evaluation.accuracy.cnn."
+            )
+
+    def value(self, folder: Path) -> float:
+        """Returns the figure of the run in a folder; evaluates the run first where that is asked.
+
+        Raises:
+            ConfigError: there is no such figure, or it is no finite number.
+        """
+        source, _, name = self.key.partition(".")
+        figures = dict(leaves(_evaluation(folder) if source == SOURCES[1] else _metrics(folder)))
+        value = figures.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            known = ", ".join(
+                f"{source}.{k}" for k, v in figures.items() if type(v) in (int, float)
+            )
+            raise ConfigError(f"{folder} has no number {self.key}: choose one of {known}.")
+        if not math.isfinite(value):
+            raise ConfigError(f"{self.key} of {folder} is {value}: the run is no choice.")
+        return float(value)
+
+
+def _metrics(folder: Path) -> dict[str, Any]:
+    lines = folder / "metrics.jsonl"
+    last = (lines.read_text().splitlines() if lines.is_file() else [])[-1:]
+    figures: dict[str, Any] = json.loads(last[0]) if last else {}
+    return figures | json.loads((folder / "metrics.json").read_text())
+
+
+def _evaluation(folder: Path) -> dict[str, Any]:
+    from fedsink.simulation.run_figures import evaluate_run
+
+    return evaluate_run(str(folder)).figures
+
+
+def price_of_choice(folders: Sequence[Path]) -> str:
+    """Says the cost of publishing the best of several runs, in one sentence for each way.
+
+    The choice among N runs of the guarantees (ε_i, δ_i) is (Σ ε_i, Σ δ_i)-private, however the
+    next run depends on those before it. Where every run is the same random draw of settings and
+    their number was drawn from the Poisson law of mean N, publishing the best one costs less:
+    dp_accounting's `RepeatAndSelectDpEvent` (Papernot and Steinke 2022, Theorem 6) of the
+    costliest plan, by Rényi DP. It is stated where every run is a Poisson-subsampled Gaussian
+    under add-remove.
+
+    Guarantees:
+        - Both hold only if the objective is private itself: a figure of metrics.*. Figures that
+          `fedsink evaluate` computes on real data are covered by no ε.
+
+    Args:
+        folders: of the finished runs.
+
+    Returns:
+        Two or three sentences; "" where no run has a guarantee.
+    """
+    stated = [json.loads((folder / "privacy.json").read_text()) for folder in folders]
+    stated = [entries for entries in stated if entries.get("epsilon") is not None]
+    if len(stated) < 2:
+        return ""
+    epsilon, delta = (
+        sum(float(entries[key]) for entries in stated) for key in ("epsilon", "delta")
+    )
+    text = (
+        f"The best of {len(stated)} runs, chosen by private data, costs ε = {epsilon:.4g}, "
+        f"δ = {delta:.3g} (sum of the runs), not the ε of one run."
+    )
+    if any(_event(entries) is None for entries in stated):
+        return text
+    delta = max(float(entries["delta"]) for entries in stated)
+    selected = max(_of_poisson_many(_event(entries), len(stated), delta) for entries in stated)
+    return (
+        f"{text} Had their number been drawn from a Poisson law of mean {len(stated)}, and "
+        f"settings at random for each: ε = {selected:.4g} at δ = {delta:.3g}."
+    )
+
+
+def _event(stated: Mapping[str, Any]) -> Any:
+    """Returns the event of a run by its privacy.json, or None where it is another mechanism."""
+    plain = stated.get("adjacency_name") == ADD_REMOVE and stated.get("clip") == RecordClip.name
+    if not plain or stated.get("capacity") or stated.get("noise_share"):
+        return None
+    return poisson_gaussian(stated["rate"], stated["sigma"], stated["rounds_per_record"])
+
+
+def _of_poisson_many(event: Any, runs: int, delta: float) -> float:
+    with _quiet_absl():
+        return epsilon(RepeatAndSelectDpEvent(event, runs, math.inf), delta, "rdp")
