@@ -63,6 +63,13 @@ def test_masks_change_no_bit_of_the_generator(
     assert [line["loss"] for line in lines(masked)] == [line["loss"] for line in lines(plain)]
     stated = json.loads((masked / "privacy.json").read_text())
     assert "participation" not in stated
+    shared = stated["noise_share"]
+    assert shared["masked"]
+    assert "Replies are masked" in shared["assumptions"]["aggregation"]
+    assert "void" in shared["assumptions"]["dropout"]
+    unmasked = json.loads((plain / "privacy.json").read_text())["noise_share"]
+    assert not unmasked["masked"]
+    assert unmasked["epsilon"] == shared["epsilon"]
 
 
 @pytest.mark.usefixtures("one_by_one")
