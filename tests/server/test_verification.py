@@ -305,7 +305,12 @@ def test_a_node_that_vouches_for_no_aggregation_is_charged_for_its_reply_alone(
 ) -> None:
     stated = promised(*HONEST["shared"], noise="node")
     alone = stated["epsilon_without_aggregator"]
-    plan = {**stated["plan"], "share": 2, "aggregation_trusted": False}
+    shared = stated["noise_share"]
+    grid = {name: shared[name] for name in ("granularity", "bits", "radius")}
+    plan = {
+        **stated["plan"], "share": 2, "fixed_point": grid, "values": shared["values"],
+        "aggregation_trusted": False,
+    }  # fmt: skip
     for factor, verdict in ((1.0, VERIFIED), (1.1, REFUTED)):
         nodes = [
             ChargeStatement(
