@@ -26,7 +26,7 @@ _SENTENCES = {
     "mechanism", "accountant_library", "sample_secrecy", "noise_meaning", "protected",
     "not_protected", "assumptions",
 }  # fmt: skip
-_IN_A_SHARE = {"share", "aggregation_trusted"}
+_IN_A_SHARE = {"share", "fixed_point", "values", "aggregation_trusted"}
 _DEPLOYED, _REPRODUCIBLE = "node", "reproducible"
 
 

@@ -32,6 +32,18 @@ _PERSONS = (
     "noise: their ε do not compose but grow as a group's); "
 )
 
+_MASKED = {
+    "aggregation": (
+        "Replies are masked (fedsink.secagg): the server sees who answers and the sum of each "
+        "cohort's survivors, and no reply. It holds while fewer than a third of a cohort's clients "
+        "(a tenth above 64) collude with the server, and owners trust the right keys: "
+        "docs/secure_aggregation.md."
+    ),
+    "dropout": (
+        "A sum that more than tolerate_dropouts clients are missing from is not unmasked: the "
+        "message is void, and participation counts it."
+    ),
+}
 _ASSUMPTIONS = {
     "aggregation": (
         "Replies are seen by nobody; the server learns the sum of each cohort's replies and "
@@ -198,6 +210,7 @@ def _shared_noise(
         "noise_share": {
             "name": share.name,
             "tolerate_dropouts": tolerated,
+            "masked": share.masked,
             "accountant": "pld",
             "bits": grid.bits,
             "granularity": grid.granularity,
@@ -220,7 +233,7 @@ def _shared_noise(
                 {"clients": x, "sigma": left[x].noise_multiplier, "epsilon": epsilons[x]}
                 for x in colluders
             ],
-            "assumptions": _ASSUMPTIONS,
+            "assumptions": _ASSUMPTIONS | (_MASKED if share.masked else {}),
         },
     }
 

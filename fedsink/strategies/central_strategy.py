@@ -97,8 +97,8 @@ class CentralSettings(StrategySettings):
             least = max(2, two_thirds(cohort))
             if cohort - spared < least:
                 raise ConfigError(
-                    f"noise.masked=true adds up cohorts in which at least {least} of {cohort} "
-                    f"clients answer, and {cohort} − {spared} are fewer: choose more clients, "
+                    f"Under masks at least {least} of the {cohort} clients of a cohort must "
+                    f"answer, and {cohort} − {spared} are fewer: choose more clients, "
                     "strategy.schedule=joint, or a lower noise.tolerate_dropouts."
                 )
 

@@ -11,6 +11,8 @@ from fedsink.errors import ConfigError, PrivacyError
 from fedsink.privacy import LOCAL_NOISE, NoiseShare, PrivacyPlan, domain
 from fedsink.privacy.accounting.events import epsilon as epsilon_of
 from fedsink.privacy.adjacency import REPLACE_ONE
+from fedsink.privacy.fixed_point import FixedPoint
+from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.privacy.plan import plan_from_dict
 from fedsink.protocol.privatize_once import LocalPlan
 from fedsink.strategies.central_statement import (
@@ -77,17 +79,32 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
         return Restated(entries, {})
     accountant, shared = str(stated["accountant"]), stated.get("noise_share")
     share = LOCAL_NOISE
+    integers: tuple[IntegerGaussian, ...] = ()
     if shared is not None:
-        share = NoiseShare(shared["name"], shared["tolerate_dropouts"])
+        share = NoiseShare(
+            shared["name"], shared["tolerate_dropouts"], shared["bits"], masked=shared["masked"]
+        )
         share.check(plan.schedule, clients)
+        integers = _integers(plan, share, clients, shared)
     entries = central_statement(
-        plan, clients, str(stated["noise"]), accountant, share, _sample(stated.get("method"))
-    )
+        plan, clients, str(stated["noise"]), accountant, share, _sample(stated.get("method")),
+        integers,
+    )  # fmt: skip
     del entries["mechanism"]  # methods say more of it than the plan
     names = plan.cost.accountants(plan.rate)
     if plan.uses > _PRV_USES and accountant != "prv":
         names = tuple(name for name in names if name != "prv")
     return Restated(entries, {name: plan.epsilon(name) for name in names})
+
+
+def _integers(
+    plan: PrivacyPlan, share: NoiseShare, clients: int, shared: Mapping[str, Any]
+) -> tuple[IntegerGaussian, ...]:
+    grid = FixedPoint(shared["granularity"], shared["bits"], shared["radius"])
+    return tuple(
+        IntegerGaussian(plan, m - share.tolerate_dropouts, grid, shared["values"])
+        for m in share.cohorts(plan.schedule, clients)
+    )
 
 
 def _local(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:

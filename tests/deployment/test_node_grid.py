@@ -272,7 +272,7 @@ def test_two_nodes_of_one_number_are_named() -> None:
          "Node 102 takes no part: The other side speaks a version of the protocol before 3"),
         (lambda m: Message(RecordDict({"identity": ConfigRecord({"client": 1, "protocol": 9})}),
                            reply_to=m),
-         "Node 102 takes no part: The other side speaks protocol 9, this one 4: install one"),
+         "Node 102 takes no part: The other side speaks protocol 9, this one 5: install one"),
         (lambda m: Message(RecordDict(), reply_to=m), "Node 102 takes no part: "),
         (failing(OTHER_VERSION), "node 102 speaks another version of the protocol"),
     ],

@@ -30,16 +30,7 @@ from fedsink.secagg.refusals import (
     WeakThresholdError,
 )
 from fedsink.secagg.shamir import SHARE_BYTES
-from fedsink.secagg.wire import (
-    BOX_BYTES,
-    Entry,
-    KeyRoster,
-    forwarded,
-    joined,
-    named,
-    opened,
-    rows,
-)
+from fedsink.secagg.wire import BOX_BYTES, Entry, KeyRoster, forwarded, joined, named, opened, rows
 
 from ..support.aggregation import Sum, identity, peers, source
 

@@ -48,8 +48,8 @@ def test_the_bounds_of_the_lemma_hold(clients: int) -> None:
 
 @pytest.mark.parametrize(
     ("clients", "k", "threshold"),
-    [(5, 4, 3), (9, 2, 3), (9, 8, 6), (64, 30, 31), (64, 63, 42), (100, 99, 66), (100, 20, 21), (100, 41, 33),
-     (1000, 100, 68), (1000, 0, 1), (1000, 2000, 1400)],
+    [(5, 4, 3), (9, 2, 3), (9, 8, 6), (64, 30, 31), (64, 63, 42), (100, 99, 66), (100, 20, 21),
+     (100, 41, 33), (1000, 100, 68), (1000, 0, 1), (1000, 2000, 1400)],
 )  # fmt: skip
 def test_a_weak_neighbourhood_is_known(clients: int, k: int, threshold: int) -> None:
     assert not is_secure(clients, k, threshold)

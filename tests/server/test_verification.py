@@ -44,6 +44,15 @@ HONEST = {
     "rdp": ("accountant=rdp", *CENTRAL),
     "prv": ("accountant=prv", *CENTRAL),
     "shared": ("clients=20", "rounds=20", "sigma=2", "noise.share=secure_aggregation"),
+    "masked": (
+        "clients=5",
+        "rounds=3",
+        "sigma=2",
+        "strategy.schedule=joint",
+        "noise.share=secure_aggregation",
+        "noise.tolerate_dropouts=1",
+        "noise.masked=true",
+    ),
     "parameters": ("strategy=parameter_gradient", *CENTRAL),
     "gs_wgan": ("strategy=gs_wgan", *CENTRAL),
     "gs_wgan at a rate": ("strategy=gs_wgan", "rate=0.5", *CENTRAL),
@@ -296,7 +305,12 @@ def test_a_node_that_vouches_for_no_aggregation_is_charged_for_its_reply_alone(
 ) -> None:
     stated = promised(*HONEST["shared"], noise="node")
     alone = stated["epsilon_without_aggregator"]
-    plan = {**stated["plan"], "share": 2, "aggregation_trusted": False}
+    shared = stated["noise_share"]
+    grid = {name: shared[name] for name in ("granularity", "bits", "radius")}
+    plan = {
+        **stated["plan"], "share": 2, "fixed_point": grid, "values": shared["values"],
+        "aggregation_trusted": False,
+    }  # fmt: skip
     for factor, verdict in ((1.0, VERIFIED), (1.1, REFUTED)):
         nodes = [
             ChargeStatement(

@@ -63,6 +63,13 @@ def test_masks_change_no_bit_of_the_generator(
     assert [line["loss"] for line in lines(masked)] == [line["loss"] for line in lines(plain)]
     stated = json.loads((masked / "privacy.json").read_text())
     assert "participation" not in stated
+    shared = stated["noise_share"]
+    assert shared["masked"]
+    assert "Replies are masked" in shared["assumptions"]["aggregation"]
+    assert "void" in shared["assumptions"]["dropout"]
+    unmasked = json.loads((plain / "privacy.json").read_text())["noise_share"]
+    assert not unmasked["masked"]
+    assert unmasked["epsilon"] == shared["epsilon"]
 
 
 @pytest.mark.usefixtures("one_by_one")
@@ -114,11 +121,11 @@ def test_void_messages_in_a_row_end_the_run(composed: Compose, tmp_path: Path) -
     [
         (("noise.masked=true",), PrivacyError, "belongs to noise.share=secure_aggregation"),
         ((*MASKED, "noise.draw=sum"), PrivacyError, "draw=sum makes no client's reply"),
-        ((*MASKED, "noise.tolerate_dropouts=2"), ConfigError, r"at least 4 of 5 .* 5 − 2"),
+        ((*MASKED, "noise.tolerate_dropouts=2"), ConfigError, r"at least 4 of the 5 .* 5 − 2"),
         (
             ("noise.share=secure_aggregation", "noise.masked=true", "strategy.schedule=class"),
             ConfigError,
-            "at least 2 of 1 clients answer",
+            "at least 2 of the 1 clients",
         ),
         ((*MASKED, "noise.dropouts=1"), ConfigError, "below 1"),
         ((*MASKED, "noise.masked=1"), ConfigError, "noise.masked"),

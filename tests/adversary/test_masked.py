@@ -1,0 +1,226 @@
+"""A server that lies sends a node trips of masked sums, in any order and any version."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsink.flower_internals import become
+from fedsink.protocol.aggregation import KEYS, SHARES, SURVIVORS, UNMASK, content_of, put_trip
+from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
+from fedsink.protocol.failure_codes import MEANING
+from fedsink.protocol.identity_key import NodeIdentityKey
+from fedsink.protocol.objective import Objective
+from fedsink.protocol.packing import digest, pack
+from fedsink.secagg.client import ClientSession, Rules
+from fedsink.secagg.identities import Identity, Peers
+from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.refusals import VoidMessageError
+from fedsink.secagg.server import ServerSession
+
+from ..support.consortium import KIND, Consortium, shared
+from ..support.requests import gradient_request, plan_of
+from ..support.tiny import CLASSES, points
+
+CLIENTS = 4
+ORDER = (f"query.{KEYS}", f"query.{SHARES}", KIND, f"query.{SURVIVORS}", f"query.{UNMASK}")
+VARIANTS = (
+    {},
+    {"clients": (0, 1, 2)},
+    {"minimum": 4},
+    {"run": "another"},
+    {"bits": 40},
+)
+"""Public numbers under which a server may ask for one request."""
+
+
+class Ask(NamedTuple):
+    """One message of the server: its trip, and by which sums it is made up."""
+
+    request: int
+    variant: int
+    trip: int
+    of_request: int
+    of_variant: int
+    flipped: int | None
+
+
+ASKS = st.lists(
+    st.one_of(
+        # Mostly the honest next step of one of two sums, sometimes anything.
+        st.builds(
+            lambda request, trip: Ask(request, 0, trip, request, 0, None),
+            st.integers(0, 1),
+            st.integers(0, 4),
+        ),
+        st.builds(
+            Ask,
+            st.integers(0, 1),
+            st.integers(0, len(VARIANTS) - 1),
+            st.integers(0, 4),
+            st.integers(0, 1),
+            st.integers(0, len(VARIANTS) - 1),
+            st.none() | st.integers(0, 5000),
+        ),
+    ),
+    min_size=4,
+    max_size=24,
+)
+
+
+def request(round: int) -> GradientRequest:
+    objective = Objective(lam=0.5, classes=CLASSES)
+    return shared(gradient_request(plan_of("record"), objective, round=round), 3)
+
+
+class Play:
+    """One sum as an honest server and honest peers would play it with the node."""
+
+    def __init__(self, parameters: Parameters, identities: dict[int, Identity]) -> None:
+        rules = Rules(Peers({client: one.public for client, one in identities.items()}))
+        self.parameters = parameters
+        self._server = ServerSession(parameters)
+        self._peers = {
+            client: ClientSession(parameters, client, identities[client], rules)
+            for client in parameters.clients
+            if client > 0
+        }
+        self._done = 0
+
+    def content(self, trip: int) -> bytes:
+        """What the server would send to the node; empty as long as it cannot."""
+        server = self._server
+        made: list[Callable[[], bytes]] = [
+            lambda: b"",
+            server.roster,
+            lambda: server.forwarded(0),
+            server.survivors,
+            server.signatures,
+        ]
+        try:
+            return made[trip]() if trip <= self._done else b""
+        except VoidMessageError:
+            return b""
+
+    def take(self, trip: int, answer: bytes) -> None:
+        """Takes the node's answer to a trip, and those of its peers."""
+        if trip != self._done:
+            return
+        server, peers = self._server, self._peers
+        vector = np.zeros(self.parameters.length, np.int64)
+        ask: list[Callable[[int, ClientSession], bytes]] = [
+            lambda _, peer: peer.keys(),
+            lambda _, peer: peer.shares(server.roster()),
+            lambda client, peer: peer.masked(server.forwarded(client), lambda: vector),
+            lambda _, peer: peer.survivors(server.survivors()),
+            lambda _, peer: peer.unmask(server.signatures()),
+        ]
+        take = (
+            server.take_keys,
+            server.take_shares,
+            server.take_masked,
+            server.take_signature,
+            server.take_unmask,
+        )[trip]
+        if not take(0, answer):
+            return
+        for client, peer in peers.items():
+            assert take(client, ask[trip](client, peer))
+        self._done += 1
+
+
+@pytest.fixture(autouse=True)
+def _tiny_points(install_source: Callable[..., None]) -> None:
+    install_source(points)
+    become(1, 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(asks=ASKS)
+def test_whatever_is_asked_one_vector_leaves_and_is_charged_once(
+    tmp_path_factory: pytest.TempPathFactory, asks: list[Ask]
+) -> None:
+    folder: Path = tmp_path_factory.mktemp("masked")
+    nodes = Consortium(folder, CLIENTS)
+    identities = {
+        client: Identity(NodeIdentityKey.at(home / "state").private)
+        for client, home in enumerate(nodes.folders)
+    }
+    plays = {}
+    for number in (0, 1):
+        content = pack_requests([request(number + 1)])
+        sum_ = Parameters(
+            request(1).run, digest(KIND, content).hex(), tuple(range(CLIENTS)), 32, 24, 3
+        )
+        for place, fields in enumerate(VARIANTS):
+            values = replace(sum_, **{"neighbours": 0, "threshold": 0, **fields})
+            plays[number, place] = Play(values, identities)
+
+    asked_run = request(1).run
+    left: dict[tuple[str, int, int], set[bytes]] = defaultdict(set)
+    for ask in asks:
+        play = plays[ask.request, ask.variant]
+        sent = plays[ask.of_request, ask.of_variant].content(ask.trip)
+        if ask.flipped is not None and sent:
+            spot = ask.flipped % len(sent)
+            sent = sent[:spot] + bytes([sent[spot] ^ 1]) + sent[spot + 1 :]
+        masked = ask.trip == 2
+        record = request(ask.request + 1).to_record() if masked else pack({}, {})
+        reply = nodes.send(0, put_trip(record, play.parameters, sent), ORDER[ask.trip])
+        before = nodes.claims()[0]
+        if reply.has_error():
+            assert reply.error.code in MEANING
+            assert reply.error.reason is None
+        else:
+            answer = content_of(reply.content)
+            left[play.parameters.run, ask.request, ask.trip].add(answer)
+            play.take(ask.trip, answer)
+        vectors = sum(bool(left[asked_run, number, 2]) for number in (0, 1))
+        assert nodes.claims()[0] == before == vectors  # charged with its vector, and only then
+    # A request has one session: whatever was asked, each trip had one answer.
+    assert all(len(answers) == 1 for answers in left.values() if answers)
+    kept = [path for path in nodes.folders[0].rglob("sessions/*") if path.stat().st_size]
+    for path in kept:
+        stored = json.loads(path.read_bytes())
+        if len(stored["answers"]) > 2:  # the vector has left
+            assert (stored["memory"]["seed"], stored["memory"]["mask"]) == ("", "")
+
+
+def test_a_whole_honest_play_is_among_them(tmp_path: Path) -> None:
+    """The test above would hold for a node that refuses everything."""
+    play: Play
+    nodes = Consortium(tmp_path, CLIENTS)
+    identities = {
+        client: Identity(NodeIdentityKey.at(home / "state").private)
+        for client, home in enumerate(nodes.folders)
+    }
+    asked = request(1)
+    play = Play(
+        Parameters(
+            asked.run,
+            digest(KIND, pack_requests([asked])).hex(),
+            tuple(range(CLIENTS)),
+            32,
+            asked.rows.numel(),
+            3,
+        ),
+        identities,
+    )
+    for trip in range(5):
+        record = asked.to_record() if trip == 2 else pack({}, {})
+        reply: Message = nodes.send(
+            0, put_trip(record, play.parameters, play.content(trip)), ORDER[trip]
+        )
+        assert not reply.has_error()
+        play.take(trip, content_of(reply.content))
+    assert play._server.result().survivors == (0, 1, 2, 3)
