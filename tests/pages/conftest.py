@@ -54,7 +54,9 @@ def begin(tmp_path: Path) -> Begin:
         folder.create()
         stated = settings.server.strategy.statement(kind_of_noise(settings.node))
         folder.write(folder.privacy, stated)
-        folder.write(folder.partition, {"clients": [{"records": 98765, "classes": [4321]}]})
+        folder.write(
+            folder.partition, {"clients": [{"records": 987654321, "classes": [123456789]}]}
+        )
         stored = {**config, "run": identity.to_config()}
         store_config(folder, change(stored) if change else stored)
         for round in range(1, done + 1):

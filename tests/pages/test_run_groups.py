@@ -146,8 +146,8 @@ def test_runs_of_different_data_and_repetitions_are_warned_of(runs: Path, tmp_pa
     shutil.copytree(runs / "a0", tmp_path / "again")
     again = Compared.of([runs / "a0", tmp_path / "again"])
     assert again.warnings() == [
-        "mode=central has several runs of seed 0: they are repetitions, and no evidence of their "
-        "own."
+        "mode=central has several runs of seed 0: they are repetitions, and no independent "
+        "evidence."
     ]
     folder = RunFolder(tmp_path / "again")
     config = stored_config(folder)
