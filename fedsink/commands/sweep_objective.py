@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dp_accounting.dp_event import RepeatAndSelectDpEvent
-
 from fedsink.errors import ConfigError
-from fedsink.privacy import RecordClip, epsilon, poisson_gaussian
-from fedsink.privacy.accounting.accountants import _quiet_absl
-from fedsink.privacy.adjacency import ADD_REMOVE
 from fedsink.values import leaves
 
 SOURCES = ("metrics", "evaluation")
@@ -118,6 +113,9 @@ def price_of_choice(folders: Sequence[Path]) -> str:
 
 def _event(stated: Mapping[str, Any]) -> Any:
     """Returns the event of a run by its privacy.json, or None where it is another mechanism."""
+    from fedsink.privacy import RecordClip, poisson_gaussian
+    from fedsink.privacy.adjacency import ADD_REMOVE
+
     plain = stated.get("adjacency_name") == ADD_REMOVE and stated.get("clip") == RecordClip.name
     if not plain or stated.get("capacity") or stated.get("noise_share"):
         return None
@@ -125,5 +123,10 @@ def _event(stated: Mapping[str, Any]) -> Any:
 
 
 def _of_poisson_many(event: Any, runs: int, delta: float) -> float:
+    from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
+    from fedsink.privacy import epsilon
+    from fedsink.privacy.accounting.accountants import _quiet_absl
+
     with _quiet_absl():
         return epsilon(RepeatAndSelectDpEvent(event, runs, math.inf), delta, "rdp")

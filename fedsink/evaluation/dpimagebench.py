@@ -52,7 +52,7 @@ class SelectedByNoisedCounts:
         self, name: str, validation: Labelled, epsilon: float, epochs: int = EPOCHS
     ) -> None:
         self.name, self.epsilon, self.epochs = name, epsilon, epochs
-        self._images, self._labels = validation
+        self._images, self._targets = validation
 
     def __call__(
         self,
@@ -86,7 +86,7 @@ class SelectedByNoisedCounts:
 
     def _correct(self, network: nn.Module, device: torch.device) -> int:
         predicted = logits(network, (2.0 * self._images - 1.0).to(device)).argmax(dim=1).cpu()
-        return int((predicted == self._labels).sum())
+        return int((predicted == self._targets).sum())
 
     def _noise(self) -> float:
         if math.isinf(self.epsilon):

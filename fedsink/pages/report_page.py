@@ -327,6 +327,8 @@ def _files(run: RecordedRun) -> PageTable:
     root, rows = run.folder.path, []
     names = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
     for name, path in sorted(names.items()):
+        if name == SUMS:  # holds the sum of this page
+            continue
         if is_public(name) or path.stem in run.evaluations:
             content = path.read_bytes()
             rows.append([name, number(len(content)), hashlib.sha256(content).hexdigest()])

@@ -95,7 +95,7 @@ def test_hostile_values(
         siege.send(*message)
 
     assert siege.answered > cases / 10
-    assert siege.measured()[0] > 5 * cases
+    assert siege.measured()[0] > cases
     siege.check_noise()
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fedsink.flower_internals import become
 from fedsink.protocol.aggregation import KEYS, SHARES, SURVIVORS, UNMASK, content_of, put_trip
-from fedsink.protocol.dp_sinkhorn import GradientRequest, pack_requests
+from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.failure_codes import MEANING
 from fedsink.protocol.identity_key import NodeIdentityKey
 from fedsink.protocol.objective import Objective
@@ -29,7 +29,7 @@ from fedsink.secagg.refusals import VoidMessageError
 from fedsink.secagg.server import ServerSession
 
 from ..support.consortium import KIND, Consortium, shared
-from ..support.requests import gradient_request, plan_of
+from ..support.requests import gradient_request, pack_requests, plan_of
 from ..support.tiny import CLASSES, points
 
 CLIENTS = 4

@@ -201,7 +201,7 @@ def test_what_a_client_refuses_gets_no_pass(here: NodeSettings) -> None:
 @pytest.mark.parametrize("more", ["seed", "key_file", "ledger", "noise"])
 def test_a_lent_key_stands_alone(there: NodeSettings, more: str, tmp_path: Path) -> None:
     value = {"seed": 1, "noise": "secure"}.get(more, tmp_path)
-    with pytest.raises(PrivacyError, match="A key is lent in place of a key file and a ledger"):
+    with pytest.raises(PrivacyError, match="A lent key replaces a key file and a ledger"):
         replace(there, **{more: value})
 
 

@@ -246,7 +246,7 @@ def test_a_policy_that_allows_critics_never_admits_the_published_form(
     owned: Callable[..., NodeSettings], plan: PrivacyPlan, form: str
 ) -> None:
     node = Node(owned(), 0)
-    message = f"allow.mechanisms: {form}.*is a published form .*, and simulations alone answer it"
+    message = f"allow.mechanisms: {form}.*is a published form .*, which only simulations answer"
     for round in (1, 2, 3):  # client 0's turn among them
         with pytest.raises(PolicyRefusedError, match=message):
             replied(node, request(round, critics=1, plan=plan))
@@ -651,7 +651,7 @@ def test_a_node_that_lost_its_critics_starts_them_anew_and_says_so_to_its_owner(
     assert not reply.has_error()
     assert list(reply.content.array_records["arrays"]) == ["gradient"]
     assert int(trained(node, request(4))["rounds"]) == 1
-    assert "it starts anew" in caplog.text
+    assert "it starts again" in caplog.text
     replied(node, request(5))
     assert int(trained(node, request(5))["rounds"]) == 2
 
@@ -757,7 +757,7 @@ def test_a_state_that_was_moved_to_another_run_or_round_is_lost(
         first.rename(first.with_name("2.state"))
         replied(node, request(3, run="other"))
     assert "is damaged and counts as lost" in caplog.text
-    assert "it starts anew" in caplog.text
+    assert "it starts again" in caplog.text
 
 
 def test_states_that_are_old_are_removed_when_the_node_opens(
@@ -828,11 +828,11 @@ def test_a_simulation_whose_critics_are_lost_says_so(
     keep_states(2)
     replied(open_node(settings, 0), request(3))
     close_nodes()
-    with pytest.raises(CheckpointError, match="trained in 2 rounds and not in 3: go on from"):
+    with pytest.raises(CheckpointError, match="trained in 2 rounds and not in 3: continue from"):
         replied(open_node(settings, 0), request(4))
     shutil.rmtree(tmp_path / "run.states")
     close_nodes()
-    with pytest.raises(CheckpointError, match="trained in 0 rounds and not in 2: go on from"):
+    with pytest.raises(CheckpointError, match="trained in 0 rounds and not in 2: continue from"):
         replied(open_node(settings, 0), request(3))
 
 

@@ -124,7 +124,7 @@ def test_without_operators_whoever_asks_is_answered(
 
 def test_a_simulation_has_no_operator(policy_file: Callable[..., Path]) -> None:
     policy = read_policy(policy_file(operators=OPERATORS))
-    with pytest.raises(ConfigError, match="nobody signs the requests of a simulation"):
+    with pytest.raises(ConfigError, match="a simulation's requests are unsigned"):
         NodeSettings.from_policy(policy, clients=3, partition=Iid())
 
 

@@ -128,7 +128,7 @@ def test_a_card_promises_nothing_where_nothing_is_protected(
     header, text = _parts(folder / "unprotected" / "README.md")
     assert "differential-privacy" not in header["tags"]  # type: ignore[operator]
     assert "**None: ε = ∞.** Nothing." in text
-    assert "it protects nobody" in text
+    assert "without protection" in text
     for claim in ("under differential privacy", "clipped and noised", "may not leave", "guarantee"):
         assert claim not in text
 
@@ -156,7 +156,11 @@ def test_a_folder_for_the_hub_holds_what_was_released_and_nothing_else(
     assert outcomes[8].code == 0, outcomes[8].err
     assert outcomes[8].last == "hub"
     released = {"generator.safetensors", "generator.json", "privacy.json"}
-    assert {path.name for path in hub.iterdir()} == released | {"README.md", "samples.png"}
+    assert {path.name for path in hub.iterdir()} == released | {
+        "README.md",
+        "SHA256SUMS",
+        "samples.png",
+    }
     for name in released:
         assert (hub / name).read_bytes() == (run / name).read_bytes()
     assert (hub / "README.md").read_text() == (run / "README.md").read_text()

@@ -90,7 +90,7 @@ def test_a_run_whose_critics_are_lost_does_not_go_on_in_silence(
     shutil.rmtree(folder)
     with pytest.raises(FedsinkError):
         resume(run)
-    assert "have been trained in 0 rounds and not in 3: go on from" in caplog.text
+    assert "have been trained in 0 rounds and not in 3: continue from" in caplog.text
 
 
 @pytest.mark.slow

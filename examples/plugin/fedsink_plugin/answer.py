@@ -17,6 +17,7 @@ from fedsink.data.spec import DataSpec
 from fedsink.privacy import CentralPlan, RecordClip, Stream, plan_from_dict
 from fedsink.privacy.clips.base import shrunk
 from fedsink.privacy.domain import ROWS
+from fedsink.privacy.fixed_point import FixedPoint
 from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.requests import CentralRequest, is_float32, run_name, table
 
@@ -29,7 +30,7 @@ class EmbeddingRequest(CentralRequest):
     """Asks one client for one noised sum of its records' features.
 
     Attributes:
-        round, plan, share: see `CentralRequest`.
+        round, plan, share, fixed_point: see `CentralRequest`.
         view: public linear coordinates of the records, as `View.to_dict()`.
         classes: C, number of public classes; 1 where labels play no part.
         rows: frequencies ω, (F, D) float32.
@@ -46,6 +47,7 @@ class EmbeddingRequest(CentralRequest):
     rows: Tensor
     run: Annotated[str, run_name]
     share: int = 1
+    fixed_point: Annotated[FixedPoint | None, FixedPoint.from_dict] = None
 
     @classmethod
     def from_record(cls, record: RecordDict) -> Self:
@@ -71,8 +73,9 @@ class MeanEmbeddingAnswer(CentralAnswer):
     limits: ClassVar = {**CentralAnswer.limits, "maximum_frequencies": 4096}
 
     def __init__(self, requests: Sequence[EmbeddingRequest]) -> None:
-        super().__init__(requests, images=0)
         [self.request] = requests
+        self.values = 2 * len(self.request.rows) * self.request.classes
+        super().__init__(requests, images=0, size=self.values)
 
     @classmethod
     def read(cls, record: RecordDict, policy: Policy | None) -> Self:
@@ -94,7 +97,7 @@ class MeanEmbeddingAnswer(CentralAnswer):
         """The noised sums, (C, 2F) float32."""
         sample, noise = (task.stream(use, self.request.round) for use in ("sample", "noise"))
         total = feature_sums(self.request, task.shard, sample)
-        return [self.request.own_plan.release(total, noise)]
+        return [self.request.release(total, noise)]
 
     def record(self, reply: Mapping[str, Tensor]) -> RecordDict:
         """The sums, and nothing else."""

@@ -233,7 +233,7 @@ def test_a_client_whose_critics_are_asked_in_secret_is_not_amplified():
 @pytest.mark.parametrize("method", ["epsilon", "epsilon_unamplified", "event"])
 def test_critics_that_train_when_they_are_picked_amplify_nothing(method):
     numbers = (0.5, 2.0, 24) if method == "event" else (0.5, 2.0, 24, 1e-5)
-    with pytest.raises(PrivacyError, match=r"clip=row has rate=1 alone.* Use clip=critic, whose"):
+    with pytest.raises(PrivacyError, match=r"clip=row has only rate=1.* Use clip=critic, whose"):
         getattr(Cost(RowClip(1.0, 4), JOINT), method)(*numbers)
 
 

@@ -183,7 +183,7 @@ def test_a_bad_key_is_refused(key):
 def test_bad_contexts_and_shapes_are_refused():
     with pytest.raises(PrivacyError, match="not float"):
         Stream(b"key", 0.5)
-    with pytest.raises(PrivacyError, match="needs a context of its own"):
+    with pytest.raises(PrivacyError, match="needs a context: name its purpose"):
         Stream(b"key").child()
     with pytest.raises(PrivacyError, match=r"must not be negative, received \(2, -1\)"):
         Stream(b"key").normal(2, -1)

@@ -130,7 +130,7 @@ def test_no_two_streams_or_calls_share_randomness():
 
 def test_a_child_stream_is_secure_and_needs_a_context():
     assert isinstance(SecureStream().child("image").child(1), SecureStream)
-    with pytest.raises(PrivacyError, match="needs a context of its own"):
+    with pytest.raises(PrivacyError, match="needs a context: name its purpose"):
         SecureStream().child()
 
 

@@ -96,7 +96,7 @@ def test_critics_may_be_asked_in_secret_and_privacy_json_says_what_that_assumes(
     assert stated["mechanism"].startswith("Poisson-subsampled Gaussian on the sum of critics'")
     assert "All are trained, asked or not" in stated["sample_secrecy"]
     assert "Which critics are asked has to stay secret" in stated["not_protected"]
-    assert "against whoever learns which critics were asked" in str(chosen.notice(stated))
+    assert "which critics were asked: against whoever learns it" in str(chosen.notice(stated))
 
 
 def test_clients_as_units_are_asked_in_secret_for_nothing() -> None:
@@ -234,7 +234,7 @@ def test_the_reduced_published_run_is_what_its_name_says() -> None:
             "goes without strategy.critics=2: a client has one critic, so set",
         ),
         (["strategy.turns=5"], "goes without strategy.turns=5: clients are picked at random"),
-        (["noise.share=secure_aggregation"], "goes without noise.share=secure_aggregation: one"),
+        (["noise.share=secure_aggregation"], "excludes noise.share=secure_aggregation: one"),
         (
             ["strategy.critic.mismatch=0.5"],
             "goes without strategy.critic.mismatch=0.5: its critics",

@@ -242,7 +242,7 @@ def test_only_the_matched_loss_is_reported_as_theorem_1(make_local: Local, name:
         ({"loss": "sharp"}, r"strategy\.loss is matched, debiased.* or noisy_wgan, not 'sharp'"),
         (
             {"loss": "debiased", "lam": 1.0, "unmatched": True},
-            r"strategy\.loss=debiased has a cost and λ of its own: leave",
+            r"strategy\.loss=debiased fixes its cost and λ: leave",
         ),
         (
             {

@@ -290,7 +290,7 @@ def test_pictures_show_what_was_released(make_local: Local) -> None:
 def test_a_cost_of_ones_own_needs_the_unmatched_flag(
     make_local: Local, changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"cost=l1 and λ=0\.3.*say strategy\.unmatched=true"):
+    with pytest.raises(ConfigError, match=r"cost=l1 and λ=0\.3.*set strategy\.unmatched=true"):
         make_local(**changes)
     strategy = make_local(**changes, unmatched=True)
     if "lam" in changes:
