@@ -11,6 +11,7 @@ DP-MERF (Harder, Adamczewski, Park 2021) over federated clients, with fresh feat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -86,6 +87,16 @@ class MeanEmbeddingSettings(CentralSettings):
         checks.count("strategy.batch", self.batch)
         checks.positive("strategy.scale", self.scale)
 
+    @property
+    def use_size(self) -> int:
+        """C·2F, number of values of a reply."""
+        return self.classes * 2 * self.rows
+
+    @property
+    def most_sampled(self) -> int:
+        """Public bound on the number of records in one client's total."""
+        return math.ceil(self.records)
+
     @classmethod
     def from_config(cls, config: Configuration, run: str) -> Self:
         """Reads the settings of a configuration.
@@ -139,6 +150,7 @@ class MeanEmbedding(CentralRounds):
     ) -> Iterable[Message]:
         """Sends the round's frequencies to every client."""
         settings, nodes = self.settings, self.discover(grid)
+        noise = settings.noise_of(0)  # one cohort: all clients share it alike
         request = EmbeddingRequest(
             server_round,
             settings.plan,
@@ -146,10 +158,10 @@ class MeanEmbedding(CentralRounds):
             settings.classes,
             self._frequencies(server_round),
             settings.run,
-            settings.sharers(0),
+            *noise,
         )
         content = Content(lambda: [request], request.to_record)
-        broadcast = Broadcast(content, nodes, (1, settings.classes, 2 * settings.rows))
+        broadcast = Broadcast(content, nodes, (1, settings.classes, 2 * settings.rows), *noise)
         self._broadcasts = {server_round: broadcast}
         needed = self.quorum.of(self.clients)
         return Exchange("train.mean_embedding", str(server_round), [broadcast], needed)
