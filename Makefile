@@ -57,7 +57,7 @@ test-slow: install-dev ## run the slow ones
 test-all: test test-slow ## run both
 
 # CI counts lines where these run, and runs of the slow tests only theirs: more is beyond forty minutes.
-GUARDS := tests/adversary tests/clients tests/privacy
+GUARDS := tests/adversary tests/clients tests/privacy tests/secagg
 test-guards: install-dev ## the slow tests of what guards private data
 	$(MAKE) test-slow ARGS="$(GUARDS) $(ARGS)"
 
