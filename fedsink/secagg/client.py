@@ -194,7 +194,7 @@ class ClientSession:
         channel, mask = self._random(SECRET_BYTES), self._random(SECRET_BYTES)
         known = self._identity.public, self._identity.certificate
         entry = Entry(self.client, *known, public_of(channel), public_of(mask), b"")
-        signature = self._identity.sign("keys", self.parameters.digest(), entry.signed)
+        signature = self._identity.sign("keys", self.parameters.digest, entry.signed)
         self._memory.channel, self._memory.mask = channel, mask
         return number(self.client) + entry.rest + signature
 
@@ -251,7 +251,7 @@ class ClientSession:
         keys = [key for e in entries.values() for key in (e.identity, e.channel, e.mask)]
         if len(set(keys)) != len(keys):
             raise RosterError("A key stands twice in the roster.")
-        digest = self.parameters.digest()
+        digest = self.parameters.digest
         for client, entry in entries.items():
             if not self._rules.trust.trusts(client, entry.identity, entry.certificate):
                 raise UntrustedPeerError(f"The owner does not trust the key of client {client}.")

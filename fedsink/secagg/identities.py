@@ -112,5 +112,4 @@ class Authority:
 
 def certify(authority: Ed25519PrivateKey, client: int, public: bytes) -> bytes:
     """Returns the authority's certificate for a client's key."""
-    covered = _covered("certificate", client.to_bytes(4, "big"), public)
-    return authority.sign(covered)
+    return Identity(authority).sign("certificate", client.to_bytes(4, "big"), public)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,7 @@ class Parameters:
         """Least number of clients in a roster, of sharers and of survivors."""
         return max(self.minimum, self.quorum, self.threshold)
 
+    @cached_property
     def digest(self) -> bytes:
         """SHA-256 of all numbers and the protocol's version."""
         stated = {"protocol": PROTOCOL, **self.to_dict()}

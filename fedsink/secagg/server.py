@@ -78,6 +78,7 @@ class ServerSession:
         self._vectors: set[int] = set()
         self._total = np.zeros(parameters.length, parameters.dtype)
         self._survivors: tuple[int, ...] = ()  # U₃
+        self._statement: tuple[bytes, ...] = ()  # that survivors sign
         self._signatures: dict[int, bytes] = {}
         self._signers: tuple[int, ...] = ()
         self._given: dict[tuple[int, bytes], dict[int, bytes]] = {}  # owner, kind → client → share
@@ -102,20 +103,23 @@ class ServerSession:
         known = self._trust is None or self._trust.trusts(
             entry.client, entry.identity, entry.certificate
         )
-        digest = self.parameters.digest()
+        digest = self.parameters.digest
         return known and verified(entry.identity, entry.signature, "keys", digest, entry.signed)
 
     # Trip 1 ------------------------------------------------------------------------------------
 
     def roster(self) -> bytes:
         """Returns U₁ with its keys, for each of its `members`."""
+        return self._fixed().content
+
+    def _fixed(self) -> KeyRoster:
         if self._roster is None:
             self._require(0, len(self._entries))
             self._roster = KeyRoster(joined((c, entry.rest) for c, entry in self._entries.items()))
             self._circle = Circle(
                 list(self._entries), self.parameters.neighbours, self._roster.digest
             )
-        return self._roster.content
+        return self._roster
 
     def members(self) -> tuple[int, ...]:
         """Returns the clients in the roster."""
@@ -175,7 +179,9 @@ class ServerSession:
         if not self._survivors:
             self._require(2, len(self._vectors))
             self._survivors = tuple(sorted(self._vectors))
-        return named(self._survivors)
+            sets = named(self._sharers), named(self._survivors)
+            self._statement = self._fixed().digest, *sets
+        return self._statement[-1]
 
     def vectors(self) -> tuple[int, ...]:
         """Returns the clients whose masked vectors are in the sum."""
@@ -183,13 +189,12 @@ class ServerSession:
 
     def take_signature(self, client: int, content: bytes) -> bool:
         """Takes a survivor's signature over roster, sharers and survivors."""
-        if self._roster is None or client not in self._survivors or self._signers:
+        if client not in self._survivors or self._signers:
             return False
         if not isinstance(content, bytes) or len(content) != SIGNATURE_BYTES:
             return False
         key = self._entries[client].identity
-        statement = self._roster.digest, named(self._sharers), named(self._survivors)
-        if not verified(key, content, "survivors", *statement):
+        if not verified(key, content, "survivors", *self._statement):
             return False
         self._signatures[client] = content
         return True
@@ -253,7 +258,7 @@ class ServerSession:
             raise WrongShareError(dropped)
         for client in near:
             public = self._entries[client].mask
-            mask = expand(agreed(private, public, pair(self._known, client, dropped)), *size)
+            mask = expand(agreed(private, public, pair(self._fixed(), client, dropped)), *size)
             if dropped < client:
                 left += mask
             else:
@@ -271,10 +276,6 @@ class ServerSession:
         if secret is None:
             raise WrongShareError(owner)
         return secret
-
-    @property
-    def _known(self) -> KeyRoster:
-        return KeyRoster(self.roster())
 
     def needed(self, trip: int) -> int:
         """Returns the least number of answers with which a trip, 0 to 4, does not end the message.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
@@ -45,12 +46,9 @@ def reconstruct(shares: Mapping[int, bytes]) -> bytes | None:
 
 @lru_cache(maxsize=64)  # without drop-outs the places are the same for every secret
 def _weights(places: tuple[int, ...]) -> list[int]:
+    every = math.prod(places)
     found = []
     for x in places:
-        above = below = 1
-        for other in places:
-            if other != x:
-                above = above * other % PRIME
-                below = below * (other - x) % PRIME
-        found.append(above * pow(below, -1, PRIME) % PRIME)
+        below = math.prod(y - x for y in places if y != x)
+        found.append(every // x * pow(below, -1, PRIME) % PRIME)
     return found

@@ -40,7 +40,7 @@ def rewritten(played: Sum, client: int, signer: Identity | None = None, **change
     entries = dict(KeyRoster(played.server.roster()).entries)
     entry = dataclasses.replace(entries[client], **changes)
     if signer is not None:
-        signature = signer.sign("keys", played.parameters.digest(), entry.signed)
+        signature = signer.sign("keys", played.parameters.digest, entry.signed)
         entry = dataclasses.replace(entry, signature=signature)
     entries[client] = entry
     return joined((client, entry.rest) for client, entry in entries.items())
@@ -138,7 +138,7 @@ def test_a_stranger_in_the_roster_is_refused() -> None:
     known = Rules(peers(9))
     played = Sum(5, rules=known).play(1)
     entry = Entry(7, identity(7).public, bytes(64), KEY, public_of(bytes([8]) * 32), b"")
-    signature = identity(7).sign("keys", played.parameters.digest(), entry.signed)
+    signature = identity(7).sign("keys", played.parameters.digest, entry.signed)
     lie = played.server.roster() + joined([(7, entry.rest + signature)])
     with pytest.raises(RosterError, match="was not asked"):
         played.client(0).shares(lie)
@@ -603,5 +603,5 @@ def test_hostile_parameters_raise_the_protocols_errors_only(changed: dict[str, A
         read = Parameters.from_dict(values)
     except AggregationError:
         return
-    assert len(read.digest()) == 32
+    assert len(read.digest) == 32
     assert 3 * read.threshold > 2 * (read.neighbours + 1)

@@ -18,7 +18,7 @@ VALUES: dict[str, Any] = {
      {"minimum": 3}, {"threshold": 4}],
 )  # fmt: skip
 def test_every_number_is_in_the_digest(changed: dict[str, Any]) -> None:
-    assert Parameters(**VALUES).digest() != Parameters(**VALUES | changed).digest()
+    assert Parameters(**VALUES).digest != Parameters(**VALUES | changed).digest
 
 
 @pytest.mark.parametrize(
