@@ -52,10 +52,7 @@ def trip_bytes(record: RecordDict) -> bytes:
     """Returns all that a trip says, for signatures; empty where the message holds no trip."""
     if not has_trip(record):
         return b""
-    stated = record.config_records[_RECORD]
-    text, content = stated["parameters"], stated["content"]
-    if not isinstance(text, str) or not isinstance(content, bytes):
-        raise ValueError("Malformed trip.")
+    text, content = _said(record)
     said = text.encode()
     return len(said).to_bytes(8, "big") + said + content
 
@@ -72,9 +69,8 @@ def trip_of(record: RecordDict, most: int) -> tuple[Parameters, bytes]:
         ValueError: the message holds no trip.
     """
     try:
-        stated = record.config_records[_RECORD]
-        text, content = stated["parameters"], stated["content"]
-        if not isinstance(text, str) or len(text) > _LONGEST or not isinstance(content, bytes):
+        text, content = _said(record)
+        if len(text) > _LONGEST:
             raise ValueError
         values = json.loads(text)
         if len(values["clients"]) > most:
@@ -84,6 +80,14 @@ def trip_of(record: RecordDict, most: int) -> tuple[Parameters, bytes]:
         raise
     except Exception as error:  # a hostile record makes parsers raise whatever they like
         raise ValueError(f"Malformed trip: {type(error).__name__}.") from error
+
+
+def _said(record: RecordDict) -> tuple[str, bytes]:
+    stated = record.config_records[_RECORD]
+    text, content = stated["parameters"], stated["content"]
+    if not isinstance(text, str) or not isinstance(content, bytes):
+        raise ValueError("Malformed trip.")
+    return text, content
 
 
 def reply_with(content: bytes) -> RecordDict:

@@ -94,11 +94,11 @@ class MaskedGrid(ForwardingGrid):
         trips = _Trips(self._grid, messages, timeout, self._drops)
         for trip, (kind, ask, take) in enumerate(
             (
-                (f"query.{KEYS}", _Cohort.keys, _Cohort.take_keys),
-                (f"query.{SHARES}", _Cohort.shares, _Cohort.take_shares),
-                (messages.message_type, _Cohort.masked, _Cohort.take_masked),
-                (f"query.{SURVIVORS}", _Cohort.survivors, _Cohort.take_signature),
-                (f"query.{UNMASK}", _Cohort.unmask, _Cohort.take_unmask),
+                (f"query.{KEYS}", _Cohort.keys, ServerSession.take_keys),
+                (f"query.{SHARES}", _Cohort.shares, ServerSession.take_shares),
+                (messages.message_type, _Cohort.masked, ServerSession.take_masked),
+                (f"query.{SURVIVORS}", _Cohort.survivors, ServerSession.take_signature),
+                (f"query.{UNMASK}", _Cohort.unmask, ServerSession.take_unmask),
             )
         ):
             trips.ask(trip, kind, cohorts, ask, take)
@@ -137,15 +137,9 @@ class _Cohort:
     def keys(self) -> Mapping[int, RecordDict]:
         return dict.fromkeys(self.parameters.clients, self._query())
 
-    def take_keys(self, client: int, content: bytes) -> bool:
-        return self.session.take_keys(client, content)
-
     def shares(self) -> Mapping[int, RecordDict]:
         query = self._query(self.session.roster())
         return dict.fromkeys(self.session.members(), query)
-
-    def take_shares(self, client: int, content: bytes) -> bool:
-        return self.session.take_shares(client, content)
 
     def masked(self) -> Mapping[int, RecordDict]:
         request = self.broadcast.content.record
@@ -156,21 +150,12 @@ class _Cohort:
             for client in self.session.sharers()
         }
 
-    def take_masked(self, client: int, content: bytes) -> bool:
-        return self.session.take_masked(client, content)
-
     def survivors(self) -> Mapping[int, RecordDict]:
         survivors = self.session.survivors()
         return dict.fromkeys(self.session.vectors(), self._query(survivors))
 
-    def take_signature(self, client: int, content: bytes) -> bool:
-        return self.session.take_signature(client, content)
-
     def unmask(self) -> Mapping[int, RecordDict]:
         return dict.fromkeys(self.session.signers(), self._query(self.session.signatures()))
-
-    def take_unmask(self, client: int, content: bytes) -> bool:
-        return self.session.take_unmask(client, content)
 
     def sum(self) -> Sum | None:
         """Returns the sum of the survivors' integers; None where the message is void."""
@@ -204,7 +189,7 @@ class _Trips:
         message_type: str,
         cohorts: Sequence[_Cohort],
         contents: Callable[[_Cohort], Mapping[int, RecordDict]],
-        take: Callable[[_Cohort, int, bytes], bool],
+        take: Callable[[ServerSession, int, bytes], bool],
     ) -> None:
         """Sends one message to each client that is left, and takes the answers."""
         asked, needed = [], 0
@@ -241,7 +226,7 @@ class _Trips:
                 )
                 continue
             try:
-                fits = take(cohort, client, content_of(reply.content))
+                fits = take(cohort.session, client, content_of(reply.content))
             except ValueError:
                 fits = False
             if not fits:
