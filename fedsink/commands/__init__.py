@@ -20,5 +20,5 @@ COMMANDS = {
     "audit": "lower bounds on ε from canaries and repeated runs, next to the claim",
 }
 
-ACTIONS = {"ledger": ("show", "check", "export", "forget-states"), "node": ("key",)}
+ACTIONS = {"ledger": ("show", "check", "export", "forget-states"), "node": ("key", "certify")}
 """Second words of the commands that have them."""

@@ -176,13 +176,14 @@ def _completions(folder: Path, *lines: str) -> list[list[str]]:
 
 def test_bash_completes_commands_groups_and_choices(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
-    commands, groups, choices, nothing, words = _completions(
+    commands, groups, choices, nothing, words, certify = _completions(
         tmp_path / "here",
         "fedsink s", "fedsink simulate mo", "fedsink simulate mode=", "fedsink sample r",
-        "fedsink ledger e",
+        "fedsink ledger e", "fedsink node c",
     )  # fmt: skip
     assert commands == ["simulate", "suggest", "sample"]
     assert groups == ["mode="]
     assert {word.rpartition("=")[2] for word in choices} == {"central", "ldp"}
     assert nothing == []
     assert words == ["export"]
+    assert certify == ["certify"]
