@@ -143,7 +143,7 @@ def central_charge(
         trusted: the owner vouches that nobody sees less than a sum with all of the plan's noise:
             the plan itself is charged.
 
-    What integers cost beside their plan (`IntegerGaussian.divergence`) is added to ε.
+    Adds to ε the cost of integers beside their plan (`IntegerGaussian.divergence`).
     """
     share, beside = (1, 0.0) if shared is None else (shared.sharers, shared.divergence)
     charged = plan if trusted else plan.with_noise(1 / share)

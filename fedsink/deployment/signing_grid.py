@@ -51,7 +51,8 @@ class SigningGrid(ForwardingGrid):
             run: public name of the run.
 
         Returns:
-            What nodes have signed of the run, by their clients' numbers; see `ChargeStatement`.
+            Statements that nodes have signed of the run, by their clients' numbers; see
+            `ChargeStatement`.
         """
         connected = set(self._grid.get_node_ids())
         nodes = [node for node in self._names if node in connected]

@@ -58,7 +58,7 @@ class StatedCharge:
 
 @dataclass(frozen=True)
 class ChargeStatement:
-    """What a node says of one run.
+    """A node's account of one run: its charges.
 
     Attributes:
         run: public name of the run.

@@ -31,7 +31,7 @@ _PRV_USES = 20_000  # above them Opacus' accountant takes minutes
 
 @dataclass(frozen=True)
 class Restated:
-    """What a plan promises.
+    """The promise of a plan.
 
     Attributes:
         entries: of privacy.json, numbers and words.

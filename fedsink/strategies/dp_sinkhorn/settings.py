@@ -157,7 +157,7 @@ class DPSinkhornSettings(CentralSettings):
 
     @property
     def most_sampled(self) -> int:
-        """What a client with 2N/K records samples at most, by eight standard deviations and 32.
+        """Bound on the sample of a client with 2N/K records: mean + 8 standard deviations + 32.
 
         A client that sampled more would have its total projected, which costs no privacy.
         """
