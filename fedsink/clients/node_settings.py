@@ -221,11 +221,6 @@ class NodeSettings:
         """
         if self.seed is not None:
             return ReproducibleKey(self.seed)
-        if self.pooled and (self.policy is not None or self.noise == "secure"):
-            raise PrivacyError(
-                "Clients under a policy or with secure noise have replies of their own: "
-                "noise.draw=clients."
-            )
         if self.lent is not None:
             return self.lent
         if self.key_file is None and self.noise == "fast":

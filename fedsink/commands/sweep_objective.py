@@ -126,7 +126,5 @@ def _of_poisson_many(event: Any, runs: int, delta: float) -> float:
     from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
     from fedsink.privacy import epsilon
-    from fedsink.privacy.accounting.accountants import _quiet_absl
 
-    with _quiet_absl():
-        return epsilon(RepeatAndSelectDpEvent(event, runs, math.inf), delta, "rdp")
+    return epsilon(RepeatAndSelectDpEvent(event, runs, math.inf), delta, "rdp")

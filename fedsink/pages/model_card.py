@@ -19,19 +19,15 @@ from fedsink.models import Observation
 from fedsink.pages.command_line import CommandLine
 from fedsink.pages.page import number
 from fedsink.reporting.drawing import save_grid, save_points
+from fedsink.reporting.output_files import RELEASED
 from fedsink.server.checksums import note_sums
 from fedsink.server.finished import FinishedRun
+from fedsink.server.folder import RunFolder
 from fedsink.server.recorded import RecordedRun
 from fedsink.values import Config
 
 PICTURE = "samples.png"
 """Name of the picture that a card shows; it lies beside the card."""
-
-PUBLISHED = ("generator.safetensors", "generator.json", "privacy.json")
-"""Files of a run folder that hold only what was released."""
-
-NODES = "nodes.json"
-"""Statements that the nodes of a deployment have signed, for `fedsink verify`."""
 
 _SHOWN_OF_A_CLASS, _SHOWN_POINTS = 10, 1000
 _ON_THE_HUB = {
@@ -142,7 +138,7 @@ def write_publication(out: Path, run: Path, card: str, picture: bytes) -> None:
     """Writes a folder with a card, its picture and the released files of a run.
 
     Guarantees:
-        - The folder holds `PUBLISHED`, the nodes' statements, their SHA256SUMS, README.md and the
+        - The folder holds `RELEASED`, the nodes' statements, their SHA256SUMS, README.md and the
           picture, and no other file of the run.
 
     Raises:
@@ -152,10 +148,11 @@ def write_publication(out: Path, run: Path, card: str, picture: bytes) -> None:
     # Written aside and renamed: a stopped command leaves no half-filled folder behind.
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        for name in PUBLISHED:
+        for name in RELEASED:
             shutil.copyfile(run / name, partial / name)
-        if (run / NODES).is_file():  # statements of real nodes
-            shutil.copyfile(run / NODES, partial / NODES)
+        statements = RunFolder(run).nodes
+        if statements.is_file():  # of real nodes
+            shutil.copyfile(statements, partial / statements.name)
         note_sums(partial)
         (partial / PICTURE).write_bytes(picture)
         (partial / "README.md").write_text(card, encoding="utf-8")

@@ -19,7 +19,7 @@ import torch
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import domain
-from fedsink.privacy.clips.base import shrunk
+from fedsink.privacy.clips.base import refuse_infinite, shrunk
 from fedsink.values import privacy_checks as checks
 
 GRANULARITY = domain.Interval("the granularity γ", 2.0**-100, 2.0**60)
@@ -82,8 +82,7 @@ class FixedPoint:
         Raises:
             PrivacyError: a total holds a non-finite entry; it was not clipped.
         """
-        if not bool(torch.isfinite(totals).all()):
-            raise PrivacyError("the total to release is not finite: clip it before releasing.")
+        refuse_infinite(totals)
         projected = shrunk(totals.to(torch.float64).flatten(1), self.radius)
         return (projected / self.granularity).round().to(torch.int64).reshape(totals.shape)
 

@@ -37,6 +37,7 @@ from fedsink.privacy.accounting.calibration import sigma_for, uses_for
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.adjacency import ADD_REMOVE, describe, unit_of
 from fedsink.privacy.clips import Clip, clip_from_dict
+from fedsink.privacy.clips.base import refuse_infinite
 from fedsink.privacy.randomness.noise import Stream, add_gaussian_each
 from fedsink.privacy.sampling import (
     PoissonSampler,
@@ -276,7 +277,7 @@ class PrivacyPlan:
         Raises:
             PrivacyError: If the total holds a non-finite entry; it was not clipped.
         """
-        _refuse_infinite(total)
+        refuse_infinite(total)
         return stream.add_gaussian(total, self.noise_std)
 
     def release_each(self, totals: torch.Tensor, streams: Sequence[Stream]) -> torch.Tensor:
@@ -285,7 +286,7 @@ class PrivacyPlan:
         Raises:
             PrivacyError: If a total holds a non-finite entry; then none is released.
         """
-        _refuse_infinite(totals)
+        refuse_infinite(totals)
         return add_gaussian_each(streams, totals, self.noise_std)
 
     def to_dict(self) -> dict[str, Any]:
@@ -387,11 +388,6 @@ def plan_from_dict(values: Mapping[str, Any]) -> CentralPlan:
     """
     kind = UnprotectedPlan if "unprotected" in values else PrivacyPlan
     return kind.from_dict(values)
-
-
-def _refuse_infinite(total: torch.Tensor) -> None:
-    if not bool(torch.isfinite(total).all()):
-        raise PrivacyError("the total to release is not finite: clip it before releasing.")
 
 
 def _two_of_three(eps: float | None, sigma: float | None, rounds: int | None) -> str:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 from fedsink.errors import ConfigError
 from fedsink.registry import Registry
 from fedsink.reporting.displays import ForgivingStream
-from fedsink.reporting.output_files import write_atomic
+from fedsink.reporting.output_files import RELEASED, write_atomic
 from fedsink.values import PLACES, leaves
 
 Ending = Literal["finished", "stopped", "failed"]
@@ -308,7 +308,7 @@ class MLflowLogger(Logger):
         with tempfile.TemporaryDirectory() as place:
             data = Path(place) / "data"
             data.mkdir()
-            for name in ("generator.safetensors", "generator.json", "privacy.json"):
+            for name in RELEASED:
                 shutil.copyfile(self._folder / name, data / name)
             result = json.loads((self._folder / "metrics.json").read_text())
             drawing = {"label_prior": result["label_prior"], "observation": self._observation}

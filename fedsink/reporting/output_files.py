@@ -13,6 +13,9 @@ from typing import BinaryIO
 
 from fedsink.errors import CheckpointError
 
+RELEASED = ("generator.safetensors", "generator.json", "privacy.json")
+"""Files of a run folder that hold only what was released: a generator and its promise."""
+
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Writes `data` to `path`: at any moment the whole old file or the whole new one exists.

@@ -306,7 +306,7 @@ def _charged_wrongly(
         yield f"says that {statement.clients} clients take part, and privacy.json {clients}"
     if not statement.charges and statement.client not in _absent(stated):
         yield "charged nothing for this run, and privacy.json says that it answered"
-    most = _most(stated, plan)
+    most = _most(plan)
     for charge in statement.charges:
         own = {key: value for key, value in charge.plan.items() if key not in _IN_A_SHARE}
         for where, expected, found in _differences(stated["plan"], own):
@@ -318,7 +318,7 @@ def _charged_wrongly(
             yield f"was charged ε = {charge.epsilon:.4g}, more than the {most:.4g} that is promised"
 
 
-def _most(stated: Mapping[str, Any], plan: Restated) -> float:
+def _most(plan: Restated) -> float:
     """Returns the largest ε that a node may have been charged: nodes account by pld."""
     entries = plan.entries
     bounds = [entries["epsilon"] or 0.0, plan.epsilons.get("pld", 0.0)]

@@ -146,9 +146,8 @@ def central_statement(
         integers: mechanisms of shared noise, one for each size of cohort; empty: nothing is shared.
     """
     shared = bool(integers)
-    beside = max((one.divergence for one in integers), default=0.0)
     of_client = {
-        "epsilon": plan.epsilon(accountant) + beside,
+        "epsilon": max([plan.epsilon(accountant), *(one.epsilon(accountant) for one in integers)]),
         "rate": plan.rate,
         "sigma": plan.noise_multiplier,
         "uses_per_record": plan.uses,
@@ -217,7 +216,7 @@ def _shared_noise(
             "radius": grid.radius,
             "values": largest.size,
             "sensitivity": grid.granularity * largest.sensitivity,
-            "epsilon": plan.epsilon("pld") + beside,
+            "epsilon": max(one.epsilon("pld") for one in integers),
             "epsilon_divergence": beside,
             "wrap_probability": min(
                 1.0,

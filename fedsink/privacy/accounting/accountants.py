@@ -94,7 +94,7 @@ def rdp_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
     """ε by Rényi DP: composition adds the orders' costs, so any number of uses is cheap."""
     rdp = checks.require("dp_accounting.rdp")
     orders, one_use = _rdp_curve(rate, sigma)
-    with np.errstate(over="ignore", invalid="ignore"), _quiet_absl():
+    with np.errstate(over="ignore", invalid="ignore"), quiet_absl():
         bound, _ = rdp.compute_epsilon(orders, uses * one_use, delta)
     return float(bound)
 
@@ -235,7 +235,7 @@ def _rdp_curve(
     """Rényi orders (None: dp_accounting's own) and the cost of one use at each of them."""
     events = checks.require("dp_accounting")
     ledger = checks.require("dp_accounting.rdp").RdpAccountant(orders)
-    with _quiet_absl():
+    with quiet_absl():
         ledger.compose(events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(sigma)))
     return np.asarray(ledger._orders), np.asarray(ledger._rdp)
 
@@ -249,7 +249,7 @@ def _opacus_curve(rate: float, sigma: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 @contextlib.contextmanager
-def _quiet_absl() -> Iterator[None]:
+def quiet_absl() -> Iterator[None]:
     """Silences notes on Rényi orders that are left out: fewer orders still give an upper bound."""
     logger = logging.getLogger("absl")
     logger.addFilter(_drop)

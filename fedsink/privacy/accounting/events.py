@@ -11,7 +11,11 @@ import math
 from typing import Any
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy.accounting.accountants import check_accountant, poisson_gaussian_epsilon
+from fedsink.privacy.accounting.accountants import (
+    check_accountant,
+    poisson_gaussian_epsilon,
+    quiet_absl,
+)
 from fedsink.privacy.adjacency import ADD_REMOVE, REPLACE_ONE, check_adjacency
 from fedsink.values import privacy_checks as checks
 
@@ -54,7 +58,8 @@ def epsilon(
     else:
         ledger = checks.require("dp_accounting.rdp").RdpAccountant()
     try:
-        return float(ledger.compose(event).get_epsilon(delta))
+        with quiet_absl():
+            return float(ledger.compose(event).get_epsilon(delta))
     except events.UnsupportedEventError:
         raise PrivacyError(
             f"the {accountant} accountant cannot bound {type(event).__name__} under {adjacency}: "

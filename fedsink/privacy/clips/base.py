@@ -125,6 +125,12 @@ def check_type(gradients: torch.Tensor) -> None:
         )
 
 
+def refuse_infinite(total: torch.Tensor) -> None:
+    """Refuses to release a total that no clip has made finite; raises PrivacyError."""
+    if not bool(torch.isfinite(total).all()):
+        raise PrivacyError("the total to release is not finite: clip it before releasing.")
+
+
 def shrunk(
     vectors: torch.Tensor,
     bound: float,
