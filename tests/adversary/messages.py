@@ -223,7 +223,8 @@ def hostile(draw: st.DrawFn, honest: Honest) -> Sent:
         fields["view"] = draw(often(fields["view"], dct, dct, weighted, weighted))
     fields["run"] = draw(often("run", " ", "ε/../..", "'; DROP TABLE claims; --", "x" * 200))
     fields["share"] = draw(often(1, 2, 10**30, 0))
-    fields["fixed_point"] = draw(often(*_FIXED_POINTS))
+    fits = _FIXED_POINTS[0 if fields["share"] == 1 else 1]
+    fields["fixed_point"] = draw(often(fits, *_FIXED_POINTS))
     return kind, with_fields(content, fields)
 
 

@@ -34,6 +34,7 @@ from fedsink.protocol.node_identity import given_by
 from fedsink.protocol.packing import PROTOCOL_VERSION, unpack
 from fedsink.protocol.parameter_gradient import ParameterRequest
 from fedsink.protocol.privatize_once import PrivatizeReply, PrivatizeRequest
+from fedsink.protocol.requests import CentralRequest
 
 from .besieged import HOLDINGS, BesiegedNode, Place
 from .honest import CRITIC, GRADIENT, IDENTITY, NOMINAL, PARAMETERS, PRIVATIZE, SHAPES, Kind
@@ -206,16 +207,16 @@ class Siege:
         self, node: BesiegedNode, content: RecordDict, reply: RecordDict
     ) -> list[Place]:
         request = CriticRequest.from_record(content)
-        _check_schema(reply, {"gradient": ("float32", (1, *request.rows.shape))}, "{}")
+        _check_schema(reply, {"gradient": (_dtype(request), (1, *request.rows.shape))}, "{}")
         released = unpack(reply)[1]["gradient"]
         assert bool(released.isfinite().all())
         assert isinstance(request.own_plan, PrivacyPlan)
         place = (request.plan.adjacency, request.run, request.round)
         if place not in node.left:
             self._check_critics_sensitivity(request)
-            noise = (released[0].double() - self._total).flatten().numpy()
+            noise = _noise(request, self._total, released[0])
             if request.own_plan.noise_multiplier >= 0.1:
-                self._noise["normal"].append(noise / request.own_plan.noise_std)
+                self._noise["normal"].append(noise)
         self._check_once(node, place, released.numpy().tobytes())
         return [place]
 
@@ -244,7 +245,7 @@ class Siege:
     ) -> list[Place]:
         requests = unpack_requests(content)
         shape = (len(requests), *requests[0].rows.shape)
-        _check_schema(reply, {"gradient": ("float32", shape)}, "{}")
+        _check_schema(reply, {"gradient": (_dtype(requests[0]), shape)}, "{}")
         released = unpack(reply)[1]["gradient"]
         return [
             self._check_use(node, request, request, values)
@@ -255,7 +256,8 @@ class Siege:
         self, node: BesiegedNode, content: RecordDict, reply: RecordDict
     ) -> list[Place]:
         request = ParameterRequest.from_record(content)
-        _check_schema(reply, {"gradient": ("float32", (len(request.weights),))}, "{}")
+        shape = (len(request.weights),)
+        _check_schema(reply, {"gradient": (_dtype(request.gradient), shape)}, "{}")
         values = unpack(reply)[1]["gradient"]
         return [self._check_use(node, request, request.gradient, values)]
 
@@ -271,9 +273,7 @@ class Siege:
             whole = plan.capacity is None or plan.capacity >= len(node.shard)
             # Otherwise only the node knows the sample, or float32 swallows the noise.
             if plan.rate == 1.0 and whole and plan.noise_multiplier >= 0.1:
-                total = total_of(request, node.shard)
-                noise = (released.double() - total.double()).flatten().numpy()
-                noise /= asked.own_plan.noise_std
+                noise = _noise(asked, total_of(request, node.shard), released)
                 assert 1e-9 < stats.chi2.cdf((noise**2).sum(), noise.size) < 1 - 1e-9
                 self._noise["normal"].append(noise)
         self._check_once(node, place, released.numpy().tobytes())
@@ -353,6 +353,22 @@ def _check_schema(
     assert dict(reply.config_records["fields"]) == {"json": stated}
     found = reply.array_records["arrays"]
     assert {n: (a.dtype, tuple(a.shape)) for n, a in found.items()} == arrays
+
+
+def _dtype(request: CentralRequest) -> str:
+    return "float32" if request.fixed_point is None else "int64"
+
+
+def _noise(request: CentralRequest, total: Tensor, released: Tensor) -> np.ndarray:
+    """Noise of one use in standard deviations of a reply's; shared noise is that of integers."""
+    shared = request.shared_noise(total.numel())
+    if shared is None:
+        std = request.own_plan.noise_std  # type: ignore[union-attr]
+        return (released.double() - total.double()).flatten().numpy() / std
+    grid = shared.fixed_point
+    assert -grid.half <= int(released.min()) <= int(released.max()) < grid.half
+    noise = grid.wrapped(released - grid.rounded(total.unsqueeze(0)).squeeze(0))
+    return noise.double().flatten().numpy() / shared.scale
 
 
 def _bytes(reply: Message) -> bytes:

@@ -81,8 +81,8 @@ def test_random_records_are_never_answered(
         assert siege.send(*message).error.code in (MALFORMED, OTHER_VERSION)
 
 
-@pytest.mark.quick("keyed-images-25", "secure-points-25")
-@budgeted(25, 250)
+@pytest.mark.quick("keyed-images-50", "secure-points-50")
+@budgeted(50, 250)
 @under_siege
 def test_hostile_values(
     noise: str, records: str, cases: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -95,7 +95,7 @@ def test_hostile_values(
         siege.send(*message)
 
     assert siege.answered > cases / 10
-    assert siege.measured()[0] > cases
+    assert siege.measured()[0] > 5 * cases
     siege.check_noise()
 
 

@@ -40,6 +40,7 @@ from fedsink.protocol.packing import digest
 from fedsink.protocol.parameter_gradient import ParameterRequest, architecture_of
 
 from ..support.asking import weights_gradient
+from ..support.requests import GRID, shared
 from ..support.tiny import CLASSES, RECORDS, SIZE, shard_of
 
 P = 64
@@ -195,10 +196,14 @@ def test_totals_of_neighbours_differ_by_at_most_the_sensitivity(
         assert largest > 0.5 * sensitivity * (1.0 if clip == "record" else 0.5)
 
 
+@pytest.mark.parametrize("share", [1, 4])
 @pytest.mark.parametrize("clip", ["record", "batch"])
-def test_every_coordinate_gets_independent_noise_of_the_plans_scale(ask: Make, clip: str) -> None:
+def test_every_coordinate_gets_independent_noise_of_the_plans_scale(
+    ask: Make, clip: str, share: int
+) -> None:
     """With keyed noise, so it cannot fail by chance: 400 releases of 64 coordinates."""
     request = ask(clip=clip, bound=0.5, sigma=1.5)
+    request = replace(request, gradient=shared(request.gradient, share))
     shard, key = shard_of(2), ReproducibleKey(3)
     clean, noises = total(request, shard), []
     for number in range(400):
@@ -209,10 +214,12 @@ def test_every_coordinate_gets_independent_noise_of_the_plans_scale(ask: Make, c
             )  # fmt: skip
 
         released = parameter_gradient(request, shard, stream)
-        assert (released.dtype, released.shape) == (torch.float32, clean.shape)
-        noises.append(released.double() - clean)
+        dtype = torch.float32 if share == 1 else torch.int64
+        assert (released.dtype, released.shape) == (dtype, clean.shape)
+        values = released if share == 1 else GRID.decoded(released)
+        noises.append(values.double() - clean)
     noise = torch.stack(noises)
-    std = 1.5 * (0.5 if clip == "record" else 1.0)
+    std = 1.5 * (0.5 if clip == "record" else 1.0) / math.sqrt(share)
     assert float(noise.std()) == pytest.approx(std, rel=0.02)
     spread = noise.std(0) / std
     assert 0.85 < float(spread.min()) < float(spread.max()) < 1.15

@@ -129,6 +129,7 @@ def test_a_card_promises_nothing_where_nothing_is_protected(
     assert "differential-privacy" not in header["tags"]  # type: ignore[operator]
     assert "**None: ε = ∞.** Nothing." in text
     assert "without protection" in text
+    assert "no person is protected" in text
     for claim in ("under differential privacy", "clipped and noised", "may not leave", "guarantee"):
         assert claim not in text
 
