@@ -7,8 +7,6 @@ give when they are added up without masks.
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,24 +22,13 @@ from fedsink.deployment.deployed_run import deployed_settings
 from fedsink.models import load
 from fedsink.protocol.exchange import Exchange, Reduction, Sum
 from fedsink.protocol.packing import digest
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, stored_config
 from fedsink.server.running import build_strategy
 from fedsink.simulation.grid import SimulationGrid
 
 from ..support.processes import gone
-from .test_absent_node import lines
 from .test_demo import check_fetched, left_over, pytestmark  # noqa: F401 (the same needs)
-from .test_siege import (
-    CEILING,
-    CLIENTS,
-    LOST,
-    MESSAGES,
-    PATIENCE,
-    USES,
-    Siege,
-    check_owner,
-    used_rounds,
-)
+from .test_siege import CEILING, CLIENTS, LOST, Siege, all_records, check_owner, used_rounds
 
 TRIPS = (
     "query.aggregation_keys",
@@ -117,7 +104,7 @@ def added_up(
 ) -> dict[str, Tensor]:
     """The generator's weights, if the survivors' stored replies are added up without masks."""
     config = RunFolder(at_server)
-    values = stored(config)
+    values = stored_config(config)
     settings, _ = deployed_settings(values, RunFolder(home), values["run"])
     strategy, grid = build_strategy(settings), Everybody(CLIENTS)
     for number, record in enumerate(records, 1):
@@ -139,44 +126,20 @@ def added_up(
     return strategy.generator.state_dict()
 
 
-def stored(folder: RunFolder) -> dict[str, Any]:
-    from fedsink.server.compose import stored_config
-
-    return stored_config(folder)
-
-
 def test_masked_sums_outlive_kills_between_the_trips(lab: Any, tmp_path: Path) -> None:
     siege = MaskedSiege(lab, seed=30)
-    siege.start()
-    outcome: list[tuple[int, str, str]] = []
-    keys = (
-        "mode=central", "eps=5", f"rounds={MESSAGES * USES}", "capacity=auto", "report.pictures=0",
-        f"strategy.uses_per_message={USES}", "strategy.schedule=joint",
-        "noise.share=secure_aggregation", f"noise.tolerate_dropouts={SPARED}",
-        "engine.round_timeout=8", "engine.ask_again=15", "engine.wait=90",
+    folder, at_server = siege.run(
+        "strategy.schedule=joint", "noise.share=secure_aggregation",
+        f"noise.tolerate_dropouts={SPARED}",
     )  # fmt: skip
-    run = threading.Thread(target=lambda: outcome.append(lab.deploy("siege", *keys)), daemon=True)
-    run.start()
-    at_server = lab.folder / "flwr-superlink" / "runs" / "runs" / "siege"
-    deadline = time.monotonic() + PATIENCE
-    while run.is_alive():
-        assert time.monotonic() < deadline, "the run did not end"
-        siege.step(len(lines(at_server / "metrics.jsonl")))
-        time.sleep(0.02)
-    ((code, out, last),) = outcome
-    assert code == 0, last
     print(siege.killed, siege.behind)
     assert siege.killed.total() > len(TRIPS) * len(KINDS)
     assert set(siege.behind.values()) == {len(KINDS)}
     lab.stop()
     assert all(gone(pid) for pid in siege.pids)
 
-    folder = Path(out)
     check_fetched(folder, at_server)
-    records = lines(folder / "metrics.jsonl")
-    assert [record["round"] for record in records] == [
-        USES * message for message in range(1, MESSAGES + 1)
-    ]
+    records = all_records(folder)
     summed = [record for record in records if "void" not in record]
     print(f"{len(summed)} of {len(records)} messages have a sum")
     assert len(summed) > len(records) / 2

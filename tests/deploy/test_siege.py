@@ -96,6 +96,36 @@ class Siege:
             assert time.monotonic() < deadline, "the nodes did not start"
             time.sleep(0.2)
 
+    def run(self, *keys: str) -> tuple[Path, Path]:
+        """Deploys a run and takes steps until it has ended well.
+
+        Args:
+            keys: beside those of every siege.
+
+        Returns:
+            Its folders where it was fetched to, and at the SuperLink.
+        """
+        keys = (
+            "mode=central", "eps=5", f"rounds={MESSAGES * USES}", "capacity=auto",
+            "report.pictures=0", f"strategy.uses_per_message={USES}", "engine.round_timeout=8",
+            "engine.ask_again=15", "engine.wait=90", *keys,
+        )  # fmt: skip
+        outcome: list[tuple[int, str, str]] = []
+        run = threading.Thread(
+            target=lambda: outcome.append(self._lab.deploy("siege", *keys)), daemon=True
+        )
+        self.start()
+        run.start()
+        at_server = self._lab.folder / "flwr-superlink" / "runs" / "runs" / "siege"
+        deadline = time.monotonic() + PATIENCE
+        while run.is_alive():
+            assert time.monotonic() < deadline, "the run did not end"
+            self.step(len(lines(at_server / "metrics.jsonl")))
+            time.sleep(0.02)
+        ((code, out, last),) = outcome
+        assert code == 0, last
+        return Path(out), at_server
+
     def step(self, messages: int) -> None:
         """Looks after the nodes, and kills once for each message, each time at another moment.
 
@@ -164,6 +194,15 @@ class Siege:
                 self.replies[path] = hashlib.sha256(path.read_bytes()).digest()
 
 
+def all_records(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of all messages of a siege."""
+    records = lines(folder / "metrics.jsonl")
+    assert [record["round"] for record in records] == [
+        USES * message for message in range(1, MESSAGES + 1)
+    ]
+    return records
+
+
 def used_rounds(records: list[dict[str, Any]], client: int) -> set[int]:
     """The rounds of all messages that the server has had from a client."""
     return {
@@ -205,23 +244,7 @@ def check_owner(state: Path, used: set[int], stated: Mapping[str, Any]) -> int:
 
 def test_a_run_outlives_kills_of_its_nodes_and_every_ledger_holds(lab: Any) -> None:
     siege = Siege(lab, seed=14)
-    siege.start()
-    outcome: list[tuple[int, str, str]] = []
-    keys = (
-        "mode=central", "eps=5", f"rounds={MESSAGES * USES}", "capacity=auto", "report.pictures=0",
-        f"strategy.uses_per_message={USES}", f"strategy.quorum={QUORUM}", "engine.round_timeout=8",
-        "engine.ask_again=15", "engine.wait=90",
-    )  # fmt: skip
-    run = threading.Thread(target=lambda: outcome.append(lab.deploy("siege", *keys)), daemon=True)
-    run.start()
-    at_server = lab.folder / "flwr-superlink" / "runs" / "runs" / "siege"
-    deadline = time.monotonic() + PATIENCE
-    while run.is_alive():
-        assert time.monotonic() < deadline, "the run did not end"
-        siege.step(len(lines(at_server / "metrics.jsonl")))
-        time.sleep(0.02)
-    ((code, out, last),) = outcome
-    assert code == 0, last
+    folder, at_server = siege.run(f"strategy.quorum={QUORUM}")
     logs = [path.read_text() for path in lab.folder.glob("hospital-*.log")]
     # A fork that had just answered when it was killed does not count.
     siege.killed["fork"] = sum(
@@ -233,15 +256,11 @@ def test_a_run_outlives_kills_of_its_nodes_and_every_ledger_holds(lab: Any) -> N
     lab.stop()
     assert all(gone(pid) for pid in siege.pids)
 
-    folder = Path(out)
     assert folder == lab.folder / "submitter" / "runs" / "siege"
     check_fetched(folder, at_server)
     assert all(weights.isfinite().all() for weights in load(folder).parameters())
 
-    records = lines(folder / "metrics.jsonl")
-    assert [record["round"] for record in records] == [
-        USES * message for message in range(1, MESSAGES + 1)
-    ]
+    records = all_records(folder)
     assert all(CLIENTS - len(record.get("absent", ())) >= QUORUM for record in records)
     ends = [0.0, *(record["seconds"] for record in records)]
     # The SuperLink keeps a reply whose node died in the upload for three minutes.
