@@ -1,7 +1,8 @@
 """DP-Sinkhorn audited: by thousands of runs with and without one canary, and in one run.
 
 In a run, a client answers one request per round of the plan. `audit_transcripts` repeats whole
-runs; `audit_one_run` puts many canaries into one client.
+runs; `audit_one_run` puts many canaries into one client. Where noise is shared, the server sees
+only the sum of a `SharedSum`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fedsink.audit.method import (
     check_trials,
     points,
 )
+from fedsink.audit.shared_sum import ALONE, Release, SharedSum, replies
 from fedsink.clients.dp_sinkhorn import client_gradient
 from fedsink.clients.shard import Shard
 from fedsink.errors import ConfigError
@@ -39,13 +41,10 @@ from fedsink.privacy import (
     Key,
     PrivacyPlan,
     RecordClip,
-    Stream,
 )
 from fedsink.protocol.dp_sinkhorn import GradientReply, GradientRequest
 from fedsink.protocol.objective import Objective
 
-Release = Callable[[GradientRequest, Shard, Callable[[str], Stream]], Tensor]
-"""The client's mechanism, which an audit replaces to plant a fault."""
 Pack = Callable[[GradientRequest, Shard, Tensor], RecordDict]
 
 _CLIPS: dict[str, Clip] = {clip.name: clip for clip in (RecordClip(1.0), BatchClip(1.0))}
@@ -60,7 +59,7 @@ class DPSinkhornAudit(MethodAudit):
     mode: ClassVar[str] = "central"
     clips: ClassVar[tuple[str, ...]] = tuple(_CLIPS)
     usage: ClassVar[str] = """mode=central [eps=1] [delta=1e-5] [rounds=4] [rate=0.2] [clip=record]
-                                  [trials=4000] [canaries=1000]"""
+                                  [trials=4000] [canaries=1000] [clients=1] [colluders=0]"""
     explanation: ClassVar[str] = """\
   transcripts `trials` runs with and as many without one worst-case record, at the plan's rate and
               at rate 1 with the same σ; the time grows with trials·rounds.
@@ -68,8 +67,13 @@ class DPSinkhornAudit(MethodAudit):
               many trials: it is weak for Gaussian noise.
   Gaussian    Φ⁻¹(TPR) − Φ⁻¹(FPR) against μ = √rounds/σ: exact at rate 1, finds small faults.
   1 run       each of `canaries` records is in by a toss; Steinke, Nasr, Jagielski (2023),
-              Theorem 5.2. Weak with clip=batch, where all canaries share one bound."""
-    examples: ClassVar[tuple[str, ...]] = ("mode=central eps=1 rate=1 clip=batch",)
+              Theorem 5.2. Weak with clip=batch, where all canaries share one bound.
+  clients     so many share one noise (noise.share=secure_aggregation): the server sees the sum of
+              their integers, and `colluders` of them tell it theirs. The time grows with them."""
+    examples: ClassVar[tuple[str, ...]] = (
+        "mode=central eps=1 rate=1 clip=batch",
+        "mode=central eps=1 rate=1 clients=10 colluders=3",
+    )
 
     clip: str = RecordClip.name
     eps: float = 1.0
@@ -78,6 +82,8 @@ class DPSinkhornAudit(MethodAudit):
     rate: float = 0.2
     trials: int = at_least(FEWEST_TRIALS, 4000)
     canaries: int = at_least(2, 1000)
+    clients: int = at_least(1, 1)
+    colluders: int = at_least(0, 0)
 
     def run(self, key: Key) -> AuditResult:
         """Audits by transcripts and in one run; searches replies for more than their gradient."""
@@ -89,9 +95,15 @@ class DPSinkhornAudit(MethodAudit):
             clip=_CLIPS[self.clip],
             schedule=JointSchedule(),
         )
-        one_run = audit_one_run(plan, key, canaries=self.canaries, confidence=self.confidence)
-        transcripts = audit_transcripts(plan, key, trials=self.trials, confidence=self.confidence)
-        return AuditResult(plan.to_dict(), [*transcripts, one_run], audit_schema(plan, key))
+        cohort, confidence = SharedSum(self.clients, self.colluders), self.confidence
+        one_run = audit_one_run(
+            plan, key, canaries=self.canaries, confidence=confidence, cohort=cohort
+        )
+        transcripts = audit_transcripts(
+            plan, key, trials=self.trials, confidence=confidence, cohort=cohort
+        )
+        leaks = audit_schema(plan, key, cohort=cohort)
+        return AuditResult(plan.to_dict(), [*transcripts, one_run], leaks)
 
 
 @dataclass(frozen=True)
@@ -110,6 +122,7 @@ class Canary:
     """
 
     plan: PrivacyPlan
+    cohort: SharedSum = ALONE
 
     @property
     def absent(self) -> Shard:
@@ -135,11 +148,10 @@ class Canary:
         far = _FAR * self.plan.clip.bound
         if self.plan.clip.per_record:
             rows = torch.full((2, 1), far)
-            return _request(self.plan, number, rows, _steering(v), torch.zeros(2, 1))
+            return _request(self.plan, number, rows, _steering(v), torch.zeros(2, 1), self.cohort)
         toward = v.unsqueeze(1)
-        return _request(
-            self.plan, number, far * toward, torch.zeros(2), -2.0 * self.plan.clip.bound * toward
-        )
+        back = -2.0 * self.plan.clip.bound * toward
+        return _request(self.plan, number, far * toward, torch.zeros(2), back, self.cohort)
 
 
 def audit_transcripts(
@@ -149,6 +161,7 @@ def audit_transcripts(
     trials: int,
     confidence: float,
     release: Release = client_gradient,
+    cohort: SharedSum = ALONE,
 ) -> list[Finding]:
     """Tells runs of the plan with a canary from runs without, at the plan's rate and at rate 1.
 
@@ -162,10 +175,11 @@ def audit_transcripts(
 
     Args:
         plan: With the joint schedule.
-        key: Source of every random number; client numbers below 4·trials are used.
+        key: Source of every random number; clients below 4·trials·(the cohort's number) are used.
         trials: Runs with, and as many without the canary; half of them fit the distinguisher.
         confidence: Of each bound, in (0, 1).
         release: The client's mechanism.
+        cohort: Clients, whose sum the server sees.
 
     Raises:
         ConfigError: If the plan has a class schedule or there are fewer than eight trials.
@@ -175,12 +189,12 @@ def audit_transcripts(
     findings: list[Finding] = []
     for rate in dict.fromkeys([plan.rate, 1.0]):
         audited = replace(plan, rate=rate)
-        canary, first = Canary(audited), 0 if rate == plan.rate else 2 * trials
+        canary, first = Canary(audited, cohort), 0 if rate == plan.rate else 2 * trials
         findings += compare(
             _transcripts(canary, canary.present, release, key, first, trials),
             _transcripts(canary, canary.absent, release, key, first + trials, trials),
-            audited=f"{2 * trials} transcripts, q = {rate:g}",
-            claim=audited.epsilon(),
+            audited=f"{2 * trials} transcripts, {cohort.words}q = {rate:g}",
+            claim=cohort.epsilon(canary.requests()[0]),
             delta=plan.delta,
             confidence=confidence,
             gaussian=rate == 1.0,
@@ -195,6 +209,7 @@ def audit_one_run(
     canaries: int,
     confidence: float,
     release: Release = client_gradient,
+    cohort: SharedSum = ALONE,
 ) -> Finding:
     """Runs the plan once at one client, with canaries on the axes of an m-dimensional space.
 
@@ -203,16 +218,17 @@ def audit_one_run(
     the canaries, which needs no knowledge of the coins. The highest scores are guessed to be in,
     the lowest to be out, as many as `guesses_for` fixed before the run.
 
-    One client is the strongest audit: the server sees each client's reply, and a canary is in
-    one shard. With `clip=batch` all canaries share one clip bound, so each of them moves the
-    release by Δ·√(2/m) only and little can be proved.
+    All canaries at one client are the strongest audit: a canary is in one shard. With `clip=batch`
+    all canaries share one clip bound, so each of them moves the release by Δ·√(2/m) only and little
+    can be proved.
 
     Args:
         plan: With the joint schedule.
-        key: Source of every random number, the coins included; client number 0 is used.
+        key: Source of every random number, the coins included; client numbers from 0 on are used.
         canaries: m ≥ 2.
         confidence: Of the bound, in (0, 1).
         release: The client's mechanism.
+        cohort: Clients, whose sum the server sees.
 
     Raises:
         ConfigError: If the plan has a class schedule or there are fewer than two canaries.
@@ -222,7 +238,7 @@ def audit_one_run(
         raise ConfigError(f"A one-run audit needs at least 2 canaries, received {canaries}.")
     per_record = plan.clip.per_record
     per_canary = 1.0 if per_record else 0.5 * math.sqrt(2.0 / canaries)
-    mu = per_canary * plan.rate * math.sqrt(plan.rounds) / plan.noise_multiplier
+    mu = per_canary * plan.rate * math.sqrt(plan.rounds) / cohort.left(plan).noise_multiplier
     guesses = guesses_for(mu, canaries=canaries, delta=plan.delta, confidence=confidence)
 
     coins = key.stream("coins", client=0, round=0).uniform(canaries) < 0.5
@@ -231,10 +247,10 @@ def audit_one_run(
     # Two rows at the origin: each canary pulls along its own axis, split by the potentials.
     rows = torch.zeros(2, canaries)
     requests = [
-        _request(plan, number, rows, _steering(v), torch.zeros_like(rows))
+        _request(plan, number, rows, _steering(v), torch.zeros_like(rows), cohort)
         for number, v in enumerate(Canary(plan).directions(), start=1)
     ]
-    scores = _scores(plan, torch.cat(replies(requests, shard, release, key, client=0)))
+    scores = _scores(plan, torch.cat(cohort.seen(requests, shard, release, key, 0)))
     order = np.argsort(-scores, kind="stable")
     half = guesses // 2
     present = coins.numpy()
@@ -250,9 +266,9 @@ def audit_one_run(
         )
 
     return Finding(
-        audited=f"1 run, {canaries} canaries, q = {plan.rate:g}",
+        audited=f"1 run, {cohort.words}{canaries} canaries, q = {plan.rate:g}",
         method=f"{correct} of {guesses} guesses",
-        claim=plan.epsilon(),
+        claim=cohort.epsilon(requests[0]),
         bound=bound(correct, guesses),
         confidence=confidence,
         resolution=bound(canaries, canaries),
@@ -265,7 +281,12 @@ def pack_reply(request: GradientRequest, shard: Shard, gradient: Tensor) -> Reco
 
 
 def audit_schema(
-    plan: PrivacyPlan, key: Key, *, release: Release = client_gradient, pack: Pack = pack_reply
+    plan: PrivacyPlan,
+    key: Key,
+    *,
+    release: Release = client_gradient,
+    pack: Pack = pack_reply,
+    cohort: SharedSum = ALONE,
 ) -> tuple[str, ...]:
     """Searches replies of clients with none, one and many records for more than the gradient.
 
@@ -276,8 +297,9 @@ def audit_schema(
     """
     leaks: dict[str, None] = {}
     for rate in {plan.rate, 1.0}:
-        request = Canary(replace(plan, rate=rate)).requests()[0]
-        expected = GradientReply(torch.zeros_like(request.rows)).to_record()
+        request = Canary(replace(plan, rate=rate), cohort).requests()[0]
+        kind = torch.float32 if request.fixed_point is None else torch.int64
+        expected = GradientReply(torch.zeros_like(request.rows, dtype=kind)).to_record()
         for client, size in enumerate(SHARD_SIZES):
             shard = points(torch.zeros(size, 1))
             (gradient,) = replies([request], shard, release, key, client)
@@ -286,19 +308,13 @@ def audit_schema(
     return tuple(leaks)
 
 
-def replies(
-    requests: list[GradientRequest], shard: Shard, release: Release, key: Key, client: int
-) -> list[Tensor]:
-    """Replies of one client to a whole run."""
-
-    def streams(round: int) -> Callable[[str], Stream]:
-        return lambda purpose: key.stream(purpose, client=client, round=round)
-
-    return [release(request, shard, streams(request.round)) for request in requests]
-
-
 def _request(
-    plan: PrivacyPlan, number: int, rows: Tensor, potentials: Tensor, self_gradient: Tensor
+    plan: PrivacyPlan,
+    number: int,
+    rows: Tensor,
+    potentials: Tensor,
+    self_gradient: Tensor,
+    cohort: SharedSum,
 ) -> GradientRequest:
     """An unconditional request with λ = 1, packed and read again."""
     request = GradientRequest(
@@ -312,7 +328,7 @@ def _request(
         potentials=potentials,
         self_gradient=self_gradient,
     )
-    return GradientRequest.from_record(request.to_record())
+    return GradientRequest.from_record(cohort.asked(request).to_record())
 
 
 def _steering(v: Tensor) -> Tensor:
@@ -326,7 +342,7 @@ def _transcripts(
     """The replies of `trials` independent runs, (trials, 2T)."""
     requests = canary.requests()
     runs = [
-        torch.cat(replies(requests, shard, release, key, first + trial)).flatten()
+        torch.cat(canary.cohort.seen(requests, shard, release, key, first + trial)).flatten()
         for trial in range(trials)
     ]
     return np.asarray(torch.stack(runs).to(torch.float64).numpy())

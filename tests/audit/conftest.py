@@ -28,6 +28,9 @@ class _Weakened(Stream):
     def add_gaussian(self, values: Tensor, std: float) -> Tensor:
         return super().add_gaussian(values, self.factor * std)
 
+    def integers(self, size: int, scale: float) -> Tensor:
+        return (self.factor * super().integers(size, scale)).round().to(torch.int64)
+
     def add_laplace(self, values: Tensor, scale: float) -> Tensor:
         return super().add_laplace(values, self.factor * scale)
 

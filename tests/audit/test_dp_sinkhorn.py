@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedsink.audit.dp_sinkhorn import Canary, audit_one_run, audit_transcripts, replies
+from fedsink.audit.dp_sinkhorn import Canary, audit_one_run, audit_transcripts
+from fedsink.audit.shared_sum import replies
 from fedsink.clients.dp_sinkhorn import client_gradient
 from fedsink.errors import ConfigError
 from fedsink.privacy import ClassSchedule, PrivacyPlan, ReproducibleKey

@@ -28,6 +28,17 @@ def test_the_bounds_stand_beside_the_claims(capsys: pytest.CaptureFixture[str]) 
     assert verdict == "Replies hold nothing but their noised gradient."
 
 
+def test_clients_that_share_their_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*_QUICK, "clients=4", "colluders=1"]) == 0
+    out = capsys.readouterr().out
+    assert "80 transcripts, sum of 4, 1 collude, q = 1 " in out
+    assert "1 run, sum of 4, 1 collude, 50 canaries, q = 1 " in out
+    assert " 1.171 " in out  # ε at √(3/4) of the noise
+    assert "Replies hold nothing but their noised gradient." in out
+    with pytest.raises(ConfigError, match="colluders=4 of clients=4 leave nobody"):
+        run([*_QUICK, "clients=4", "colluders=4"])
+
+
 @pytest.mark.parametrize("adjacency", ["add-remove", "user", "client"])
 def test_critics(adjacency: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "audit.json"
@@ -94,7 +105,7 @@ def test_a_refuted_claim_is_exit_1_and_a_sentence(
     finding = Finding("80 transcripts, q = 1", "threshold", 1.0, 2.5, 0.95, 6.0)
     monkeypatch.setattr(dp_sinkhorn, "audit_transcripts", lambda *_, **__: [finding])
     monkeypatch.setattr(
-        dp_sinkhorn, "audit_schema", lambda *_: ("The reply holds fields['batch'].",)
+        dp_sinkhorn, "audit_schema", lambda *_, **__: ("The reply holds fields['batch'].",)
     )
     assert run(_QUICK) == 1
     said = capsys.readouterr()
