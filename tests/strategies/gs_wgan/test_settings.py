@@ -231,17 +231,17 @@ def test_the_reduced_published_run_is_what_its_name_says() -> None:
     [
         (
             ["strategy.critics=2"],
-            "goes without strategy.critics=2: a client has one critic, so set",
+            "excludes strategy.critics=2: a client has one critic, so set",
         ),
-        (["strategy.turns=5"], "goes without strategy.turns=5: clients are picked at random"),
+        (["strategy.turns=5"], "excludes strategy.turns=5: clients are picked at random"),
         (["noise.share=secure_aggregation"], "excludes noise.share=secure_aggregation: one"),
         (
             ["strategy.critic.mismatch=0.5"],
-            "goes without strategy.critic.mismatch=0.5: its critics",
+            "excludes strategy.critic.mismatch=0.5: its critics",
         ),
-        (["policy=x.toml"], "goes without policy=x.toml: a node under a policy never answers it"),
+        (["policy=x.toml"], "excludes policy=x.toml: a node under a policy never answers it"),
         (["adjacency=nobody"], "adjacency 'nobody' is unknown"),
-        (["rate=0.001"], "clip=row has rate=1 alone"),
+        (["rate=0.001"], "clip=row has only rate=1"),
         (["capacity=5"], "clip=row draws no batch of records, so capacity=5"),
         (["strategy.row_sigma=1", "sigma=1"], "strategy.row_sigma=1 and sigma=1 both state"),
         (["strategy.row_sigma=0"], "strategy.row_sigma must be null or a positive number"),
