@@ -60,7 +60,7 @@ class SharedSum:
 
     def epsilon(self, request: GradientRequest) -> float:
         """The claim: ε of the sum over the whole plan, against the server and the colluders."""
-        assert isinstance(request.plan, PrivacyPlan)
+        assert request.plan.protected
         shared = request.shared_noise(request.rows.numel())
         return self.left(request.plan).epsilon() + (shared.divergence if shared else 0.0)
 
@@ -69,7 +69,7 @@ class SharedSum:
         if self.clients == 1:
             return request
         plan = request.plan
-        assert isinstance(plan, PrivacyPlan)
+        assert plan.protected
         shared = IntegerGaussian.finest(
             plan,
             [self.clients],

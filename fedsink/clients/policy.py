@@ -11,7 +11,6 @@ from fedsink.clients.ledger.budget import Budget
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ReleaseRefusedError
 from fedsink.models.generators import GENERATORS
-from fedsink.privacy.unprotected import UnprotectedPlan
 from fedsink.secagg.client import Rules
 from fedsink.secagg.identities import NO_CERTIFICATE
 from fedsink.secagg.parameters import Parameters
@@ -201,7 +200,7 @@ class Policy:
 
     def _check_plan(self, plan: CentralPlan) -> None:
         allowed = self.allowed
-        if isinstance(plan, UnprotectedPlan):
+        if not plan.protected:
             self._refuse("allow.minimum_noise_multiplier", "the plan has no noise and no clip")
         if plan.published:
             self._refuse(

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -110,7 +110,7 @@ class PrivacyPlan:
     capacity: int | None = None
     nominal_records: int | None = None
 
-    protected: ClassVar[bool] = True
+    protected: ClassVar[Literal[True]] = True
     mechanism: ClassVar[str] = "gaussian"  # its name among the configuration's mechanisms
 
     def __post_init__(self) -> None:

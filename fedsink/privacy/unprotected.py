@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -63,7 +63,7 @@ class UnprotectedPlan:
     nominal_records: int | None = None
 
     noise_std: ClassVar[float] = 0.0
-    protected: ClassVar[bool] = False
+    protected: ClassVar[Literal[False]] = False
     unit: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:

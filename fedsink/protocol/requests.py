@@ -29,7 +29,7 @@ from torch import Tensor
 from fedsink.privacy import domain
 from fedsink.privacy.fixed_point import FixedPoint
 from fedsink.privacy.integer_gaussian import IntegerGaussian
-from fedsink.privacy.plan import CentralPlan, PrivacyPlan
+from fedsink.privacy.plan import CentralPlan
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.protocol.packing import Packed, packed, unpack
 from fedsink.values import privacy_checks as checks
@@ -195,7 +195,7 @@ class CentralRequest(Packable):
         Raises:
             PrivacyError: the noise does not fit into the integers.
         """
-        if self.fixed_point is None or not isinstance(self.plan, PrivacyPlan):
+        if self.fixed_point is None or not self.plan.protected:
             return None
         return IntegerGaussian(self.plan, self.share, self.fixed_point, size)
 

@@ -114,7 +114,7 @@ class CentralSettings(StrategySettings):
 
     def statement(self, noise: str) -> dict[str, Any]:
         """Returns the content of privacy.json."""
-        if isinstance(self.plan, UnprotectedPlan):
+        if not self.plan.protected:
             return unprotected_statement(self.plan, self.clients)
         return central_statement(
             self.plan, self.clients, noise, self.accountant, self.share, self.sample, self.integers
@@ -155,7 +155,7 @@ class CentralSettings(StrategySettings):
         Empty where every reply holds the whole noise.
         """
         plan, share = self.plan, self.share
-        if not isinstance(plan, PrivacyPlan) or not share.gains(plan.schedule, self.clients):
+        if not plan.protected or not share.gains(plan.schedule, self.clients):
             return ()
         cohorts, spared = share.cohorts(plan.schedule, self.clients), share.tolerate_dropouts
         largest = IntegerGaussian.finest(

@@ -73,7 +73,7 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
         raise ConfigError("its plan has entries that no plan has")
     domain.ROUNDS.check_count(plan.rounds)
     clients = _clients(len(stated["clients"]))
-    if not isinstance(plan, PrivacyPlan):
+    if not plan.protected:
         entries = unprotected_statement(plan, clients)
         del entries["mechanism"]
         return Restated(entries, {})

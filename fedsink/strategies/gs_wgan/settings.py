@@ -23,7 +23,6 @@ from fedsink.privacy import (
     PrivacyPlan,
     RowClip,
     TurnSchedule,
-    UnprotectedPlan,
 )
 from fedsink.privacy.adjacency import ADJACENCIES, describe
 from fedsink.privacy.clips import ClipOfCritics
@@ -176,7 +175,7 @@ class GSWGANSettings(CentralSettings):
     def statement(self, noise: str) -> dict[str, Any]:
         """Returns the content of privacy.json, with all adjacencies that cost the same ε."""
         stated = super().statement(noise)
-        if isinstance(self.plan, UnprotectedPlan):
+        if not self.plan.protected:
             return stated
         epsilon = stated["epsilon"]
         also = {
