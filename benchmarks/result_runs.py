@@ -78,7 +78,7 @@ class Runs:
             return done
         run = self.folder / "runs" / self._key([*arguments, configuration_of(tuple(arguments))])
         spent = self._simulate(run, arguments)
-        keys = {"n": str(self._n), "seed": str(seed), "threads": "1"}
+        keys = {"n": str(self._n), "seed": str(seed), "threads": "1", "reference": "false"}
         keys |= dict(word.split("=", 1) for word in evaluate)
         words = [f"{key}={value}" for key, value in keys.items()]
         seconds, written = _call("evaluate", f"run={run}", *words)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -244,6 +245,7 @@ def fit(
     held_out, kept = order[:size], order[size:]
     optimiser = torch.optim.Adam(network.parameters())
     best, best_epoch, best_state = math.inf, 0, copy.deepcopy(network.state_dict())
+    started = time.monotonic()
     for epoch in range(1, epochs + 1):
         shown = kept[torch.randperm(len(kept), generator=generator)]
         train_epoch(network, optimiser, images, labels, shown)
@@ -252,7 +254,12 @@ def fit(
         if loss < best:
             best, best_epoch, best_state = loss, epoch, copy.deepcopy(network.state_dict())
         if report is not None:
-            report(f"{name}: epoch {epoch} of at most {epochs}, hold-out loss {loss:.4f}")
+            each = (time.monotonic() - started) / epoch
+            minutes, seconds = divmod(round(each * (epochs - epoch)), 60)
+            report(
+                f"{name}: epoch {epoch} of at most {epochs}, hold-out loss {loss:.4f}, "
+                f"at most {minutes}:{seconds:02} left"
+            )
         if epoch - best_epoch >= PATIENCE:
             break
     network.load_state_dict(best_state)

@@ -179,6 +179,7 @@ def _is_per_record(run: RecordedRun) -> bool:
 
 
 _COLUMNS = ("synthetic", "real", "class_means")
+_FAST_COLUMNS = ("accuracy", "real_accuracy", "class_means_accuracy")
 
 
 def _accuracies(evaluation: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -192,10 +193,10 @@ def _accuracies(evaluation: Mapping[str, Any]) -> dict[str, list[str]]:
     }
     if figures:
         return figures
-    real = evaluation.get("real_accuracy", {})
+    fast = [evaluation.get(key, {}) for key in _FAST_COLUMNS]
     return {
-        name: [_percent(100 * value), _percent(100 * real[name] if name in real else None), MISSING]
-        for name, value in evaluation.get("accuracy", {}).items()
+        name: [_percent(100 * column[name] if name in column else None) for column in fast]
+        for name in fast[0]
     }
 
 

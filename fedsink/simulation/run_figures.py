@@ -21,10 +21,11 @@ from fedsink.evaluation import (
     label_histogram,
     sliced_w2,
 )
+from fedsink.evaluation.downstream import FLOOR_IMAGES
 from fedsink.evaluation.image_quality import fid
 from fedsink.evaluation.inception import load_inception
 from fedsink.evaluation.networks import limit_threads
-from fedsink.evaluation.sets import Labelled, Report
+from fedsink.evaluation.sets import Labelled, Origin, Report, class_means
 from fedsink.evaluation.suites import RUNS, SUITES_OF
 from fedsink.pages.report_page import renew_report
 from fedsink.reporting.loggers import log_evaluation
@@ -35,6 +36,7 @@ from fedsink.values import checks, given
 SUITES = ("fast", "paper", "full")
 _TOO_EASY = 0.98  # accuracy of class means
 _SMALL = 16 * 16
+_VALUES = 10_000 * 28 * 28  # that one evaluation of suite=fast learns from
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,11 +81,12 @@ def evaluate_run(
         suite: "fast", "paper" or "full" (docs/evaluation.md).
         classifiers: "ours"; "published", in suite "full"; or "dpimagebench", in suite "paper", with
             the run's ε, one run and no reference unless told.
-        n: synthetic images; None: 10000 (fast), or as many as the dataset nominally has.
+        n: synthetic images; None: 10000, and fewer where one has more than 784 values, but 1000
+            at least (fast), or as many as the dataset nominally has.
         runs: of the suites "paper" and "full"; None: five.
         seed: of the images and the classifiers.
         threads: processor threads; None: all cores, and one for pictures of at most 16×16.
-        reference: also measure real training images and class means; None: not in suite "fast".
+        reference: also measure real training images and class means.
         observation: with the run's observation model; without, the files' names end in -bare.
         inception: a file with the weights of torchvision's Inception v3, for FID in suites "fast"
             and "full"; None: "full" looks in PyTorch's cache.
@@ -111,7 +114,15 @@ def evaluate_run(
     weights = None if inception is None else Path(inception)
     started = time.monotonic()
     if suite == "fast":
-        figures = _fast(finished, n or 10000, seed, threads, bool(reference), weights, report)
+        figures = _fast(
+            finished,
+            n or _images(finished.data.shape),
+            seed=seed,
+            threads=threads,
+            reference=reference is not False,
+            inception=weights,
+            report=report,
+        )
         table = _table(figures)
     else:
         options = given({"runs": runs, "reference": reference})
@@ -177,6 +188,7 @@ def _real(finished: FinishedRun, split: str) -> Labelled:
 def _fast(
     finished: FinishedRun,
     n: int,
+    *,
     seed: int,
     threads: int,
     reference: bool,
@@ -200,21 +212,32 @@ def _fast(
     if len(finished.prior) == 1:
         return figures
     figures["classifiers"] = "ours"
-    figures["accuracy"] = accuracies(
-        synthetic, test, classes=classes, seed=seed, threads=threads, progress=report
-    )
-    figures["nearest_mean_accuracy"] = nearest_mean_accuracy(_real(finished, "train"), test)
+    train = _real(finished, "train")
+    columns: dict[str, tuple[Labelled, Origin]] = {"accuracy": (synthetic, "synthetic")}
     if reference:
-        figures["real_accuracy"] = accuracies(
-            _real(finished, "train"),
+        means = class_means(*train)
+        copies = -(-FLOOR_IMAGES // len(means[1]))
+        floor = means[0].repeat(copies, 1, 1, 1), means[1].repeat(copies)
+        columns["real_accuracy"] = (train, "real training")
+        columns["class_means_accuracy"] = (floor, "class mean")
+
+    def told(origin: Origin, number: int) -> Report | None:
+        if report is None:
+            return None
+        return lambda text: report(f"{origin} images, {number} of {len(columns)}: {text}")
+
+    for number, (key, (images, origin)) in enumerate(columns.items(), 1):
+        figures[key] = accuracies(
+            images,
             test,
             classes=classes,
             seed=seed,
-            origin="real training",
+            origin=origin,
             size=n,
             threads=threads,
-            progress=report,
+            progress=told(origin, number),
         )
+    figures["nearest_mean_accuracy"] = nearest_mean_accuracy(train, test)
     return figures
 
 
@@ -227,9 +250,8 @@ def nearest_mean_accuracy(train: Labelled, test: Labelled) -> float:
         train: images (N, ...) and labels (N,), whose means are taken.
         test: images and labels.
     """
-    present = train[1].unique()
-    means = torch.stack([train[0][train[1] == label].flatten(1).mean(0) for label in present])
-    nearest = torch.cdist(test[0].flatten(1), means).argmin(1)
+    means, present = class_means(*train)
+    nearest = torch.cdist(test[0].flatten(1), means.flatten(1)).argmin(1)
     return float((present[nearest] == test[1]).double().mean())
 
 
@@ -247,14 +269,26 @@ def _threads(shape: tuple[int, ...]) -> int:
     return os.cpu_count() or 1 if math.prod(shape[1:]) > _SMALL else 1
 
 
+def _images(shape: tuple[int, ...]) -> int:
+    """As many images as have the values of 10000 of MNIST: 10000 at most, and 1000 at least."""
+    return min(10_000, max(1_000, _VALUES // math.prod(shape)))
+
+
 def _table(figures: dict[str, Any]) -> str:
-    rows: list[dict[str, Any]] = []
-    real = figures.get("real_accuracy", {})
-    for name, value in figures.get("accuracy", {}).items():
-        row = {"figure": f"accuracy {name}", "synthetic": f"{100 * value:.1f} %"}
-        if name in real:
-            row["real data"] = f"{100 * real[name]:.1f} %"
-        rows.append(row)
+    columns = {
+        heading: figures[key]
+        for key, heading in (
+            ("accuracy", "synthetic"),
+            ("real_accuracy", "real data"),
+            ("class_means_accuracy", "class means"),
+        )
+        if key in figures
+    }
+    rows: list[dict[str, Any]] = [
+        {"figure": f"accuracy {name}"}
+        | {heading: f"{100 * column[name]:.1f} %" for heading, column in columns.items()}
+        for name in figures.get("accuracy", {})
+    ]
     for key, name in (("fid", "FID"), ("w2", "W2"), ("sliced_w2", "sliced W2")):
         if key in figures:
             rows.append({"figure": name, "synthetic": f"{figures[key]:.4f}"})

@@ -284,7 +284,8 @@ def test_a_row_is_run_evaluated_and_recorded_once(
     arguments = [*found["command"].split()[2:]]
     bare = runs.record(arguments, ["observation=false", "n=50"], seed=0)
     assert bare["cpu_seconds"] == found["cpu_seconds"]  # the run is shared
-    assert bare["evaluate"] == "fedsink evaluate n=50 seed=0 threads=1 observation=false"
+    keys = "n=50 seed=0 threads=1 reference=false observation=false"
+    assert bare["evaluate"] == f"fedsink evaluate {keys}"
     assert runs.known(arguments)["key"] != bare["key"]
     (run,) = (tmp_path / "runs").glob("*/evaluation-bare.json")
     assert json.loads(run.read_text())["accuracy"] == bare["accuracy"]

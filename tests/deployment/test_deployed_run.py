@@ -308,7 +308,7 @@ def test_missing_nodes_are_named(grid: Callable[..., Nodes]) -> None:
         (("policy=x.toml",), "fedsink deploy takes no policy=x.toml"),
         (
             ("mode=central", "strategy.backend=keops"),
-            "fedsink deploy takes no strategy.backend=keops: real nodes solve their problems only with",
+            "deploy takes no strategy.backend=keops: real nodes solve their problems only with",
         ),
         (("resume=x",), "fedsink deploy takes no resume=x: say fedsink deploy resume=NAME"),
         (("data.root=x",), "takes no data.root=x: the server sees no data"),

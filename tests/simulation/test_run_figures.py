@@ -55,18 +55,31 @@ def test_points_are_compared_with_those_of_the_test(finish: Finish) -> None:
 def test_real_pictures_are_the_training_ones_and_as_many_as_are_drawn(
     finish: Finish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[int, int, int | None]] = []
+    seen: list[tuple[str, int, int, int]] = []
 
-    def accuracies(data: Any, test: Any, *, size: int | None = None, **_: Any) -> dict[str, float]:
-        seen.append((len(data[1]), len(test[1]), size))
-        return {"cnn": 0.5}
+    def accuracies(data: Any, test: Any, *, origin: str, size: int, **_: Any) -> dict[str, float]:
+        seen.append((origin, len(data[1]), len(test[1]), size))
+        return {"cnn": len(seen) / 10}
 
     monkeypatch.setattr(run_figures, "accuracies", accuracies)
     finish((1, 4, 4), "ab")
-    evaluate_run("here", n=20, reference=True)
-    assert seen == [(20, 30, None), (60, 30, 20)]
-    evaluate_run("here", n=20)
-    assert seen[2:] == [(20, 30, None)]
+    found = evaluate_run("here", n=20)
+    columns = [("synthetic", 20), ("real training", 60), ("class mean", 100)]
+    assert seen == [(origin, drawn, 30, 20) for origin, drawn in columns]
+    row = found.table.splitlines()[2]
+    assert row.split() == ["accuracy", "cnn", "10.0", "%", "20.0", "%", "30.0", "%"]
+    keys = ("accuracy", "real_accuracy", "class_means_accuracy")
+    assert [found.figures[key] for key in keys] == [{"cnn": 0.1}, {"cnn": 0.2}, {"cnn": 0.3}]
+    evaluate_run("here", n=20, reference=False)
+    assert seen[3:] == seen[:1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "images"),
+    [((1, 8, 8), 10_000), ((1, 28, 28), 10_000), ((3, 32, 32), 2552), ((3, 256, 256), 1000)],
+)
+def test_large_images_are_fewer(shape: tuple[int, ...], images: int) -> None:
+    assert run_figures._images(shape) == images
 
 
 def test_class_means_name_the_nearest() -> None:
