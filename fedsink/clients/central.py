@@ -110,7 +110,6 @@ class CentralAnswer(Answer):
                 "The uses of one message belong to one plan and one run, with one share of noise "
                 "and one view."
             )
-        first.shared_noise(self.size)
         # Before the view is built, which takes time and memory in proportion to its shape.
         if first.view.get("shape") not in (data.shape, list(data.shape)):
             raise ValueError("The request's view is for records of another shape than the data's.")

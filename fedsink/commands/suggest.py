@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.commands.hydra_keys import one_sentence, overrides
-from fedsink.conf.acting import compose_config
+from fedsink.conf.acting import compose_config, lacking
 from fedsink.conf.loading import choices, composed
 from fedsink.conf.rule import Sizes, sizes_of
 from fedsink.configuration import Configuration
@@ -58,7 +58,7 @@ def _suggest(stated: list[str]) -> int:
     config = compose_config([*stated, *place])
     sizes = _sizes(config)
     settings = _central(sizes) if config["mode"] == "central" else _local(sizes, config)
-    chosen = [setting for setting in settings if setting[0] not in keys]
+    chosen = [s for s in settings if s[0] not in keys and not lacking(s[0], config)]
     typed = [*place, *(f"{key}={_typed(value)}" for key, value, _ in chosen)]
     planned = settings_of(Configuration.read(compose_config([*stated, *typed])), UNNAMED)
     command = ["fedsink simulate", *(shlex.quote(word) for word in [*stated, *typed])]

@@ -89,7 +89,7 @@ def test_runs_of_both_models_are_told_apart(compared: dict[str, Outcome]) -> Non
 
 
 def test_repetitions_in_a_sweep_are_said(compared: dict[str, Outcome]) -> None:
-    assert "dp_sinkhorn has several runs of seed 0" in " ".join(compared["sweep"].out.split())
+    assert "mode=central has several runs of seed 0" in " ".join(compared["sweep"].out.split())
 
 
 @pytest.mark.parametrize(

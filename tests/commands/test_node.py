@@ -96,7 +96,7 @@ def test_a_connection_without_tls_is_said_loudly_and_a_broken_policy_ends_before
     out, err = capfd.readouterr()
     assert out == ""
     warning, error = err.splitlines()
-    assert "WARNING: insecure=true: whoever is on the network path reads" in warning
+    assert "WARNING: insecure=true: anybody on the network path reads" in warning
     assert "which is not in data.classes" in error
 
 

@@ -147,7 +147,7 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "generator": ([*_LOCAL, "generator=dcgan"], "dcgan makes images of 28×28 or 32×32 pixels"),
     "seed": (["simulate", *small("seed=-1")], "seed must be a whole number of at least 0, not -1."),
     "type": ([*_LOCAL, "strategy.m=abc"], "strategy.m must be a number, not 'abc'."),
-    "unmatched": ([*_LOCAL, "mode=ldp", "strategy.cost=l1"], "say strategy.unmatched=true"),
+    "unmatched": ([*_LOCAL, "mode=ldp", "strategy.cost=l1"], "set strategy.unmatched=true"),
     "named folder": ([*_LOCAL, "eps=0", "hydra.run.dir=a/b/c"], "eps must be"),
     "adjacency": (
         [*_LOCAL, "adjacency=x"],

@@ -272,7 +272,10 @@ class Cells:
                 plain: Any = OmegaConf.to_container(config, resolve=True)
                 acting.refuse_idle(config, plain, [*self.base, *typed(key, value)])
             except ConfigError as refusal:
-                idle[key] = f"refused: {refusal}"
+                if str(refusal).startswith(key):
+                    idle[key] = f"refused: {refusal}"
+                else:  # another typed key has no meaning beside it
+                    yield key, self._named(refusal, key, value)
             except (FedsinkError, OmegaConfBaseException, HydraException) as error:
                 yield key, self._named(error, key, value)
             else:

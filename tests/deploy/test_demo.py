@@ -43,11 +43,15 @@ def read(path: Path) -> dict[str, object]:
 
 
 def check_fetched(run: Path, at_server: Path) -> None:
-    """All files are the server's, except the report, which the submitter writes."""
+    """All files are the server's, except the report, which the submitter adds."""
     assert (run / "report.html").is_file()
     for path in run.rglob("*"):
-        if path.is_file() and path.name != "report.html":
+        if path.is_file() and path.name not in ("report.html", "SHA256SUMS"):
             assert path.read_bytes() == (at_server / path.relative_to(run)).read_bytes()
+    ours, theirs = ((folder / "SHA256SUMS").read_text() for folder in (run, at_server))
+    (added,) = set(ours.splitlines()) - set(theirs.splitlines())
+    assert added.endswith("  report.html")
+    assert set(theirs.splitlines()) < set(ours.splitlines())
 
 
 def test_the_demonstration_goes_as_promised(tmp_path: Path) -> None:

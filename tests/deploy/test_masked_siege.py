@@ -76,12 +76,12 @@ class MaskedSiege(Siege):
             if messages == 3:
                 self._lost.add(LOST)
                 self._kill("node", LOST)
-            up = [number for number in self._up() if number not in self._lost]
-            if self._plan and self._victim is None and len(up) == CLIENTS - 1:
-                number = self._random.choice(up)
-                self._victim = number, len(self._log(number))
         if self._victim is None:
-            return
+            up = [number for number in self._up() if number not in self._lost]
+            if not self._plan or messages < 3 or len(up) < CLIENTS - 1:
+                return
+            number = self._random.choice(up)
+            self._victim = number, len(self._log(number))
         (number, start), (trip, kind) = self._victim, self._plan[-1]
         if f"{trip} answered" in self._log(number)[start:] and self._kill(kind, number):
             self.behind[trip] += 1

@@ -68,17 +68,17 @@ def test_the_divergence_is_its_formula_and_below_every_epsilon_that_matters():
     e = 2 * math.exp(-2 * math.pi**2 * 9)
     rho = 2 * e
     tau = 10 * 9 * math.exp(-(math.pi**2) * SHARED.scale**2)
-    assert SHARED.divergence_of_value == pytest.approx(tau + rho, rel=1e-9)
-    assert SHARED.divergence == pytest.approx(2 * 30 * 6000 * (tau + rho), rel=1e-9)
+    assert SHARED.divergence_of_value == pytest.approx(tau + rho, rel=1e-9, abs=0)
+    assert SHARED.divergence == pytest.approx(2 * 30 * 6000 * (tau + rho), rel=1e-9, abs=0)
     assert SHARED.epsilon() == PLAN.epsilon() + SHARED.divergence
     # Coarse integers have the noise η at least, however many share: then τ is what counts.
     coarse = IntegerGaussian(
         replace(PLAN, noise_multiplier=1e-3), 10**4, FixedPoint(8.0, 40, 64.0), 1
     )
     tau = 10 * (10**4 - 1) * math.exp(-(math.pi**2) * coarse.scale**2)
-    assert coarse.divergence_of_value == pytest.approx(tau, rel=1e-6)
+    assert coarse.divergence_of_value == pytest.approx(tau, rel=1e-6, abs=0)
     assert tau > 1e30 * rho
-    assert coarse.divergence == pytest.approx(2 * 30 * tau, rel=1e-6)
+    assert coarse.divergence == pytest.approx(2 * 30 * tau, rel=1e-6, abs=0)
 
 
 SETTINGS = [

@@ -252,7 +252,7 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("strategy.schedule=x", "strategy.schedule is class or joint, not 'x'"),
         ("strategy.solver=x", 'Unknown solver "x"'),
         ("strategy.backend=x", 'Unknown backend "x": choose one of native, geomloss, keops'),
-        ("clip=batch strategy.backend=geomloss", "annealed schedule alone: set solver=annealed"),
+        ("clip=batch strategy.backend=geomloss", "only the annealed schedule: set solver=annealed"),
         (
             "strategy.backend=geomloss strategy.solver=annealed",
             "strategy.backend=geomloss belongs to clip=batch",
@@ -263,7 +263,7 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
             "capacity=20 is there to hide",
         ),
         ("mode=ldp strategy.backend=x", 'Unknown backend "x"'),
-        ("mode=ldp strategy.backend=geomloss", "annealed schedule alone: set solver=annealed"),
+        ("mode=ldp strategy.backend=geomloss", "only the annealed schedule: set solver=annealed"),
         ("mode=ldp strategy.solver=x", 'Unknown solver "x"'),
         (
             "mode=ldp strategy.loss=noisy_w1 strategy.backend=geomloss strategy.solver=annealed",

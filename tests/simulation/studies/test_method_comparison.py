@@ -179,7 +179,7 @@ def test_a_study_that_is_resumed_keeps_its_evaluations(
     assert "Evaluating" not in captured.err
     assert [path.stat().st_mtime_ns for path in files] == before
     assert (played / "compare.html").read_bytes() == page
-    for method in METHODS:
+    for method in ("mode=central", "strategy=gs_wgan", "strategy=parameter_gradient", "mode=ldp"):
         assert method in captured.out
 
 
