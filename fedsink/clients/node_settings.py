@@ -145,7 +145,11 @@ class NodeSettings:
                 f"data.corrupt alters pictures, and the records of {self.data.name} have shape "
                 f"{self.data.shape}: leave it out."
             )
-        corruption.chosen(self.clients)
+        if not corruption.chosen(self.clients) and corruption.share:
+            raise ConfigError(
+                f"data.corrupt.share={corruption.share:g} of clients={self.clients} alters nobody: "
+                "raise it, or name data.corrupt.clients."
+            )
 
     @classmethod
     def from_policy(

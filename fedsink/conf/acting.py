@@ -77,6 +77,7 @@ _FETCHED = Need("data.name", lambda name: name not in _NOT_DOWNLOADED, "data tha
 _SIMULATED = Need("engine.name", lambda name: name != "deploy", "a simulation")
 _WAITING = Need("engine.name", lambda name: name != "local", "engine=ray")
 _PROTECTED = Need("eps", lambda eps: eps != math.inf, "a finite eps")
+_MANY = Need("clients", lambda clients: clients > 1, "clients of 2 and more")
 _SHARED = _is("noise.share", "secure_aggregation")
 _ENTROPIC = _is("strategy.loss", "matched", "debiased")
 
@@ -94,6 +95,7 @@ CONDITIONS = (
     Condition(("engine.timeout",), (_WAITING,)),
     Condition(("conditional",), (_CLASSES,)),
     Condition(("partition",), (_CLASSES,), (_is("partition.name", "by_label"),)),
+    Condition(("partition",), (_MANY,)),
     Condition(
         ("observation.deformation.length",),
         (Need("observation.deformation.std", bool, "observation.deformation.std above 0"),),

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from huggingface_hub import ModelCard
 from PIL import Image
 
 from fedsink.pages.page import number
@@ -173,8 +174,7 @@ def test_a_folder_for_the_hub_holds_what_was_released_and_nothing_else(
 
 
 def test_the_hub_itself_reads_the_folder(carded: tuple[Path, list[Outcome]]) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-    card = hub.ModelCard.load(carded[0] / "hub" / "README.md")
+    card = ModelCard.load(carded[0] / "hub" / "README.md")
     assert [(r.metric_type, r.metric_value) for r in card.data.eval_results] == [
         ("accuracy", 0.8123),
         ("accuracy", 0.9),

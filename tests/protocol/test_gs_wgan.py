@@ -241,7 +241,7 @@ def test_the_architecture_is_the_one_that_was_described() -> None:
     assert CRITICS.architecture(flat) == PerceptronCritic(2, 3, 4, 2.0)
     convolution = replace(CRITICS, kind="convolution")
     assert convolution.architecture(image) == ConvolutionCritic(image, 3, 4)
-    with pytest.raises(ValueError, match="a critic of pictures sees images"):
+    with pytest.raises(ValueError, match="a critic of kind=convolution sees images"):
         convolution.architecture(flat)
 
 

@@ -352,6 +352,10 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
             "data.corrupt.clients names client 3, and the 3 clients are 0 to 2",
         ),
         (
+            "clients=3 data.corrupt={kind:invert,share:0.1}",
+            "data.corrupt.share=0.1 of clients=3 alters nobody: raise it, or name data.corrupt.cl",
+        ),
+        (
             "data=half_circle mode=ldp data.corrupt={kind:invert,share:0.5}",
             "data.corrupt alters pictures, and the records of half_circle have shape (2,)",
         ),

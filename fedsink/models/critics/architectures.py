@@ -153,7 +153,7 @@ class ConvolutionCritic(Critic):
     def __post_init__(self) -> None:
         if len(self.view.shape) != 3:
             raise ModelError(
-                "a critic of pictures sees images (C, H, W), got the shape "
+                "a critic of kind=convolution sees images (C, H, W), got the shape "
                 f"{self.view.shape}: use a perceptron."
             )
 
