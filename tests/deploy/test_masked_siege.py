@@ -17,18 +17,19 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from torch import Tensor
 
+from fedsink.clients.gate import use_digests
+from fedsink.clients.ledger.database import Database
 from fedsink.clients.replies import ReplyStore
 from fedsink.deployment.deployed_run import deployed_settings
 from fedsink.models import load
 from fedsink.protocol.exchange import Exchange, Reduction, Sum
-from fedsink.protocol.packing import digest
 from fedsink.server.folder import RunFolder, stored_config
 from fedsink.server.running import build_strategy
 from fedsink.simulation.grid import SimulationGrid
 
 from ..support.processes import gone
 from .test_demo import check_fetched, left_over, pytestmark  # noqa: F401 (the same needs)
-from .test_siege import CEILING, CLIENTS, LOST, Siege, all_records, check_owner, used_rounds
+from .test_siege import CEILING, CLIENTS, LOST, USES, Siege, all_records, check_owner, used_rounds
 
 TRIPS = (
     "query.aggregation_keys",
@@ -99,8 +100,29 @@ class Everybody(SimulationGrid):
         """Does nothing."""
 
 
+def stored_replies(state: Path) -> dict[int, Tensor]:
+    """A node's stored replies by the first round of their messages."""
+    database = Database(state / "ledger.sqlite", writable=False)
+    try:
+        claimed = dict(database.rows("SELECT digest, round FROM claims"))
+    finally:
+        database.close()
+    (folder,) = {path.parent for path in state.rglob("*.reply")}
+    store, found = ReplyStore(folder), {}
+    for name in store.digests():
+        reply = store.get(name)
+        assert reply is not None
+        found[claimed[use_digests(name, USES)[0]]] = torch.stack(
+            [reply[place] for place in sorted(reply, key=int)]
+        )
+    return found
+
+
 def added_up(
-    at_server: Path, records: list[dict[str, Any]], stores: Mapping[int, ReplyStore], home: Path
+    at_server: Path,
+    records: list[dict[str, Any]],
+    stored: Mapping[int, Mapping[int, Tensor]],
+    home: Path,
 ) -> dict[str, Tensor]:
     """The generator's weights, if the survivors' stored replies are added up without masks."""
     config = RunFolder(at_server)
@@ -114,13 +136,8 @@ def added_up(
             strategy.skip(number)
             continue
         [broadcast] = exchange.broadcasts
-        name = digest(exchange.message_type, broadcast.content.said)
-        absent = record.get("absent", [])
-        replies = [
-            torch.stack(list(stores[client].get(name).values()))
-            for client in range(CLIENTS)
-            if client not in absent
-        ]
+        absent, first = record.get("absent", []), USES * (number - 1) + 1
+        replies = [stored[client][first] for client in range(CLIENTS) if client not in absent]
         total = torch.stack(replies).sum(0).reshape(broadcast.shape)
         strategy.aggregate_train(number, Reduction([Sum(total, len(replies))], {}, absent))
     return strategy.generator.state_dict()
@@ -148,12 +165,11 @@ def test_masked_sums_outlive_kills_between_the_trips(lab: Any, tmp_path: Path) -
     stated = json.loads((folder / "privacy.json").read_text())
     assert stated["participation"]["void"] == len(records) - len(summed)
 
-    stores = {}
+    stored = {}
     for number in lab.hospitals:
         state = lab.folder / f"hospital-{number}" / "state"
         check_owner(state, used_rounds(records, number - 1), stated)
-        (replies,) = {path.parent for path in state.rglob("*.reply")}
-        stores[number - 1] = ReplyStore(replies)
-    expected = added_up(at_server, records, stores, tmp_path / "again")
+        stored[number - 1] = stored_replies(state)
+    expected = added_up(at_server, records, stored, tmp_path / "again")
     for name, weights in load(folder).state_dict().items():
         assert torch.equal(weights, expected[name]), name
