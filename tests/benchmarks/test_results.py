@@ -262,8 +262,8 @@ def test_a_row_is_run_evaluated_and_recorded_once(
     for _ in range(2):
         assert script("results").main(["run", *options]) == 0
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
-    found, with_ten_clients = (json.loads(line) for line in lines)
-    assert with_ten_clients["command"].endswith("scale=smoke clients=10 seed=0")
+    found, by_geomloss = (json.loads(line) for line in lines)
+    assert by_geomloss["command"].endswith("scale=smoke strategy.backend=geomloss seed=0")
     assert found["command"] == "fedsink simulate experiment=dp_sinkhorn_mnist_m1 scale=smoke seed=0"
     assert set(found["accuracy"]) == {"logreg", "mlp", "cnn"}
     assert found["cpu_seconds"] > 0.5
@@ -273,9 +273,9 @@ def test_a_row_is_run_evaluated_and_recorded_once(
     protocol = script("result_protocol")
     words = ("experiment=dp_sinkhorn_mnist_m1", "scale=smoke")
     assert found["configuration"] == protocol.configuration_of(words)
-    assert found["configuration"] != with_ten_clients["configuration"]
+    assert found["configuration"] != by_geomloss["configuration"]
     config = protocol.compose_config([*words, f"data.root={tiny_data}"])
-    assert found["data"] == with_ten_clients["data"] == protocol.data_hash(config)
+    assert found["data"] == by_geomloss["data"] == protocol.data_hash(config)
     assert found["evaluation"] == {
         "threads": 1, "classifiers": "ours", "n": 100, "seed": 0, "observation": False
     }  # fmt: skip

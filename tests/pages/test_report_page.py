@@ -197,14 +197,14 @@ def test_a_run_that_goes_on_says_so(begin: Begin) -> None:
     seen = _page(folder).seen
     assert "This run has not ended" in seen
     assert "7 of 20 rounds" in seen
-    assert "client 3 clipped, noised gradients of generated records 7 " in seen
+    assert "clients 0–4, each 7 " in seen
     begun = begin("mode=ldp", done=0)
     for left in (begun.metrics_lines, *begun.samples.iterdir()):
         left.unlink()
     seen = _page(begun).seen
     assert "0 of 20 training steps" in seen
     assert "No round has been recorded yet." in seen
-    assert "in random order not yet" in seen
+    assert "clients 0–4, each not yet" in seen
     begun.privacy.unlink()
     assert "has written no privacy.json" in _page(begun).seen
 
@@ -217,7 +217,8 @@ def test_who_missed_rounds_is_told(begin: Begin) -> None:
     folder.write(folder.privacy, {**stated, "participation": missed})
     seen = _page(folder).seen
     assert "client 3 missed 4." in seen
-    assert "client 3 clipped, noised gradients of generated records 16 " in seen
+    assert "clients 0–2, each 20 " in seen
+    assert "client 3 16 " in seen
 
 
 @pytest.mark.slow
