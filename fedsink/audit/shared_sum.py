@@ -87,7 +87,7 @@ class SharedSum:
         key: Key,
         number: int,
     ) -> list[Tensor]:
-        """What the server knows after a whole run: for each use, the sum of the honest replies.
+        """The sum of the honest replies, for each use of a whole run: all that the server learns.
 
         Args:
             requests: One for each use.

@@ -19,6 +19,7 @@ from torch.nn.utils import skip_init
 
 from fedsink.errors import DataError
 from fedsink.evaluation.sets import Classifier, Report, shuffled
+from fedsink.reporting.progress import duration
 
 HOLD_OUT = 0.1
 """Share of the training set that only decides when to stop."""
@@ -254,11 +255,10 @@ def fit(
         if loss < best:
             best, best_epoch, best_state = loss, epoch, copy.deepcopy(network.state_dict())
         if report is not None:
-            each = (time.monotonic() - started) / epoch
-            minutes, seconds = divmod(round(each * (epochs - epoch)), 60)
+            left = duration((time.monotonic() - started) / epoch * (epochs - epoch))
             report(
                 f"{name}: epoch {epoch} of at most {epochs}, hold-out loss {loss:.4f}, "
-                f"at most {minutes}:{seconds:02} left"
+                f"at most {left} left"
             )
         if epoch - best_epoch >= PATIENCE:
             break

@@ -25,7 +25,14 @@ from fedsink.evaluation.downstream import FLOOR_IMAGES
 from fedsink.evaluation.image_quality import fid
 from fedsink.evaluation.inception import load_inception
 from fedsink.evaluation.networks import limit_threads
-from fedsink.evaluation.sets import Labelled, Origin, Report, class_means
+from fedsink.evaluation.sets import (
+    Labelled,
+    Origin,
+    Report,
+    TrainingSet,
+    class_mean_set,
+    class_means,
+)
 from fedsink.evaluation.suites import RUNS, SUITES_OF
 from fedsink.pages.report_page import renew_report
 from fedsink.reporting.loggers import log_evaluation
@@ -215,11 +222,10 @@ def _fast(
     train = _real(finished, "train")
     columns: dict[str, tuple[Labelled, Origin]] = {"accuracy": (synthetic, "synthetic")}
     if reference:
-        means = class_means(*train)
-        copies = -(-FLOOR_IMAGES // len(means[1]))
-        floor = means[0].repeat(copies, 1, 1, 1), means[1].repeat(copies)
-        columns["real_accuracy"] = (train, "real training")
-        columns["class_means_accuracy"] = (floor, "class mean")
+        real = TrainingSet.of(train, classes=classes, origin="real training")
+        floor = class_mean_set(real, FLOOR_IMAGES)
+        columns["real_accuracy"] = (train, real.origin)
+        columns["class_means_accuracy"] = ((floor.images, floor.labels), floor.origin)
 
     def told(origin: Origin, number: int) -> Report | None:
         if report is None:

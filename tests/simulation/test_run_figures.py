@@ -57,13 +57,19 @@ def test_real_pictures_are_the_training_ones_and_as_many_as_are_drawn(
 ) -> None:
     seen: list[tuple[str, int, int, int]] = []
 
-    def accuracies(data: Any, test: Any, *, origin: str, size: int, **_: Any) -> dict[str, float]:
+    def accuracies(
+        data: Any, test: Any, *, origin: str, size: int, progress: Any, **_: Any
+    ) -> dict[str, float]:
         seen.append((origin, len(data[1]), len(test[1]), size))
+        if progress is not None:
+            progress("cnn: epoch 1")
         return {"cnn": len(seen) / 10}
 
     monkeypatch.setattr(run_figures, "accuracies", accuracies)
     finish((1, 4, 4), "ab")
-    found = evaluate_run("here", n=20)
+    lines: list[str] = []
+    found = evaluate_run("here", n=20, report=lines.append)
+    assert lines[1] == "real training images, 2 of 3: cnn: epoch 1"
     columns = [("synthetic", 20), ("real training", 60), ("class mean", 100)]
     assert seen == [(origin, drawn, 30, 20) for origin, drawn in columns]
     row = found.table.splitlines()[2]
