@@ -84,7 +84,16 @@ class FixedPoint:
         """
         refuse_infinite(totals)
         projected = shrunk(totals.to(torch.float64).flatten(1), self.radius)
-        return (projected / self.granularity).round().to(torch.int64).reshape(totals.shape)
+        return self.nearest(projected).reshape(totals.shape)
+
+    def nearest(self, values: torch.Tensor) -> torch.Tensor:
+        """The nearest integers to values over γ, int64; nothing is projected.
+
+        Raises:
+            PrivacyError: a value is not finite.
+        """
+        refuse_infinite(values)
+        return (values.to(torch.float64) / self.granularity).round().to(torch.int64)
 
     def wrapped(self, integers: torch.Tensor) -> torch.Tensor:
         """Integers modulo 2^b, centred; int64 that overflowed is right as well, for 2^b | 2^64."""

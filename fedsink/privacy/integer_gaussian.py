@@ -212,7 +212,8 @@ class IntegerGaussian:
         Raises:
             PrivacyError: a total is not finite, or has another number of values.
         """
-        integers = self._rounded(totals)
+        self._check(totals)
+        integers = self.fixed_point.rounded(totals).cpu()
         noise = integers_each(streams, self.size, self.scale)
         return self.fixed_point.wrapped(integers + noise.reshape(integers.shape))
 
@@ -222,7 +223,9 @@ class IntegerGaussian:
         """Integers of totals added up, with the noise of a whole cohort's sum, or none of it.
 
         The law is that of a sum of `cohort` shares but for the divergence of step 2: one discrete
-        Gaussian of variance m·s². For simulations, which show nobody a part of the sum.
+        Gaussian of variance m·s². For simulations, which show nobody a part of the sum. Only a
+        single client's total is projected on the ball of the fixed point, which has room for it:
+        the sum of a block is longer, and stays as it is.
 
         Args:
             totals: (k, ...), of d values each; of one block of clients each.
@@ -232,18 +235,18 @@ class IntegerGaussian:
         Returns:
             (...) int64 on the CPU, not reduced.
         """
-        integers = self._rounded(totals).sum(0)
+        self._check(totals)
+        integers = self.fixed_point.nearest(totals).cpu().sum(0)
         if noise is None:
             return integers
         scale = math.sqrt(cohort) * self.scale
         return integers + noise.integers(self.size, scale).reshape(integers.shape)
 
-    def _rounded(self, totals: torch.Tensor) -> torch.Tensor:
+    def _check(self, totals: torch.Tensor) -> None:
         if totals[0].numel() != self.size:
             raise PrivacyError(
                 f"the mechanism is for {self.size} values a use, received {totals[0].numel()}."
             )
-        return self.fixed_point.rounded(totals).cpu()
 
 
 def _sensitivity(plan: PrivacyPlan, grid: FixedPoint, size: int) -> float:

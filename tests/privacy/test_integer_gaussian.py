@@ -187,6 +187,14 @@ def test_a_drawn_sum_has_the_noise_of_all_shares_once():
         assert least <= p_value <= most
 
 
+def test_a_drawn_sum_of_many_clients_may_be_longer_than_one_client_s_total():
+    direction = torch.full((6000,), 6000**-0.5, dtype=torch.float64)
+    for reach in (0.5, 1.0, 2.0, 100.0):
+        total = reach * SHARED.fixed_point.radius * direction
+        found = GRID.decoded(SHARED.release_sum(total.unsqueeze(0), None))
+        torch.testing.assert_close(found, total, rtol=0, atol=GRID.granularity)
+
+
 def test_nothing_is_released_of_a_total_that_is_not_finite_or_of_another_size():
     for value in (math.nan, math.inf):
         with pytest.raises(PrivacyError, match="not finite"):
