@@ -73,6 +73,8 @@ def configuration_hash(config: Mapping[str, Any]) -> str:
     idle = (*_NO_MATTER, *_NOT_READ[config["mode"]], *_idle_in_strategy(config))
     if config["noise"]["share"] == "local":  # as before there were integers
         idle = (*idle, "noise.bits", "noise.draw", "noise.masked", "noise.dropouts")
+    if config["start"] is None:
+        idle = (*idle, "public.")
     groups = tuple(key for key in idle if key.endswith("."))
     values = {
         key: value

@@ -124,6 +124,37 @@ class Paper:
         return {"source": self.source, "differs": differs, "besides": besides}
 
 
+@dataclass(frozen=True)
+class PublicData:
+    """What `start=public` trains on: data that whoever starts the run calls public.
+
+    Attributes:
+        data: name of the data set.
+        root: folder with its files; None where no file holds it.
+        classes: for each class of the run the public class that stands for it. None: the class of
+            the same name, or labels at random where a name is missing.
+        rounds: of the start; None: as many as of the run.
+
+    Raises:
+        ConfigError: a value of another type.
+    """
+
+    data: str
+    root: str | None = None
+    classes: tuple[str, ...] | None = None
+    rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None:
+            checks.count("public.rounds", self.rounds, also="null or ")
+        if self.classes is not None:
+            if not isinstance(self.classes, list | tuple):
+                raise ConfigError(
+                    f"public.classes is null or a list of names, not {self.classes!r}."
+                )
+            object.__setattr__(self, "classes", tuple(map(str, self.classes)))
+
+
 def _finite(value: object) -> object:
     """Replaces an infinite number or NaN, which JSON lacks, by text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -150,6 +181,8 @@ class Configuration:
         resume: a folder; the command line reads it before there is a configuration.
         scale, scales: size of an experiment, and the values of all its sizes.
         paper: the row of a paper that an experiment repeats, or None.
+        start: "public", or a folder with the weights before round 1; None: random weights.
+        public: of `start=public`.
         study: name and options of a study of several runs; None for a single run.
         run: name and seed of a stored run.
         corruption: `data.corrupt` for some simulated clients, or None.
@@ -191,6 +224,8 @@ class Configuration:
     scale: str | None = None
     scales: Config | None = None
     paper: Paper | None = None
+    start: str | None = None
+    public: PublicData = field(default_factory=lambda: PublicData("glyphs"))
     study: Config | None = None
     run: Config | None = None
     corruption: Corruption | None = field(default=None, init=False)
@@ -225,6 +260,7 @@ class Configuration:
             "noise": lambda group: strictly(NoiseSettings, group, "noise"),
             "observation": Observation.from_dict,
             "strategy": lambda group: Options("strategy", group),
+            "public": lambda group: strictly(PublicData, group, "public"),
             "paper": lambda group: None if group is None else strictly(Paper, group, "paper"),
         }
         made = strictly(cls, {k: parts[k](v) if k in parts else v for k, v in values.items()})

@@ -22,7 +22,7 @@ from fedsink.errors import ConfigError, FedsinkError, PrivacyError
 T = TypeVar("T")
 Config = Mapping[str, Any]
 
-PLACES = ("data.root", "data.clients_file", "policy")
+PLACES = ("data.root", "data.clients_file", "policy", "public.root")
 """Configuration keys that name a file or a folder of the machine that a run began on."""
 
 

@@ -70,7 +70,7 @@ def _typed(value: object) -> str:
 _CENTRAL, _LDP, _BATCH = _is("mode", "central"), _is("mode", "ldp"), _is("clip", "batch")
 _CLASSES = Need("data.classes", lambda names: len(names) > 1, "data of more than one class")
 _LABELS = (_is("conditional", True), _CLASSES)
-_EMBEDDED = ("digits", "half_circle", "shapes")
+_EMBEDDED = ("digits", "glyphs", "half_circle", "shapes")
 _NOT_DOWNLOADED = (*_EMBEDDED, "celeba", "femnist", "image_folder")
 _FILES = Need("data.name", lambda name: name not in _EMBEDDED, "data that is read from files")
 _FETCHED = Need("data.name", lambda name: name not in _NOT_DOWNLOADED, "data that is downloaded")
@@ -78,6 +78,8 @@ _SIMULATED = Need("engine.name", lambda name: name != "deploy", "a simulation")
 _WAITING = Need("engine.name", lambda name: name != "local", "engine=ray")
 _PROTECTED = Need("eps", lambda eps: eps != math.inf, "a finite eps")
 _MANY = Need("clients", lambda clients: clients > 1, "clients of 2 and more")
+_PUBLIC = _is("start", "public")
+_PUBLIC_FILES = Need("public.data", _FILES.holds, "public.data that is read from files")
 _SHARED = _is("noise.share", "secure_aggregation")
 _ENTROPIC = _is("strategy.loss", "matched", "debiased")
 
@@ -94,6 +96,8 @@ CONDITIONS = (
     Condition(("data.download",), (_SIMULATED, _FETCHED, _is("data.root", None))),
     Condition(("engine.timeout",), (_WAITING,)),
     Condition(("conditional",), (_CLASSES,)),
+    Condition(("public",), (_PUBLIC,)),
+    Condition(("public.root",), (_PUBLIC_FILES,)),
     Condition(("partition",), (_CLASSES,), (_is("partition.name", "by_label"),)),
     Condition(("partition",), (_MANY,)),
     Condition(
@@ -182,7 +186,15 @@ def resolved(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """
     values = acting_values(config, overrides)
     data = values["data"]
-    for group, key in ((data, "root"), (data, "clients_file"), (values, "policy")):
+    places = [
+        (data, "root"),
+        (data, "clients_file"),
+        (values, "policy"),
+        (values["public"], "root"),
+    ]
+    if values["start"] != "public":
+        places.append((values, "start"))
+    for group, key in places:
         if group.get(key):
             group[key] = str(Path(str(group[key])).expanduser().resolve())
     return values

@@ -9,6 +9,37 @@ from fedsink.values import Config, checks, strictly
 
 
 @dataclass(frozen=True)
+class Relabelling:
+    """Gives the records of a source with another label map the labels of a run.
+
+    Attributes:
+        classes: the source's own label map.
+        taken: for each class of the run, the class of the source that stands for it; records of
+            other classes are left out. None: every record gets a label at random, so that all
+            classes of the run look alike.
+
+    Raises:
+        ConfigError: a taken class is not the source's, or is taken twice.
+    """
+
+    classes: tuple[str, ...]
+    taken: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("classes", "taken"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(map(str, value)))
+        taken = self.taken or ()
+        if unknown := [name for name in taken if name not in self.classes]:
+            raise ConfigError(
+                f"The public data have no class {unknown[0]!r}: choose public.classes among "
+                f"{', '.join(self.classes)}."
+            )
+        if len(set(taken)) != len(taken):
+            raise ConfigError(f"public.classes names a class twice: {', '.join(taken)}.")
+
+
+@dataclass(frozen=True)
 class DataSpec:
     """Public facts about the data: they enter budgets and scalings, records never do.
 
@@ -24,6 +55,7 @@ class DataSpec:
             given `root` is never written to.
         clients_file: a CSV file of the users that take part, for sources that tell users apart;
             see `fedsink.data.identifiers.participants`. None: all of them.
+        relabel: of public data in place of a run's own (`start=public`); None: labels stay.
 
     Raises:
         ConfigError: for an impossible shape, an empty or repeated class list, or no records.
@@ -36,6 +68,7 @@ class DataSpec:
     root: str | None = None
     download: bool = True
     clients_file: str | None = None
+    relabel: Relabelling | None = None
 
     @classmethod
     def from_config(cls, values: Config) -> DataSpec:
@@ -44,7 +77,10 @@ class DataSpec:
         Raises:
             ConfigError: a key is unknown, missing or mistyped, or as for the class.
         """
-        return strictly(cls, {k: v for k, v in values.items() if k != "corrupt"}, "data")
+        stated = {k: v for k, v in values.items() if k != "corrupt"}
+        if stated.get("relabel") is not None:
+            stated["relabel"] = strictly(Relabelling, stated["relabel"], "data.relabel")
+        return strictly(cls, stated, "data")
 
     def __post_init__(self) -> None:
         """Turns lists (as they come from YAML) into tuples and checks the values."""
@@ -65,6 +101,12 @@ class DataSpec:
         checks.count("data.nominal_records", self.nominal_records)
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "classes", names)
+        taken = None if self.relabel is None else self.relabel.taken
+        if taken is not None and len(taken) != len(names):
+            raise ConfigError(
+                f"public.classes names {len(taken)} classes, one for each of the run's "
+                f"{len(names)}: {', '.join(names)}."
+            )
 
 
 def _is_list(values: object, *kinds: type) -> bool:

@@ -13,7 +13,8 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
@@ -23,7 +24,13 @@ from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration
 from fedsink.deployment.node_grid import NodeGrid, Patience
 from fedsink.deployment.results import Results, failure_of, frames
-from fedsink.deployment.server_folder import KEY_FILE, held_run, operator_key, server_home
+from fedsink.deployment.server_folder import (
+    KEY_FILE,
+    deployed_name,
+    held_run,
+    operator_key,
+    server_home,
+)
 from fedsink.deployment.signing_grid import SigningGrid
 from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.privacy.noise_share import SECURE_AGGREGATION
@@ -32,10 +39,14 @@ from fedsink.reporting.loggers import require_packages
 from fedsink.server.checksums import note_sums
 from fedsink.server.folder import RunFolder, store_config, stored_config
 from fedsink.server.running import ServerEngine, ServerSettings, build_generator, run_server
+from fedsink.server.starting_weights import FOLDER, adopt, statement_of
 from fedsink.strategies.methods import settings_of
 from fedsink.values import Config, checks, strictly
 
 COMMAND = "fedsink deploy"
+STARTS = "starts"
+"""Folder of the server's folder with public starts by name."""
+
 _FRAMES_AT_ONCE, _PAUSE_SECONDS = 16, 0.25
 
 # Decisions of a node's owner: the key, its only value here, and why.
@@ -85,11 +96,28 @@ def _check_owners(config: Config) -> None:
     for key, only, why in _OWNERS:
         if chosen[key] != only:
             raise ConfigError(f"{COMMAND} takes no {key}={chosen[key]}: {why}.")
+    if config["start"] is not None:
+        _start_named(config["start"])
     if data["root"] is not None:
         raise ConfigError(
             f"{COMMAND} takes no data.root={data['root']}: the server sees no data, "
             "and every node's policy says where its own lie."
         )
+
+
+def _start_named(name: object) -> Path:
+    """Returns the folder of a start on the server, by the name that a submitter gives.
+
+    Raises:
+        ConfigError: the name is `public`, or cannot name a folder.
+    """
+    if name == "public":
+        raise ConfigError(
+            f"{COMMAND} trains no start: run fedsink simulate start=public, copy its folder "
+            f"RUN/{FOLDER} to the server as {STARTS}/NAME in the server's folder, and say "
+            "start=NAME."
+        )
+    return server_home() / STARTS / deployed_name(name)
 
 
 def received(text: str) -> dict[str, Any]:
@@ -167,6 +195,8 @@ def deployed_settings(
     seed = int(run["server_seed"])
     command = f"{COMMAND} app=… superlink=… resume={folder.path.name}"
     settings = ServerSettings.from_config(config, strategy, engine, folder.path, seed, command)
+    if (folder.path / FOLDER).is_dir():
+        settings = replace(settings, start=folder.path / FOLDER)
     return settings, engine.patience
 
 
@@ -218,10 +248,16 @@ def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
     }
     settings, patience = deployed_settings(config, folder, run)
     require_packages(settings.log)
-    build_generator(settings)
+    generator = build_generator(settings)
     stated = settings.strategy.stated("node") | Configuration.of_paper({**config, "run": run})
+    source = None if config["start"] is None else _start_named(config["start"])
+    if source is not None:
+        stated |= statement_of(source)
     try:
         folder.create()
+        if source is not None:
+            adopt(source, folder.path, generator)
+            settings = replace(settings, start=folder.path / FOLDER)
         folder.write(folder.privacy, stated)
         # Last, because this file makes the folder one that can be resumed.
         store_config(folder, {**config, "run": run})

@@ -37,6 +37,7 @@ _PLACES = {
     "data.root": "FOLDER",
     "data.clients_file": "FILE",
     "policy": "FILE",
+    "public.root": "FOLDER",
     "engine.address": "ADDRESS",
 }
 # Keys that the values of a recipe depend on (fedsink/conf/rule.py): stated before the rest.

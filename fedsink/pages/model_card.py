@@ -211,6 +211,10 @@ def _training(config: Config, privacy: Config, result: Config) -> list[tuple[str
         ("generator", config["generator"]["name"]),
         ("steps", result["rounds"]),
     ]
+    if start := privacy.get("start"):
+        rows.append(
+            ("weights before round 1", f"{start['records']} public records: {start['data']}")
+        )
     stated = _STATED[config["mode"]]
     rows += [(name, privacy[key]) for key, name in stated.items() if privacy.get(key) is not None]
     return [(name, number(v) if isinstance(v, int | float) else str(v)) for name, v in rows]

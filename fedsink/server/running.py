@@ -26,6 +26,7 @@ from fedsink.server.folder import RunFolder
 from fedsink.server.loop import InterruptedRunError, LoopSettings, train
 from fedsink.server.masked_grid import MaskedGrid, simulated_dropouts
 from fedsink.server.recorded import RecordedRun
+from fedsink.server.starting_weights import put_in_place, statement_of
 from fedsink.strategies.methods import strategy_of
 from fedsink.strategies.round_strategy import RoundStrategy
 from fedsink.strategies.strategy_settings import StrategySettings
@@ -75,6 +76,7 @@ class ServerSettings:
         command: continues this run if it is stopped; None: a simulation's command.
         log: names of the loggers that follow the run.
         dropouts: probability that a simulated client disappears at a trip of secure aggregation.
+        start: folder of the weights before round 1, trained on public data; None: random weights.
     """
 
     folder: Path
@@ -89,6 +91,7 @@ class ServerSettings:
     command: str | None = None
     log: tuple[str, ...] = ()
     dropouts: float = 0.0
+    start: Path | None = None
 
     @classmethod
     def from_config(
@@ -135,6 +138,8 @@ class ServerSettings:
             "classes": self.classes,
             "server_seed": self.server_seed,
         }
+        if self.start is not None:
+            public |= statement_of(self.start)
         plain: dict[str, Any] = json.loads(json.dumps(public, sort_keys=True, default=str))
         return plain
 
@@ -190,7 +195,7 @@ def observed(settings: ServerSettings) -> Iterator[Observer]:
 
 
 def build_strategy(settings: ServerSettings) -> RoundStrategy:
-    """Returns the strategy with a freshly initialised generator.
+    """Returns the strategy with a generator as it is before round 1.
 
     Raises:
         ModelError: the generator cannot make records of this shape.
@@ -199,10 +204,11 @@ def build_strategy(settings: ServerSettings) -> RoundStrategy:
 
 
 def build_generator(settings: ServerSettings) -> Generator:
-    """Returns the generator with initial weights that depend on `server_seed` only.
+    """Returns the generator with its weights before round 1: the start's, or by `server_seed` only.
 
     Raises:
         ModelError: it cannot be built with these options, or makes no records of this shape.
+        ConfigError: the start has another architecture.
     """
     random = torch.Generator().manual_seed(settings.server_seed % 2**63)
     try:
@@ -220,4 +226,6 @@ def build_generator(settings: ServerSettings) -> Generator:
             f"generator={settings.generator} cannot be built with the options "
             f"{settings.generator_options}: {error}."
         ) from error
+    if settings.start is not None:
+        put_in_place(generator, settings.start)
     return generator.to(settings.engine.device)

@@ -25,6 +25,7 @@ from fedsink.reporting.displays import ForgivingStream
 from fedsink.reporting.loggers import require_packages
 from fedsink.server.folder import RunFolder, store_config, stored_config
 from fedsink.server.running import ServerSettings, build_generator, server_app
+from fedsink.simulation import public_start
 from fedsink.simulation.engine import EngineSettings, chosen_engine
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.run_identity import RunIdentity
@@ -60,8 +61,10 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
     identity = RunIdentity.fresh(config["seed"])
     settings, shards = _prepared(config, folder.path, identity)
     stated = settings.server.strategy.stated(kind_of_noise(settings.node))
-    _tell([_engine_chosen(settings), *_notes(settings), settings.server.strategy.notice(stated)])
-    stated |= Configuration.of_paper(config)
+    public = public_start.entry(settings.node.data)
+    notice = None if public else settings.server.strategy.notice(stated)
+    _tell([_engine_chosen(settings), *_notes(settings), public_start.line(public), notice])
+    stated |= Configuration.of_paper(config) | public
     identity.create_key()
     try:
         folder.create()
@@ -74,7 +77,7 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
         identity.delete_key()
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
-    return _run(settings, folder, identity, debug)
+    return _run(config, settings, folder, identity, debug)
 
 
 def check(config: Config, path: Path) -> None:
@@ -115,7 +118,7 @@ def resume(path: Path, *, debug: bool = False) -> Path:
         report_at_end(folder.path)
         return folder.path
     settings = configure(config, folder.path, identity)
-    return _run(settings, folder, identity, debug)
+    return _run(config, settings, folder, identity, debug)
 
 
 def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
@@ -196,7 +199,9 @@ def _prepared(
 ) -> tuple[RunSettings, dict[str, Any]]:
     """A run's settings, and the content of its partition.json."""
     settings = configure(config, path, identity)
-    return settings, _check(settings)
+    shards = _check(settings)
+    public_start.check(config, settings.server, _single_runs(debug=False))
+    return settings, shards
 
 
 def _check(settings: RunSettings) -> dict[str, Any]:
@@ -213,8 +218,10 @@ def _check(settings: RunSettings) -> dict[str, Any]:
     }
 
 
-def _run(settings: RunSettings, folder: RunFolder, identity: RunIdentity, debug: bool) -> Path:
-    server = server_app(settings.server)
+def _run(
+    config: Config, settings: RunSettings, folder: RunFolder, identity: RunIdentity, debug: bool
+) -> Path:
+    server = server_app(public_start.begin(config, settings.server, folder, _single_runs(debug)))
     try:
         if settings.engine.name == "flower":
             from fedsink.simulation.flower_engine import run_flower

@@ -97,9 +97,10 @@ OF_GROUPS = {
     "mode=ldp map=l1_ball": "map",
     "mode=ldp mechanism=gaussian map=l2_ball": "map",
     "mode=ldp map=pixel_range": "map",
-    "partition=by_label": "partition",
+    "partition=by_label partition.labels_per_client=5": "partition",
     "partition=dirichlet": "partition",
     "partition=unequal": "partition",
+    "start=public public.data=digits": "public",
     "strategy.optimizer.name=sgd": "strategy.optimizer",
     "strategy.optimizer.name=rmsprop": "strategy.optimizer",
     "strategy.optimizer.schedule=constant strategy.optimizer.ema=0.0": "strategy.optimizer",
@@ -152,8 +153,10 @@ OTHERS: Mapping[str, Sequence[object]] = {
     "map.pool": [2], "map.power": [2.5], "map.radius": [0.5], "map.white": [0.8],
     "mechanism.label_eps": [0.5], "noise.backend": ["secure"], "noise.draw": ["clients"],
     "noise.share": ["secure_aggregation", "local"], "partition.keep": [[0]],
-    "policy": ["/nowhere.toml"], "rate": [0.4], "recipe.label_eps": [2.0],
+    "policy": ["/nowhere.toml"], "public.classes": [["0"]], "public.data": ["half_circle"],
+    "public.root": ["/nowhere"], "public.rounds": [3], "rate": [0.4], "recipe.label_eps": [2.0],
     "recipe.map": [{"name": "l1_ball"}], "sigma": [2.0], "shuffler": ["trusted", "none"],
+    "start": ["public"],
     "strategy.backend": ["keops"], "strategy.batch": [200], "strategy.critic.late": [0.0, 1.0],
     "strategy.default_clip": ["record"], "strategy.cost": ["l1", "mixed", "squared_l2"],
     "strategy.critic": [{"hidden": 5}], "strategy.critic.history": [1],
@@ -166,7 +169,7 @@ OTHERS: Mapping[str, Sequence[object]] = {
     "strategy.self_term": ["semi_debiased", "history"],
     "strategy.solver": ["annealed", "converged"], "strategy.tether": [1.01],
     "strategy.tolerance": [0.0, 0.3], "strategy.turns": [2], "view.dc": [False, True],
-    "view.frequency_weight": [3.0], "view.radius": [4.5],
+    "view.frequency_weight": [3.0], "view.radius": [3.5],
 }  # fmt: skip
 """Other values of keys whose type does not tell one; the first of them that differs is taken."""
 
@@ -350,6 +353,7 @@ PAIRS = [
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("coarse")
 @pytest.mark.parametrize(("method", "data", "group"), PAIRS)
 def test_every_key_acts_or_is_refused(

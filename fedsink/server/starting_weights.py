@@ -1,0 +1,122 @@
+"""Weights before round 1, of a generator that was trained on public data.
+
+`adopt` copies them into a run's folder and returns what privacy.json says of them. Weights that
+private records trained are refused: a start from them would spend their ε again, unseen.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsink.errors import ConfigError, FedsinkError, ModelError
+from fedsink.models import Generator, load
+from fedsink.models.generators import DESCRIPTION, WEIGHTS
+from fedsink.server.checksums import FILE_NAME, read_sums, sha256_of
+
+FOLDER = "start"
+"""Name of the sub-folder of a run that holds its start."""
+
+_PRIVACY = "privacy.json"
+_FILES = (WEIGHTS, DESCRIPTION, _PRIVACY)
+
+MEANING = (
+    "The weights before round 1 were trained on these data, which whoever started the run calls "
+    "public and vouches for: no ε was spent on them. If a record of theirs is private, nothing "
+    "here protects it."
+)
+
+
+def adopt(source: Path, folder: Path, generator: Generator) -> None:
+    """Copies a start into `folder`/start, its privacy.json last.
+
+    Args:
+        source: a folder with generator.safetensors, generator.json and privacy.json.
+        folder: the run folder.
+        generator: of the run, whose architecture the start must have.
+
+    Raises:
+        ConfigError: the start is not public, or is another architecture.
+        ModelError: it is damaged or no generator.
+    """
+    statement_of(source)
+    _fitting(source, generator)
+    target = folder / FOLDER
+    target.mkdir(exist_ok=True)
+    for name in _FILES:
+        shutil.copyfile(source / name, target / name)
+
+
+def statement_of(source: Path) -> dict[str, Any]:
+    """Returns the entry `start` of privacy.json for the generator in a folder.
+
+    Guarantees:
+        - Only a generator whose privacy.json says that its data are public has an entry; one of
+          private data is refused, whatever its ε.
+        - The entry has the SHA-256 of the weights and of the public data.
+
+    Raises:
+        ConfigError: the folder's generator is not public.
+        ModelError: the generator is not the one that SHA256SUMS names.
+    """
+    try:
+        stated: Any = json.loads((source / _PRIVACY).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        raise ConfigError(
+            f"start={source} has no readable {_PRIVACY}, so that nothing says what its generator "
+            "was trained on: name a run that start=public trained, RUN/start."
+        ) from None
+    public = stated.get("public") if isinstance(stated, Mapping) else None
+    if not isinstance(public, Mapping):
+        raise ConfigError(f"start={source} was trained on private data: {_spent(stated, source)}")
+    if not (source / WEIGHTS).is_file():
+        raise ModelError(f"start={source} has no {WEIGHTS}: its run has not ended.")
+    digest = sha256_of(source / WEIGHTS)
+    sums = read_sums(source) if (source / FILE_NAME).is_file() else {}
+    if sums.get(WEIGHTS, digest) != digest:
+        raise ModelError(f"start={source}: {WEIGHTS} has another SHA-256 than {FILE_NAME} says.")
+    return {"start": {"generator_sha256": digest, **public, "meaning": MEANING}}
+
+
+def _spent(stated: Any, source: Path) -> str:
+    epsilon = stated.get("epsilon") if isinstance(stated, Mapping) else None
+    spent = "nothing protects them" if epsilon is None else f"ε = {epsilon:.4g} was spent on them"
+    inner = source / FOLDER
+    instead = f"start={inner}" if inner.is_dir() else "start=public"
+    return (
+        f"its {_PRIVACY} says that {spent}, and a start from it would spend that again, unseen. "
+        f"Only a generator of public data is a start: say {instead}."
+    )
+
+
+def put_in_place(generator: Generator, source: Path) -> None:
+    """Gives a generator the weights of a start.
+
+    Raises:
+        ConfigError: the start is another architecture.
+        ModelError: it is damaged.
+    """
+    generator.load_state_dict(_fitting(source, generator).state_dict())
+
+
+def _fitting(source: Path, generator: Generator) -> Generator:
+    """Returns the generator in a folder, if it has the architecture of the other one."""
+    try:
+        start = load(source)
+    except FedsinkError as error:
+        raise ModelError(f"start={source}: {error}") from error
+    for what, found, needed in (
+        ("generator", start.name, generator.name),
+        ("shape", list(start.shape), list(generator.shape)),
+        ("number of classes", start.classes, generator.classes),
+        ("options", start.options, generator.options),
+    ):
+        if found != needed:
+            raise ConfigError(
+                f"start={source}: its {what} is {found}, and this run's {needed}. A start has the "
+                "run's architecture: say start=public, or choose the generator of the start."
+            )
+    return start

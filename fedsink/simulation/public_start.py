@@ -1,0 +1,173 @@
+"""Training on public data before round 1: `start=public` and `start=DIR`.
+
+`start=public` is a run of its own in the folder `start` of the run: the same method, generator and
+loss on `public.data`, by one client in this process. The central mode clips and noises nothing
+there; the local mode privatizes the public records as private ones, because its loss is matched to
+that noise. Nothing is spent: the data are public. `start=DIR` takes the start of another run.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from fedsink.conf.acting import compose_config
+from fedsink.conf.loading import as_overrides, choices
+from fedsink.configuration import PublicData
+from fedsink.data.sources import load
+from fedsink.data.spec import DataSpec
+from fedsink.errors import ConfigError, FedsinkError
+from fedsink.server.folder import RunFolder, command_for
+from fedsink.server.loop import InterruptedRunError
+from fedsink.server.running import ServerSettings, build_generator
+from fedsink.server.starting_weights import FOLDER, adopt, statement_of
+from fedsink.values import Config, checks, strictly
+
+if TYPE_CHECKING:
+    from fedsink.simulation.studies.study import SingleRuns
+
+_CENTRAL = {"eps": float("inf"), "sigma": None}
+_OF_ONE_CLIENT = {"quorum": None, "turns": None, "published": False, "row_sigma": None}
+_ANY_CHARACTERS = "glyphs"  # it renders the classes that it is asked for
+
+
+def check(config: Config, settings: ServerSettings, runs: SingleRuns) -> None:
+    """Refuses a start that cannot be made; writes nothing.
+
+    Raises:
+        FedsinkError: `public.*` is wrong, or the start in DIR is private or does not fit.
+    """
+    start = config.get("start")
+    if start == "public":
+        folder = settings.folder / FOLDER
+        try:
+            runs.check(public_run(config), folder)
+        except FedsinkError as error:
+            said = str(error).replace("data.root", "public.root")
+            raise ConfigError(
+                f"start=public, public.data={config['public']['data']}: {said}"
+            ) from error
+    elif start is not None:
+        source = Path(str(start))
+        statement_of(source)
+        build_generator(replace(settings, start=source))
+
+
+def begin(
+    config: Config, settings: ServerSettings, folder: RunFolder, runs: SingleRuns
+) -> ServerSettings:
+    """Makes the start, or continues with it, and says in privacy.json what it is.
+
+    Returns:
+        The settings with the place of the weights before round 1.
+
+    Raises:
+        InterruptedRunError: Ctrl-C; resuming the run continues with its start.
+    """
+    start = config.get("start")
+    if start is None:
+        return settings
+    place = folder.path / FOLDER
+    if start != "public":
+        if not (place / "privacy.json").is_file():
+            adopt(Path(str(start)), folder.path, build_generator(settings))
+    else:
+        try:
+            if (place / "config.yaml").is_file():
+                runs.resume(place)
+            else:
+                runs.start(public_run(config), place)
+        except InterruptedRunError as error:
+            command = command_for("simulate", "resume", folder.path)
+            raise InterruptedRunError(f"In its public start: {error.stopped}", command) from None
+    stated = json.loads(folder.privacy.read_text())
+    folder.write(folder.privacy, stated | statement_of(place))
+    return replace(settings, start=place)
+
+
+def public_run(config: Config) -> dict[str, Any]:
+    """Returns the configuration of the run that trains the start of another one.
+
+    Raises:
+        FedsinkError: a value of `public` is wrong, or the public data cannot be read.
+    """
+    public = strictly(PublicData, config["public"], "public")
+    strategy = dict(config["strategy"])
+    strategy |= {key: value for key, value in _OF_ONE_CLIENT.items() if key in strategy}
+    noise = {"backend": "fast", "share": "local", "masked": False, "draw": "auto"}
+    plain = compose_config(["engine=local"])
+    return {
+        **config,
+        **(_CENTRAL if config["mode"] == "central" else {}),
+        "rounds": public.rounds or config["rounds"] or config["recipe"]["rounds"],
+        "clients": 1,
+        "data": _data(public, config),
+        "strategy": strategy,
+        "noise": {**config["noise"], **noise, "tolerate_dropouts": 0, "dropouts": 0.0},
+        "partition": plain["partition"],
+        "engine": {**plain["engine"], "device": config["engine"]["device"]},
+        "report": {**config["report"], "pictures": 0, "html": False},
+        **dict.fromkeys(("capacity", "log", "paper", "policy", "scale", "scales", "start")),
+        "shuffler": "none",
+    }
+
+
+def _data(public: PublicData, config: Config) -> dict[str, Any]:
+    """Returns the keys `data` of the public run: its source under the labels of the run."""
+    name, run = checks.choice("public.data", public.data, *choices("data")), config["data"]
+    root, taken = public.root, public.classes
+    keys: dict[str, Any] = {"data": name} | ({} if root is None else {"data.root": root})
+    if name == "image_folder":
+        keys |= {"data.classes": _folders(root), "data.nominal_records": 1}
+    if len(run["shape"]) == 3:
+        keys["data.shape"] = list(run["shape"])
+    try:
+        data = compose_config(as_overrides(keys, ()))["data"]
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    if taken is None and set(run["classes"]) <= set(data["classes"]):
+        taken = tuple(run["classes"])
+    if taken is not None and name == _ANY_CHARACTERS:
+        data["classes"] = list(taken)
+    data["relabel"] = {"classes": data["classes"], "taken": None if taken is None else list(taken)}
+    data |= {"classes": run["classes"], "corrupt": None}
+    data["nominal_records"] = len(load(DataSpec.from_config(data)))
+    return dict(data)
+
+
+def line(stated: Config) -> str | None:
+    """Returns a line for the person who starts a run on public data; None for another run."""
+    if not stated:
+        return None
+    public = stated["public"]
+    return f"Public start: trains on {public['records']:,} records of {public['data']}, at no ε."
+
+
+def _folders(root: str | None) -> list[str]:
+    """Returns the names of the classes in a folder of public pictures."""
+    train = Path(str(root)) / "train"
+    if root is None or not train.is_dir():
+        raise ConfigError(
+            f"public.root={root} must name a folder of pictures, DIR/train/CLASS/*.png."
+        )
+    return sorted(path.name for path in train.iterdir() if path.is_dir())
+
+
+def entry(spec: DataSpec) -> dict[str, Any]:
+    """Returns the entry `public` of privacy.json for a run on public data; {} for another one."""
+    if spec.relabel is None:
+        return {}
+    records = load(spec)
+    return {
+        "public": {
+            "data": spec.name,
+            "records": len(records),
+            "classes": None if spec.relabel.taken is None else list(spec.relabel.taken),
+            "data_sha256": records.digest(),
+        }
+    }

@@ -1,0 +1,259 @@
+"""Starts from public data: what trains them, what privacy.json says, and what they never see."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsink.conf.acting import compose_config
+from fedsink.data.sources import load
+from fedsink.data.spec import DataSpec
+from fedsink.errors import ConfigError, FedsinkError
+from fedsink.models import load as load_generator
+from fedsink.server.checksums import sha256_of
+from fedsink.server.folder import RunFolder
+from fedsink.simulation import public_start
+from fedsink.simulation.simulated_run import resume, start
+
+from ..support import picture_files
+
+SHORT = (
+    "rounds=2",
+    "clients=2",
+    "seed=0",
+    "engine=local",
+    "report.pictures=0",
+    "report.html=false",
+)
+CRITICS = "strategy=gs_wgan strategy.critics=2 strategy.critic.steps=1 strategy.critic.warm=1"
+METHODS = {
+    "sinkhorn": "mode=central",
+    "joint": "mode=central strategy.schedule=joint noise.share=secure_aggregation",
+    "client": "mode=central adjacency=client rate=1.0 capacity=2000 eps=1000",
+    "published": "mode=central clip=batch strategy.lam=0.5 strategy.self_term=semi_debiased",
+    "gs_wgan": f"mode=central {CRITICS}",
+    "gs_wgan_published": f"mode=central {CRITICS} clients=1 strategy.critics=1 "
+    "strategy.published=true strategy.row_sigma=1.07 strategy.critic.mismatch=0.0",
+    "parameter_gradient": "mode=central strategy=parameter_gradient",
+    "unconditional": "mode=central conditional=false",
+    "ldp_laplace": "mode=ldp",
+    "ldp_gaussian": "mode=ldp mechanism=gaussian",
+    "shuffled": "mode=ldp shuffler=trusted eps=2",
+}
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def composed(*keys: str) -> dict[str, Any]:
+    typed = {key.partition("=")[0] for key in keys}
+    return compose_config([*(k for k in SHORT if k.partition("=")[0] not in typed), *keys])
+
+
+def stated(folder: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((folder / "privacy.json").read_text())
+    return read
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "generator.safetensors").read_bytes()
+
+
+@pytest.mark.quick("sinkhorn", "gs_wgan", "ldp_laplace")
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_starts_from_public_data_at_no_epsilon(method: str, tmp_path: Path) -> None:
+    keys = METHODS[method].split()
+    plain = start(composed(*keys), tmp_path / "plain")
+    started = start(composed(*keys, "start=public", "public.data=digits"), tmp_path / "started")
+    assert weights(started) != weights(plain)
+    promise = stated(started)
+    said = promise.pop("start")
+    assert promise == stated(plain)  # ε and everything else
+    digits = load(DataSpec.from_config(compose_config([])["data"]))
+    assert said["records"] == len(digits)
+    assert said["data_sha256"] == digits.digest()
+    assert said["generator_sha256"] == sha256_of(started / "start" / "generator.safetensors")
+    assert "vouches for: no ε was spent" in said["meaning"]
+    inner = stated(started / "start")
+    assert inner["public"] == {
+        key: said[key] for key in ("data", "records", "classes", "data_sha256")
+    }
+    if keys[0] == "mode=central":
+        assert inner["epsilon"] is None
+        assert inner["sigma"] == 0.0
+
+
+def test_points_start_from_points(tmp_path: Path) -> None:
+    keys = ("mode=ldp", "data=half_circle", "start=public", "public.data=half_circle")
+    folder = start(composed(*keys), tmp_path / "run")
+    assert stated(folder)["start"]["data"] == "half_circle"
+
+
+def test_the_start_is_the_same_whatever_the_private_data_are(tmp_path: Path) -> None:
+    for seed, name in enumerate(("one", "other")):
+        picture_files.write_classes(tmp_path / name, ["x", "y"], seed=seed)
+    folders = [
+        start(
+            composed(
+                *("data=image_folder", f"data.root={tmp_path / name}", "data.classes=[x,y]"),
+                *("data.nominal_records=60", "data.shape=[1,8,8]", f"clients={clients}"),
+                *("start=public", "public.classes=[Aa,7]"),
+            ),
+            tmp_path / f"run-{name}",
+        )
+        for name, clients in (("one", 2), ("other", 3))
+    ]
+    assert weights(folders[0] / "start") == weights(folders[1] / "start")
+    assert weights(folders[0]) != weights(folders[1])
+    assert stated(folders[0])["start"]["classes"] == ["Aa", "7"]
+
+
+def test_round_0_has_the_weights_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = []
+    monkeypatch.setattr(
+        "fedsink.server.loop.snapshot",
+        lambda strategy, folder, classes: (
+            first.append((folder.path, strategy.round, deepcopy(strategy.generator.state_dict())))
+            or folder.path
+        ),
+    )
+    folder = start(composed("start=public", "public.data=digits"), tmp_path / "run")
+    began = next(state for path, round, state in first if path == folder and round == 0)
+    for name, tensor in load_generator(folder / "start").state_dict().items():
+        assert torch.equal(began[name], tensor)
+
+
+@pytest.mark.parametrize("before", ["start", "run"])
+def test_a_run_that_was_killed_continues_with_its_start(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """Ends a run like kill -9."""
+
+    keys = composed("start=public", "public.data=digits", "report.checkpoint_seconds=0")
+    whole = start(keys, tmp_path / "whole")
+    log = RunFolder.log
+
+    def logged(folder: RunFolder, record: dict[str, Any]) -> None:
+        log(folder, record)
+        if record["round"] == 1 and (folder.path.name == "start") == (before == "start"):
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "log", logged)
+        with pytest.raises(Killed):
+            start(keys, tmp_path / "killed")
+    assert weights(resume(tmp_path / "killed")) == weights(whole)
+    assert stated(tmp_path / "killed") == stated(whole)
+
+
+def test_a_start_serves_other_runs(tmp_path: Path) -> None:
+    first = start(composed("start=public", "public.data=digits"), tmp_path / "first")
+    again = start(composed(f"start={first / 'start'}"), tmp_path / "again")
+    assert weights(again) == weights(first)
+    assert stated(again) == stated(first)
+    (first / "start").rename(tmp_path / "gone")
+    assert weights(resume(again)) == weights(first)
+
+
+def refused(tmp_path: Path, *keys: str) -> str:
+    with pytest.raises(FedsinkError) as error:
+        start(composed(*keys), tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "spent"),
+    [
+        (["eps=3"], "ε = 2.99"),
+        (["mode=ldp", "eps=20"], "ε = 20"),
+        (["eps=inf"], "nothing protects them"),
+        (["start=public", "public.data=digits"], "ε = 9.99"),
+    ],
+    ids=["central", "ldp", "unprotected", "started"],
+)
+def test_a_private_run_is_no_start(keys: Sequence[str], spent: str, tmp_path: Path) -> None:
+    private = start(composed(*keys), tmp_path / "private")
+    said = refused(tmp_path, f"start={private}")
+    assert f"start={private} was trained on private data" in said
+    assert spent in said
+    assert ("start=" + str(private / "start") in said) == ("start=public" in keys)
+
+
+def test_what_is_no_start_is_named(tmp_path: Path) -> None:
+    assert "has no readable privacy.json" in refused(tmp_path, f"start={tmp_path}")
+    first = start(composed("start=public", "public.data=digits"), tmp_path / "first") / "start"
+    assert "its generator is dct_mlp, and this run's mlp" in refused(
+        tmp_path, f"start={first}", "generator=mlp"
+    )
+    assert "its number of classes is 10, and this run's 1" in refused(
+        tmp_path, f"start={first}", "conditional=false"
+    )
+    content = bytearray(weights(first))
+    content[-1] ^= 1
+    (first / "generator.safetensors").write_bytes(bytes(content))
+    assert "has another SHA-256 than SHA256SUMS says" in refused(tmp_path, f"start={first}")
+    (first / "generator.safetensors").unlink()
+    assert "its run has not ended" in refused(tmp_path, f"start={first}")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["public.data=nowhere"], "public.data is .*glyphs.*, not 'nowhere'"),
+        (["public.data=mnist", "public.root=/nowhere"], "start=public, public.data=mnist: "),
+        (["public.data=image_folder"], "public.root=None must name a folder of pictures"),
+        (["public.data=femnist"], "public.data=femnist: .*public.root"),
+        (["public.data=shapes"], "public.data=shapes: shapes has 3 channels"),
+        (["public.rounds=0"], "public.rounds must be null or a whole number of at least 1"),
+        (["public.classes=[0,1]"], "public.classes names 2 classes, one for each of the run's 10"),
+        (
+            ["public.data=digits", "public.classes=[9,8,7,6,5,4,3,2,1,10]"],
+            "The public data have no class '10': choose public.classes among 0, 1",
+        ),
+        (["public.classes=[0,0,1,2,3,4,5,6,7,8]"], "public.data=glyphs: .*0"),
+        (["public.classes=all"], "public.classes is null or a list of names, not 'all'"),
+    ],
+)
+def test_bad_values_are_named_and_leave_nothing(
+    keys: Sequence[str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        start(composed("start=public", *keys), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_keys_of_a_public_start_act_only_with_it() -> None:
+    with pytest.raises(ConfigError, match=r"public.rounds=3 changes nothing .* start=public"):
+        compose_config(["public.rounds=3"])
+    with pytest.raises(ConfigError, match=r"public.root=/a changes nothing .* read from files"):
+        compose_config(["start=public", "public.root=/a"])
+
+
+def test_classes_stand_for_the_run_s_by_name_in_order_or_at_random(tmp_path: Path) -> None:
+    picture_files.write_classes(tmp_path / "own", ["cat", "dog", "emu"])
+    own = (f"public.root={tmp_path / 'own'}", "public.data=image_folder")
+
+    def taken(*keys: str) -> list[str] | None:
+        values = public_start.public_run(composed("start=public", *keys))
+        found: list[str] | None = values["data"]["relabel"]["taken"]
+        return found
+
+    digits = [str(number) for number in range(10)]
+    assert taken() == digits
+    assert taken("public.classes=[A,B,C,D,E,F,G,H,I,J]") == list("ABCDEFGHIJ")
+    assert taken(*own) is None
+    folder = ("data=image_folder", "data.root=/private", "data.classes=[dog,emu]")
+    assert taken(*folder, "data.nominal_records=9", "data.shape=[3,8,8]", *own) == ["dog", "emu"]
+    assert taken("data=fashion_mnist") is None
