@@ -81,6 +81,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> dict[str
         "fashion_mnist": downloaded,
         "celeba": [*downloaded, "data.shape=[3,16,16]"],
         **dict.fromkeys(("femnist", "femnist_62", "femnist_digits"), femnist),
+        "glyphs": ["data.shape=[1,8,8]", "data.classes=[A,Bb]"],
         "shapes": ["data.shape=[3,8,8]"],
         "digits": [],
         "half_circle": [],

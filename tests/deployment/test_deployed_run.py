@@ -31,6 +31,7 @@ from fedsink.server import checkpoint
 from fedsink.server.folder import RunFolder, stored_config
 from fedsink.server.verification import VERIFIED, verdict_on
 from fedsink.simulation.grid import client_of, node_of
+from fedsink.simulation.simulated_run import start
 from fedsink.simulation.virtual_clients import LocalGrid
 
 from ..support.policies import DIGITS, limits, policy
@@ -161,6 +162,34 @@ def test_a_run_leaves_its_folder_at_the_server_and_its_results_in_the_log(
     assert [node["rounds"] for node in verdict.nodes] == [25 if central else 1] * 2
     assert verdict.promise["run"] == stored_config(folder)["run"]["name"]
     assert "ward" not in (of_submitter.path / "nodes.json").read_text()  # the owners' own names
+
+
+def test_a_run_starts_from_public_weights_that_lie_at_the_server(
+    tmp_path: Path, folder: RunFolder, grid: Callable[..., Nodes]
+) -> None:
+    trained = start(
+        compose_config(
+            [
+                "start=public",
+                "public.data=digits",
+                "rounds=2",
+                "clients=2",
+                "engine=local",
+                "seed=0",
+            ]
+        ),
+        tmp_path / "trained",
+    )
+    (tmp_path / "starts").mkdir()
+    (trained / "start").rename(tmp_path / "starts" / "digits-1")
+    submitter = Submitter()
+    run_deployed(grid(), submitted(*CENTRAL, "start=digits-1"), submitter)
+    stated = json.loads(folder.privacy.read_text())["start"]
+    assert stated == json.loads((trained / "privacy.json").read_text())["start"]
+    assert (folder.path / "start" / "generator.safetensors").is_file()
+    submitter.results.unpack(tmp_path / "here")
+    verdict = verdict_on(tmp_path / "here")
+    assert verdict.reasons == []
 
 
 def test_a_log_lies_at_the_server_and_its_csv_travels(
@@ -321,6 +350,9 @@ def test_missing_nodes_are_named(grid: Callable[..., Nodes]) -> None:
             "takes no data.corrupt={'kind': 'invert', 'share': 0.5}: real nodes answer from their",
         ),
         (("study={name: debugging}",), "takes no study={'name': 'debugging'}: a study is several"),
+        (("start=public",), "fedsink deploy trains no start: run fedsink simulate start=public"),
+        (("start=../elsewhere",), "A run's name is 1 to 100 of A-Z a-z 0-9"),
+        (("start=absent",), "starts/absent has no readable privacy.json"),
         (("engine=local",), "fedsink deploy runs on real nodes: leave out engine="),
         (("engine.ask_again=0",), "engine.ask_again must be a positive number, not 0"),
         (("engine.round_timeout=0",), "engine.round_timeout must be null or a positive number"),
