@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsink.conf.acting import compose_config
-from fedsink.conf.rule import Sizes
+from fedsink.conf.rule import Sizes, sizes_of
 from fedsink.configuration import Configuration
 from fedsink.errors import FedsinkError
 from fedsink.protocol.requests import UNNAMED
@@ -153,6 +153,14 @@ def test_a_data_set_that_nobody_measured_follows_it(shape: str, more: list[str])
 def test_what_is_stated_wins_over_it() -> None:
     config = compose_config([*DATA, "strategy.rows=7", "rate=0.3", "view.radius=4"])
     assert (config["strategy"]["rows"], config["rate"], config["view"]["radius"]) == (7, 0.3, 4)
+
+
+def test_it_counts_classes_where_a_run_tells_them_apart() -> None:
+    told = sizes_of(compose_config(["data=digits"]))
+    alike = sizes_of(compose_config(["data=digits", "conditional=false"]))
+    assert told is not None
+    assert alike is not None
+    assert (told.classes, alike.classes) == (10, 1)
 
 
 @pytest.mark.parametrize("eps", ["eps=0", "eps=-1", "eps=many"])
