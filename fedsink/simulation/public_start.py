@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _CENTRAL = {"eps": float("inf"), "sigma": None}
 _OF_ONE_CLIENT = {"quorum": None, "turns": None, "published": False, "row_sigma": None}
+_MOST_SHARED = 0.01  # of the clients' records: blank pictures are alike everywhere
 _ANY_CHARACTERS = "glyphs"  # it renders the classes that it is asked for
 
 
@@ -46,7 +48,9 @@ def check(config: Config, settings: ServerSettings, runs: SingleRuns) -> None:
     if start == "public":
         folder = settings.folder / FOLDER
         try:
-            runs.check(public_run(config), folder)
+            values = public_run(config)
+            runs.check(values, folder)
+            _refuse_private(values["data"], config["data"])
         except FedsinkError as error:
             said = str(error).replace("data.root", "public.root")
             raise ConfigError(
@@ -138,6 +142,23 @@ def _data(public: PublicData, config: Config) -> dict[str, Any]:
     data |= {"classes": run["classes"], "corrupt": None}
     data["nominal_records"] = len(load(DataSpec.from_config(data)))
     return dict(data)
+
+
+def _refuse_private(public: Config, private: Config) -> None:
+    """Refuses public data that hold records of the clients, bit by bit."""
+    held = _rows(private)
+    found = sum(row in held for row in _rows(public))
+    if found > _MOST_SHARED * len(held):
+        raise ConfigError(
+            f"{found} of the public records are records of the clients, bit by bit: what clients "
+            "hold is not public. Name other data."
+        )
+
+
+def _rows(values: Config) -> set[bytes]:
+    records = load(DataSpec.from_config(values))
+    rows, _ = records.take(torch.arange(len(records)))
+    return {row.tobytes() for row in rows.flatten(1).numpy()}
 
 
 def line(stated: Config) -> str | None:

@@ -171,7 +171,6 @@ def test_a_run_starts_from_public_weights_that_lie_at_the_server(
         compose_config(
             [
                 "start=public",
-                "public.data=digits",
                 "rounds=2",
                 "clients=2",
                 "engine=local",

@@ -72,14 +72,14 @@ def weights(folder: Path) -> bytes:
 def test_every_method_starts_from_public_data_at_no_epsilon(method: str, tmp_path: Path) -> None:
     keys = METHODS[method].split()
     plain = start(composed(*keys), tmp_path / "plain")
-    started = start(composed(*keys, "start=public", "public.data=digits"), tmp_path / "started")
+    started = start(composed(*keys, "start=public"), tmp_path / "started")
     assert weights(started) != weights(plain)
     promise = stated(started)
     said = promise.pop("start")
     assert promise == stated(plain)  # ε and everything else
-    digits = load(DataSpec.from_config(compose_config([])["data"]))
-    assert said["records"] == len(digits)
-    assert said["data_sha256"] == digits.digest()
+    glyphs = load(DataSpec("glyphs", (1, 8, 8), tuple("0123456789"), 20_000))
+    assert said["records"] == len(glyphs)
+    assert said["data_sha256"] == glyphs.digest()
     assert said["generator_sha256"] == sha256_of(started / "start" / "generator.safetensors")
     assert "vouches for: no ε was spent" in said["meaning"]
     inner = stated(started / "start")
@@ -91,10 +91,13 @@ def test_every_method_starts_from_public_data_at_no_epsilon(method: str, tmp_pat
         assert inner["sigma"] == 0.0
 
 
-def test_points_start_from_points(tmp_path: Path) -> None:
-    keys = ("mode=ldp", "data=half_circle", "start=public", "public.data=half_circle")
-    folder = start(composed(*keys), tmp_path / "run")
-    assert stated(folder)["start"]["data"] == "half_circle"
+@pytest.mark.parametrize(
+    "keys",
+    [("public.data=digits",), ("mode=ldp", "data=half_circle", "public.data=half_circle")],
+)
+def test_records_of_the_clients_are_not_public(keys: Sequence[str], tmp_path: Path) -> None:
+    said = refused(tmp_path, "start=public", *keys)
+    assert "of the public records are records of the clients, bit by bit" in said
 
 
 def test_the_start_is_the_same_whatever_the_private_data_are(tmp_path: Path) -> None:
@@ -127,7 +130,7 @@ def test_round_0_has_the_weights_of_the_start(
             or folder.path
         ),
     )
-    folder = start(composed("start=public", "public.data=digits"), tmp_path / "run")
+    folder = start(composed("start=public"), tmp_path / "run")
     began = next(state for path, round, state in first if path == folder and round == 0)
     for name, tensor in load_generator(folder / "start").state_dict().items():
         assert torch.equal(began[name], tensor)
@@ -140,7 +143,7 @@ def test_a_run_that_was_killed_continues_with_its_start(
     class Killed(BaseException):
         """Ends a run like kill -9."""
 
-    keys = composed("start=public", "public.data=digits", "report.checkpoint_seconds=0")
+    keys = composed("start=public", "report.checkpoint_seconds=0")
     whole = start(keys, tmp_path / "whole")
     log = RunFolder.log
 
@@ -158,7 +161,7 @@ def test_a_run_that_was_killed_continues_with_its_start(
 
 
 def test_a_start_serves_other_runs(tmp_path: Path) -> None:
-    first = start(composed("start=public", "public.data=digits"), tmp_path / "first")
+    first = start(composed("start=public"), tmp_path / "first")
     again = start(composed(f"start={first / 'start'}"), tmp_path / "again")
     assert weights(again) == weights(first)
     assert stated(again) == stated(first)
@@ -179,7 +182,7 @@ def refused(tmp_path: Path, *keys: str) -> str:
         (["eps=3"], "ε = 2.99"),
         (["mode=ldp", "eps=20"], "ε = 20"),
         (["eps=inf"], "nothing protects them"),
-        (["start=public", "public.data=digits"], "ε = 9.99"),
+        (["start=public"], "ε = 9.99"),
     ],
     ids=["central", "ldp", "unprotected", "started"],
 )
@@ -193,7 +196,7 @@ def test_a_private_run_is_no_start(keys: Sequence[str], spent: str, tmp_path: Pa
 
 def test_what_is_no_start_is_named(tmp_path: Path) -> None:
     assert "has no readable privacy.json" in refused(tmp_path, f"start={tmp_path}")
-    first = start(composed("start=public", "public.data=digits"), tmp_path / "first") / "start"
+    first = start(composed("start=public"), tmp_path / "first") / "start"
     assert "its generator is dct_mlp, and this run's mlp" in refused(
         tmp_path, f"start={first}", "generator=mlp"
     )
