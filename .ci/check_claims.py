@@ -41,7 +41,9 @@ _ROWS = {
     "one_60": "MNIST, ε = 10, one curator, convolutional, 60,000 pictures",
     "one_eps1": "MNIST, ε = 1, one curator, convolutional",
     "one_eps1_60": "MNIST, ε = 1, one curator, convolutional, 60,000 pictures",
-    "one_as_ten": "MNIST, ε = 10, one curator's recipe, 10 clients, shared noise",
+    "pooled_ten": "ε = 10, 10 clients",
+    "pooled_thousand": "ε = 10, 1000 clients",
+    "pooled_thousand_eps1": "ε = 1, 1000 clients",
     "hundred": "MNIST, ε = 10, 100 clients",
     "hundred_shared": "MNIST, ε = 10, 100 clients, shared noise",
     "thousand": "MNIST, ε = 10, 1000 clients",
@@ -63,6 +65,8 @@ CLAIMS = {
         "{cao_mnist_m1.cnn} % (DP-Sinkhorn), {dpdm_mnist_eps10.cnn} % (DPDM)",
         "central, one curator, ε = 10 | {new_one.cnn} % | "
         "{cao_mnist_m1.cnn} % (DP-Sinkhorn), {dpdm_mnist_eps10.cnn} % (DPDM)",
+        "central, 1,000 clients, shared noise, ε = 10 | {pooled_thousand.cnn} % (one seed) | "
+        "{cao_mnist_m1.cnn} %, {dpdm_mnist_eps10.cnn} %",
         "central, ten clients, ε = 1 | {ten_eps1.cnn} % | {dpdm_mnist_eps1.cnn} % (DPDM)",
         "ldp, Gaussian noise, ε = 35 | {gauss.cnn} % | none with labels",
     ),
@@ -86,7 +90,9 @@ CLAIMS = {
         "with noise it reads {one.cnn} and {one_60.cnn}",
         "a hundred read {hundred.cnn} with their own and {hundred_shared.cnn} with shared noise, a "
         "thousand {thousand.cnn} and {thousand_shared.cnn}",
-        "{one_as_ten.cnn} (one seed), where one curator reads {one.cnn}",
+        "ten clients read {pooled_ten.cnn} and a thousand {pooled_thousand.cnn} (one seed each), "
+        "where one curator reads {new_one.cnn}",
+        "at ε = 1 a thousand read {pooled_thousand_eps1.cnn}",
         "the CNN reads {tether.cnn} in place of {ten.cnn}",
         "with the tether and 40 rows it reads {one_eps1_seed1.triple}",
         "LogReg, MLP and CNN are at hand here: {chen_mnist.triple}",
