@@ -20,7 +20,7 @@ class RunFolder:
 
     `config.yaml` · `metrics.jsonl` · `metrics.json` · `privacy.json` · `nodes.json` ·
     `SHA256SUMS` · `partition.json` · `samples/` · `generator.safetensors` + `generator.json` ·
-    `checkpoint/` · `failed.json`
+    `checkpoint/` · `start/` · `failed.json`
     """
 
     def __init__(self, path: Path) -> None:
