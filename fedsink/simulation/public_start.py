@@ -8,6 +8,7 @@ that noise. Nothing is spent: the data are public. `start=DIR` takes the start o
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _CENTRAL = {"eps": float("inf"), "sigma": None}
 _OF_ONE_CLIENT = {"quorum": None, "turns": None, "published": False, "row_sigma": None}
 _MOST_SHARED = 0.01  # of the clients' records: blank pictures are alike everywhere
+_READ_AT_ONCE = 1000  # records, which bounds the memory
 _ANY_CHARACTERS = "glyphs"  # it renders the classes that it is asked for
 
 
@@ -156,9 +158,13 @@ def _refuse_private(public: Config, private: Config) -> None:
 
 
 def _rows(values: Config) -> set[bytes]:
+    """Returns the hashes of the records that a configuration's table `data` names."""
     records = load(DataSpec.from_config(values))
-    rows, _ = records.take(torch.arange(len(records)))
-    return {row.tobytes() for row in rows.flatten(1).numpy()}
+    return {
+        hashlib.blake2b(row, digest_size=16).digest()
+        for places in torch.arange(len(records)).split(_READ_AT_ONCE)
+        for row in records.take(places)[0].flatten(1).numpy()
+    }
 
 
 def line(stated: Config) -> str | None:
