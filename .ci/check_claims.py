@@ -44,6 +44,10 @@ _ROWS = {
     "pooled_ten": "ε = 10, 10 clients",
     "pooled_thousand": "ε = 10, 1000 clients",
     "pooled_thousand_eps1": "ε = 1, 1000 clients",
+    "glyphs_02": "ε = 0.2, from glyphs",
+    "glyphs_005": "ε = 0.05, from glyphs",
+    "nothing_02": "ε = 0.2, from nothing",
+    "nothing_005": "ε = 0.05, from nothing",
     "hundred": "MNIST, ε = 10, 100 clients",
     "hundred_shared": "MNIST, ε = 10, 100 clients, shared noise",
     "thousand": "MNIST, ε = 10, 1000 clients",
@@ -75,6 +79,10 @@ CLAIMS = {
     "docs/gs_wgan.md": (
         "publish {chen_mnist.triple} (LogReg / MLP / CNN; Tables 1 and A1)",
         "reads {critics.triple} over three seeds",
+    ),
+    "docs/public-start.md": (
+        "reads {glyphs_005.cnn} from glyphs and {nothing_005.cnn} from nothing at ε = 0.05, and at "
+        "ε = 0.2 {glyphs_02.cnn} and {nothing_02.cnn}",
     ),
     "docs/notebook/local.md": (
         "Gaussian, ε = 35 ({gauss_mlp.cnn} → {gauss.cnn} on the test set, three seeds",
