@@ -67,7 +67,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "generator.safetensors").read_bytes()
 
 
-@pytest.mark.quick("sinkhorn", "gs_wgan", "ldp_laplace")
+@pytest.mark.quick("sinkhorn")
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_starts_from_public_data_at_no_epsilon(method: str, tmp_path: Path) -> None:
     keys = METHODS[method].split()
@@ -119,6 +119,7 @@ def test_the_start_is_the_same_whatever_the_private_data_are(tmp_path: Path) -> 
     assert stated(folders[0])["start"]["classes"] == ["Aa", "7"]
 
 
+@pytest.mark.slow
 def test_round_0_has_the_weights_of_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +137,7 @@ def test_round_0_has_the_weights_of_the_start(
         assert torch.equal(began[name], tensor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["start", "run"])
 def test_a_run_that_was_killed_continues_with_its_start(
     before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -160,6 +162,7 @@ def test_a_run_that_was_killed_continues_with_its_start(
     assert stated(tmp_path / "killed") == stated(whole)
 
 
+@pytest.mark.slow
 def test_a_start_serves_other_runs(tmp_path: Path) -> None:
     first = start(composed("start=public"), tmp_path / "first")
     again = start(composed(f"start={first / 'start'}"), tmp_path / "again")
@@ -176,6 +179,7 @@ def refused(tmp_path: Path, *keys: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.quick("central")
 @pytest.mark.parametrize(
     ("keys", "spent"),
     [
@@ -194,6 +198,7 @@ def test_a_private_run_is_no_start(keys: Sequence[str], spent: str, tmp_path: Pa
     assert ("start=" + str(private / "start") in said) == ("start=public" in keys)
 
 
+@pytest.mark.slow
 def test_what_is_no_start_is_named(tmp_path: Path) -> None:
     assert "has no readable privacy.json" in refused(tmp_path, f"start={tmp_path}")
     first = start(composed("start=public"), tmp_path / "first") / "start"
@@ -211,6 +216,7 @@ def test_what_is_no_start_is_named(tmp_path: Path) -> None:
     assert "its run has not ended" in refused(tmp_path, f"start={first}")
 
 
+@pytest.mark.quick("keys0-*", "keys5-*")
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
@@ -244,6 +250,7 @@ def test_keys_of_a_public_start_act_only_with_it() -> None:
         compose_config(["start=public", "public.root=/a"])
 
 
+@pytest.mark.slow
 def test_classes_stand_for_the_run_s_by_name_in_order_or_at_random(tmp_path: Path) -> None:
     picture_files.write_classes(tmp_path / "own", ["cat", "dog", "emu"])
     own = (f"public.root={tmp_path / 'own'}", "public.data=image_folder")
