@@ -46,13 +46,13 @@ def allocation(sigma: float, t: int, step: float) -> Law:
     S is a mean of t values: their sum is made on a grid of its own, by a Fourier transform.
     """
     low, high = math.exp(-9.0 / sigma - 0.5 / sigma**2), math.exp(9.0 / sigma)
-    width = (high - low) / t * (1 << 16) ** -1
-    places = np.arange(1 << 16)
-    edges = low / t + width * (np.arange((1 << 16) + 1) - 0.5)
+    places = 1 << 16
+    width = (high - low) / t / places
+    edges = low / t + width * (np.arange(places + 1) - 0.5)
     cdf = stats.norm.cdf(np.log(np.maximum(edges * t, 1e-300)) * sigma + 0.5 / sigma)
     one = np.diff(cdf)
     one /= one.sum()
-    size = 1 << math.ceil(math.log2(t * len(places)))
+    size = 1 << math.ceil(math.log2(t * places))
     summed = np.fft.irfft(np.fft.rfft(one, size) ** t, size)
     values = low + width * np.arange(size)
     return _on_grid(np.log(values), np.maximum(summed, 0.0), step), step
@@ -113,7 +113,7 @@ def _epsilon_of(losses: np.ndarray, mass: np.ndarray, delta: float) -> float:
 
 def _step(q: float, sigma: float, uses: float) -> float:
     """A grid that holds `_ROUNDS` standard deviations of the composed loss."""
-    spread = q * math.sqrt(uses * math.expm1(1.0 / sigma**2)) if sigma > 0.2 else math.inf
+    spread = q * math.sqrt(uses * math.expm1(1.0 / sigma**2))
     return max(2.0 * _ROUNDS * spread, 8.0 / sigma + 0.1) / _SIZE
 
 

@@ -126,7 +126,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class PublicData:
-    """What `start=public` trains on: data that whoever starts the run calls public.
+    """Public data of `start=public`: whoever starts the run calls them so.
 
     Attributes:
         data: name of the data set.

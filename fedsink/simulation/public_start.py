@@ -80,11 +80,11 @@ def begin(
         return settings
     place = folder.path / FOLDER
     if start != "public":
-        if not (place / "privacy.json").is_file():
+        if not RunFolder(place).privacy.is_file():
             adopt(Path(str(start)), folder.path, build_generator(settings))
     else:
         try:
-            if (place / "config.yaml").is_file():
+            if RunFolder(place).config.is_file():
                 runs.resume(place)
             else:
                 runs.start(public_run(config), place)
@@ -106,13 +106,13 @@ def public_run(config: Config) -> dict[str, Any]:
     strategy = dict(config["strategy"])
     strategy |= {key: value for key, value in _OF_ONE_CLIENT.items() if key in strategy}
     noise = {"backend": "fast", "share": "local", "masked": False, "draw": "auto"}
-    plain = compose_config(["engine=local"])
+    plain = _composed(public, config["data"])
     return {
         **config,
         **(_CENTRAL if config["mode"] == "central" else {}),
         "rounds": public.rounds or config["rounds"] or config["recipe"]["rounds"],
         "clients": 1,
-        "data": _data(public, config),
+        "data": _data(public, plain["data"], config["data"]),
         "strategy": strategy,
         "noise": {**config["noise"], **noise, "tolerate_dropouts": 0, "dropouts": 0.0},
         "partition": plain["partition"],
@@ -123,27 +123,32 @@ def public_run(config: Config) -> dict[str, Any]:
     }
 
 
-def _data(public: PublicData, config: Config) -> dict[str, Any]:
-    """Returns the keys `data` of the public run: its source under the labels of the run."""
-    name, run = checks.choice("public.data", public.data, *choices("data")), config["data"]
-    root, taken = public.root, public.classes
-    keys: dict[str, Any] = {"data": name} | ({} if root is None else {"data.root": root})
+def _composed(public: PublicData, run: Config) -> dict[str, Any]:
+    """Returns the configuration of the public data in this process, everything else by default."""
+    name, root = checks.choice("public.data", public.data, *choices("data")), public.root
+    keys: dict[str, Any] = {"engine": "local", "data": name}
+    if root is not None:
+        keys["data.root"] = root
     if name == "image_folder":
         keys |= {"data.classes": _folders(root), "data.nominal_records": 1}
     if len(run["shape"]) == 3:
         keys["data.shape"] = list(run["shape"])
     try:
-        data = compose_config(as_overrides(keys, ()))["data"]
+        return compose_config(as_overrides(keys, ()))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(" ".join(str(error).split())) from error
-    if taken is None and set(run["classes"]) <= set(data["classes"]):
+
+
+def _data(public: PublicData, source: Config, run: Config) -> dict[str, Any]:
+    """Returns the keys `data` of the public run: its source under the labels of the run."""
+    taken, classes = public.classes, source["classes"]
+    if taken is None and set(run["classes"]) <= set(classes):
         taken = tuple(run["classes"])
-    if taken is not None and name == _ANY_CHARACTERS:
-        data["classes"] = list(taken)
-    data["relabel"] = {"classes": data["classes"], "taken": None if taken is None else list(taken)}
-    data |= {"classes": run["classes"], "corrupt": None}
-    data["nominal_records"] = len(load(DataSpec.from_config(data)))
-    return dict(data)
+    if taken is not None and public.data == _ANY_CHARACTERS:
+        classes = list(taken)
+    relabel = {"classes": classes, "taken": None if taken is None else list(taken)}
+    data = {**source, "classes": run["classes"], "relabel": relabel}
+    return {**data, "nominal_records": len(load(DataSpec.from_config(data)))}
 
 
 def _refuse_private(public: Config, private: Config) -> None:

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "random_allocation.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("random_allocation", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+Script = Callable[[str], Any]
 
 
 @pytest.mark.parametrize(("q", "rounds", "sigma"), [(0.2, 300, 1.9), (0.2, 300, 13.0)])
 def test_poisson_sampling_reads_what_the_accountant_reads(
-    script: ModuleType, q: float, rounds: int, sigma: float
+    script: Script, q: float, rounds: int, sigma: float
 ) -> None:
+    laws = script("random_allocation")
     plan = PrivacyPlan(q, sigma, rounds, RecordClip(1.0), JointSchedule(), 1e-5)
-    law = script.poisson(sigma, q, script._step(q, sigma, rounds))
-    assert script.epsilon(law, rounds, 1e-5) == pytest.approx(plan.epsilon("pld"), rel=2e-3)
+    law = laws.poisson(sigma, q, laws._step(q, sigma, rounds))
+    assert laws.epsilon(law, rounds, 1e-5) == pytest.approx(plan.epsilon("pld"), rel=2e-3)
 
 
-def test_allocation_of_one_block_has_the_simulated_delta(script: ModuleType) -> None:
+def test_allocation_of_one_block_has_the_simulated_delta(script: Script) -> None:
+    laws = script("random_allocation")
     sigma, t, delta = 1.5, 5, 1e-2
-    eps = script.epsilon(script.allocation(sigma, t, script._step(0.2, sigma, t)), 1, delta)
+    eps = laws.epsilon(laws.allocation(sigma, t, laws._step(0.2, sigma, t)), 1, delta)
     x = np.random.Generator(np.random.PCG64(0)).normal(size=(400_000, t)) * sigma
     s = np.exp((x - 0.5) / sigma**2).mean(1)  # under "without"; "with" has the density S
     excess = np.maximum(s - math.exp(eps), 0.0)
