@@ -31,6 +31,7 @@ BATCH = 128
 PREDICTION_BATCH = 1000
 MAX_EPOCHS = 200
 MIN_EPOCHS = 10
+MNIST_VALUES = 28 * 28
 
 HIDDEN = 100
 MLP_BUDGET = 1_600_000
@@ -64,7 +65,7 @@ def train_mlp(
         skip_init(nn.Linear, HIDDEN, classes),
     )
     initialise(network, generator)
-    epochs = epoch_cap(len(images), budget)
+    epochs = epoch_cap(images, budget)
     return fit(network, images, labels, generator, seed, epochs=epochs, name="mlp", report=report)
 
 
@@ -100,7 +101,7 @@ def train_cnn(
         labels,
         generator,
         seed,
-        epochs=epoch_cap(len(images), budget),
+        epochs=epoch_cap(images, budget),
         name="cnn",
         report=report,
     )
@@ -208,11 +209,15 @@ def _pooled(side: int, padding: int) -> int:
     return (side + 2 * padding - 2) // 2
 
 
-def epoch_cap(images: int, budget: int | None) -> int:
-    """Returns the epochs that show about `budget` images in all, from 10 to 200; 200 for None."""
+def epoch_cap(images: Tensor, budget: int | None) -> int:
+    """Returns the epochs that show about `budget` images in all, from 10 to 200; 200 for None.
+
+    An image (C, H, W) of more than MNIST's 784 values counts in proportion to them: its time does.
+    """
     if budget is None:
         return MAX_EPOCHS
-    return min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(budget / images)))
+    shown = len(images) * max(1.0, images[0].numel() / MNIST_VALUES)
+    return min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(budget / shown)))
 
 
 def fit(

@@ -83,7 +83,7 @@ def train_real_classifier(
         training.labels,
         generator,
         seed,
-        epochs=epoch_cap(len(training), CNN_BUDGET),
+        epochs=epoch_cap(training.images, CNN_BUDGET),
         name="real classifier",
         report=report,
     )

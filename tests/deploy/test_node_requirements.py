@@ -123,8 +123,8 @@ def test_the_commands_of_a_node_work_without_what_a_node_does_not_install(tmp_pa
     known = metadata.packages_distributions()
     used = {canonical(d) for name in json.loads(done.stdout) for d in known.get(name, ())}
     assert {"torch", "flwr", "dp-accounting", "safetensors"} <= used
-    # torch takes the second where it is installed; the third shares protobuf's name, google.
-    optional = {"fedsink", "opt-einsum", "google-auth"}
+    # torch takes two of them where they are installed; the last shares protobuf's name, google.
+    optional = {"fedsink", "opt-einsum", "tqdm", "google-auth"}
     assert used - optional <= installed_with(requirements(ROOT / "deploy/node"), "opendp")
     done = without(_COMMAND, "ledger", "show", f"policy={policy}")
     assert done.returncode == 0, done.stderr

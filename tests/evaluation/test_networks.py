@@ -120,17 +120,19 @@ def test_the_classifier_returns_the_largest_logit():
 
 
 @pytest.mark.parametrize(
-    ("images", "budget", "epochs"),
+    ("images", "shape", "budget", "epochs"),
     [
-        (20_000, 300_000, 15),
-        (60_000, 300_000, 10),
-        (1_400, 300_000, 200),
-        (7, 20, 10),
-        (60_000, None, 200),
+        (20_000, (1, 28, 28), 300_000, 15),
+        (20_000, (1, 8, 8), 300_000, 15),
+        (60_000, (1, 28, 28), 300_000, 10),
+        (1_400, (1, 28, 28), 300_000, 200),
+        (2_000, (3, 32, 32), 300_000, 39),  # 150 · 784 / 3072, rounded up
+        (7, (1, 2, 2), 20, 10),
+        (60_000, (3, 32, 32), None, 200),
     ],
 )
-def test_epoch_cap(images, budget, epochs):
-    assert epoch_cap(images, budget) == epochs
+def test_epoch_cap(images, shape, budget, epochs):
+    assert epoch_cap(torch.empty(1).expand(images, *shape), budget) == epochs
 
 
 def test_initialise_is_the_uniform_default_from_the_given_generator():
