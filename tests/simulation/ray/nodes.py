@@ -24,6 +24,7 @@ _WATCHFUL = {
     "health_check_failure_threshold": 3,
 }
 _START = 60.0
+_TRIES = 4
 
 
 class Nodes:
@@ -83,25 +84,29 @@ class Nodes:
         shutil.rmtree(self._session, ignore_errors=True)
 
     def _start(self, *words: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Starts a node, again if Ray's 15 seconds were too few for it: the machine may be busy."""
         command = [
             str(Path(sys.executable).with_name("ray")), "start", *words, "--block",
             "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0",
             f"--object-store-memory={100 << 20}", "--disable-usage-stats",
         ]  # fmt: skip
-        with self._lock:
-            log = self._folder / f"node-{len(list(self._folder.glob('node-*.log')))}.log"
-            with log.open("wb") as file:
-                node = subprocess.Popen(
-                    command,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env=self._environment | environment,
-                    start_new_session=True,
-                )
-            self._started.append(node)
-        deadline = time.monotonic() + _START
-        while "Ray runtime started" not in (text := log.read_text()):
-            if node.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"A node did not start:\n{text}")
-            time.sleep(0.1)
-        return node
+        for _ in range(_TRIES):
+            with self._lock:
+                log = self._folder / f"node-{len(list(self._folder.glob('node-*.log')))}.log"
+                with log.open("wb") as file:
+                    node = subprocess.Popen(
+                        command,
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
+                        env=self._environment | environment,
+                        start_new_session=True,
+                    )
+                self._started.append(node)
+            deadline = time.monotonic() + _START
+            while node.poll() is None and time.monotonic() < deadline:
+                if "Ray runtime started" in log.read_text():
+                    return node
+                time.sleep(0.1)
+            with contextlib.suppress(ProcessLookupError, ValueError):  # killed by a siege
+                self.kill(node)
+        raise RuntimeError(f"A node did not start:\n{log.read_text()}")
