@@ -102,7 +102,7 @@ def main(folder: Path) -> None:
     try:
         for _ in range(2):
             nodes.add(1)
-        grid = RayGrid(remote.node, address=nodes.address, revive_seconds=120)
+        grid = RayGrid(remote.node, address=nodes.address, revive_seconds=300)
         besiege(nodes, grid)
         run(remote, grid)
     finally:
