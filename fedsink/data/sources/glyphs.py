@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torch.nn import functional
 
@@ -101,6 +100,8 @@ def _masters(characters: Sequence[str] | str, side: int) -> Tensor:
     Raises:
         DataError: matplotlib's fonts are not installed.
     """
+    from PIL import Image, ImageDraw, ImageFont
+
     package = find_spec("matplotlib")
     places = package.submodule_search_locations if package else None
     folder = Path(places[0]) / "mpl-data" / "fonts" / "ttf" if places else Path()
