@@ -216,7 +216,7 @@ def epoch_cap(images: Tensor, budget: int | None) -> int:
     """
     if budget is None:
         return MAX_EPOCHS
-    shown = len(images) * max(1.0, images[0].numel() / MNIST_VALUES)
+    shown = max(len(images), images.numel() / MNIST_VALUES)
     return min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(budget / shown)))
 
 

@@ -24,7 +24,7 @@ from fedsink.evaluation import (
 from fedsink.evaluation.downstream import FLOOR_IMAGES
 from fedsink.evaluation.image_quality import fid
 from fedsink.evaluation.inception import load_inception
-from fedsink.evaluation.networks import limit_threads
+from fedsink.evaluation.networks import MNIST_VALUES, limit_threads
 from fedsink.evaluation.sets import (
     Labelled,
     Origin,
@@ -43,7 +43,6 @@ from fedsink.values import checks, given
 SUITES = ("fast", "paper", "full")
 _TOO_EASY = 0.98  # accuracy of class means
 _SMALL = 16 * 16
-_VALUES = 10_000 * 28 * 28  # that one evaluation of suite=fast learns from
 
 
 @dataclass(frozen=True, repr=False)
@@ -277,7 +276,7 @@ def _threads(shape: tuple[int, ...]) -> int:
 
 def _images(shape: tuple[int, ...]) -> int:
     """As many images as have the values of 10000 of MNIST: 10000 at most, and 1000 at least."""
-    return min(10_000, max(1_000, _VALUES // math.prod(shape)))
+    return min(10_000, max(1_000, 10_000 * MNIST_VALUES // math.prod(shape)))
 
 
 def _table(figures: dict[str, Any]) -> str:
