@@ -34,11 +34,10 @@ from omegaconf import OmegaConf
 
 from fedsink.clients.app import client_app
 from fedsink.server.running import build_strategy
-from fedsink.simulation.flower_engine import run_flower
+from fedsink.simulation.engine import run_flower
 from fedsink.simulation.grid import SimulationGrid, client_context
 from fedsink.simulation.ray.ray_grid import RayGrid
-from fedsink.simulation.run_identity import RunIdentity
-from fedsink.simulation.run_settings import RunSettings
+from fedsink.simulation.run_settings import RunIdentity, RunSettings
 from fedsink.simulation.simulated_run import configure
 from fedsink.simulation.virtual_clients import LocalGrid, fedsink_apps
 

@@ -61,7 +61,7 @@ from fedsink.protocol.failure_codes import MALFORMED
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.packing import digest
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
-from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.run_settings import RunIdentity
 from fedsink.simulation.simulated_run import configure, start
 from fedsink.simulation.virtual_clients import LocalGrid
 from fedsink.strategies.central_statement import central_statement

@@ -9,7 +9,6 @@ from fedsink.audit.method import CentralAccount
 from fedsink.audit.privatize_once import PrivatizeOnceAccount
 from fedsink.commands.command_keys import Parser, choice, parse, parsers_of, real, whole
 from fedsink.errors import ConfigError
-from fedsink.evaluation import format_table
 from fedsink.privacy import (
     ACCOUNTANTS,
     ADJACENCIES,
@@ -19,6 +18,7 @@ from fedsink.privacy import (
     solve_account,
 )
 from fedsink.privacy.adjacency import describe
+from fedsink.reporting.displays import format_table
 
 METHODS: dict[str, CentralAccount] = {account.clip: account for account in (GS_WGAN_ACCOUNT,)}
 """The methods with an account of their own in the central mode, by their clip."""

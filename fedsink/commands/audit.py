@@ -16,11 +16,11 @@ from fedsink.audit.method import MethodAudit
 from fedsink.audit.privatize_once import PrivatizeOnceAudit
 from fedsink.commands.command_keys import Parser, parse, parsers_of, whole
 from fedsink.errors import ConfigError
-from fedsink.evaluation import format_table
 from fedsink.privacy import (
     ReproducibleKey,
 )
 from fedsink.registry import Registry
+from fedsink.reporting.displays import format_table
 from fedsink.reporting.output_files import write_atomic
 
 METHODS: Registry[type[MethodAudit]] = Registry(

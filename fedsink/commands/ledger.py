@@ -20,7 +20,7 @@ from fedsink.clients.ledger.database import Database
 from fedsink.commands import ACTIONS
 from fedsink.commands.command_keys import parse
 from fedsink.errors import ConfigError, LedgerError
-from fedsink.evaluation import format_table
+from fedsink.reporting.displays import format_table
 from fedsink.reporting.output_files import write_atomic
 
 if TYPE_CHECKING:

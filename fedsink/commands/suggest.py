@@ -18,8 +18,8 @@ from fedsink.conf.rule import Sizes, sizes_of
 from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
 from fedsink.errors import ConfigError
-from fedsink.evaluation import format_table
 from fedsink.protocol.requests import UNNAMED
+from fedsink.reporting.displays import format_table
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.methods import settings_of
 from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings

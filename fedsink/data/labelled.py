@@ -1,11 +1,17 @@
-"""Records with their labels, checked once when they are loaded."""
+"""Records with their labels, checked once when they are loaded, and numbers for names.
+
+The number of a user or of a record's name depends only on that name, so whatever is dealt by number
+stays when other users or records come or go.
+"""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,7 +34,7 @@ class Reading:
             apart.
         slots: the number of each record's name (N,) int64, which stays when other records come or
             go; None where records have no names, but only lines. Numbers of users and of names
-            are those of `fedsink.data.identifiers.number_of`.
+            are those of `fedsink.data.labelled.number_of`.
         notes: sentences on what reading changed in the records, for the terminal of a simulation
             and for nobody else.
     """
@@ -223,3 +229,46 @@ def _check_floats(values: Tensor, spec: DataSpec) -> None:
             f"{spec.name}: floating-point images must lie in [0, 1], got values from {low:g} "
             f"to {high:g}; rescale them."
         )
+
+
+def number_of(name: str) -> int:
+    """Returns a number in [0, 2⁶³) for a name: the leading bits of its SHA-256."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
+
+
+def participants(path: str | Path) -> frozenset[int]:
+    """Returns the numbers of the users that a CSV file marks True.
+
+    Rows are `client id, True` or `client id, False` without a header, as Augenstein et al. (2020)
+    publish their lists.
+
+    Raises:
+        DataError: the file cannot be read, a row has another form, a user is listed twice, or none
+            is marked True.
+    """
+    path = Path(path).expanduser()
+    marks: dict[str, bool] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.reader(file, skipinitialspace=True, strict=True)
+            for row in rows:
+                mark = row[1].strip() if len(row) == 2 else ""
+                if mark not in ("True", "False"):
+                    raise DataError(
+                        f"Line {rows.line_num} of {path} is not `client id, True` or `client id, "
+                        "False`; correct it (there is no header)."
+                    )
+                if row[0].strip() in marks:
+                    raise DataError(
+                        f"Line {rows.line_num} of {path} lists a user for the second time; remove "
+                        "one of the two lines."
+                    )
+                marks[row[0].strip()] = mark == "True"
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"{path.absolute()} cannot be read as a CSV file of users ({error}); correct "
+            "data.clients_file."
+        ) from error
+    if not any(marks.values()):
+        raise DataError(f"{path} marks no user True; correct data.clients_file.")
+    return frozenset(number_of(user) for user, chosen in marks.items() if chosen)

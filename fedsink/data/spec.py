@@ -54,7 +54,7 @@ class DataSpec:
         download: whether a missing public dataset may be downloaded into the cache folder. A
             given `root` is never written to.
         clients_file: a CSV file of the users that take part, for sources that tell users apart;
-            see `fedsink.data.identifiers.participants`. None: all of them.
+            see `fedsink.data.labelled.participants`. None: all of them.
         relabel: of public data in place of a run's own (`start=public`); None: labels stay.
 
     Raises:

@@ -36,8 +36,7 @@ from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.privacy.noise_share import SECURE_AGGREGATION
 from fedsink.protocol.requests import new_run_name
 from fedsink.reporting.loggers import require_packages
-from fedsink.server.checksums import note_sums
-from fedsink.server.folder import RunFolder, store_config, stored_config
+from fedsink.server.folder import RunFolder, note_sums, store_config, stored_config
 from fedsink.server.running import ServerEngine, ServerSettings, build_generator, run_server
 from fedsink.server.starting_weights import FOLDER, adopt, statement_of
 from fedsink.strategies.methods import settings_of

@@ -10,13 +10,11 @@ from __future__ import annotations
 from fedsink.evaluation.distances import exact_w2, label_histogram, sliced_w2
 from fedsink.evaluation.downstream import accuracies
 from fedsink.evaluation.suites import evaluate
-from fedsink.evaluation.table import format_table
 
 __all__ = [
     "accuracies",
     "evaluate",
     "exact_w2",
-    "format_table",
     "label_histogram",
     "sliced_w2",
 ]

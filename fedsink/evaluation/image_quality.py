@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from fedsink.errors import ConfigError, DataError, ModelError
+from fedsink.evaluation.classifiers import label_consistency, train_real_classifier
 from fedsink.evaluation.columns import Columns, Draw, Figure, Spread
 from fedsink.evaluation.distances import frechet_distance, sliced_w2, subsample
 from fedsink.evaluation.inception import (
@@ -19,7 +20,6 @@ from fedsink.evaluation.inception import (
     score_of_splits,
 )
 from fedsink.evaluation.neighbours import NEIGHBOURS, memorisation, prdc
-from fedsink.evaluation.real_classifier import label_consistency, train_real_classifier
 from fedsink.evaluation.sets import HeldOut, Report, TrainingSet, class_mean_set, shuffled
 
 AT_MOST = 10_000

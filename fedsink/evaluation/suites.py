@@ -18,7 +18,7 @@ from fedsink.evaluation.image_quality import quality_figures
 from fedsink.evaluation.inception import load_inception
 from fedsink.evaluation.networks import limit_threads
 from fedsink.evaluation.sets import ClassifierTrainer, HeldOut, Labelled, Report, TrainingSet
-from fedsink.evaluation.table import format_table
+from fedsink.reporting.displays import format_table
 
 SUITES_OF = {"ours": ("paper", "full"), "published": ("full",), "dpimagebench": ("paper",)}
 """Suites of each set of classifiers, besides `fast`."""

@@ -12,13 +12,11 @@
 from __future__ import annotations
 
 from fedsink.models.biggan import BigGan
-from fedsink.models.conv import Conv
-from fedsink.models.dcgan import Dcgan
+from fedsink.models.convolutional import Conv, Dcgan
 from fedsink.models.generator_base import Generator
-from fedsink.models.generators import GENERATORS, build, load, parameter_count, save
+from fedsink.models.generators import GENERATORS, build, load, parameter_count, sample, save
 from fedsink.models.observation import Observation
 from fedsink.models.perceptrons import DctMlp, Mlp
-from fedsink.models.sampled_pictures import sample
 from fedsink.models.weights import Ema
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Generators by their configuration name, built or loaded from a folder.
+"""Generators by their configuration name: built, loaded from a folder, and sampled.
 
 A folder holds `generator.safetensors` (weights) and `generator.json` (architecture).
 """
@@ -6,19 +6,20 @@ A folder holds `generator.safetensors` (weights) and `generator.json` (architect
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 import fedsink
 from fedsink.errors import ModelError
 from fedsink.models.biggan import BigGan
-from fedsink.models.conv import Conv
-from fedsink.models.dcgan import Dcgan
+from fedsink.models.convolutional import Conv, Dcgan
 from fedsink.models.generator_base import Generator
 from fedsink.models.perceptrons import DctMlp, Mlp
 from fedsink.registry import Registry
@@ -149,3 +150,108 @@ def _replace(path: Path, content: bytes) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+if TYPE_CHECKING:
+    from fedsink.privacy.randomness.noise import Stream
+
+
+@torch.no_grad()
+def sample(
+    generator: Generator,
+    n: int,
+    labels: Tensor | None,
+    stream: Stream,
+    batch_size: int = 500,
+    mix: Tensor | None = None,
+    latent_range: float = 1.0,
+) -> Tensor:
+    """Returns n images (n, C, H, W) in [0, 1], or points, on the CPU, row i of class labels[i].
+
+    A generator without BatchNorm makes each row from its z and label only, so the first rows do
+    not depend on n, and the batch size changes results by rounding at most. With BatchNorm rows
+    depend on their batch: every batch has `batch_size` rows whose classes follow `mix`, as in
+    training, whatever the distribution of `labels`. Rows that complete a batch are dropped, so
+    pictures of a single class look as in training.
+
+    Args:
+        generator: a trained generator.
+        n: number of images.
+        labels: int64 (n,), or None for 0, 1, …, classes − 1, 0, 1, … .
+        stream: source of z.
+        batch_size: rows generated at a time.
+        mix: class proportions (classes,) of the training batches; None means equal.
+        latent_range: factor on every latent; 1 draws the law of training.
+
+    Raises:
+        ModelError: for a negative n, a batch size below 1 (2 with BatchNorm), labels of another
+            length or outside the classes, or a mix that is no distribution over them.
+    """
+    smallest = 2 if generator.uses_batch_statistics else 1
+    if n < 0 or batch_size < smallest:
+        raise ModelError(
+            f"sampling needs n ≥ 0 and batch_size ≥ {smallest}, got n={n} and "
+            f"batch_size={batch_size}."
+        )
+    labels = torch.arange(n) % generator.classes if labels is None else labels.cpu()
+    _check_labels(labels, n, generator.classes)
+    z = latent_range * generator.latent(n, stream)
+    labels = labels.to(z.device)
+    if not generator.uses_batch_statistics:
+        rows = [
+            generator(z[a : a + batch_size], labels[a : a + batch_size])
+            for a in range(0, n, batch_size)
+        ]
+        return torch.cat(rows).cpu() if rows else torch.empty(0, *generator.shape)
+    quota = _quota(generator.classes, batch_size, mix)
+    images = torch.empty(n, *generator.shape)
+    for chosen in _batches(labels, quota):
+        present = torch.bincount(labels[chosen].cpu(), minlength=len(quota))
+        missing = (quota - present).clamp_min(0)
+        extra = torch.repeat_interleave(torch.arange(len(quota)), missing).to(z.device)
+        z_batch = torch.cat([z[chosen], latent_range * generator.latent(len(extra), stream)])
+        made = generator(z_batch, torch.cat([labels[chosen], extra]))
+        images[chosen.cpu()] = made[: len(chosen)].cpu()
+    return images
+
+
+def _quota(classes: int, batch_size: int, mix: Tensor | None) -> Tensor:
+    """Returns the rows of each class in a batch: largest remainder of mix · batch_size."""
+    weights = torch.ones(classes) if mix is None else mix.cpu()
+    weights = weights.to(torch.float64)
+    total = float(weights.sum())
+    if weights.shape != (classes,) or not (math.isfinite(total) and total > 0) or weights.min() < 0:
+        raise ModelError(
+            f"mix must hold {classes} non-negative class proportions, got {weights.tolist()}."
+        )
+    shares = weights / total * batch_size
+    quota = shares.floor()
+    rest = batch_size - int(quota.sum())
+    quota[(shares - quota).argsort(descending=True, stable=True)[:rest]] += 1
+    return quota.to(torch.int64)
+
+
+def _batches(labels: Tensor, quota: Tensor) -> list[Tensor]:
+    """Returns index tensors with at most quota[c] rows of each class c, covering every row.
+
+    A class in `labels` that the quota leaves out still gets one row per batch.
+    """
+    batch = torch.empty_like(labels)
+    for label, room in enumerate(quota.clamp_min(1).tolist()):
+        members = (labels == label).nonzero().squeeze(1)
+        batch[members] = torch.arange(len(members), device=labels.device) // room
+    count = int(batch.max()) + 1 if len(labels) else 0
+    return [(batch == b).nonzero().squeeze(1) for b in range(count)]
+
+
+def _check_labels(labels: Tensor, n: int, classes: int) -> None:
+    if labels.shape != (n,) or labels.dtype != torch.int64:
+        raise ModelError(
+            f"sampling {n} images needs {n} int64 labels, got {labels.dtype} of shape "
+            f"{tuple(labels.shape)}."
+        )
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if len(wrong):
+        raise ModelError(
+            f"label {int(wrong[0])} is outside the generator's classes 0 to {classes - 1}."
+        )

@@ -20,9 +20,8 @@ from fedsink.pages.command_line import CommandLine
 from fedsink.pages.page import number
 from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.reporting.output_files import RELEASED
-from fedsink.server.checksums import note_sums
 from fedsink.server.finished import FinishedRun
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, note_sums
 from fedsink.server.recorded import RecordedRun
 from fedsink.values import Config
 

@@ -34,9 +34,7 @@ from fedsink.pages.page import (
 from fedsink.pages.uploads import Uploads
 from fedsink.reporting.displays import ForgivingStream
 from fedsink.reporting.output_files import write_atomic
-from fedsink.server.checksums import FILE_NAME as SUMS
-from fedsink.server.checksums import note_sums
-from fedsink.server.folder import command_for
+from fedsink.server.folder import SUMS, command_for, note_sums
 from fedsink.server.loop import LoopSettings
 from fedsink.server.recorded import RecordedRun
 from fedsink.strategies.methods import STRATEGIES

@@ -54,8 +54,7 @@ import torch
 from fedsink.errors import PrivacyError
 from fedsink.privacy.fixed_point import FixedPoint
 from fedsink.privacy.plan import PrivacyPlan
-from fedsink.privacy.randomness.discrete_gaussian import SMOOTHING
-from fedsink.privacy.randomness.noise import Stream, integers_each
+from fedsink.privacy.randomness.noise import SMOOTHING, Stream, integers_each
 from fedsink.values import privacy_checks as checks
 
 MOST_DIVERGENCE = 1e-9

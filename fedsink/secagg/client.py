@@ -36,6 +36,8 @@ from numpy.typing import NDArray
 from fedsink.secagg.graph import Circle
 from fedsink.secagg.identities import SIGNATURE_BYTES, Identity, Trust, verified
 from fedsink.secagg.masks import (
+    SECRET_BYTES,
+    SHARE_BYTES,
     Words,
     agreed,
     check_public,
@@ -43,6 +45,7 @@ from fedsink.secagg.masks import (
     expand,
     packed,
     public_of,
+    share,
 )
 from fedsink.secagg.parameters import Parameters
 from fedsink.secagg.refusals import (
@@ -57,7 +60,6 @@ from fedsink.secagg.refusals import (
     UntrustedPeerError,
     WeakThresholdError,
 )
-from fedsink.secagg.shamir import SECRET_BYTES, SHARE_BYTES, share
 from fedsink.secagg.wire import (
     NONCE_BYTES,
     Entry,

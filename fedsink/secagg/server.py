@@ -37,10 +37,18 @@ from numpy.typing import NDArray
 from fedsink.secagg.client import OF_MASK_KEY, OF_SELF_MASK, TRIPS, pair
 from fedsink.secagg.graph import Circle
 from fedsink.secagg.identities import SIGNATURE_BYTES, Trust, verified
-from fedsink.secagg.masks import Words, agreed, centred, expand, public_of, unpacked
+from fedsink.secagg.masks import (
+    SHARE_BYTES,
+    Words,
+    agreed,
+    centred,
+    expand,
+    public_of,
+    reconstruct,
+    unpacked,
+)
 from fedsink.secagg.parameters import Parameters
 from fedsink.secagg.refusals import MalformedTripError, VoidMessageError, WrongShareError
-from fedsink.secagg.shamir import SHARE_BYTES, reconstruct
 from fedsink.secagg.wire import BOX_BYTES, Entry, KeyRoster, forwarded, joined, named, rows
 
 

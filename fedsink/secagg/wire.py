@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fedsink.secagg.identities import KEY_BYTES, SIGNATURE_BYTES
+from fedsink.secagg.masks import SHARE_BYTES
 from fedsink.secagg.refusals import MalformedTripError
-from fedsink.secagg.shamir import SHARE_BYTES
 
 NUMBER_BYTES = 4
 NONCE_BYTES = 12

@@ -29,8 +29,7 @@ from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.reporting.loggers import Observer
 from fedsink.reporting.progress import Progress
 from fedsink.server import checkpoint
-from fedsink.server.checksums import note_sums
-from fedsink.server.folder import RunFolder, command_for
+from fedsink.server.folder import RunFolder, command_for, note_sums
 from fedsink.strategies.round_strategy import RoundStrategy
 from fedsink.values import checks
 

@@ -15,7 +15,7 @@ from typing import Any
 from fedsink.errors import ConfigError, FedsinkError, ModelError
 from fedsink.models import Generator, load
 from fedsink.models.generators import DESCRIPTION, WEIGHTS
-from fedsink.server.checksums import FILE_NAME, read_sums, sha256_of
+from fedsink.server.folder import SUMS, read_sums, sha256_of
 
 FOLDER = "start"
 """Name of the sub-folder of a run that holds its start."""
@@ -75,9 +75,9 @@ def statement_of(source: Path) -> dict[str, Any]:
     if not (source / WEIGHTS).is_file():
         raise ModelError(f"start={source} has no {WEIGHTS}: its run has not ended.")
     digest = sha256_of(source / WEIGHTS)
-    sums = read_sums(source) if (source / FILE_NAME).is_file() else {}
+    sums = read_sums(source) if (source / SUMS).is_file() else {}
     if sums.get(WEIGHTS, digest) != digest:
-        raise ModelError(f"start={source}: {WEIGHTS} has another SHA-256 than {FILE_NAME} says.")
+        raise ModelError(f"start={source}: {WEIGHTS} has another SHA-256 than {SUMS} says.")
     return {"start": {"generator_sha256": digest, **public, "meaning": MEANING}}
 
 

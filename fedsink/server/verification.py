@@ -16,8 +16,7 @@ from typing import Any
 from fedsink import __version__
 from fedsink.errors import BadSignatureError, CheckpointError, ConfigError, FedsinkError
 from fedsink.protocol.charge_statement import ChargeStatement
-from fedsink.server import checksums
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import SUMMED, SUMS, RunFolder, read_sums, sha256_of
 from fedsink.strategies.restated import Restated, agree, restated
 
 VERIFIED, UNPROTECTED, REFUTED = "verified", "nothing is protected", "not verified"
@@ -188,13 +187,13 @@ def _differences(
 def _check_files(folder: RunFolder, verdict: Verdict) -> None:
     """Compares the files with their sums."""
     try:
-        sums = checksums.read_sums(folder.path)
+        sums = read_sums(folder.path)
     except (CheckpointError, OSError) as error:
-        missing = f"{checksums.FILE_NAME} is missing: nothing says which generator is meant."
+        missing = f"{SUMS} is missing: nothing says which generator is meant."
         missing = missing if isinstance(error, FileNotFoundError) else _sentence(error)
         verdict.reasons.append(missing)
         return
-    for name in checksums.SUMMED:
+    for name in SUMMED:
         path = folder.path / name
         if not path.is_file():
             if name in sums and name == "report.html":
@@ -202,9 +201,9 @@ def _check_files(folder: RunFolder, verdict: Verdict) -> None:
             elif name in sums or name.startswith("generator"):
                 verdict.reasons.append(f"{name} is missing.")
             continue
-        verdict.files[name] = checksums.sha256_of(path)
+        verdict.files[name] = sha256_of(path)
         if name not in sums:
-            verdict.reasons.append(f"{name} is not in {checksums.FILE_NAME}.")
+            verdict.reasons.append(f"{name} is not in {SUMS}.")
         elif sums[name] != verdict.files[name]:
             verdict.reasons.append(f"{name} was changed: it has another SHA-256 than the run's.")
 

@@ -1,23 +1,31 @@
-"""The engine that hosts the clients: its settings, and the choice of `engine=auto`.
+"""The engine that hosts the clients: its settings, `engine=auto` and `engine=flower`.
 
 `chosen_engine` chooses local or ray once, before a run begins, by public numbers only. Ray's
 processes share the clients' work. Against that they take seconds to start, and some milliseconds
 for each message there and back. Measured on two cores of one machine by
 `benchmarks/simulation_rounds.py engines`; the table is in docs/cluster.md.
+
+`run_flower` is Flower's own simulation on Ray, unmodified; it is slow, and there for parity.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import time
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Literal, Self
 
 import torch
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
 
 from fedsink.environment import device_named
-from fedsink.errors import ConfigError
+from fedsink.errors import ClientError, ConfigError
+from fedsink.flower_internals import run_stock_simulation
 from fedsink.protocol.tree_sum import BLOCK
 from fedsink.server.running import ServerEngine
 from fedsink.strategies.strategy_settings import StrategySettings
@@ -177,3 +185,56 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+_START_SECONDS = 60.0
+_POLL_SECONDS = 1.0
+
+
+def run_flower(
+    server: ServerApp, client: ClientApp, clients: int, *, num_cpus: float, num_gpus: float
+) -> None:
+    """Runs both apps under Flower's `run_simulation`.
+
+    Flower runs the server in a thread and only logs its failure, so its error is caught there and
+    raised here.
+
+    Raises:
+        ClientError: after a minute nodes were missing.
+        Exception: the error that the `ServerApp` raised.
+    """
+    caught: list[BaseException] = []
+    carrying = ServerApp()
+
+    @carrying.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            wait_for_nodes(grid, clients, _START_SECONDS)
+            server(grid, context)
+        except BaseException as error:
+            caught.append(error)
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    backend = {
+        "client_resources": {"num_cpus": num_cpus, "num_gpus": num_gpus},
+        "init_args": {"include_dashboard": False, "log_to_driver": False},
+    }
+    run_stock_simulation(carrying, client, clients, backend)
+    if caught:
+        raise caught[0]
+
+
+def wait_for_nodes(grid: Grid, nodes: int, seconds: float) -> None:
+    """Returns once `nodes` nodes are there: on a busy machine Flower starts the server before them.
+
+    Raises:
+        ClientError: fewer are there after so many seconds.
+    """
+    deadline = time.monotonic() + seconds
+    while (found := len(list(grid.get_node_ids()))) < nodes:
+        if time.monotonic() > deadline:
+            raise ClientError(
+                f"{found} of {nodes} nodes are connected after {seconds:g} s: fewer clients=, or "
+                "engine=ray, start sooner."
+            )
+        time.sleep(_POLL_SECONDS)

@@ -17,7 +17,6 @@ from fedsink.evaluation import (
     accuracies,
     evaluate,
     exact_w2,
-    format_table,
     label_histogram,
     sliced_w2,
 )
@@ -35,6 +34,7 @@ from fedsink.evaluation.sets import (
 )
 from fedsink.evaluation.suites import RUNS, SUITES_OF
 from fedsink.pages.report_page import renew_report
+from fedsink.reporting.displays import format_table
 from fedsink.reporting.loggers import log_evaluation
 from fedsink.reporting.output_files import write_atomic, write_json
 from fedsink.server.finished import FinishedRun, finished_record, open_run

@@ -1,21 +1,25 @@
-"""The settings of a simulated run: server, clients and engine."""
+"""The settings of a simulated run (server, clients and engine), and its identity."""
 
 from __future__ import annotations
 
 import math
+import os
+import secrets
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node_settings import NodeSettings, Noise
 from fedsink.clients.policy_file import read_policy
 from fedsink.configuration import Configuration
 from fedsink.data.partition import scheme_from_dict
-from fedsink.errors import ConfigError
-from fedsink.privacy import LOCAL_NOISE
+from fedsink.errors import CheckpointError, ConfigError
+from fedsink.privacy import LOCAL_NOISE, SecretKey
+from fedsink.protocol.requests import new_run_name
 from fedsink.server.running import ServerSettings
 from fedsink.simulation.engine import EngineSettings
-from fedsink.simulation.run_identity import RunIdentity
 from fedsink.strategies.strategy_settings import StrategySettings
 from fedsink.values import checks
 
@@ -134,3 +138,90 @@ def _kept(numbers: object) -> tuple[int, ...] | None:
             f"partition.keep is null or a list of numbers of clients, not {numbers!r}."
         )
     return tuple(numbers)
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """The group `run` of a run folder's config.yaml, which names the secret key's file.
+
+    Attributes:
+        name: public name of the run.
+        server_seed: keys the server's latents and initial weights.
+        key_file: None where noise is reproducible (`seed=`).
+    """
+
+    name: str
+    server_seed: int
+    key_file: Path | None
+
+    @property
+    def ledger(self) -> Path | None:
+        """The ledger of this run's charges and releases, beside the key."""
+        return self.key_file.with_suffix(".sqlite") if self.key_file else None
+
+    @property
+    def states(self) -> Path:
+        """The clients' states, for a run that is resumed: private, so beside the key."""
+        place = self.key_file.parent if self.key_file else key_folder()
+        return place / f"{self.name}.states"
+
+    @classmethod
+    def fresh(cls, seed: int | None) -> RunIdentity:
+        """A new run; no key is made yet."""
+        name = new_run_name()
+        if seed is not None:
+            return cls(name, seed, None)
+        return cls(name, secrets.randbits(62), key_folder() / f"{name}.key")
+
+    @classmethod
+    def from_config(cls, run: dict[str, Any], *, finished: bool = False) -> RunIdentity:
+        """The identity that `to_config` wrote; only an unfinished run needs its key.
+
+        Raises:
+            CheckpointError: the secret key is gone, so the run cannot continue.
+        """
+        key_file = Path(run["key_file"]) if run["key_file"] else None
+        identity = cls(str(run["name"]), int(run["server_seed"]), key_file)
+        if key_file and not finished and not key_file.is_file():
+            raise CheckpointError(
+                f"The run's secret noise key {key_file} is missing: without it the rounds after "
+                "the checkpoint would get other noise. Start a new run."
+            )
+        if identity.ledger and not finished and not identity.ledger.is_file():
+            raise CheckpointError(
+                f"The run's ledger {identity.ledger} is missing: without it rounds could be "
+                "answered twice. Start a new run."
+            )
+        return identity
+
+    def to_config(self) -> dict[str, Any]:
+        """For config.yaml."""
+        return {
+            "name": self.name,
+            "server_seed": self.server_seed,
+            "key_file": str(self.key_file) if self.key_file else None,
+        }
+
+    def create_key(self) -> None:
+        """Draws the secret key from the operating system, mode 0600, if this run has one.
+
+        An empty ledger is made beside it: a run that is resumed without its ledger is refused.
+        """
+        if self.key_file and self.ledger:
+            self.key_file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            SecretKey.create(self.key_file, self.name)
+            Ledger(self.ledger, durable=False).close()
+
+    def delete_key(self) -> None:
+        """Deletes key, ledger, stored replies and states, after the run's last release."""
+        shutil.rmtree(self.states, ignore_errors=True)
+        if self.key_file and self.ledger:
+            for path in (self.key_file, *self.ledger.parent.glob(self.ledger.name + "*")):
+                path.unlink(missing_ok=True)
+            shutil.rmtree(self.ledger.with_suffix(".replies"), ignore_errors=True)
+
+
+def key_folder() -> Path:
+    """The folder of all keys: outside every run folder, readable only by the user."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "fedsink" / "keys"

@@ -28,8 +28,7 @@ from fedsink.server.running import ServerSettings, build_generator, server_app
 from fedsink.simulation import public_start
 from fedsink.simulation.engine import EngineSettings, chosen_engine
 from fedsink.simulation.grid import SimulationGrid, client_context
-from fedsink.simulation.run_identity import RunIdentity
-from fedsink.simulation.run_settings import RunSettings, node_settings
+from fedsink.simulation.run_settings import RunIdentity, RunSettings, node_settings
 from fedsink.simulation.virtual_clients import LocalGrid, fedsink_apps
 from fedsink.strategies.methods import settings_of
 from fedsink.values import Config
@@ -224,7 +223,7 @@ def _run(
     server = server_app(public_start.begin(config, settings.server, folder, _single_runs(debug)))
     try:
         if settings.engine.name == "flower":
-            from fedsink.simulation.flower_engine import run_flower
+            from fedsink.simulation.engine import run_flower
 
             run_flower(
                 server,

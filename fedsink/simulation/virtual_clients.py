@@ -21,8 +21,14 @@ from fedsink.flower_internals import become, set_message_id
 from fedsink.protocol.exchange import Answers, Content, Exchange
 from fedsink.protocol.failure_codes import UNUSABLE
 from fedsink.protocol.tree_sum import BLOCK, TreeSum
-from fedsink.simulation.grid import SimulationGrid, client_context, client_of
-from fedsink.simulation.partial_sums import PartialSum, Portion, divide
+from fedsink.simulation.grid import (
+    PartialSum,
+    Portion,
+    SimulationGrid,
+    client_context,
+    client_of,
+    divide,
+)
 
 
 class BatchedApp(Protocol):

@@ -34,7 +34,7 @@ from fedsink.clients.replies import ReplyStore
 from fedsink.clients.shard import Shard
 from fedsink.clients.states import State
 from fedsink.data import sources
-from fedsink.data.identifiers import number_of
+from fedsink.data.labelled import number_of
 from fedsink.errors import (
     CheckpointError,
     ConfigError,

@@ -15,7 +15,7 @@ from fedsink.clients.node_settings import NodeSettings
 from fedsink.clients.policy_file import read_policy
 from fedsink.clients.shard import Shard
 from fedsink.data.corruption import Corruption
-from fedsink.data.identifiers import number_of
+from fedsink.data.labelled import number_of
 from fedsink.data.partition import ByUser, Iid
 from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec

@@ -11,7 +11,7 @@ from fedsink.conf.acting import compose_config
 from fedsink.configuration import Configuration, Paper
 from fedsink.errors import ConfigError
 from fedsink.privacy import PrivacyPlan, UnprotectedPlan
-from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.run_settings import RunIdentity
 from fedsink.simulation.simulated_run import configure
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.values import leaves

@@ -21,7 +21,7 @@ from fedsink.deployment.deployed_run import DeployEngine
 from fedsink.server.loop import LoopSettings
 from fedsink.server.running import ServerSettings
 from fedsink.simulation.engine import EngineSettings
-from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.run_settings import RunIdentity
 from fedsink.simulation.simulated_run import configure
 from fedsink.strategies.dp_sinkhorn.self_term import SelfTermSettings
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings

@@ -11,7 +11,7 @@ import pytest
 from fedsink.clients.node import close_nodes
 from fedsink.conf.acting import compose_config
 from fedsink.data import sources
-from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.run_settings import RunIdentity
 from fedsink.simulation.simulated_run import configure, start
 from fedsink.strategies.privatize_once.settings import LOSSES, PrivatizeOnceSettings
 

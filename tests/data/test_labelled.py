@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedsink.data.labelled import LabelledData, Reading, checked_records
+from fedsink.data.labelled import LabelledData, Reading, checked_records, number_of
 from fedsink.data.spec import DataSpec, Relabelling
 from fedsink.errors import ConfigError, DataError
 
@@ -148,3 +150,18 @@ def test_a_class_without_public_records_is_named() -> None:
     spec = DataSpec("x", (1,), ("p", "q"), 1, relabel=Relabelling(("a", "b"), ("a", "b")))
     with pytest.raises(DataError, match="x: the public data hold no record of 'b'"):
         data.relabelled(spec)
+
+
+def test_the_number_of_a_name_is_fixed_for_ever() -> None:
+    """A later version must not deal users or records differently."""
+    assert number_of("f4031_33") == EXPECTED
+
+
+EXPECTED = 3664484432072681533
+
+
+@given(st.lists(st.text(), unique=True, max_size=50))
+def test_numbers_are_int64_and_tell_names_apart(identifiers: list[str]) -> None:
+    numbers = [number_of(identifier) for identifier in identifiers]
+    assert len(set(numbers)) == len(identifiers)
+    assert all(0 <= number < 2**63 for number in numbers)

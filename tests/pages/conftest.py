@@ -12,7 +12,7 @@ from fedsink.conf.acting import compose_config
 from fedsink.data.spec import DataSpec
 from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.server.folder import RunFolder, store_config
-from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.run_settings import RunIdentity
 from fedsink.simulation.simulated_run import configure, kind_of_noise
 
 from .small_runs import evaluated, make

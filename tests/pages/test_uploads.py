@@ -16,7 +16,7 @@ from fedsink.reporting.output_files import write_json
 from fedsink.server.folder import RunFolder, store_config
 from fedsink.server.recorded import RecordedRun
 from fedsink.server.running import run_server
-from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.run_settings import RunIdentity
 from fedsink.simulation.simulated_run import configure, kind_of_noise
 from fedsink.simulation.virtual_clients import LocalGrid
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedsink.secagg.client import OF_MASK_KEY, OF_SELF_MASK, ClientSession, Rules
 from fedsink.secagg.identities import Identity, Peers
-from fedsink.secagg.masks import public_of
+from fedsink.secagg.masks import SHARE_BYTES, public_of
 from fedsink.secagg.parameters import Parameters
 from fedsink.secagg.refusals import (
     AggregationError,
@@ -29,7 +29,6 @@ from fedsink.secagg.refusals import (
     WeakKeyError,
     WeakThresholdError,
 )
-from fedsink.secagg.shamir import SHARE_BYTES
 from fedsink.secagg.wire import BOX_BYTES, Entry, KeyRoster, forwarded, joined, named, opened, rows
 
 from ..support.aggregation import Sum, identity, peers, source

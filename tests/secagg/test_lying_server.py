@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsink.secagg.client import ClientSession
+from fedsink.secagg.masks import SHARE_BYTES
 from fedsink.secagg.refusals import AggregationError
-from fedsink.secagg.shamir import SHARE_BYTES
 from fedsink.secagg.wire import BOX_BYTES, Entry, KeyRoster, forwarded, joined, named, names, rows
 
 from ..support.aggregation import Sum, identity, source

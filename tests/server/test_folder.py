@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedsink.errors import CheckpointError, ConfigError
-from fedsink.server.folder import RunFolder, command_for
+from fedsink.server.folder import SUMS, RunFolder, command_for, note_sums, read_sums
 
 
 def test_a_fresh_folder_may_be_missing_or_empty(tmp_path: Path) -> None:
@@ -68,3 +68,34 @@ def test_a_command_for_a_folder_is_pasted_as_it_is_printed(name: str) -> None:
     line = command_for("report", "run", Path("/runs") / name)
     told = subprocess.run(["bash", "-c", f"printf '%s|' {line}"], capture_output=True, text=True)
     assert told.stdout == f"fedsink|report|run=/runs/{name}|"
+
+
+def test_sums_are_those_of_coreutils_and_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "privacy.json").write_text("{}")
+    (tmp_path / "partition.json").write_text("never")
+    note_sums(tmp_path)
+    first = read_sums(tmp_path)
+    assert list(first) == ["privacy.json"]
+    (tmp_path / "report.html").write_text("page")
+    (tmp_path / "privacy.json").write_text("changed")
+    note_sums(tmp_path, ["report.html"])
+    assert read_sums(tmp_path)["privacy.json"] == first["privacy.json"]
+    check = ["sha256sum", "--check", SUMS]
+    done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["privacy.json: FAILED", "report.html: OK"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no sum",
+        f"{'0' * 64}  ../privacy.json",
+        f"{'0' * 64}  partition.json",
+        f"{'0' * 64}  privacy.json\n{'1' * 64}  privacy.json",
+        "\udcff",
+    ],
+)
+def test_damaged_sums_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / SUMS).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(CheckpointError, match=r"is no SHA-256 of one of privacy\.json"):
+        read_sums(tmp_path)

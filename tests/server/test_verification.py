@@ -19,7 +19,7 @@ from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
 from fedsink.protocol.charge_statement import ChargeStatement, StatedCharge
 from fedsink.protocol.identity_key import NodeIdentityKey
-from fedsink.server.checksums import note_sums
+from fedsink.server.folder import note_sums
 from fedsink.server.verification import (
     REFUTED,
     UNPROTECTED,

@@ -9,8 +9,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from fedsink.clients.node import close_nodes
-from fedsink.simulation.run_identity import RunIdentity
-from fedsink.simulation.run_settings import RunSettings
+from fedsink.simulation.run_settings import RunIdentity, RunSettings
 from fedsink.simulation.simulated_run import configure
 
 from ..support.policies import CENTRAL, DIGITS, limits, policy

@@ -11,7 +11,7 @@ import pytest
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.privacy import LOCAL_NOISE, NoiseShare, PrivacyPlan, capacity_for
 from fedsink.simulation.engine import EngineSettings
-from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.run_settings import RunIdentity
 from fedsink.simulation.simulated_run import configure
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 from fedsink.strategies.privatize_once.settings import PrivatizeOnceSettings

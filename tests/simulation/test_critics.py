@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from fedsink.errors import FedsinkError
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
 from fedsink.server.folder import RunFolder
-from fedsink.simulation.partial_sums import divide
+from fedsink.simulation.grid import divide
 from fedsink.simulation.simulated_run import resume, start
 
 Compose = Callable[..., Any]

@@ -12,12 +12,18 @@ import pytest
 import torch
 import yaml
 
-from fedsink.errors import ConfigError
+from fedsink.errors import ClientError, ConfigError
 from fedsink.pages.command_line import CommandLine, shown_settings
 from fedsink.protocol.tree_sum import BLOCK
 from fedsink.server.folder import RunFolder
 from fedsink.server.recorded import RecordedRun
-from fedsink.simulation.engine import EngineSettings, chosen_engine, seconds_saved, usable_cores
+from fedsink.simulation.engine import (
+    EngineSettings,
+    chosen_engine,
+    seconds_saved,
+    usable_cores,
+    wait_for_nodes,
+)
 from fedsink.simulation.simulated_run import resume, start
 
 from .conftest import Compose, Configure
@@ -142,3 +148,18 @@ def test_a_run_says_stores_and_keeps_what_was_taken(
     monkeypatch.setattr("fedsink.simulation.engine.seconds_saved", lambda *of: 1e3)
     assert resume(run) == run
     assert yaml.safe_load((run / "config.yaml").read_text()) == stored
+
+
+def test_late_nodes_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsink.simulation.engine._POLL_SECONDS", 0.01)
+    found = iter([[], [1001], [1000, 1001]])
+    grid = SimpleNamespace(get_node_ids=lambda: next(found))
+    wait_for_nodes(grid, 2, 60.0)
+    assert list(found) == []
+
+
+def test_missing_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsink.simulation.engine._POLL_SECONDS", 0.01)
+    grid = SimpleNamespace(get_node_ids=lambda: [1000])
+    with pytest.raises(ClientError, match=r"1 of 2 nodes are connected after 0.05 s: fewer clie"):
+        wait_for_nodes(grid, 2, 0.05)

@@ -16,8 +16,7 @@ from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.models import load as load_generator
-from fedsink.server.checksums import sha256_of
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, sha256_of
 from fedsink.simulation import public_start
 from fedsink.simulation.simulated_run import resume, start
 

@@ -20,8 +20,7 @@ from fedsink.conf.acting import compose_config
 from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
 from fedsink.privacy import PrivacyPlan, SecretKey
 from fedsink.server.folder import RunFolder
-from fedsink.simulation.run_identity import RunIdentity, key_folder
-from fedsink.simulation.run_settings import RunSettings
+from fedsink.simulation.run_settings import RunIdentity, RunSettings, key_folder
 from fedsink.simulation.simulated_run import kind_of_noise, resume, start
 from fedsink.strategies.dp_sinkhorn.settings import DPSinkhornSettings
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsink.protocol.exchange import Answers, Content
 from fedsink.protocol.failure_codes import FAILED, UNUSABLE
 from fedsink.protocol.tree_sum import BLOCK
-from fedsink.simulation.partial_sums import PartialSum, Portion
+from fedsink.simulation.grid import PartialSum, Portion
 from fedsink.simulation.virtual_clients import Cohort, Hosted
 
 

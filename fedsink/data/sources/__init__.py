@@ -19,8 +19,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedsink.data.identifiers import participants
-from fedsink.data.labelled import LabelledData, Reading, checked_records, described
+from fedsink.data.labelled import LabelledData, Reading, checked_records, described, participants
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 from fedsink.registry import Registry

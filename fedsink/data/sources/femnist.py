@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedsink.data.identifiers import number_of
-from fedsink.data.labelled import Reading
+from fedsink.data.labelled import Reading, number_of
 from fedsink.data.sources.cache import cache_folder, fill_once, key_of
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fedsink.data.identifiers import number_of
-from fedsink.data.labelled import Reading
+from fedsink.data.labelled import Reading, number_of
 from fedsink.data.sources.picture_files import MODES, ChangedPictures, read_picture
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError

@@ -17,10 +17,10 @@ from fedsink.data.sources import give, load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import FedsinkError
 from fedsink.protocol.exchange import Content
-from fedsink.simulation.ray.node_checks import versions
+from fedsink.simulation.ray.cluster import versions
 
 if TYPE_CHECKING:
-    from fedsink.simulation.partial_sums import Portion
+    from fedsink.simulation.grid import Portion
     from fedsink.simulation.virtual_clients import Cohort, Job
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedsink.errors import ClientError
 from fedsink.simulation.ray.actor import Actor
-from fedsink.simulation.ray.cluster import CohortPlaces, first_line
-from fedsink.simulation.ray.node_checks import (
+from fedsink.simulation.ray.cluster import (
+    CohortPlaces,
     NodeRecords,
+    first_line,
     node_in_words,
     refuse_unencrypted,
     refuse_versions,

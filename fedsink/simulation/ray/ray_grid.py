@@ -22,12 +22,17 @@ from fedsink.errors import PrivacyError
 from fedsink.privacy import SecretKey
 from fedsink.protocol.exchange import Content, Exchange
 from fedsink.protocol.tree_sum import BLOCK
-from fedsink.simulation.grid import SimulationGrid, client_of
-from fedsink.simulation.partial_sums import NO_REPLIES, PartialSum, divide
+from fedsink.simulation.grid import NO_REPLIES, PartialSum, SimulationGrid, client_of, divide
 from fedsink.simulation.ray.actor import Question
-from fedsink.simulation.ray.cluster import INLINE, INLINE_JOINED, CohortPlaces, start
+from fedsink.simulation.ray.cluster import (
+    INLINE,
+    INLINE_JOINED,
+    CohortPlaces,
+    NodeRecords,
+    start,
+    versions,
+)
 from fedsink.simulation.ray.cohorts import Cohorts
-from fedsink.simulation.ray.node_checks import NodeRecords, versions
 from fedsink.simulation.virtual_clients import Cohort, Hosted, Job, fedsink_apps, keep_freed_memory
 
 

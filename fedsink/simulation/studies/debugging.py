@@ -18,7 +18,7 @@ from fedsink.clients.shard import records_of
 from fedsink.data.sources import load
 from fedsink.errors import ConfigError
 from fedsink.evaluation.networks import limit_threads, train_cnn
-from fedsink.evaluation.table import format_table
+from fedsink.reporting.displays import format_table
 from fedsink.reporting.drawing import save_side_by_side
 from fedsink.reporting.output_files import write_atomic, write_json
 from fedsink.server.finished import FinishedRun

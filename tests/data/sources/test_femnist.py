@@ -17,8 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsink.conf.acting import compose_config
-from fedsink.data.identifiers import number_of
-from fedsink.data.labelled import LabelledData
+from fedsink.data.labelled import LabelledData, number_of
 from fedsink.data.sources import load
 from fedsink.data.sources.femnist import CHARACTERS
 from fedsink.data.spec import DataSpec

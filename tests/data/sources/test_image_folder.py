@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
 
-from fedsink.data.identifiers import number_of
+from fedsink.data.labelled import number_of
 from fedsink.data.sources import load, notes
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError

@@ -32,7 +32,7 @@ def small(*overrides: str) -> dict[str, Any]:
 
 def planned(*overrides: str) -> dict[str, dict[str, Any]]:
     """The configurations of the runs, without any run."""
-    from fedsink.simulation.run_identity import RunIdentity
+    from fedsink.simulation.run_settings import RunIdentity
     from fedsink.simulation.simulated_run import configure
 
     config = small(*overrides)

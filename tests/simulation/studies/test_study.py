@@ -14,7 +14,7 @@ from fedsink.errors import CheckpointError, ConfigError
 from fedsink.server.finished import open_run
 from fedsink.server.folder import RunFolder
 from fedsink.server.loop import InterruptedRunError
-from fedsink.simulation.run_identity import RunIdentity
+from fedsink.simulation.run_settings import RunIdentity
 from fedsink.simulation.simulated_run import configure, resume, start
 from fedsink.simulation.studies import debugging
 

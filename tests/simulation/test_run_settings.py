@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsink.errors import CheckpointError
-from fedsink.simulation.run_identity import RunIdentity, key_folder
+from fedsink.simulation.run_settings import RunIdentity, key_folder
 
 
 @pytest.fixture(autouse=True)
