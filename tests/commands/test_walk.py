@@ -68,8 +68,8 @@ def files(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> dict[str
     root = tmp_path_factory.mktemp("files")
     picture_files.write_classes(root / "own", CLASSES)
     texts = {f"writer {number}": "01289AaBbz" for number in range(8)}
-    for split in ("train", "test"):
-        writers.write_leaf(root / "femnist", split, writers.some(texts))
+    for seed, split in enumerate(("train", "test")):
+        writers.write_leaf(root / "femnist", split, writers.some(texts, seed))
     small = "data.nominal_records=60"
     femnist = [f"data.root={root / 'femnist'}", small, "partition=by_user"]
     downloaded = [f"data.root={tiny_data}", "data.nominal_records=200"]
