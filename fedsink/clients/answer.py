@@ -17,6 +17,7 @@ from fedsink.privacy.randomness.keys import Key
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.protocol.packing import Packed, digest
 from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.refusals import SumError
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -132,14 +133,16 @@ class Answer(ABC):
     def check_unmasked(self, policy: Policy) -> None:  # noqa: B027
         """Raises PolicyRefusedError where the owner wants the reply only in a masked sum."""
 
-    def check_sum(self, parameters: Parameters, digest: bytes) -> None:
-        """Refuses a sum of replies; raises ValueError.
+    def check_sum(self, parameters: Parameters, digest: bytes, client: int, clients: int) -> None:
+        """Refuses a sum of replies; raises SumError.
 
         Args:
             parameters: of the sum.
             digest: SHA-256 of the request.
+            client: the number of this client.
+            clients: K, number of clients.
         """
-        raise ValueError(f"Replies to train.{self.name} are not added up under masks.")
+        raise SumError(f"Replies to train.{self.name} are not added up under masks.")
 
     @abstractmethod
     def check_data(self, data: DataSpec) -> None:

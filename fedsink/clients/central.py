@@ -17,6 +17,7 @@ from fedsink.errors import ReleaseRefusedError
 from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.privacy.plan import PrivacyPlan
 from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.refusals import SumError
 
 
 class CentralAnswer(Answer):
@@ -81,20 +82,27 @@ class CentralAnswer(Answer):
         if self.uses[0].share > 1:
             policy.check_unmasked(self.uses[0].share)
 
-    def check_sum(self, parameters: Parameters, digest: bytes) -> None:
+    def check_sum(self, parameters: Parameters, digest: bytes, client: int, clients: int) -> None:
         """Refuses a sum that is not of this request's replies, or that may hold too little noise.
 
-        The sum of fewer replies than share the noise would hold less than the plan's.
+        The sum of fewer replies than share the noise would hold less than the plan's. A sum over a
+        part of the cohort would let the server choose a part with many that collude with it.
         """
         first = self.uses[0]
         if (parameters.run, parameters.message) != (self.run, digest.hex()):
-            raise ValueError("The sum is named after another request.")
+            raise SumError("The sum is named after another request.")
         if first.fixed_point is None:
-            raise ValueError("The request asks for no integers, and masks hide nothing else.")
+            raise SumError("The request asks for no integers, and masks hide nothing else.")
         if (parameters.bits, parameters.length) != (first.fixed_point.bits, self.values):
-            raise ValueError("The sum has other numbers than the request's replies.")
+            raise SumError("The sum has other numbers than the request's replies.")
+        cohort = first.plan.schedule.members(client, clients)
+        if parameters.clients != tuple(cohort):
+            raise SumError(
+                f"The sum is over {len(parameters.clients)} clients, and not over those "
+                f"{len(cohort)} that the plan's schedule asks the same as client {client}."
+            )
         if parameters.minimum < first.share:
-            raise ValueError(
+            raise SumError(
                 f"A sum of {parameters.minimum} replies would be unmasked, and {first.share} share "
                 "the plan's noise."
             )

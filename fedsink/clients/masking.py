@@ -100,10 +100,21 @@ class Sessions:
         if self.folder is None or not self.folder.is_dir():
             return
         with _explained(self.folder):
+            if not any(_is_old(path, days) for path in self.folder.iterdir()):
+                return  # nobody waits for the process that holds the sessions, to wipe nothing
+        with self.held(), _explained(self.folder):
             for path in self.folder.iterdir():
-                stat = path.stat()
-                if stat.st_size and time.time() - stat.st_mtime >= days * _DAY:
+                if _is_old(path, days):
                     replace_with(path, b"")
+
+
+def _is_old(path: Path, days: float) -> bool:
+    """Tells whether a file has content that was stored so long ago, and has not just been moved."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return False
+    return stat.st_size > 0 and time.time() - stat.st_mtime >= days * _DAY
 
 
 @contextmanager

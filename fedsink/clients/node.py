@@ -145,7 +145,7 @@ class Node:
         self, answer: Answer, digest: bytes, parameters: Parameters, forwarded: bytes
     ) -> RecordDict:
         """Returns the masked reply to a request; charges it once the roster is accepted."""
-        answer.check_sum(parameters, digest)
+        answer.check_sum(parameters, digest, self.client, self.settings.clients)
 
         def integers() -> np.ndarray:
             reply = self.reply(answer, digest)

@@ -116,7 +116,7 @@ def read_peers(path: Path) -> dict[int, bytes]:
     try:
         with path.open("rb") as file:
             values = tomllib.load(file)
-        keys = {int(number): read_key(str(key)) for number, key in values.items()}
+        keys = {_client_number(number): read_key(str(key)) for number, key in values.items()}
     except OSError as error:
         raise ConfigError(f"The peers {path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
@@ -126,6 +126,13 @@ def read_peers(path: Path) -> dict[int, bytes]:
     if len(set(keys.values())) != len(keys):
         raise ConfigError(f"{path} names one key for two clients.")
     return keys
+
+
+def _client_number(text: str) -> int:
+    """Reads the number of a client, which has one spelling: two lines never mean one client."""
+    if text.isascii() and text.isdigit() and text == str(int(text)):
+        return int(text)
+    raise ValueError(f"{text!r} is not how a client's number is written: 0, 1, 2, …")
 
 
 def _operators(table: TomlTable | None) -> dict[str, bytes]:

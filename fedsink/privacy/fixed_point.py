@@ -36,8 +36,8 @@ class FixedPoint:
 
     Guarantees:
         - Totals that are S apart in L2 have integers that are at most S/γ + √d apart, for d values.
-        - The integers of a total lie within ±R/γ.
-        - A total within the radius loses at most γ/2 a value.
+        - The integers of a total lie within ±(R/γ + ½).
+        - A total within R·(1 − 2⁻²⁰) loses at most γ/2 a value.
         - The decoded sum is that of the integers where it fits into b bits.
 
     Args:

@@ -151,7 +151,7 @@ class IntegerGaussian:
 
     @property
     def scale(self) -> float:
-        """S = √(σ²Δ²/t′ + η²), parameter of a reply's noise, in integers."""
+        """Parameter of a reply's noise, s = √(σ²Δ²/t′ + η²), in integers."""
         return _scale(self.plan, self.sharers, self.fixed_point, self.size)
 
     @property

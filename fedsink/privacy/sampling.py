@@ -132,12 +132,16 @@ class Schedule(ABC):
         """Number of rounds before this one in which `client` is asked."""
         return round - 1
 
-    def cohort(self, client: int, clients: int) -> int:
-        """m, number of the K clients that get the request of `client`: those equal to it mod P.
+    def members(self, client: int, clients: int) -> range:
+        """The cohort of `client`: those of the K clients that get its request, equal to it mod P.
 
-        A cohort is the same in every round, and m is ⌊K/P⌋ or ⌈K/P⌉.
+        It is the same in every round.
         """
-        return len(range(client % self.cohorts, clients, self.cohorts))
+        return range(client % self.cohorts, clients, self.cohorts)
+
+    def cohort(self, client: int, clients: int) -> int:
+        """m, number of clients in the cohort of `client`: ⌊K/P⌋ or ⌈K/P⌉."""
+        return len(self.members(client, clients))
 
     def to_dict(self) -> dict[str, Any]:
         """The schedule as JSON-able values; `schedule_from_dict` gives the same schedule back."""
@@ -292,9 +296,9 @@ class PickSchedule(Schedule):
         """Number of rounds before this one in which `client` is asked."""
         return int((self._until(round).clients[: round - 1] == client).sum())
 
-    def cohort(self, client: int, clients: int) -> int:
-        """1: no other client answers in the rounds of `client`."""
-        return 1
+    def members(self, client: int, clients: int) -> range:
+        """Only `client`: no other one answers in its rounds."""
+        return range(client, client + 1)
 
     def _until(self, rounds: int) -> _Picks:
         """The picks of these rounds and of some more, so that few lengths are drawn."""

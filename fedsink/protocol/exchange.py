@@ -70,6 +70,7 @@ class Broadcast:
         shape: of the finite values that each reply holds, all uses of the message included.
         sharers: t′, number of replies whose noise adds up to the plan's.
         fixed_point: of replies that are integers; None: they are floats.
+        cohort: all clients that the plan's schedule asks the same, connected or not.
     """
 
     content: Content
@@ -77,6 +78,7 @@ class Broadcast:
     shape: tuple[int, ...]
     sharers: int = 1
     fixed_point: FixedPoint | None = None
+    cohort: Sequence[int] = ()
 
 
 class Exchange(Sequence["Message"]):

@@ -21,6 +21,7 @@ from fedsink.secagg.refusals import (
     OutOfTurnError,
     RosterError,
     SecretSharesError,
+    SumError,
     SurvivorsError,
     UnsignedSurvivorsError,
     UntrustedPeerError,
@@ -52,6 +53,7 @@ WEAK_KEY = 1024
 UNSIGNED_SURVIVORS = 1025
 OUT_OF_TURN = 1026
 MALFORMED_TRIP = 1027
+SUM_REFUSED = 1028
 
 MEANING = {
     REFUSED: "refused the request",
@@ -67,7 +69,7 @@ MEANING = {
     ROSTER_REFUSED: "was sent a roster that changes its keys, or names a stranger or a key twice",
     SHARES_REFUSED: "was sent shares that its peers did not encrypt for it in this message",
     SURVIVORS_REFUSED: "was sent survivors that leave it out, or that did not share",
-    SUMMED_ALREADY: "has answered this step of the sum for other content",
+    SUMMED_ALREADY: "has answered this step of the sum, for other content or until it forgot it",
     UNTRUSTED_PEER: "was sent a roster with a key that its owner does not trust",
     SMALL_COHORT: "adds its data to no sum over so few clients",
     WEAK_THRESHOLD: "shares no secret that so few clients could put together",
@@ -75,6 +77,7 @@ MEANING = {
     UNSIGNED_SURVIVORS: "was not shown enough signatures of the survivors that it signed",
     OUT_OF_TURN: "was asked the steps of a sum in another order",
     MALFORMED_TRIP: "was sent bytes that are no step of a sum",
+    SUM_REFUSED: "was sent a sum of other replies, over other clients, or with too little noise",
     UNUSABLE: "answered with something else than finite values of the shape asked for",
 }
 
@@ -97,6 +100,7 @@ _REFUSALS: dict[type[Exception], int] = {
     UnsignedSurvivorsError: UNSIGNED_SURVIVORS,
     OutOfTurnError: OUT_OF_TURN,
     MalformedTripError: MALFORMED_TRIP,
+    SumError: SUM_REFUSED,
 }
 """Refusals that say nothing of the data, and that the server can do something about."""
 

@@ -106,7 +106,7 @@ class Rules:
         if parameters.threshold <= self.threshold * shares:
             raise WeakThresholdError(
                 f"{parameters.threshold} of {shares} shares would give a secret, and the owner "
-                f"demands more than {self.threshold:.4g} of them."
+                f"demands more than {self.threshold:.4g} of them: lower threshold in [aggregation]."
             )
 
 
@@ -135,11 +135,11 @@ class _Memory:
 class ClientSession:
     """One client in one message.
 
-    A trip that is asked again with the same content is answered with the same bytes, and with other
-    content it is refused. A refusal changes nothing. A session can be stored between trips
-    (`to_bytes`); until the masked vector has left it is as secret as the client's vector, and until
-    the last trip it holds shares of its neighbours' secrets. A client keeps one session for a run
-    and message: a second one would mask its vector again.
+    A trip that is asked again with the same content is answered with the same bytes, until the
+    client has unmasked; with other content it is refused. A refusal changes nothing. A session can
+    be stored between trips (`to_bytes`); until the masked vector has left it is as secret as the
+    client's vector, and until the last trip it holds shares of its neighbours' secrets. A client
+    keeps one session for a run and message: a second one would mask its vector again.
 
     Guarantees:
         - Nothing is shared for a roster that the owner's rules refuse.
@@ -418,7 +418,10 @@ class ClientSession:
         if trip == len(answers):
             answers.append((known, answer(content)))
         elif answers[trip][0] != known or not answers[trip][1]:
-            raise AnsweredError(f"This client has answered the trip {TRIPS[trip]!r} already.")
+            raise AnsweredError(
+                f"This client has answered the trip {TRIPS[trip]!r} already: for other content, or "
+                "it has forgotten the answer, since it has unmasked."
+            )
         return answers[trip][1]
 
     @property

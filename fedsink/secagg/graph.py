@@ -64,6 +64,15 @@ def is_secure(clients: int, neighbours: int, threshold: int) -> bool:
     return bad << SECURITY <= comb(others, half)
 
 
+def most_colluders(clients: int) -> int:
+    """Returns the number of colluders among n clients up to which the masks hold.
+
+    >>> most_colluders(10), most_colluders(100)
+    (3, 10)
+    """
+    return (clients - 1) // 3 if clients <= COMPLETE else clients // 10
+
+
 @cache
 def neighbourhood(clients: int) -> tuple[int, int]:
     """Returns (k, t) for n clients: the smallest secure circle that survives drop-outs.

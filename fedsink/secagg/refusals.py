@@ -48,8 +48,12 @@ class UnsignedSurvivorsError(AggregationError):
     """Too few clients have signed the same roster, sharers and survivors."""
 
 
+class SumError(AggregationError):
+    """A sum of other replies, or over other clients, than the request asks for."""
+
+
 class AnsweredError(AggregationError):
-    """A client has answered this trip already, for other content, or the message is over."""
+    """A client has answered this trip already: for other content, or so that it forgot it."""
 
 
 class OutOfTurnError(AggregationError):
@@ -68,18 +72,19 @@ class VoidMessageError(ClientError):
     def __init__(self, trip: str, clients: int, needed: int) -> None:
         super().__init__(
             f"The message is void: {clients} clients answered in the trip {trip!r}, and {needed} "
-            "are needed. Its charge stays, and no step is taken."
+            "are needed. What clients have charged stays, and no step is taken."
         )
         self.trip, self.clients, self.needed = trip, clients, needed
 
 
 class WrongShareError(VoidMessageError):
-    """Shares of a secret were given that do not fit the client's public key."""
+    """Shares of a secret were given that do not fit together, or not the client's public key."""
 
     def __init__(self, owner: int) -> None:
         ClientError.__init__(
             self,
-            f"The message is void: shares of a secret of client {owner} do not fit its key, so a "
-            "client gave a wrong one. Its charge stays, and no step is taken.",
+            f"The message is void: the shares of a secret of client {owner} do not fit together, "
+            "or not its key: this client, or one around it, gave wrong ones. What clients have "
+            "charged stays, and no step is taken.",
         )
         self.trip, self.clients, self.needed = "unmask", 0, 0

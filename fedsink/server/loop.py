@@ -30,6 +30,7 @@ from fedsink.reporting.loggers import Observer
 from fedsink.reporting.progress import Progress
 from fedsink.server import checkpoint
 from fedsink.server.folder import RunFolder, command_for, note_sums
+from fedsink.server.masked_grid import MaskedGrid
 from fedsink.strategies.round_strategy import RoundStrategy
 from fedsink.values import checks
 
@@ -170,7 +171,9 @@ def train(
             progress.update(strategy.round, **columns)
             if unfinished and any(before < round <= strategy.round for round in pictured):
                 picture()
-            if stop.requested or time.monotonic() - saved > settings.checkpoint_seconds:
+            # Nodes unmask a message once: a run that is resumed never asks for a step it has taken.
+            once = isinstance(grid, MaskedGrid)
+            if once or stop.requested or time.monotonic() - saved > settings.checkpoint_seconds:
                 save()
             if stop.requested and unfinished:
                 raise InterruptedRunError(
@@ -195,12 +198,11 @@ def train(
 
 
 def _refuse_standstill(voids: Sequence[Sequence[str]]) -> None:
-    """Raises ClientError where too many messages in a row were void: each costs its charge."""
+    """Raises ClientError where too many messages in a row were void: their rounds are spent."""
     if len(voids) >= _MOST_VOID:
         raise ClientError(
             f"The last {len(voids)} messages were void, and their rounds are spent: {voids[-1][0]} "
-            "Start the clients that are missing, or lower the number that is needed "
-            "(noise.tolerate_dropouts)."
+            "Start the clients that are missing, or raise noise.tolerate_dropouts."
         )
 
 

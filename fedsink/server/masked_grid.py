@@ -112,6 +112,8 @@ class MaskedGrid(ForwardingGrid):
 class _Cohort:
     """The clients of one broadcast, and the server's session of their sum.
 
+    The sum is named after the whole cohort: a client that is not connected has dropped out.
+
     Attributes:
         void: why there is no sum; None as long as there may be one.
         absent: clients whose vectors are not in the sum.
@@ -121,13 +123,14 @@ class _Cohort:
         if broadcast.fixed_point is None:
             raise ValueError("Secure aggregation adds up integers, and this request asks for none.")
         self.broadcast = broadcast
+        clients = tuple(broadcast.cohort or broadcast.nodes)
         self.parameters = Parameters(
             run=run,
             message=digest(message_type, broadcast.content.said).hex(),
-            clients=tuple(broadcast.nodes),
+            clients=clients,
             bits=broadcast.fixed_point.bits,
             length=int(np.prod(broadcast.shape)),
-            minimum=min(max(2, broadcast.sharers), len(broadcast.nodes)),
+            minimum=min(max(2, broadcast.sharers), len(clients)),
         )
         self.session = ServerSession(self.parameters)
         self.void: VoidMessageError | None = None
@@ -135,7 +138,7 @@ class _Cohort:
         self._base = pack({}, {})
 
     def keys(self) -> Mapping[int, RecordDict]:
-        return dict.fromkeys(self.parameters.clients, self._query())
+        return dict.fromkeys(self.broadcast.nodes, self._query())
 
     def shares(self) -> Mapping[int, RecordDict]:
         query = self._query(self.session.roster())

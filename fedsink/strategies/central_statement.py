@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from fedsink.configuration import noise_entries
 from fedsink.privacy import LIBRARIES, LOCAL_NOISE, NoiseShare, PrivacyPlan, UnprotectedPlan
 from fedsink.privacy.integer_gaussian import IntegerGaussian
+from fedsink.secagg.graph import most_colluders
 
 _EVERYBODY = (
     "everybody who sees the messages, the server included, and everybody who sees the generator"
@@ -37,7 +38,7 @@ _MASKED = {
         "Replies are masked (fedsink.secagg): the server sees who answers and the sum of each "
         "cohort's survivors, and no reply. It holds while fewer than a third of a cohort's clients "
         "(a tenth above 64) collude with the server, and owners trust the right keys: "
-        "docs/secure_aggregation.md."
+        "docs/secure_aggregation.md. Against more, `colluders` counts a reply as seen alone."
     ),
     "dropout": (
         "A sum that more than tolerate_dropouts clients are missing from is not unmasked: the "
@@ -201,7 +202,8 @@ def _shared_noise(
     largest, grid = integers[-1], integers[-1].fixed_point
     most = largest.sharers - 1  # all who must answer, except one
     colluders = sorted({min(x, most) for x in (1, -(-sizes[-1] // 10), -(-sizes[-1] // 3), most)})
-    left = {x: share.left(plan, clients, x) for x in colluders}
+    hidden = min(map(most_colluders, sizes)) if share.masked else most
+    left = {x: share.left(plan, clients, x if x <= hidden else most) for x in colluders}
     beside = max(one.divergence for one in integers)
     epsilons = {x: of_rest.epsilon("pld") + beside for x, of_rest in left.items()}
     return {

@@ -179,6 +179,10 @@ class CentralSettings(StrategySettings):
         shared = self._shared(client)
         return (1, None) if shared is None else (shared.sharers, shared.fixed_point)
 
+    def cohort(self, client: int) -> range:
+        """Returns the clients that get the request of `client`, connected or not."""
+        return self.plan.schedule.members(client, self.clients)
+
     def noise_std(self, client: int) -> float:
         """Returns the standard deviation of the noise in one client's reply."""
         shared = self._shared(client)

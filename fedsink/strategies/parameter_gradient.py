@@ -119,10 +119,11 @@ class ParameterGradient(DPSinkhorn):
 
     def _broadcast(self, labels: Labels, members: dict[int, int]) -> Broadcast:
         ((rows,), (label,)) = self._rounds, labels
-        noise = self.settings.noise_of(next(iter(members)))
+        client = next(iter(members))
+        noise, cohort = self.settings.noise_of(client), self.settings.cohort(client)
         request = self._parameter_request(rows, label, *noise)
         content = Content(lambda: [request], request.to_record)
-        return Broadcast(content, members, (1, len(request.weights)), *noise)
+        return Broadcast(content, members, (1, len(request.weights)), *noise, cohort)
 
     def _parameter_request(
         self, rows: RoundRows, label: Label, share: int, fixed_point: FixedPoint | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,10 @@ from fedsink.protocol.dp_sinkhorn import GradientRequest, unpack_replies
 from fedsink.protocol.exchange import Reduction
 from fedsink.protocol.failure_codes import (
     BAD_SIGNATURE,
-    MALFORMED,
     OUT_OF_TURN,
     REFUSED,
     SMALL_COHORT,
+    SUM_REFUSED,
     SUMMED_ALREADY,
     UNSIGNED,
     UNTRUSTED_PEER,
@@ -138,7 +139,7 @@ def test_too_few_clients_make_a_message_void(
 def test_a_server_that_starts_again_gets_the_same_sum_or_none(
     tmp_path: Path, make_request: Make
 ) -> None:
-    """It asks the same clients: they answer with the same bytes. Among others: they do not."""
+    """Clients answer again with the same bytes, until the message is unmasked."""
     nodes, request = Consortium(tmp_path), shared(make_request(), 3)
     first, second = losing(ORDER[3], 3), losing(ORDER[3], 0)
     nodes.way = lambda message: None if first(message) is None else second(message)
@@ -150,9 +151,9 @@ def test_a_server_that_starts_again_gets_the_same_sum_or_none(
     assert nodes.claims() == [1, 1, 1, 1]
 
     nodes.codes.clear()
-    assert summed(nodes, request, [0, 1, 2]).is_void
+    for connected in ([0, 1, 2], None):  # it is over
+        assert summed(nodes, request, connected).is_void
     assert codes(nodes) == {SUMMED_ALREADY}
-    assert summed(nodes, request).is_void  # it is over
     assert nodes.claims() == [1, 1, 1, 1]
 
 
@@ -221,8 +222,29 @@ def test_a_sum_of_something_else_than_the_request_is_refused_before_it_is_charge
         values |= {"clients": [0, 1, 2]}
     parameters = Parameters.from_dict({**values, "threshold": 0, "neighbours": 0})
     record = put_trip(request.to_record(), parameters, b"")
-    assert nodes.send(0, record).error.code == MALFORMED
+    assert nodes.send(0, record).error.code == SUM_REFUSED
     assert nodes.claims() == [0, 0, 0, 0]
+
+
+def test_a_server_does_not_choose_who_is_in_a_sum(tmp_path: Path, make_request: Make) -> None:
+    """Those that collude with it would be more than a third of the few that it asks."""
+    nodes, request = Consortium(tmp_path), shared(make_request(), 3)
+    exchange = nodes.exchange(request, [0, 1, 2])
+    exchange.broadcasts = [replace(exchange.broadcasts[0], cohort=(0, 1, 2))]
+    reduction = MaskedGrid(nodes, RUN).send_and_receive(exchange)
+    assert isinstance(reduction, Reduction)
+    assert reduction.is_void
+    assert nodes.codes == [(KIND, client, SUM_REFUSED) for client in range(3)]
+    assert nodes.claims() == [0, 0, 0, 0]
+    assert nodes.clients == 4
+
+
+def test_a_client_that_is_not_connected_has_dropped_out(tmp_path: Path, make_request: Make) -> None:
+    nodes, request = Consortium(tmp_path), shared(make_request(), 3)
+    [total] = summed(nodes, request, [0, 1, 3]).sums
+    assert total is not None
+    assert total.clients == 3
+    assert nodes.claims() == [1, 1, 0, 1]
 
 
 def parameters_of(nodes: Consortium, request: GradientRequest) -> Parameters:

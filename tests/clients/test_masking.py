@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 from dataclasses import replace
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -176,11 +177,35 @@ def test_a_wiped_session_holds_nothing_and_is_not_begun_again(tmp_path: Path) ->
             maskings(tmp_path)[0].answer(trip, SUM, b"")
 
 
+def test_wiping_waits_for_whoever_answers_and_not_where_nothing_is_old(tmp_path: Path) -> None:
+    clients, server = maskings(tmp_path), ServerSession(SUM)
+    until_masked(clients, server)
+    sessions = Sessions(tmp_path / "0")
+    context = multiprocessing.get_context("fork")
+    held = context.Event()
+    other = context.Process(target=_wipe_after, args=(held, tmp_path / "0"))
+    other.start()  # before the lock, which a fork would hold as well
+    with sessions.held():
+        sessions.wipe(days=1)
+        held.set()
+        other.join(1.0)
+        assert other.is_alive()
+        assert kept(tmp_path / "0")
+    other.join(60.0)
+    assert other.exitcode == 0
+    assert not any(path.stat().st_size for path in (tmp_path / "0").iterdir())
+
+
 def test_two_processes_that_are_asked_at_once_answer_from_one_session(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     with context.Pool(4) as pool:
         keys = pool.map(_keys_in_a_process, [tmp_path] * 12)
     assert len(set(keys)) == 1
+
+
+def _wipe_after(held: Event, folder: Path) -> None:
+    held.wait()
+    Sessions(folder).wipe(days=0)
 
 
 def _keys_in_a_process(folder: Path) -> bytes:

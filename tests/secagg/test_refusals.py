@@ -9,7 +9,7 @@ REFUSALS = AggregationError.__subclasses__()
 
 def test_every_refusal_has_a_code_of_its_own_and_a_meaning() -> None:
     codes = {failure_code(refusal("why"), 0) for refusal in REFUSALS}
-    assert len(codes) == len(REFUSALS) == 11
+    assert len(codes) == len(REFUSALS) == 12
     assert REFUSED not in codes
     assert codes <= MEANING.keys()
     assert len(set(MEANING.values())) == len(MEANING)

@@ -10,6 +10,7 @@ import pytest
 
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.errors import ClientError, ConfigError, PrivacyError
+from fedsink.server import checkpoint
 from fedsink.simulation.simulated_run import start
 
 from .conftest import Compose
@@ -36,6 +37,24 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 def weights(folder: Path) -> bytes:
     return (folder / "generator.safetensors").read_bytes()
+
+
+def test_no_message_that_was_unmasked_is_asked_again(
+    composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes have forgotten it: the checkpoint is written after every one."""
+    rounds, save = [], checkpoint.save
+
+    def saved(folder: Path, tensors: Any, values: Any) -> None:
+        rounds.append(values["round"])
+        save(folder, tensors, values)
+
+    monkeypatch.setattr(checkpoint, "save", saved)
+    start(composed(*MASKED, "clip=record"), tmp_path / "masked")
+    assert {1, 2, 3} <= set(rounds)
+    rounds.clear()
+    start(composed(*SHARED, "clip=record"), tmp_path / "plain")
+    assert set(rounds) == {3}
 
 
 @pytest.fixture

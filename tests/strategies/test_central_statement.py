@@ -133,6 +133,19 @@ def test_colluders_are_priced() -> None:
     assert colluders[-1]["epsilon"] == found["epsilon_without_aggregator"]
 
 
+@pytest.mark.parametrize(
+    ("clients", "hidden"), [(100, {1: True, 4: False}), (1000, {1: True, 10: True, 34: False})]
+)
+def test_masks_that_no_longer_hold_count_as_none(clients: int, hidden: dict[int, bool]) -> None:
+    """A third of a cohort of 10 and a third of one of 100, of which masks bear a tenth."""
+    stated = _stated(clients, NoiseShare("secure_aggregation", masked=True))
+    alone = stated["epsilon_without_aggregator"]
+    found = {
+        one["clients"]: one["epsilon"] < alone for one in stated["noise_share"]["colluders"][:-1]
+    }
+    assert found == hidden
+
+
 def test_tolerated_shares_count_as_gone_beside_colluders() -> None:
     stated = _stated(100, NoiseShare("secure_aggregation", 4))
     assert stated["epsilon"] == _RECORD.epsilon()

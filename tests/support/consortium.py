@@ -101,7 +101,7 @@ class Consortium(SimulationGrid):
         )
 
     def exchange(self, request: GradientRequest, clients: Sequence[int] | None = None) -> Exchange:
-        """Returns the exchange of one request, to all clients or to some."""
+        """Returns the exchange of one request, to all clients or to those that are connected."""
         members = range(self.clients) if clients is None else clients
         broadcast = Broadcast(
             Content(lambda: [request], lambda: pack_requests([request])),
@@ -109,6 +109,7 @@ class Consortium(SimulationGrid):
             (1, *request.rows.shape),
             request.share,
             request.fixed_point,
+            range(self.clients),
         )
         return Exchange(KIND, "1", [broadcast])
 

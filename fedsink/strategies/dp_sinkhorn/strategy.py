@@ -199,13 +199,15 @@ class DPSinkhorn(CentralRounds):
 
     def _broadcast(self, labels: Labels, members: dict[int, int]) -> Broadcast:
         """Returns the requests about `labels` for a cohort, client → node."""
-        noise = self.settings.noise_of(next(iter(members)))
+        client = next(iter(members))
+        noise, cohort = self.settings.noise_of(client), self.settings.cohort(client)
         requests = [
             self._request(rows, label, *noise)
             for rows, label in zip(self._rounds, labels, strict=True)
         ]
         content = Content(lambda: checked(requests), lambda: packed_requests(requests))
-        return Broadcast(content, members, (len(requests), *self._rounds[0].shape), *noise)
+        shape = (len(requests), *self._rounds[0].shape)
+        return Broadcast(content, members, shape, *noise, cohort)
 
     def _request(
         self, rows: RoundRows, label: Label, share: int, fixed_point: FixedPoint | None

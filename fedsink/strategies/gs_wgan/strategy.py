@@ -78,7 +78,8 @@ class GSWGAN(CentralRounds):
             )
         settings = self.settings
         nodes, needed = self._members(server_round, grid)
-        share, fixed_point = noise = settings.noise_of(next(iter(nodes)))
+        first = next(iter(nodes))
+        share, fixed_point = noise = settings.noise_of(first)
 
         # Step 1. The labels are public: a client takes fakes of its records' labels by itself.
         self._points, row_labels = self._rows("train", server_round, settings.rows)
@@ -101,7 +102,8 @@ class GSWGAN(CentralRounds):
         )
         request.check()
         content = Content(lambda: [request], request.to_record)
-        broadcast = Broadcast(content, nodes, (1, *request.rows.shape), *noise)
+        shape = (1, *request.rows.shape)
+        broadcast = Broadcast(content, nodes, shape, *noise, settings.cohort(first))
         self._broadcasts = {server_round: broadcast}
         return Exchange("train.gs_wgan", str(server_round), [broadcast], needed)
 
