@@ -69,8 +69,8 @@ class Answer(ABC):
     `compute`: behind the ledger's commit and before the reply is stored. `Task.state` finds it by
     the reservation: lineage, account, client, run, whole plan and version of the data. After a
     crash between its state t and the stored reply, the same message computes again with the same
-    streams: from state t − 1, which therefore stays until the next message. Where it is not there
-    although it should be, the answer calls `State.lost`. A `BatchedAnswer` computes all
+    streams: from state t − 1, which therefore stays until the next message. If that state is
+    missing, the answer calls `State.lost`. A `BatchedAnswer` computes all
     clients of a cohort at once.
 
     Attributes:

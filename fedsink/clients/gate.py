@@ -84,7 +84,7 @@ class LedgerGate:
     """Admits one client's answers, each charged before it exists.
 
     Guarantees:
-        - Nothing is computed from the data before its charge is committed.
+        - Nothing that may leave is computed before its charge is committed.
         - The same request on changed data is another request.
         - A released reply is answered again with its stored bytes, or not at all; without a
           store the caller's noise must be the same for the same digests.
@@ -119,7 +119,7 @@ class LedgerGate:
     def admit(
         self, answer: Answer, charge: Charge, digest: bytes, content: Callable[[], bytes]
     ) -> Admitted:
-        """Charges one message; its reply is computed at most once for each state of the data.
+        """Charges one message; its reply is computed at most once for each version of the data.
 
         Args:
             answer: to the message; has its run, its uses, its name and its signer.

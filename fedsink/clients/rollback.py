@@ -88,7 +88,7 @@ class Receipts:
             ):  # another process was first; otherwise loading raises
                 SecretKey.create(path, lineage)
         self._key = SecretKey.load(path).secret
-        self._ahead = folder / "ahead.receipt"
+        self._folder = folder
 
     @property
     def name(self) -> str:
@@ -110,24 +110,26 @@ class Receipts:
         for receipt in shown:
             number = self._number(receipt)
             if number is not None and not self._holds(ledger, number, receipt):
+                name = hashlib.sha256(bytes.fromhex(receipt)).hexdigest()[:16]
                 try:
-                    write_once(self._ahead, receipt.encode())
+                    write_once(self._folder / f"ahead-{name}.receipt", receipt.encode())
                 except OSError as error:
                     raise LedgerError(
-                        f"a receipt cannot be kept in {self._ahead.parent} ({error.strerror}): "
-                        "make room or fix its permissions."
+                        f"a receipt cannot be kept in {self._folder} ({error.strerror}): make room "
+                        "or fix its permissions."
                     ) from None
-        if not self._ahead.exists():
-            return
-        receipt = self._ahead.read_text(errors="replace")
-        number = self._number(receipt)
-        if number is None or not self._holds(ledger, number, receipt):
-            raise RolledBackError(
-                "The ledger lacks facts of which this node has given a receipt, so it was put back "
-                f"or replaced, and charges are missing: restore the latest one (and then remove "
-                f"{self._ahead}, if that is damaged)."
-            )
-        self._ahead.unlink(missing_ok=True)
+        kept = sorted(self._folder.glob("ahead-*.receipt"))
+        for path in kept:
+            receipt = path.read_text(errors="replace")
+            number = self._number(receipt)
+            if number is None or not self._holds(ledger, number, receipt):
+                raise RolledBackError(
+                    "The ledger lacks facts of which this node has given a receipt, so it was put "
+                    "back or replaced, and charges are missing: restore the latest one (and then "
+                    f"remove {path}, if that is damaged)."
+                )
+        for path in kept:
+            path.unlink(missing_ok=True)
 
     def _receipt(self, number: int, seal: bytes) -> str:
         fact = self._hash(b"fact", number.to_bytes(_NUMBER, "big"), seal)

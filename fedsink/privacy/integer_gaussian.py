@@ -10,6 +10,9 @@ Why a run costs the ε of its plan, of continuous Gaussians of multiplier σ:
 
 1. *Sensitivity.* One unit moves one client's total by S in L2. Projecting on a ball moves nothing
    apart; rounding changes the difference by at most 1 a coordinate, so by √d in L2. Hence Δ.
+   Where critics are asked in secret, the pair of ε has means at ±C, S = 2C: an answer moves the
+   total by C or by nothing, and either record's answer is rounded beside none. So each may be as
+   long as C/γ + √d, and Δ = 2(C/γ + √d).
 2. *A sum of shares.* Let N(v) be the law on Z with P(x) ∝ exp(−x²/(2v)). For u = v₁v₂/(v₁+v₂), the
    convolution of N(v₁) and N(v₂) at z is ∝ exp(−z²/(2(v₁+v₂)))·Σ_x exp(−(x − c_z)²/(2u)), and the
    sum is √(2πu)·(1 ± e), e = 2Σ_{k≥1} exp(−2π²uk²), for every c_z (Poisson summation). With both
@@ -249,7 +252,10 @@ class IntegerGaussian:
 
 
 def _sensitivity(plan: PrivacyPlan, grid: FixedPoint, size: int) -> float:
-    return plan.sensitivity / grid.granularity + math.sqrt(size)
+    # Where parts are asked in secret, ε is that of ±bound, and both answers are rounded (step 1).
+    secret = plan.clip.asked_in_secret(plan.rate)
+    roundings = plan.sensitivity / plan.clip.bound if secret else 1.0
+    return plan.sensitivity / grid.granularity + roundings * math.sqrt(size)
 
 
 def _scale(plan: PrivacyPlan, sharers: int, grid: FixedPoint, size: int) -> float:

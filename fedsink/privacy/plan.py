@@ -76,8 +76,8 @@ class PrivacyPlan:
           a clip that samples no records is unsampled, whatever the rate.
         - Under the client adjacency the event is unsampled and counts every round that the client
           answers.
-        - ε is stated under the plan's adjacency, and no other adjacency costs the same by accident:
-          add-remove, replace-one and user do with a clip that samples no records.
+        - ε is stated under the plan's adjacency, and each adjacency has its own ε. Only with a clip
+          that samples no records do add-remove, replace-one and user cost the same.
         - Where a full batch can change a record's effect, its probability is taken out of δ.
         - epsilon_after bounds ε at every round, and ends at epsilon; epsilon_bound_after bounds it
           too, and ends at epsilon.

@@ -120,7 +120,28 @@ def test_a_ledger_without_the_fact_of_a_receipt_is_refused_until_it_is_restored(
 
     (state / "ledger.sqlite").write_bytes(latest)
     receipts.check(Ledger(state / "ledger.sqlite", durable=False))
-    assert not (state / "ahead.receipt").exists()
+    assert not list(state.glob("ahead-*"))
+
+
+def test_every_receipt_that_is_ahead_must_be_held(state: Path, ledger: Ledger) -> None:
+    receipts, copies, given = Receipts(state, "ward"), [], []
+    for byte in (b"a", b"b", b"c"):
+        ledger.bind("ward", byte * 32)
+        given.append(receipts.give(ledger))
+        ledger.close()
+        copies.append((state / "ledger.sqlite").read_bytes())
+        ledger = Ledger(state / "ledger.sqlite", durable=False)
+    for copy, held in zip(copies, (False, False, True), strict=True):
+        ledger.close()
+        (state / "ledger.sqlite").write_bytes(copy)
+        ledger = Ledger(state / "ledger.sqlite", durable=False)
+        if held:
+            receipts.check(ledger)
+            continue
+        for shown in (given[1:], given[1].upper(), []):  # the older one first, and never again
+            with pytest.raises(RolledBackError):
+                receipts.check(ledger, [shown] if isinstance(shown, str) else shown)
+    assert not list(state.glob("ahead-*"))
 
 
 def test_what_is_no_receipt_of_this_node_changes_nothing(
@@ -137,7 +158,7 @@ def test_what_is_no_receipt_of_this_node_changes_nothing(
         for place in range(len(given))
     ]
     receipts.check(ledger, [other, *flipped, "", "no hex", given[:-2], given + "00", "é" * 80])
-    assert not (state / "ahead.receipt").exists()
+    assert not list(state.glob("ahead-*"))
 
 
 def test_a_receipt_tells_nothing_of_the_ledger(state: Path, ledger: Ledger, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "unknown choice": (
         [*_LOCAL, "data=mnits"],
         "There is no data=mnits: choose one of celeba, digits, fashion_mnist, femnist, "
-        "femnist_62, femnist_digits, half_circle, image_folder, mnist, shapes.",
+        "femnist_62, femnist_digits, glyphs, half_circle, image_folder, mnist, shapes.",
     ),
     "unknown mode": ([*_LOCAL, "mode=cental"], "There is no mode=cental: choose one of central, l"),
     "wrong mechanism": (

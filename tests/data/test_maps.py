@@ -84,6 +84,38 @@ def test_guarantee_sensitivity_bounds_any_two_records_of_double_precision() -> N
         assert float(torch.cdist(mapped, mapped, p=order).max()) <= f.sensitivity
 
 
+RADII = [2.0**-40, 5.7e-12, 1e-9, 2.0**-20, 0.3, 27.9, 140.0, 1e6, 2.0**40]
+
+
+@pytest.mark.parametrize("radius", RADII)
+@pytest.mark.parametrize("ball", ["l1", "l1 of pixels", "l2", "points"])
+def test_guarantee_sensitivity_bounds_records_whatever_the_radius(ball: str, radius: float) -> None:
+    """Black, white and every other extreme of a picture: where a difference of floats cancels."""
+    shape = (1, 28, 28)
+    f: Map = {
+        "l1": L1Ball(shape, radius),
+        "l1 of pixels": L1Ball(shape, radius, dct=False),
+        "l2": L2Ball(shape, radius),
+        "points": PointBall("l1", radius, 784),
+    }[ball]
+    pictures = torch.rand(12, 784, generator=torch.Generator().manual_seed(0))
+    pictures[:6] = pictures[:6].round()
+    pictures = torch.cat([torch.zeros(1, 784), torch.ones(1, 784), pictures, pictures.round() * 2])
+    mapped = f(pictures if ball == "points" else pictures.view(-1, *shape)).double()
+    order = 1.0 if f.norm == "l1" else 2.0
+    assert float(torch.cdist(mapped, mapped, p=order).max()) <= f.sensitivity
+    assert float(torch.linalg.vector_norm(mapped, ord=order, dim=1).max()) <= f.sensitivity / 2
+
+
+@pytest.mark.parametrize(
+    "radius", [0.0, -1.0, 2.0**-41, 5.7e-17, 2.0**41, math.inf, math.nan, True]
+)
+def test_a_radius_for_which_the_arithmetic_is_not_made_is_refused(radius: float) -> None:
+    for make in (lambda: L1Ball(SHAPE, radius), lambda: PointBall("l2", radius)):
+        with pytest.raises(ConfigError, match="needs a radius from 9e-13 to 1e"):
+            make()
+
+
 def extreme_pair(f: Map) -> torch.Tensor:
     """Two records that reach the diameter, where a closed form is known."""
     pair = torch.zeros(2, *record_shape(f))
@@ -303,8 +335,8 @@ def test_background_sets_the_fraction_of_black() -> None:
         ({"name": "l2_ball", "shape": [1, 4, 4], "r": 1}, "no option 'r'; it has shape, radius"),
         ({"name": "l2_ball", "shape": [1, 4, 4]}, "l2_ball lacks an option"),
         ({"name": "l2_ball", "shape": [2], "radius": 1}, r"height, width\), got \(2,\)"),
-        ({"name": "l2_ball", "shape": [1, 4, 4], "radius": 0}, "positive, finite radius, got 0"),
-        ({"name": "l1_ball", "shape": [1, 4, 4], "radius": math.inf}, "finite radius, got inf"),
+        ({"name": "l2_ball", "shape": [1, 4, 4], "radius": 0}, "needs a radius from .*, got 0"),
+        ({"name": "l1_ball", "shape": [1, 4, 4], "radius": math.inf}, ", got inf"),
         ({"name": "pixel_range", "shape": [1, 4, 4], "norm": "l3"}, "'l1' or 'l2', got 'l3'"),
         ({"name": "dct_direction", "shape": [1, 4, 4], "block": 5}, "block from 2 to 4, got 5"),
         (
@@ -338,7 +370,7 @@ def test_background_sets_the_fraction_of_black() -> None:
             {"name": "non_negative_direction", "shape": [1, 4, 4], "pool": 2, "block": 1.0},
             "after pooling by 2, got 1.0",
         ),
-        ({"name": "l1_ball", "shape": [1, 4, 4], "radius": True}, "finite radius, got True"),
+        ({"name": "l1_ball", "shape": [1, 4, 4], "radius": True}, ", got True"),
         ({"name": "point_ball", "size": 2.0}, "positive size, got 2.0"),
         (
             {"name": "pooled_power", "shape": [1, 4, 4], "block": 2, "black": 0.5, "white": 0.5},

@@ -240,3 +240,29 @@ def test_too_few_bits_are_refused():
 def test_mechanisms_that_prove_nothing_are_refused(changes, message):
     with pytest.raises(PrivacyError, match=message):
         replace(SHARED, **changes)
+
+
+@pytest.mark.parametrize("granularity", [2.0**-6, 2.0**-9, 2.0**-14])
+def test_two_answers_of_secret_critics_lie_within_half_the_sensitivity_of_none(granularity):
+    """ε is that of means at ±C: each of both records' answers is rounded, and moves the sum by it.
+
+    The other critic's answer lies just below half a step everywhere, and the record's pushes it up.
+    """
+    size = 10_000
+    bound = granularity * math.sqrt(size) / 2 * 1.0001
+    plan = PrivacyPlan(0.5, 0.3, 1, CriticClip(bound, 2), JointSchedule(), 1e-5)
+    grid = FixedPoint(granularity, 40, 4 * bound)
+    one = IntegerGaussian(plan, 2, grid, size)
+    other = torch.full((size,), granularity * 0.49999, dtype=torch.float64)
+    record = torch.full((size,), granularity * 2e-5, dtype=torch.float64)
+    record[: int(size * 0.2497)] = granularity * 1.0001
+    absent = torch.zeros_like(other)
+
+    def rounded(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        gradients = torch.stack([first, second])[None, :, None, :]
+        return grid.rounded(plan.clip.total(gradients).flatten()[None])[0].double()
+
+    moved = float((rounded(other, record) - rounded(other, absent)).norm())
+    assert moved > bound / granularity + math.sqrt(size) / 3  # more than one rounding in two
+    assert moved <= one.sensitivity / 2
+    assert replace(one, plan=replace(plan, rate=1.0)).sensitivity < one.sensitivity

@@ -282,7 +282,7 @@ def check_filter(database: Database, reservation: Reservation) -> None:
 def spent_rho(connection: Connection, account: int) -> float:
     """Returns Σ ρ of the most used class, summed over the states that the data have been in.
 
-    A record keeps its class within one state of the data; over a change it may have moved to
+    A record keeps its class within one version of the data; over a change it may have moved to
     another, so there the largest sums are added.
     """
     sums = connection.execute(

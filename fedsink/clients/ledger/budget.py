@@ -18,7 +18,10 @@ Admission = Literal["reserve", "rdp-filter"]
 
 @dataclass(frozen=True)
 class Budget:
-    """A ceiling (ε, δ) for everything that one lineage releases under one adjacency.
+    """A ceiling (ε, δ) for everything that one lineage is charged under one adjacency.
+
+    Runs that are charged under another adjacency learn from the same records: where an owner allows
+    several, one record's loss may be the sum of the ceilings.
 
     ``reserve``: a plan is fixed and charged in full before its first release. Its own (ε_i, δ_i)
     may come from any accountant, because nothing in it is chosen while it runs; plans are summed,
@@ -88,6 +91,7 @@ class Budget:
             )
         if self.delta == 0:
             raise PrivacyError("admission='rdp-filter' needs delta > 0.")
+        object.__setattr__(self, "order", float(self.order))
         if self.rho <= 0:
             raise PrivacyError(
                 f"the order {self.order:g} cannot prove ε = {self.epsilon:g} at δ = "

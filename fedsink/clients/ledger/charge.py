@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from sqlite3 import Connection
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from fedsink.clients.ledger.database import ORIGIN, sealed
 from fedsink.errors import LedgerError, PrivacyError
 from fedsink.values import privacy_checks as checks
 
+PRICING = 2
+"""Of the accounting: raised with every correction, so that no price from before it is read."""
 EVERY_LABEL = -1  # how the file writes a use of all classes; NULL would be no key
 
 Place = tuple[int, int | None]
@@ -137,8 +140,9 @@ class Charge:
 
     @cached_property
     def price_key(self) -> bytes:
-        """SHA-256 of all that ε depends on, and of the version of fedsink that computes it."""
-        text = f"{__version__}|{self.adjacency}|{self.plan_json}"
+        """SHA-256 of all that ε depends on, and of the versions that compute it."""
+        versions = f"{__version__}|{PRICING}|{version('dp-accounting')}"
+        text = f"{versions}|{self.adjacency}|{self.plan_json}"
         return hashlib.sha256(text.encode()).digest()
 
 

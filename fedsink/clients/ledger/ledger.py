@@ -47,7 +47,7 @@ class Ledger:
         - Two processes at once cannot spend more than the ceiling.
         - No class of records is used more often than its plan was charged for.
         - A changed content inherits every charge of its lineage, and one content has one lineage.
-        - A run answers from one state of the data, and in one account of a lineage.
+        - A run answers from one version of the data, and in one account of a lineage.
         - At most as many new runs begin in a day as the owner admits, whatever the clock does.
 
     Args:

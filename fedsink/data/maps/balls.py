@@ -212,7 +212,10 @@ def project_l1(vectors: Tensor, radius: float) -> Tensor:
     thresholds = (ordered.cumsum(dim=1) - radius) / counts
     last = (ordered > thresholds).sum(dim=1, keepdim=True).clamp_min(1) - 1
     theta = thresholds.gather(1, last).clamp_min(0.0)  # θ < 0 inside the ball: nothing to project
-    return vectors.sign() * (magnitude - theta).clamp_min(0.0)
+    projected = vectors.sign() * (magnitude - theta).clamp_min(0.0)
+    # θ cancels where r is far below the entries: the bound must not rest on it.
+    length = projected.abs().sum(dim=1, keepdim=True)
+    return projected / (length / (radius * (1.0 + 2.0**-30))).clamp_min(1.0)
 
 
 def project_l2(vectors: Tensor, radius: float) -> Tensor:

@@ -18,6 +18,8 @@ SLACK = 1.0 + 2.0**-20
 """Factor on every diameter: maps compute in float64 and round to float32 once, which moves a
 coordinate by at most 2⁻²⁴ of itself. Sixteen float32 roundings cover that with room to spare."""
 
+SMALLEST_RADIUS, LARGEST_RADIUS = 2.0**-40, 2.0**40
+
 _FLOOR = 1e-6
 """Vectors shorter than this are scaled by 1/_FLOOR instead of by their norm: f is continuous at
 zero, zero stays zero, and the gradient stays finite."""
@@ -154,6 +156,9 @@ def check_norm(norm: str, name: str) -> None:
 
 
 def check_radius(radius: float, name: str) -> None:
-    """Refuses a radius that is not positive and finite."""
-    if isinstance(radius, bool) or not 0 < radius < math.inf:
-        raise ConfigError(f"the map {name} needs a positive, finite radius, got {radius}.")
+    """Refuses a radius outside [2⁻⁴⁰, 2⁴⁰], for which the maps' arithmetic is made."""
+    if isinstance(radius, bool) or not SMALLEST_RADIUS <= radius <= LARGEST_RADIUS:
+        raise ConfigError(
+            f"the map {name} needs a radius from {SMALLEST_RADIUS:.0e} to {LARGEST_RADIUS:.0e}, "
+            f"got {radius}."
+        )

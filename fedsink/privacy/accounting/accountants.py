@@ -125,7 +125,7 @@ def pld_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
     if rate == 1.0:
         return gaussian_epsilon(sigma / math.sqrt(uses), delta)
     grid = grids.grid_for(rate, sigma, uses)
-    if grid > grids.COARSEST:
+    if grid > grids.COARSEST or delta <= grids.ERROR:
         return rdp_epsilon(rate, sigma, uses, delta)
 
     def on_grid(interval: float) -> float:
@@ -160,7 +160,7 @@ def pld_epsilon_coarse(rate: float, sigma: float, uses: int, delta: float) -> fl
 def pld_epsilon_on_grid(rate: float, sigma: float, uses: int, delta: float, grid: float) -> float:
     """ε by privacy loss distributions at one discretisation interval, without cross-check."""
     composed = _one_use_pld(rate, sigma, grid).self_compose(uses)
-    return float(composed.get_epsilon_for_delta(delta))
+    return grids.epsilon_of(composed, delta)
 
 
 @lru_cache(maxsize=256)
@@ -185,7 +185,11 @@ def gaussian_delta(multiplier: float, epsilon: float) -> float:
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
-    """The least σ/Δ₂ for (ε, δ), from above."""
+    """The least σ/Δ₂ for (ε, δ), from above.
+
+    Raises:
+        PrivacyError: not even 10⁹ is enough.
+    """
     low, high = math.log(1e-9), math.log(1e9)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
@@ -193,6 +197,10 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
             high = middle
         else:
             low = middle
+    if gaussian_delta(math.exp(high), epsilon) > delta:
+        raise PrivacyError(
+            f"epsilon={epsilon:g} at delta={delta:g} needs a noise multiplier above 1e9: raise one."
+        )
     return math.exp(high) * (1 + 1e-12)
 
 
@@ -208,6 +216,8 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
             high = middle
         else:
             low = middle
+    if gaussian_delta(multiplier, math.exp(high)) > delta:
+        return math.inf
     return math.exp(high) * (1 + 1e-12)
 
 

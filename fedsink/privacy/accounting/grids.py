@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
+
+ERROR = 5e-12
+"""How much less than δ a composed privacy loss distribution may find, at most: its Fourier
+transforms round. Up to 1.8e-12 less was measured, against exact Gaussians."""
 
 COARSEST = 1.0
 MANY_USES = 100_000
@@ -57,6 +62,16 @@ def cross_checked(
         if abs(bounds[-2] - bounds[-1]) <= _AGREE * bounds[-1]:
             return max(bounds[-2:]), True
     return min(bounds), False
+
+
+def epsilon_of(composed: Any, delta: float) -> float:
+    """ε of a composed distribution at δ, less `ERROR` where that is more than 0.05 % of δ.
+
+    ∞ where δ is no more than the error.
+    """
+    if delta < 2e3 * ERROR:
+        delta -= ERROR
+    return float(composed.get_epsilon_for_delta(delta)) if delta > 0.0 else math.inf
 
 
 def loss_scale(rate: float, sigma: float, uses: int) -> float:

@@ -90,10 +90,12 @@ def _epsilon(pair: str, rate: float, sigma: float, uses: int, delta: float) -> f
         raise PrivacyError(
             f"sigma={sigma:g} is too small for a guarantee under replace-one: raise it."
         )
+    if delta <= grids.ERROR:
+        raise PrivacyError(f"delta={delta:g} is too small for a guarantee under replace-one.")
 
     def on_grid(interval: float) -> float:
         composed = _composed(pair, rate, sigma, uses, interval)
-        return float(composed.get_epsilon_for_delta(delta))
+        return grids.epsilon_of(composed, delta)
 
     bound, settled = grids.cross_checked(on_grid, grid, rate, sigma / distance, rounds * uses)
     if not settled and rounds * uses >= grids.MANY_USES:

@@ -52,7 +52,7 @@ class ClipOfCritics(Clip):
         return self.critics
 
     def reach(self, records: int) -> float:
-        """Half of what all critics of a client can change together."""
+        """A bound on the norm of all clipped gradients of a client together: M·S/2."""
         return 0.5 * self.sensitivity * self.critics
 
     def check_plan(self, schedule: Schedule, adjacency: str, capacity: int | None) -> None:

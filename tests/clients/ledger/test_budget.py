@@ -35,6 +35,11 @@ def test_an_impossible_budget_is_refused(values: tuple[Any, ...], message: str) 
         Budget(*values)
 
 
+def test_an_order_is_a_float_wherever_it_comes_from() -> None:
+    """A ledger reads it back as one, and compares the text."""
+    assert repr(Budget(3.0, 1e-5, "rdp-filter", 8).order) == "8.0"
+
+
 def test_a_pure_budget_has_no_delta() -> None:
     assert Budget(3.0, 0.0).delta == 0.0
 

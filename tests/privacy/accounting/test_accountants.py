@@ -17,6 +17,8 @@ from fedsink.privacy.accounting.accountants import (
     ACCOUNTANTS,
     LIBRARIES,
     gaussian_delta,
+    gaussian_epsilon,
+    gaussian_multiplier,
     pld_epsilon,
     pld_epsilon_on_grid,
     poisson_gaussian_epsilon,
@@ -184,6 +186,21 @@ def test_small_losses_over_many_uses_are_not_rounded_up_by_the_grid():
     many = pld_epsilon(rate, sigma, 200_000, delta)
     assert pld_epsilon_on_grid(rate, sigma, 200_000, delta, 1e-3) > 1.2 * few
     assert many == pytest.approx(few, rel=0.12)
+
+
+@pytest.mark.parametrize("delta", [1e-7, 1e-9, 1e-11, 6e-12, 1e-13])
+def test_pld_is_an_upper_bound_at_any_delta(delta):
+    """At a rate that is 1 but for a billionth the exact Gaussian is a lower bound, nearly."""
+    sigma, uses = 30.0, 20_000
+    exact = gaussian_epsilon(sigma / uses**0.5, delta)
+    assert pld_epsilon(1 - 1e-9, sigma, uses, delta) >= exact * (1 - 1e-6)
+
+
+def test_what_no_multiplier_reaches_is_refused():
+    with pytest.raises(PrivacyError, match="needs a noise multiplier above 1e9"):
+        gaussian_multiplier(1e-12, 1e-15)
+    assert gaussian_delta(gaussian_multiplier(1e-6, 1e-9), 1e-6) <= 1e-9
+    assert gaussian_epsilon(1e-10, 1e-5) == math.inf
 
 
 def test_absurdly_little_noise_is_answered_by_rdp_at_once():
