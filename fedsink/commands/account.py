@@ -120,4 +120,6 @@ def _central(arguments: Sequence[str]) -> None:
         for name, value in solve_account(**keys).items()
     ]
     print(format_table(rows))
-    print(f"\nAdjacency: {describe(adjacency)}.")
+    persons = keys.get("clients", 1)
+    of_person = f" A person has one at each of {persons} clients." if persons > 1 else ""
+    print(f"\nAdjacency: {describe(adjacency)}.{of_person}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints
@@ -46,6 +47,10 @@ def not_a_pair(arguments: Sequence[str], position: int, more: str) -> str:
         more: the place where the keys are listed.
     """
     word, *others = arguments[position:]
+    before = arguments[position - 1] if position else ""
+    if before.count("{") > before.count("}") or before.count("[") > before.count("]"):
+        whole_value = shlex.quote(" ".join([before, word, *others]))
+        return f"{word!r} belongs to the argument before it: quote that whole, {whole_value}."
     if others and "=" not in others[0] and not word.startswith("-"):
         return f"Keys are written key=value: {word}={others[0]}, not {word} {others[0]}; {more}."
     return f"{word!r} is not of the form key=value; {more}."

@@ -28,8 +28,10 @@ Usage: fedsink deploy app=DIR superlink=NAME [name=NAME] [folder=DIR] [group=cho
   resume     name of a run to continue
   clients    number of nodes; fedsink node client=N, from 0, is one of them
 
-All other keys are those of fedsink simulate, except those that each node's owner decides:
-data.root, seed, noise, policy and engine.
+All other keys are those of fedsink simulate, except what each node's owner decides: data.root,
+data.clients_file, data.corrupt, seed, noise.backend and policy. Of noise, share and
+tolerate_dropouts act; of engine, wait, round_timeout, ask_again and timeout
+(docs/missing-nodes.md).
 
 Examples:
   fedsink deploy app=deploy superlink=lab mode=central clients=2 rounds=600 eps=5 \\

@@ -7,15 +7,20 @@ import re
 import shlex
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+from omegaconf.errors import (
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from fedsink.commands.command_keys import not_a_pair
-from fedsink.conf.loading import choices, composed, quoted_text
+from fedsink.conf.loading import choices, composed, file_of, groups, quoted_text
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.registry import did_you_mean
 
@@ -180,7 +185,8 @@ def one_sentence(error: Exception) -> str:
         key = error.full_key or str(error.key)
         return f"{key} must be given: add {key}=… to the command."
     if isinstance(error, InterpolationResolutionError):
-        if (refused := _refusal(error)) is not None:
+        refused = _refusal(error) or _of_other_mode(error)
+        if refused is not None:
             return str(refused)
         if match := re.search(r"key 'scales\.([^.']+)\.\w+' not found", text):
             return f"This experiment has no scale={match.group(1)}: choose smoke, cpu or paper."
@@ -201,6 +207,20 @@ def _refusal(error: BaseException | None) -> FedsinkError | None:
     return error
 
 
+def _of_other_mode(error: InterpolationResolutionError) -> FedsinkError | None:
+    """Returns the refusal of a method that belongs to the other mode, if that is the mistake."""
+    from fedsink.strategies.methods import check_mode
+
+    root: Any = error.parent_node and error.parent_node._get_root()
+    try:
+        check_mode(root.mode, root.strategy.name)
+    except FedsinkError as refused:
+        return refused
+    except (AttributeError, OmegaConfBaseException):
+        pass
+    return None
+
+
 @lru_cache(maxsize=1)
 def known_keys() -> list[str]:
     """Lists every group and dotted key of the default configuration and of all group files."""
@@ -212,6 +232,14 @@ def known_keys() -> list[str]:
 
 
 def _unknown_key(key: str) -> str:
+    group, _, option = key.partition(".")
+    if option and group in groups():
+        having = [choice for choice in choices(group) if _has(group, choice, option)]
+        if having == ["deploy"]:
+            return f"{key} acts only in fedsink deploy: leave it out."
+        if having:
+            chosen = " or ".join(f"{group}={choice}" for choice in having)
+            return f"{key} acts with {chosen}: choose it, or leave {key} out."
     if key in known_keys():
         return (
             f"{key} is a key of another mode, strategy or engine than those chosen: leave it "
@@ -222,6 +250,12 @@ def _unknown_key(key: str) -> str:
     near = [tail] if tail in known_keys() else []
     hint = f" Did you mean {near[0]}?" if near else did_you_mean(key, known_keys(), cutoff=0.5)
     return f"Unknown key {key!r}.{hint} fedsink simulate --cfg job lists them all."
+
+
+def _has(group: str, choice: str, option: str) -> bool:
+    """Tells whether a choice's own file has an option."""
+    missing = object()
+    return OmegaConf.select(file_of(group, choice), option, default=missing) is not missing
 
 
 def _no_recipe(mode: str, mechanism: str, records: str) -> str:

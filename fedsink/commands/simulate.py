@@ -59,7 +59,8 @@ _CHOSEN = (
 )
 _MORE = """
 fedsink simulate [key=value …] --cfg job shows every key with its value, and runs nothing;
-docs/guide.md explains them. --hydra-help lists Hydra's own flags."""
+docs/guide.md has those that are needed most, and the comments in fedsink/conf/ explain all.
+--hydra-help lists Hydra's own flags."""
 
 LONGEST_NAME = 100
 """Bytes of a folder's name: file systems end at 255, and paths have other parts."""
@@ -110,7 +111,10 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 def _help() -> str:
     """Returns the page of help. No configuration is composed for it, which would take seconds."""
-    lists = [f"{group}: {', '.join(choices(group))}" for group in _CHOSEN]
+    lists = [
+        f"{group}: {', '.join(choice for choice in choices(group) if choice != 'deploy')}"
+        for group in _CHOSEN
+    ]
     return (
         HELP
         + "\n".join(

@@ -50,7 +50,7 @@ _FRAMES_AT_ONCE, _PAUSE_SECONDS = 16, 0.25
 
 # Decisions of a node's owner: the key, its only value here, and why.
 _OWNERS = (
-    ("seed", None, "every node draws its own noise"),
+    ("seed", None, "every node draws its own noise; where an experiment has it, say seed=null"),
     ("noise", "fast", "every node's policy says how its noise is drawn"),
     ("strategy.backend", "native", "real nodes solve their problems only with fedsink"),
     (

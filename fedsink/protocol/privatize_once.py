@@ -56,7 +56,7 @@ class LocalPlan:
             raise PrivacyError(
                 f"The {self.mechanism} mechanism needs a map with an {norm.upper()} sensitivity, "
                 f"and {type(self.map).__name__} bounds the {self.map.norm.upper()} norm: "
-                f"choose another mechanism.map."
+                f"choose another map or another mechanism."
             )
         if not mechanism.needs_delta and not (is_number(self.delta) and self.delta == 0):
             # It is charged: a negative one would pay for others.

@@ -95,11 +95,18 @@ class CentralSettings(StrategySettings):
         spared = self.share.tolerate_dropouts
         for cohort in self.share.cohorts(self.plan.schedule, self.clients):
             least = max(2, two_thirds(cohort))
+            if cohort < 2:
+                parts = self.plan.schedule.cohorts
+                raise ConfigError(
+                    f"clients={self.clients} are asked in {parts} parts, some of which have one "
+                    "client, and a masked sum needs two: say strategy.schedule=joint, or "
+                    f"clients={2 * parts} or more."
+                )
             if cohort - spared < least:
                 raise ConfigError(
-                    f"Under masks at least {least} of the {cohort} clients of a cohort must "
-                    f"answer, and {cohort} − {spared} are fewer: choose more clients, "
-                    "strategy.schedule=joint, or a lower noise.tolerate_dropouts."
+                    f"Under masks at least {least} of the {cohort} clients that are asked the same "
+                    f"must answer, and noise.tolerate_dropouts={spared} leaves {cohort - spared}: "
+                    "lower it, choose more clients, or strategy.schedule=joint."
                 )
 
     @property

@@ -36,16 +36,8 @@ def settings_of(config: Configuration, run: str) -> StrategySettings:
     Raises:
         FedsinkError: the method is unknown or belongs to the other mode, or a value is wrong.
     """
-    mode, name = config.mode, config.strategy["name"]
-    settings = STRATEGIES.find(name).Settings
-    if settings.name != name:
-        raise ConfigError(
-            f"strategy.name={name!r} is installed with settings that are named {settings.name!r}: "
-            "give its entry point that name."
-        )
-    if settings.mode != mode:
-        fitting = [other for other in STRATEGIES if STRATEGIES[other].Settings.mode == mode]
-        raise ConfigError(f"mode={mode} runs strategy={' or '.join(fitting)}, not {name!r}.")
+    name = config.strategy["name"]
+    settings = check_mode(config.mode, name)
     try:
         made = settings.from_config(config, run)
     except FedsinkError:
@@ -58,6 +50,20 @@ def settings_of(config: Configuration, run: str) -> StrategySettings:
     if unread := sorted(config.strategy.unread):
         raise ConfigError(f"Unknown key strategy.{unread[0]}: strategy={name} has no such option.")
     return made
+
+
+def check_mode(mode: str, name: str) -> type[StrategySettings]:
+    """Returns the settings' class of a method; raises ConfigError where a mode has no such one."""
+    settings = STRATEGIES.find(name).Settings
+    if settings.name != name:
+        raise ConfigError(
+            f"strategy.name={name!r} is installed with settings that are named {settings.name!r}: "
+            "give its entry point that name."
+        )
+    if settings.mode != mode:
+        fitting = [other for other in STRATEGIES if STRATEGIES[other].Settings.mode == mode]
+        raise ConfigError(f"mode={mode} runs strategy={' or '.join(fitting)}, not {name!r}.")
+    return settings
 
 
 def strategy_of(settings: StrategySettings, generator: Generator, key: bytes) -> RoundStrategy:

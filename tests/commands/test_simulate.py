@@ -95,8 +95,7 @@ _BAD: dict[str, tuple[list[str], str]] = {
     "unknown nested key": ([*_LOCAL, "engine.thread=2"], "Did you mean engine.threads?"),
     "another strategy's key": (
         [*_LOCAL, "strategy=gs_wgan", "strategy.p=0.2"],
-        "strategy.p is a key of another mode, strategy or engine than those chosen: leave it "
-        "out, or choose the one that has it. Without it, --cfg job lists the keys that there are.",
+        "strategy.p acts with strategy=dp_sinkhorn: choose it, or leave strategy.p out.",
     ),
     "key too deep": (
         [*_LOCAL, "mode=ldp", "mechanism.map.block=3"],
@@ -113,7 +112,26 @@ _BAD: dict[str, tuple[list[str], str]] = {
         [*_LOCAL, "mechanism=laplace"],
         "mode=central has no mechanism=laplace: choose gaussian.",
     ),
-    "wrong strategy": ([*_LOCAL, "mode=ldp", "strategy=dp_sinkhorn"], "belong to the other mode?"),
+    "wrong strategy": (
+        [*_LOCAL, "mode=ldp", "strategy=dp_sinkhorn"],
+        "mode=ldp runs strategy=priv",
+    ),
+    "strategy of the other mode with its clip": (
+        [*_LOCAL, "mode=ldp", "strategy=gs_wgan"],
+        "mode=ldp runs strategy=privatize_once, not 'gs_wgan'.",
+    ),
+    "another partition's key": (
+        [*_LOCAL, "partition.alpha=0.1"],
+        "partition.alpha acts with partition=dirichlet: choose it, or leave partition.alpha out.",
+    ),
+    "a table in two arguments": (
+        [*_LOCAL, "data.corrupt={kind:", "invert}"],
+        "quote that whole, 'data.corrupt={kind: invert}'.",
+    ),
+    "a tether with a batch clip": (
+        [*_LOCAL, "clip=batch", "strategy.tether=1.8"],
+        "strategy.tether is for clip=record",
+    ),
     "unknown clip": ([*_LOCAL, "clip=x"], "clip is record or batch, not 'x'."),
     "no value": ([*_LOCAL, "eps"], "'eps' is not of the form key=value; see fedsink simulate"),
     "key and value apart": (

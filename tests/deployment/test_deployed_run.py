@@ -331,7 +331,7 @@ def test_missing_nodes_are_named(grid: Callable[..., Nodes]) -> None:
         (("noise=secure",), "fedsink deploy takes no noise=secure: every node's policy says"),
         (
             ("noise.share=secure_aggregation",),
-            "Under masks at least 2 of the 1 clients of a cohort must answer",
+            "a masked sum needs two: say strategy.schedule=joint, or clients=20 or more",
         ),
         (("policy=x.toml",), "fedsink deploy takes no policy=x.toml"),
         (

@@ -35,7 +35,8 @@ class ClipOfRecords(Clip):
         if adjacency == USER:
             raise PrivacyError(
                 "the user adjacency needs a clip that keeps all records of a user together, "
-                f"received clip={self.name}: choose adjacency=client."
+                f"received clip={self.name}: choose adjacency=client (with capacity=auto or "
+                "clip=batch), or strategy=gs_wgan, whose clip=critic keeps them together."
             )
 
     def check_rate(self, rate: float) -> float:

@@ -60,6 +60,24 @@ class SelfTermSettings:
         if self.tether is not None:
             checks.positive("strategy.tether", self.tether, also="null or ")
 
+    def check_clip(self, clip: Clip) -> None:
+        """Refuses a clip that the self term does not go with.
+
+        Raises:
+            ConfigError: `clip=record` with the semi-debiased loss, whose self term couples rows, or
+                `clip=batch` with a tether.
+        """
+        if clip.per_record and self.kind != "history":
+            raise ConfigError(
+                "clip=record takes its potentials from generated history: set "
+                "strategy.self_term=history, or clip=batch for the semi-debiased loss."
+            )
+        if not clip.per_record and self.tether is not None:
+            raise ConfigError(
+                "strategy.tether is for clip=record: with clip=batch transport gives every row its "
+                f"share of the records. Set strategy.tether=null, not {self.tether:g}."
+            )
+
 
 class SelfTerm(ABC):
     """Computes the self parts of groups of rows, and remembers past rows where it needs them."""
@@ -243,21 +261,11 @@ def self_term(
         like: a tensor of the rows' type, device and dimension D, (..., D).
 
     Raises:
-        ConfigError: `clip=record` with the semi-debiased loss, whose self term couples rows, or
-            `clip=batch` with a tether.
+        ConfigError: see `SelfTermSettings.check_clip`.
     """
+    settings.check_clip(clip)
     if clip.per_record:
-        if settings.kind != "history":
-            raise ConfigError(
-                "clip=record takes its potentials from generated history: set "
-                "strategy.self_term=history, or clip=batch for the semi-debiased loss."
-            )
         return HistoryField(settings, objective, clip, layout, like)
-    if settings.tether is not None:
-        raise ConfigError(
-            "strategy.tether is for clip=record: with clip=batch transport gives every row its "
-            f"share of the records. Set strategy.tether=null, not {settings.tether:g}."
-        )
     if settings.kind == "semi_debiased":
         return SemiDebiased(objective, BatchClip(clip.bound), layout)
     return HistoryTransport(settings, objective, layout, like)

@@ -92,6 +92,7 @@ class DPSinkhornSettings(CentralSettings):
                 f"strategy.cost={self.objective.cost} with strategy.m={self.objective.m:g} "
                 "needs clip=batch."
             )
+        self.self_term.check_clip(self.plan.clip)
         self.objective.check_plan(self.plan)
         _ = self.integers  # bits that are too few are refused here
 
