@@ -132,9 +132,10 @@ class DctView(View):
                 f"the DCT view keeps no coefficient at radius {self.radius} (dc={self.dc}); use "
                 f"a larger radius."
             )
-        if self.frequency_weight is not None and not 0 < self.frequency_weight < math.inf:
+        weight = self.frequency_weight
+        if weight is not None and not 2.0**-20 <= weight <= 2.0**20:
             raise ConfigError(
-                f"view.frequency_weight must be positive or empty, got {self.frequency_weight}."
+                f"view.frequency_weight must be from 1e-6 to 1e6 or empty, got {weight:.6g}."
             )
 
     @property

@@ -110,3 +110,18 @@ def test_records_of_the_public_range_are_accepted(records: Tensor) -> None:
     shard = Shard.checked(records, torch.tensor([0, 2, 2]), 3)
     assert shard.images is records
     assert len(Shard.checked(records[:0], torch.zeros(0).long(), 3)) == 0
+
+
+@pytest.mark.parametrize(
+    ("side", "radius"), [(28, 14.0), (28, 8.0), (8, 6.0)], ids=["28", "28 low", "8"]
+)
+def test_no_record_moves_a_bit_of_another_ones_coordinates(side: int, radius: float) -> None:
+    """A product of matrices rounds by its number of rows, and λ is the server's to choose."""
+    images = torch.rand(20, 1, side, side, generator=torch.Generator().manual_seed(0))
+    labels = torch.zeros(20, dtype=torch.int64)
+    view = {"name": "dct", "shape": [1, side, side], "radius": radius}
+    whole = Shard(images, labels).coordinates(view)
+    for n in range(1, 21):
+        assert torch.equal(Shard(images[:n], labels[:n]).coordinates(view), whole[:n])
+        left = torch.arange(20) != n - 1
+        assert torch.equal(Shard(images[left], labels[left]).coordinates(view), whole[left])

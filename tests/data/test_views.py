@@ -116,7 +116,7 @@ def test_frequency_weight_grows_with_the_radius_at_unit_mean_square() -> None:
         ({"name": "dct", "shape": [1, 8, 8], "radius": 0}, "no coefficient at radius 0"),
         (
             {"name": "dct", "shape": [1, 8, 8], "radius": 3, "frequency_weight": 0},
-            "must be positive or empty, got 0",
+            "from 1e-6 to 1e6 or empty, got 0",
         ),
         ({"name": "pixel", "shape": [2], "radius": 3}, "no option 'radius'; it has shape"),
         ({"name": "dct", "shape": [1, 8, 8]}, "lacks an option"),
