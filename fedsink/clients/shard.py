@@ -148,9 +148,7 @@ class Shard:
             raise ValueError("The request's view is for records of another shape than the data's.")
         view = view_from_dict(options)
         with torch.no_grad():
-            # One at a time: a matmul of many rounds a record by how many others there are.
-            parts = [view(image) for image in self.images.split(1)] or [view(self.images)]
-            self._views[key] = torch.cat(parts), view.norm_bound
+            self._views[key] = view.each(self.images), view.norm_bound
         if len(self._views) > _MOST_VIEWS:
             self._views.popitem(last=False)
         return self._views[key]

@@ -64,6 +64,10 @@ class View(ABC):
     def __call__(self, images: Tensor) -> Tensor:
         """Maps images (N, C, H, W) in [0, 1], or points (N, d), to (N, D); differentiable."""
 
+    def each(self, images: Tensor) -> Tensor:
+        """Maps records as a call does; no record moves a bit of another one's coordinates."""
+        return self(images)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns name and options; `view_from_dict` inverts it, also after a trip through JSON."""
         return {"name": self.name, **asdict(self)}
@@ -135,7 +139,7 @@ class DctView(View):
         weight = self.frequency_weight
         if weight is not None and not 2.0**-20 <= weight <= 2.0**20:
             raise ConfigError(
-                f"view.frequency_weight must be from 1e-6 to 1e6 or empty, got {weight:.6g}."
+                f"view.frequency_weight must be from 1e-6 to 1e6 or empty, got {weight}."
             )
 
     @property
@@ -159,6 +163,10 @@ class DctView(View):
         """Returns (N, C·K), channel by channel."""
         matrix = _weighted_basis(self, images.dtype, images.device)
         return ((2.0 * images.flatten(2) - 1.0) @ matrix.T).flatten(1)
+
+    def each(self, images: Tensor) -> Tensor:
+        """Returns (N, C·K), one record at a time: a larger product rounds by its number of rows."""
+        return torch.cat([self(image) for image in images.split(1)] or [self(images)])
 
 
 @lru_cache(maxsize=16)

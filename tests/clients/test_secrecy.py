@@ -165,10 +165,10 @@ def test_hostile_requests_are_answered_alike_too(
 
 
 def test_a_hostile_view_is_answered_alike(ask: Make, operations: Operations) -> None:
-    """The weights of such a view are not numbers: no record is inside a ball of such a radius."""
+    """Its weights differ as much as any may."""
     random = torch.Generator().manual_seed(0)
     shard = Shard(torch.rand(RECORDS, 1, 4, 4, generator=random), torch.arange(RECORDS) % 3)
-    view = {"name": "dct", "shape": [1, 4, 4], "radius": 2, "frequency_weight": 1e-300}
+    view = {"name": "dct", "shape": [1, 4, 4], "radius": 2, "frequency_weight": 2.0**-20}
     for clip in ("record", "batch"):
         request = dataclasses.replace(ask(clip, "joint"), view=view)
         answer(request, shard, 0)
@@ -176,7 +176,7 @@ def test_a_hostile_view_is_answered_alike(ask: Make, operations: Operations) -> 
             operations(lambda r=request, s=size: answer(r, shard, s)) for size in (0, CAPACITY)
         )
         assert empty == full
-        assert float(answer(request, shard, 6).norm()) == 0.0
+        assert bool(answer(request, shard, 6).isfinite().all())
 
 
 @pytest.mark.parametrize(("clip", "schedule", "solver"), KINDS)

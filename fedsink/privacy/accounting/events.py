@@ -11,7 +11,6 @@ import math
 from typing import Any
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy.accounting import grids
 from fedsink.privacy.accounting.accountants import (
     check_accountant,
     poisson_gaussian_epsilon,
@@ -73,7 +72,7 @@ def _replace_one(event: Any, delta: float, accountant: str) -> float:
         raise PrivacyError(
             f"the {accountant} accountant has no bound under replace-one: use accountant='pld'."
         )
-    return grids.epsilon_of(_replace_one_pld(event), delta)
+    return float(_replace_one_pld(event).get_epsilon_for_delta(delta))
 
 
 def _replace_one_pld(event: Any) -> Any:
