@@ -151,7 +151,9 @@ def _guarded(command: str, arguments: list[str], debug: bool) -> int:
     except FedsinkError as error:
         if debug:
             raise
-        print(f"fedsink: {error}", file=sys.stderr)
+        from fedsink.reporting.displays import printable
+
+        print(f"fedsink: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
         if debug or (isinstance(error, BrokenPipeError) and _unread()):

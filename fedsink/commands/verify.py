@@ -45,6 +45,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if "run" not in keys:
         raise ConfigError("run= is missing; fedsink verify --help says what to give.")
 
+    from fedsink.reporting.displays import printable
     from fedsink.server.verification import VERIFIED, read_peers, verdict_on
 
     known = read_peers(keys["peers"].expanduser()) if "peers" in keys else None
@@ -53,7 +54,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if keys.get("json", False):
         print(json.dumps(verdict.to_dict(), indent=2, ensure_ascii=False, sort_keys=True))
     else:
-        print("\n".join(_lines(verdict, folder)))
+        print("\n".join(map(printable, _lines(verdict, folder))))
     return 0 if verdict.verdict == VERIFIED else 1
 
 

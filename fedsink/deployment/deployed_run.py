@@ -36,7 +36,13 @@ from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.privacy.noise_share import SECURE_AGGREGATION
 from fedsink.protocol.requests import new_run_name
 from fedsink.reporting.loggers import require_packages
-from fedsink.server.folder import RunFolder, note_sums, store_config, stored_config
+from fedsink.server.folder import (
+    RunFolder,
+    note_sums,
+    refuse_references,
+    store_config,
+    stored_config,
+)
 from fedsink.server.running import ServerEngine, ServerSettings, build_generator, run_server
 from fedsink.server.starting_weights import FOLDER, adopt, statement_of
 from fedsink.strategies.methods import settings_of
@@ -125,10 +131,9 @@ def received(text: str) -> dict[str, Any]:
     Raises:
         ConfigError: the text is no configuration of `deployable`.
     """
-    if "${" in text:  # resolved here, it would tell the submitter values of this machine
-        raise ConfigError("A submitted configuration is resolved: it holds no ${….")
     try:
         config = json.loads(text)
+        refuse_references(config)  # resolved here, they would tell of this machine
         _check_owners(config)
         if config["engine"]["name"] != "deploy":
             raise ConfigError(f"{COMMAND} runs on real nodes: leave out engine=.")
@@ -269,6 +274,8 @@ def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
 def _resume(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
     config = _stored(folder)
     if folder.finished:
+        if not folder.nodes.is_file():  # killed after the last round, before nodes had signed
+            _note_statements(folder, _signing(grid).collect(config["run"]["name"], everybody=True))
         return
     try:
         settings, patience = deployed_settings(config, folder, config["run"])
@@ -303,8 +310,7 @@ def _train(
     folder.failed.unlink(missing_ok=True)
     clients = settings.strategy.clients
     needed = settings.strategy.enough.of(clients)
-    home = server_home()
-    signing = SigningGrid(grid, home / "receipts.json", operator_key(home / KEY_FILE))
+    signing = _signing(grid)
     try:
         run_server(NodeGrid(signing, clients, needed, patience), settings)
     except Exception as error:
@@ -312,6 +318,16 @@ def _train(
         raise
     finally:
         signed = signing.collect(run)
+    _note_statements(folder, signed)
+
+
+def _signing(grid: Grid) -> SigningGrid:
+    home = server_home()
+    return SigningGrid(grid, home / "receipts.json", operator_key(home / KEY_FILE))
+
+
+def _note_statements(folder: RunFolder, signed: list[dict[str, Any]]) -> None:
+    """Writes nodes.json, what nodes have signed, and then the sums of all files."""
     folder.write(folder.nodes, {"format": "fedsink nodes 1", "nodes": signed})
     note_sums(folder.path)
 

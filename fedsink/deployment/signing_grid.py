@@ -44,18 +44,19 @@ class SigningGrid(ForwardingGrid):
         self._names: dict[int, str] = {}  # node → the name it gave
         self._statements: dict[int, dict[str, Any]] = {}  # node → what it signed
 
-    def collect(self, run: str) -> list[dict[str, Any]]:
+    def collect(self, run: str, *, everybody: bool = False) -> list[dict[str, Any]]:
         """Asks the nodes of this run for a last receipt; a slow node's earlier receipt stays.
 
         Args:
             run: public name of the run.
+            everybody: ask all connected nodes: those of the run answered another process.
 
         Returns:
             Statements that nodes have signed of the run, by their clients' numbers; see
             `ChargeStatement`.
         """
         connected = set(self._grid.get_node_ids())
-        nodes = [node for node in self._names if node in connected]
+        nodes = sorted(connected if everybody else connected & set(self._names))
         if not nodes:
             return []
         questions = [identity_query(node) for node in nodes]

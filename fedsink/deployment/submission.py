@@ -14,9 +14,11 @@ from pathlib import Path
 
 from fedsink.deployment.results import Receiver, Results
 from fedsink.errors import ClientError, ConfigError, TransferError
+from fedsink.reporting.displays import printable
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
 _PROGRESS = re.compile(r"round \d+/\d+")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PATIENCE = 60.0
 
 
@@ -66,7 +68,7 @@ class Submission:
             if self.run_id is None and (match := _STARTED.search(line)):
                 self.run_id = match.group(1)
             if everything or _PROGRESS.search(line):
-                sys.stderr.write(line)
+                sys.stderr.write(f"{printable(_COLOUR.sub('', line.rstrip()))}\n")
                 sys.stderr.flush()
         self._process.wait()
         if self.run_id is None:
@@ -154,7 +156,7 @@ def submit(
     except TransferError as error:
         raise TransferError(f"{error} {again}") from error
     if results.failure is not None:
-        print(f"fedsink: {results.failure['message']}", file=sys.stderr)
+        print(f"fedsink: {printable(results.failure['message'])}", file=sys.stderr)
         return int(results.failure["exit_code"])
     results.unpack(folder)
     from fedsink.pages.report_page import report_at_end
@@ -212,4 +214,4 @@ def _quiet() -> dict[str, str]:
 
 def _plain(text: str) -> str:
     """Returns a line of the log without colours and frames."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", text).strip(" │╭╰─╮╯").removeprefix("Error ─")
+    return _COLOUR.sub("", text).strip(" │╭╰─╮╯").removeprefix("Error ─")

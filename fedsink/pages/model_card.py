@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from fedsink.pages.page import number
 from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.reporting.output_files import RELEASED
 from fedsink.server.finished import FinishedRun
-from fedsink.server.folder import RunFolder, note_sums
+from fedsink.server.folder import RunFolder, check_sums, note_sums
 from fedsink.server.recorded import RecordedRun
 from fedsink.values import Config
 
@@ -141,8 +142,10 @@ def write_publication(out: Path, run: Path, card: str, picture: bytes) -> None:
           picture, and no other file of the run.
 
     Raises:
+        CheckpointError: a file of the run was changed after the run's end.
         OSError: it cannot be written; then there is no folder `out`.
     """
+    check_sums(run, (*RELEASED, RunFolder(run).nodes.name))
     out.parent.mkdir(parents=True, exist_ok=True)
     # Written aside and renamed: a stopped command leaves no half-filled folder behind.
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -257,8 +260,9 @@ def _environment() -> Environment:
 
 
 def _text(value: object) -> object:
-    """Writes a value in one line, so that Markdown sees no HTML, table or heading in it."""
+    """Writes a value in one line, so that Markdown sees no HTML, table, heading or link in it."""
     if isinstance(value, Markup):
         return value
     line = " ".join(str(value).split())
-    return line.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+    line = line.replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"[\\|`\[]", r"\\\g<0>", line)

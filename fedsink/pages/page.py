@@ -168,7 +168,9 @@ def _picture(path: Path, alt: str, caption: str, most_bytes: int) -> Picture:
             opened.load()
             width, height = opened.size
             shown = opened.convert("RGB" if opened.mode == "RGB" else "L")
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+    except (
+        UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError,
+    ) as error:  # fmt: skip
         raise CheckpointError(
             f"{path} is damaged, it is no PNG: restore the file from a copy, or remove it."
         ) from error

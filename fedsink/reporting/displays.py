@@ -18,6 +18,15 @@ LINES_PER_RUN = 10
 GAP_SHARE = 0.05
 
 
+def printable(text: str) -> str:
+    """Returns a received text for a terminal: what would move its cursor stands as an escape.
+
+    >>> printable("ε" + chr(27) + "[2K") == "ε" + chr(92) + "x1b[2K"
+    True
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class ForgivingStream:
     """Writes to another stream until that fails, and from then on nowhere.
 

@@ -5,24 +5,29 @@ SHA256SUMS says which files belong to one another; `sha256sum -c` reads it.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import AliasToken, YAMLError, scan
 
-from fedsink.errors import CheckpointError, ConfigError
+from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.reporting.output_files import append_jsonl, truncate_jsonl, write_atomic, write_json
 
 SUMS = "SHA256SUMS"
 SUMMED = ("privacy.json", "generator.safetensors", "generator.json", "nodes.json", "report.html")
 """Files of a run that are handed to others."""
 
+_MOST_SUMS = 1 << 16  # bytes
 _LINE = re.compile(r"([0-9a-f]{64}) [ *]([\w.-]{1,64})")
 
 
@@ -82,6 +87,38 @@ class RunFolder:
         self.samples.mkdir(parents=True, exist_ok=True)
         self.checkpoint.mkdir(exist_ok=True)
 
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Makes an empty folder, and keeps other processes from running in it.
+
+        Raises:
+            ClientError: another process runs in it.
+            ConfigError: the folder holds something already.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self.held():
+            self.fresh(self.path)
+            yield
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other processes from running in the folder.
+
+        Raises:
+            ClientError: another process runs in it.
+        """
+        lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ClientError(
+                    f"Another process runs in {self.path}: wait for its end, or stop it first."
+                ) from None
+            yield
+        finally:
+            os.close(lock)
+
     def log(self, record: dict[str, Any]) -> None:
         """Appends one round to metrics.jsonl."""
         append_jsonl(self.metrics_lines, record)
@@ -114,17 +151,68 @@ def store_config(folder: RunFolder, config: Mapping[str, Any]) -> None:
 def stored_config(folder: RunFolder) -> dict[str, Any]:
     """Returns the configuration that a run was started with.
 
+    Guarantees:
+        - Nothing in the file is resolved: a received folder shows nothing of this machine.
+
     Raises:
-        CheckpointError: config.yaml cannot be read, or is not a table.
+        CheckpointError: config.yaml cannot be read, is not a table, or refers to other values.
     """
     try:
-        config: Any = OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True)
-    except (YAMLError, OmegaConfBaseException, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        text = folder.config.read_text()
+        if any(isinstance(token, AliasToken) for token in scan(text)):
+            raise ValueError("it refers to a part of itself")
+        config: Any = OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
+        refuse_references(config)
+    except (YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
         raise CheckpointError(f"{folder.config} cannot be read: {reason}.") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{folder.config} is not a run's configuration: not a table.")
     return config
+
+
+def refuse_references(value: object) -> None:
+    """Refuses a configuration of another machine with ${…}, which would be resolved on this one.
+
+    Raises:
+        ConfigError: a key or a value at any depth holds "${".
+    """
+    if isinstance(value, Mapping):
+        for entry in (*value, *value.values()):
+            refuse_references(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            refuse_references(entry)
+    elif isinstance(value, str) and "${" in value:
+        raise ConfigError(f"A stored configuration is resolved: it holds no {value[:40]!r}.")
+
+
+def check_sums(folder: Path, names: Sequence[str]) -> None:
+    """Refuses files that are not those of the run's end, by SHA256SUMS.
+
+    Raises:
+        CheckpointError: a file is a link, or has another SHA-256.
+    """
+    sums = read_sums(folder) if (folder / SUMS).exists() else {}
+    for name in names:
+        path = folder / name
+        if path.is_symlink():
+            raise CheckpointError(f"{path} is a link, and a run's files are its own.")
+        if name in sums and path.is_file() and sha256_of(path) != sums[name]:
+            raise CheckpointError(
+                f"{path} has another SHA-256 than {SUMS} says: it was changed after the run's end. "
+                "Restore it from a copy."
+            )
+
+
+def own_file(path: Path) -> bool:
+    """Returns whether a file is there, and no link: a received one may lead anywhere."""
+    return path.is_file() and not path.is_symlink()
+
+
+def names_part(name: object) -> bool:
+    """Returns whether a name stands for an entry of a folder, and leads nowhere else."""
+    return isinstance(name, str) and name not in ("", "..") and Path(name).name == name
 
 
 def sha256_of(path: Path) -> str:
@@ -150,10 +238,14 @@ def read_sums(folder: Path) -> dict[str, str]:
     """Returns the SHA-256 of each file that SHA256SUMS names.
 
     Raises:
-        CheckpointError: a line is no sum of a file of a run, or doubles another.
+        CheckpointError: a line is no sum of a file of a run, or doubles another; or there is
+            something else than a file.
     """
     sums: dict[str, str] = {}
-    text = (folder / SUMS).read_bytes().decode(errors="replace")
+    path = folder / SUMS
+    if path.exists() and not (own_file(path) and path.stat().st_size <= _MOST_SUMS):
+        raise CheckpointError(f"{path} is no file of sums: restore it from a copy.")
+    text = path.read_bytes().decode(errors="replace")
     for number, line in enumerate(text.splitlines(), 1):
         found = _LINE.fullmatch(line)
         if found is None or found[2] not in SUMMED or found[2] in sums:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedsink.errors import CheckpointError
-from fedsink.server.folder import RunFolder, stored_config
+from fedsink.server.folder import RunFolder, names_part, own_file, stored_config
 
 _PICTURE = re.compile(r"round-(\d+)\.png")
 
@@ -25,7 +25,7 @@ class RecordedRun:
     """Content of a run folder. Each file is read once, when it is first needed.
 
     An attribute raises CheckpointError where its file exists and is damaged; the error names the
-    file and says what to do.
+    file and says what to do. Links are not followed: a received one may lead anywhere.
 
     Attributes:
         folder: of the run.
@@ -50,8 +50,10 @@ class RecordedRun:
     @property
     def parts(self) -> dict[str, RecordedRun]:
         """The runs of a study that have begun, by name; of a run: none."""
-        planned = (self.config.get("plan") or {}).get("runs") or {}
-        folders = {name: RunFolder(self.folder.path / name) for name in planned}
+        plan = self.config.get("plan")
+        planned = plan.get("runs") if isinstance(plan, dict) else None
+        names = filter(names_part, planned if isinstance(planned, dict) else ())
+        folders = {name: RunFolder(self.folder.path / name) for name in names}
         return {name: RecordedRun(f) for name, f in folders.items() if f.config.is_file()}
 
     @property
@@ -76,7 +78,7 @@ class RecordedRun:
         A last line that a kill has torn, or that is being written just now, is left out.
         """
         path = self.folder.metrics_lines
-        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        lines = path.read_bytes().splitlines(keepends=True) if own_file(path) else []
         if lines and not lines[-1].endswith(b"\n"):
             lines.pop()
         return tuple(_record(line, f"Line {n} of {path}") for n, line in enumerate(lines, 1))
@@ -94,7 +96,9 @@ class RecordedRun:
     @cached_property
     def pictures(self) -> dict[int, Path]:
         """The sample grids, or scatters of points, by the round that they show, in order."""
-        named = [(_PICTURE.fullmatch(p.name), p) for p in self.folder.samples.glob("*.png")]
+        place = self.folder.samples
+        paths = [] if place.is_symlink() else filter(own_file, place.glob("*.png"))
+        named = [(_PICTURE.fullmatch(path.name), path) for path in paths]
         return dict(sorted((int(name[1]), path) for name, path in named if name))
 
     @cached_property
@@ -118,7 +122,7 @@ def promise(privacy: dict[str, Any] | None) -> str:
 
 
 def _table(path: Path) -> dict[str, Any] | None:
-    return _record(path.read_bytes(), str(path)) if path.is_file() else None
+    return _record(path.read_bytes(), str(path)) if own_file(path) else None
 
 
 def _record(content: bytes, place: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from fedsink import __version__
 from fedsink.errors import BadSignatureError, CheckpointError, ConfigError, FedsinkError
 from fedsink.protocol.charge_statement import ChargeStatement
-from fedsink.server.folder import SUMMED, SUMS, RunFolder, read_sums, sha256_of
+from fedsink.server.folder import SUMMED, SUMS, RunFolder, own_file, read_sums, sha256_of
 from fedsink.strategies.restated import Restated, agree, restated
 
 VERIFIED, UNPROTECTED, REFUTED = "verified", "nothing is protected", "not verified"
@@ -25,6 +25,12 @@ _SENTENCES = {
     "mechanism", "accountant_library", "sample_secrecy", "noise_meaning", "protected",
     "not_protected", "assumptions",
 }  # fmt: skip
+_SAID = {
+    "mechanism", "method", "fedsink", "plan", "critics", "adjacencies", "training", "shuffling",
+    "participation", "paper", "start", "public",
+}  # fmt: skip
+"""Entries of privacy.json that no plan gives."""
+
 _IN_A_SHARE = {"share", "fixed_point", "values", "aggregation_trusted"}
 _DEPLOYED, _REPRODUCIBLE = "node", "reproducible"
 
@@ -72,7 +78,7 @@ def verdict_on(path: Path, known: Mapping[str, str] | None = None) -> Verdict:
         ConfigError: the folder has no privacy.json.
     """
     folder, verdict = RunFolder(path), Verdict()
-    if not folder.privacy.is_file():
+    if not own_file(folder.privacy):
         raise ConfigError(
             f"{path} has no {folder.privacy.name}: name the folder of a run, or one with its "
             "generator and what lay beside it."
@@ -148,17 +154,37 @@ def _check_numbers(stated: Mapping[str, Any], verdict: Verdict) -> Restated | No
         verdict.reasons.append(
             f"privacy.json states {where} = {_short(found)}, and its plan gives {_short(expected)}."
         )
+    # Another version may write other words.
+    same = stated.get("fedsink") == __version__
+    told = verdict.reasons if same else verdict.notes
     if words:
-        sentence = (
+        told.append(
             f"The words of privacy.json under {', '.join(words)} are not fedsink {__version__}'s."
         )
-        same = stated.get("fedsink") == __version__
-        (verdict.reasons if same else verdict.notes).append(sentence)
+    if more := sorted(set(_unexpected(plan.entries, stated)) - _SAID):
+        told.append(
+            f"privacy.json has entries that fedsink {__version__} does not write: "
+            f"{_short(', '.join(more))}."
+        )
     verdict.epsilons = dict(plan.epsilons)
     verdict.promise = {
         name: plan.entries.get(name) for name in ("model", "epsilon", "delta", "unit", "adjacency")
     } | {"method": stated.get("method"), "accountant": plan.entries.get("accountant")}
     return plan
+
+
+def _unexpected(expected: Any, found: Any, where: str = "") -> Iterator[str]:
+    """Yields the keys of stated tables that the expected ones do not have."""
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        for key, value in found.items():
+            place = f"{where}.{key}".lstrip(".")
+            if key in expected:
+                yield from _unexpected(expected[key], value, place)
+            else:
+                yield place
+    elif isinstance(expected, list | tuple) and isinstance(found, list):
+        for number, (one, other) in enumerate(zip(expected, found, strict=False)):
+            yield from _unexpected(one, other, f"{where}[{number}]")
 
 
 def _differences(
@@ -195,6 +221,9 @@ def _check_files(folder: RunFolder, verdict: Verdict) -> None:
         return
     for name in SUMMED:
         path = folder.path / name
+        if path.is_symlink():
+            verdict.reasons.append(f"{name} is a link: hand over the file.")
+            continue
         if not path.is_file():
             if name in sums and name == "report.html":
                 verdict.notes.append("report.html was not handed over.")
@@ -217,7 +246,7 @@ def _check_nodes(
 ) -> None:
     """Compares what nodes have signed with the promise."""
     deployed = stated.get("noise") == _DEPLOYED
-    if not folder.nodes.is_file():
+    if not own_file(folder.nodes):
         if deployed:
             verdict.reasons.append("nodes.json is missing: no node says what it was charged.")
         else:
@@ -315,6 +344,11 @@ def _charged_wrongly(
             yield f"was charged under {charge.adjacency[:40]}, not {adjacency}"
         if charge.epsilon is not None and charge.epsilon > most * (1 + 1e-4):
             yield f"was charged ε = {charge.epsilon:.4g}, more than the {most:.4g} that is promised"
+        delta, rounds = plan.entries["delta"], plan.entries["rounds"]
+        if charge.delta > 2 * delta * (1 + 1e-4):  # 2δ: a plan that may end early
+            yield f"was charged δ = {charge.delta:.4g}, more than twice the {delta:.4g} promised"
+        if charge.rounds > rounds:
+            yield f"answered {charge.rounds:.0f} rounds of a plan of {rounds}"
 
 
 def _most(plan: Restated) -> float:
@@ -355,6 +389,8 @@ def _note_noise(stated: Mapping[str, Any], verdict: Verdict) -> None:
     verdict.notes.append(
         "Only SHA256SUMS, which the sender wrote, says that this generator is the run's."
     )
+    said = sorted(_SAID.intersection(stated) - {"plan", "fedsink"})
+    verdict.notes.append(f"Entries of privacy.json that no plan gives: {', '.join(said)}.")
 
 
 def _of_clients(numbers: Sequence[int]) -> str:

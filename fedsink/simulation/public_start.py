@@ -24,7 +24,7 @@ from fedsink.configuration import PublicData
 from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, FedsinkError
-from fedsink.server.folder import RunFolder, command_for
+from fedsink.server.folder import RunFolder, command_for, stored_config
 from fedsink.server.loop import InterruptedRunError
 from fedsink.server.running import ServerSettings, build_generator
 from fedsink.server.starting_weights import FOLDER, adopt, statement_of
@@ -62,6 +62,7 @@ def check(config: Config, settings: ServerSettings, runs: SingleRuns) -> None:
         source = Path(str(start))
         statement_of(source)
         build_generator(replace(settings, start=source))
+        _refuse_private_start(source, config["data"])
 
 
 def begin(
@@ -151,10 +152,23 @@ def _data(public: PublicData, source: Config, run: Config) -> dict[str, Any]:
     return {**data, "nominal_records": len(load(DataSpec.from_config(data)))}
 
 
+def _refuse_private_start(source: Path, private: Config) -> None:
+    """Refuses a start that records of the clients trained, if its data are still at hand."""
+    try:
+        public = _rows(stored_config(RunFolder(source))["data"])
+    except (FedsinkError, KeyError, OSError):
+        return
+    _refuse_shared(public, private)
+
+
 def _refuse_private(public: Config, private: Config) -> None:
     """Refuses public data that hold records of the clients, bit by bit."""
+    _refuse_shared(_rows(public), private)
+
+
+def _refuse_shared(public: set[bytes], private: Config) -> None:
     held = _rows(private)
-    found = sum(row in held for row in _rows(public))
+    found = len(public & held)
     if found > _MOST_SHARED * len(held):
         raise ConfigError(
             f"{found} of the public records are records of the clients, bit by bit: what clients "
@@ -191,15 +205,14 @@ def _folders(root: str | None) -> list[str]:
 
 
 def entry(spec: DataSpec) -> dict[str, Any]:
-    """Returns the entry `public` of privacy.json for a run on public data; {} for another one."""
-    if spec.relabel is None:
-        return {}
+    """Returns the entry `public` of privacy.json for a run on public data."""
     records = load(spec)
+    taken = None if spec.relabel is None else spec.relabel.taken
     return {
         "public": {
             "data": spec.name,
             "records": len(records),
-            "classes": None if spec.relabel.taken is None else list(spec.relabel.taken),
+            "classes": None if taken is None else list(taken),
             "data_sha256": records.digest(),
         }
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
 import shutil
 from dataclasses import dataclass, replace
@@ -177,11 +178,24 @@ class RunIdentity:
     def from_config(cls, run: dict[str, Any], *, finished: bool = False) -> RunIdentity:
         """The identity that `to_config` wrote; only an unfinished run needs its key.
 
+        Guarantees:
+            - Its key, and what lies beside the key, are of that name in this user's `key_folder`,
+              whatever a received folder says.
+
         Raises:
-            CheckpointError: the secret key is gone, so the run cannot continue.
+            CheckpointError: the secret key is gone, so the run cannot continue; or it is not one of
+                this user's.
         """
-        key_file = Path(run["key_file"]) if run["key_file"] else None
-        identity = cls(str(run["name"]), int(run["server_seed"]), key_file)
+        name, key_file = str(run["name"]), Path(run["key_file"]) if run["key_file"] else None
+        if re.fullmatch(r"[\w-]{1,64}", name) is None:
+            raise CheckpointError(f"The run's name {name[:64]!r} is none that fedsink gives.")
+        if key_file and key_file.resolve() != (key_folder() / f"{name}.key").resolve():
+            raise CheckpointError(
+                f"The run's key is said to be {key_file}, and this user's keys lie in "
+                f"{key_folder()}: continue the run as the user who started it, with the same "
+                "XDG_STATE_HOME."
+            )
+        identity = cls(name, int(run["server_seed"]), key_file)
         if key_file and not finished and not key_file.is_file():
             raise CheckpointError(
                 f"The run's secret noise key {key_file} is missing: without it the rounds after "

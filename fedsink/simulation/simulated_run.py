@@ -39,10 +39,16 @@ if TYPE_CHECKING:
 _NAMED = 8  # classes of a line on the terminal
 
 
-def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
+def start(config: dict[str, Any], path: Path, *, debug: bool = False, public: bool = False) -> Path:
     """Runs a resolved configuration, of a run or of a study, in a new folder.
 
     Nothing is written before the configuration, the data and the generator have been checked.
+
+    Args:
+        config: resolved.
+        path: of the run folder.
+        debug: show what clients log.
+        public: the run trains a start on public data, and its privacy.json says so.
 
     Returns:
         The run folder.
@@ -58,25 +64,26 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False) -> Path:
         return start_study(study_of(config["study"]), config, path, _single_runs(debug))
     folder = RunFolder.fresh(path)
     identity = RunIdentity.fresh(config["seed"])
-    settings, shards = _prepared(config, folder.path, identity)
+    settings, shards = _prepared(config, folder.path, identity, public=public)
     stated = settings.server.strategy.stated(kind_of_noise(settings.node))
-    public = public_start.entry(settings.node.data)
+    of_public = public_start.entry(settings.node.data) if public else {}
     notice = None if public else settings.server.strategy.notice(stated)
-    _tell([_engine_chosen(settings), *_notes(settings), public_start.line(public), notice])
-    stated |= Configuration.of_paper(config) | public
-    identity.create_key()
-    try:
-        folder.create()
-        folder.write(folder.partition, shards)
-        folder.write(folder.privacy, stated)
-        # Last, because this file makes the folder one that can be resumed.
-        engine = settings.engine.stored(config["engine"])
-        store_config(folder, {**config, "engine": engine, "run": identity.to_config()})
-    except BaseException:
-        identity.delete_key()
-        shutil.rmtree(folder.path, ignore_errors=True)
-        raise
-    return _run(config, settings, folder, identity, debug)
+    _tell([_engine_chosen(settings), *_notes(settings), public_start.line(of_public), notice])
+    stated |= Configuration.of_paper(config) | of_public
+    with folder.claimed():
+        try:
+            identity.create_key()
+            folder.create()
+            folder.write(folder.partition, shards)
+            folder.write(folder.privacy, stated)
+            # Last, because this file makes the folder one that can be resumed.
+            engine = settings.engine.stored(config["engine"])
+            store_config(folder, {**config, "engine": engine, "run": identity.to_config()})
+        except BaseException:
+            identity.delete_key()
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
+        return _run(config, settings, folder, identity, debug)
 
 
 def check(config: Config, path: Path) -> None:
@@ -108,16 +115,19 @@ def resume(path: Path, *, debug: bool = False) -> Path:
         from fedsink.simulation.studies.study import resume_study
 
         return resume_study(folder, config, study_of, _single_runs(debug))
-    try:
-        identity = RunIdentity.from_config(config["run"], finished=folder.finished)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder.config} is not a run's configuration: {error}.") from error
-    if folder.finished:
-        identity.delete_key()  # a kill may have come after the last file, before the key went
-        report_at_end(folder.path)
-        return folder.path
-    settings = configure(config, folder.path, identity)
-    return _run(config, settings, folder, identity, debug)
+    with folder.held():
+        try:
+            identity = RunIdentity.from_config(config["run"], finished=folder.finished)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{folder.config} is not a run's configuration: {error}."
+            ) from error
+        if folder.finished:
+            identity.delete_key()  # a kill may have come after the last file, before the key went
+            report_at_end(folder.path)
+            return folder.path
+        settings = configure(config, folder.path, identity)
+        return _run(config, settings, folder, identity, debug)
 
 
 def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
@@ -144,14 +154,15 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
     return RunSettings(server, node_settings(config, engine, run, strategy), engine)
 
 
-def _single_runs(debug: bool) -> SingleRuns:
-    """The functions by which a study plays its runs."""
+def _single_runs(debug: bool, *, public: bool = False) -> SingleRuns:
+    """The functions by which a study plays its runs, and a run its public start."""
     from fedsink.simulation.studies.study import SingleRuns
 
     def settings(config: Config, path: Path) -> RunSettings:
-        return _prepared(config, path, RunIdentity.fresh(config["seed"]))[0]
+        return _prepared(config, path, RunIdentity.fresh(config["seed"]), public=public)[0]
 
-    return SingleRuns(settings, partial(start, debug=debug), partial(resume, debug=debug))
+    begin = partial(start, debug=debug, public=public)
+    return SingleRuns(settings, begin, partial(resume, debug=debug))
 
 
 def kind_of_noise(node: NodeSettings) -> str:
@@ -194,12 +205,17 @@ def _few(names: Sequence[str], of: int, what: str) -> str:
 
 
 def _prepared(
-    config: Config, path: Path, identity: RunIdentity
+    config: Config, path: Path, identity: RunIdentity, *, public: bool = False
 ) -> tuple[RunSettings, dict[str, Any]]:
     """A run's settings, and the content of its partition.json."""
     settings = configure(config, path, identity)
+    if settings.node.data.relabel is not None and not public:
+        raise ConfigError(
+            "data.relabel belongs to public data: say start=public, public.data=… and "
+            "public.classes=…, or leave it out."
+        )
     shards = _check(settings)
-    public_start.check(config, settings.server, _single_runs(debug=False))
+    public_start.check(config, settings.server, _single_runs(debug=False, public=True))
     return settings, shards
 
 
@@ -220,7 +236,9 @@ def _check(settings: RunSettings) -> dict[str, Any]:
 def _run(
     config: Config, settings: RunSettings, folder: RunFolder, identity: RunIdentity, debug: bool
 ) -> Path:
-    server = server_app(public_start.begin(config, settings.server, folder, _single_runs(debug)))
+    server = server_app(
+        public_start.begin(config, settings.server, folder, _single_runs(debug, public=True))
+    )
     try:
         if settings.engine.name == "flower":
             from fedsink.simulation.engine import run_flower

@@ -44,7 +44,7 @@ def carded(
     (folder / "central" / "evaluation.json").write_text(json.dumps(_EVALUATION))
     shutil.copytree(folder / "central", folder / "hostile")
     privacy = json.loads((folder / "hostile" / "privacy.json").read_text())
-    privacy["protected"] = "x\n\n# <script>alert(1)</script> | `y`"
+    privacy["protected"] = "x\n\n# <script>alert(1)</script> | `y` ![z](http://z)"
     (folder / "hostile" / "privacy.json").write_text(json.dumps(privacy))
     shutil.copytree(finished[1], folder / "unfinished")
     (folder / "unfinished" / "metrics.json").unlink()
@@ -65,6 +65,7 @@ def carded(
         ["card", "run=central", "out=hub", "license=cc-by-4.0"],
         ["card", "run=central", "out=hub"],
         ["card", "run=central", "out=card.txt"],
+        ["card", "run=hostile", "out=changed"],
     ]
     return folder, run_many([(folder, line) for line in lines])
 
@@ -235,7 +236,10 @@ def test_what_a_server_states_is_text(carded: tuple[Path, list[Outcome]]) -> Non
     folder, _ = carded
     text = (folder / "hostile" / "README.md").read_text()
     assert "<script" not in text
-    assert "- **Protected:** x # &lt;script>alert(1)&lt;/script> \\| `y`\n" in text
+    assert (
+        "- **Protected:** x # &lt;script>alert(1)&lt;/script> \\| \\`y\\` !\\[z](http://z)\n"
+        in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -247,12 +251,14 @@ def test_what_a_server_states_is_text(carded: tuple[Path, list[Outcome]]) -> Non
         (6, "run= is missing; fedsink card --help says what to give."),
         (9, "hub exists already: remove it or give another out=."),
         (10, "out=card.txt must end in .md, or have no ending to name a folder."),
+        (11, "privacy.json has another SHA-256 than SHA256SUMS says: it was changed after the"),
     ],
 )
 def test_what_gives_no_card_is_one_sentence(
     carded: tuple[Path, list[Outcome]], line: int, message: str
 ) -> None:
-    _, outcomes = carded
+    folder, outcomes = carded
+    assert not (folder / "changed").exists()
     assert outcomes[line].code == 2
     assert message in outcomes[line].err
     assert outcomes[line].err.count("\n") == 1

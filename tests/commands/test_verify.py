@@ -67,6 +67,18 @@ def test_a_changed_epsilon_is_told_and_is_exit_code_1(
     assert "privacy.json was changed" in out
 
 
+def test_a_received_text_moves_no_cursor(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stated = json.loads((finished / "privacy.json").read_text())
+    stated["unit"] = "\x1b[2K\rVERIFIED\n\u202e"
+    (tmp_path / "privacy.json").write_text(json.dumps(stated))
+    code, out = verify(tmp_path, capsys)
+    assert code == 1
+    assert "unit = \\x1b[2K\\rVERIFIED\\n\\u202e" in out
+    assert not set(out) & set("\x1b\r\u202e")
+
+
 def test_wrong_requests(tmp_path: Path) -> None:
     for keys, words in (
         (["json=true"], "run= is missing"),

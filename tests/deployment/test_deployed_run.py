@@ -257,6 +257,12 @@ def test_a_stopped_run_goes_on_and_charges_nothing_twice(
     assert nodes.asked == []
     assert folder.finished
     assert not folder.failed.exists()
+    signed = folder.nodes.read_bytes()
+    folder.nodes.unlink()  # as a kill after the last round leaves it
+    nodes = grid()
+    run_deployed(nodes, submitted(action="resume"), Submitter())
+    assert set(nodes.asked) == {"query.identity"}
+    assert folder.nodes.read_bytes() == signed
     rounds = [json.loads(line)["round"] for line in folder.metrics_lines.read_text().splitlines()]
     assert rounds == [10, 20, 25]
 
@@ -401,9 +407,12 @@ def test_real_nodes_are_never_asked_for_the_published_form(
         ({"config": "{"}, "The submitted text is no configuration"),
         ({"config": "[]"}, "The submitted text is no configuration"),
         ({"config": '{"noise": 3}'}, "The submitted text is no configuration"),
-        ({"config": '{"mode": "${oc.env:HOME}"}'}, "it holds no ${"),
+        ({"config": '{"mode": "${oc.env:HOME}"}'}, "it holds no '${oc.env:HOME}'"),
         ({"action": "fetch"}, "The server holds no run run"),
         ({"action": "resume"}, "The server holds no run run"),
+        ({"config": r'{"mode": "\u0024{oc.env:HOME}"}'}, "it holds no '${oc.env:HOME}'"),
+        ({"config": r'{"a": [{"b": ["\u0024\u007boc.env:HOME}"]}]}'}, "it holds no '${oc.env:"),
+        ({"config": r'{"a": {"\u0024{oc.env:HOME}": 1}}'}, "it holds no '${oc.env:HOME}'"),
     ],
 )
 def test_what_no_submitter_of_fedsink_sends_is_refused_and_leaves_nothing(

@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from fedsink.errors import CheckpointError, ConfigError
-from fedsink.server.folder import SUMS, RunFolder, command_for, note_sums, read_sums
+from fedsink.errors import CheckpointError, ClientError, ConfigError
+from fedsink.server.folder import (
+    SUMS,
+    RunFolder,
+    command_for,
+    names_part,
+    note_sums,
+    read_sums,
+    store_config,
+    stored_config,
+)
 
 
 def test_a_fresh_folder_may_be_missing_or_empty(tmp_path: Path) -> None:
@@ -37,6 +46,58 @@ def test_create_may_be_repeated(tmp_path: Path) -> None:
         folder.create()
     assert folder.samples.is_dir()
     assert folder.checkpoint.is_dir()
+
+
+def test_one_process_runs_in_a_folder(tmp_path: Path) -> None:
+    folder, other = RunFolder(tmp_path / "a" / "run"), RunFolder(tmp_path / "a" / "run")
+    with folder.claimed():
+        for use in (other.held, other.claimed):
+            with pytest.raises(ClientError, match=r"Another process runs in .*run: wait"), use():
+                pass
+        folder.create()
+    with other.held():
+        pass
+    with pytest.raises(ConfigError, match="is not an empty folder"), other.claimed():
+        pass
+    assert folder.samples.is_dir()
+
+
+def test_a_stored_configuration_is_read_as_it_was_written(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    config = {"eps": 1e-5, "data": {"classes": ["1", "no", "x"], "root": "/a b/$HOME"}, "n": None}
+    store_config(folder, config)
+    assert stored_config(folder) == config
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: ${oc.env:HOME}",
+        "a: [{b: [x, '$\u007boc.env:HOME}']}]",
+        'a: "\\x24{oc.env:HOME}"',
+        "${oc.env:HOME}: 1",
+        "a: x${b}\nb: 1",
+        "a: &a [1, 2]\nb: *a",
+        "a: &a {b: 1}\nc: {<<: *a}",
+        "a: [" * 2000,
+        "[1, 2]",
+        "a: !!python/object/apply:os.getcwd []",
+    ],
+)
+def test_a_received_configuration_shows_nothing_of_this_machine(tmp_path: Path, text: str) -> None:
+    folder = RunFolder(tmp_path)
+    folder.config.write_text(text)
+    with pytest.raises(
+        CheckpointError, match=r"config\.yaml (cannot be read|is not a run's)"
+    ) as no:
+        stored_config(folder)
+    assert str(Path.home()) not in str(no.value).replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "/a", "a/", "a/.", None, 3])
+def test_a_path_names_no_part(name: object) -> None:
+    assert not names_part(name)
+    assert names_part("eps=1,clients=2")
 
 
 def test_rounds_after_a_checkpoint_are_forgotten(tmp_path: Path) -> None:

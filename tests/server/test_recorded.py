@@ -96,6 +96,31 @@ def test_a_study_has_parts(begun: RunFolder) -> None:
     assert {name: run.config for name, run in study.parts.items()} == {"b": {"mode": "ldp"}}
 
 
+def test_links_are_not_followed(begun: RunFolder) -> None:
+    secret = begun.path.parent / "secret"
+    secret.write_text('{"epsilon": 1}')
+    for path in (begun.privacy, begun.metrics, begun.metrics_lines, begun.path / "evaluation.json"):
+        path.unlink(missing_ok=True)
+        path.symlink_to(secret)
+    (begun.samples / "round-000001.png").symlink_to(secret)
+    run = RecordedRun.of(begun.path)
+    assert (run.privacy, run.result, run.rounds) == (None, None, ())
+    assert (run.pictures, run.evaluations) == ({}, {})
+    begun.samples.rename(begun.path.parent / "elsewhere")
+    (begun.path.parent / "elsewhere" / "round-000002.png").touch()
+    begun.samples.symlink_to(begun.path.parent / "elsewhere")
+    assert RecordedRun.of(begun.path).pictures == {}
+
+
+@pytest.mark.parametrize("plan", [{"runs": {"../other": {}}}, {"runs": ["a"]}, "runs", 3])
+def test_parts_lie_in_the_study(begun: RunFolder, plan: object) -> None:
+    other = RunFolder(begun.path.parent / "other")
+    other.path.mkdir()
+    store_config(other, {"mode": "ldp"})
+    store_config(begun, {"study": {"name": "debugging"}, "plan": plan})
+    assert RecordedRun.of(begun.path).parts == {}
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "privacy.json").write_text(json.dumps({}))
     with pytest.raises(CheckpointError, match="holds no fedsink run"):

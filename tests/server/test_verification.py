@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedsink.configuration import Configuration
 from fedsink.errors import ConfigError
 from fedsink.protocol.charge_statement import ChargeStatement, StatedCharge
 from fedsink.protocol.identity_key import NodeIdentityKey
-from fedsink.server.folder import note_sums
+from fedsink.server.folder import note_sums, sha256_of
 from fedsink.server.verification import (
     REFUTED,
     UNPROTECTED,
@@ -172,6 +173,58 @@ def test_a_changed_word_is_a_reason(handed: Callable[..., Path], entry: dict[str
     assert verdict_on(handed({**promised(*CENTRAL), **entry})).verdict == REFUTED
 
 
+@pytest.mark.parametrize("mode", ["central", "ldp", "shared"])
+def test_an_entry_that_no_plan_gives_is_a_reason(handed: Callable[..., Path], mode: str) -> None:
+    stated = promised(*(CENTRAL if mode == "central" else HONEST[mode]))
+    said = "privacy.json has entries that fedsink"
+    assert refuted(verdict_on(handed({**stated, "epsilon_certified": 0.1})), said, "_certified")
+    inner = copy.deepcopy(stated)
+    if mode == "ldp":
+        inner["map"]["epsilon"] = 0.1
+        place = "map.epsilon"
+    else:
+        inner["clients"][1]["epsilon_certified"] = 0.1
+        place = "clients[1].epsilon_certified"
+    assert refuted(verdict_on(handed(inner)), said, place)
+    other = verdict_on(handed({**inner, "fedsink": "99"}))  # a later version may say more
+    assert other.verdict == VERIFIED
+    assert any(place in note for note in other.notes)
+
+
+def test_the_sender_s_words_are_named(handed: Callable[..., Path]) -> None:
+    notes = verdict_on(handed(promised(*HONEST["gs_wgan"]))).notes
+    told = "Entries of privacy.json that no plan gives: adjacencies, critics, mechanism, method."
+    assert notes[-1] == told
+
+
+@pytest.mark.parametrize("name", ["nodes.json", "report.html", "generator.safetensors"])
+def test_a_link_is_not_followed(
+    handed: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "secret"
+    elsewhere.write_text("secret")
+    stated = promised(*CENTRAL, noise="node")
+    folder = handed(stated, [signed(stated, 0), signed(stated, 1)])
+    (folder / name).unlink()
+    (folder / name).symlink_to(elsewhere)
+    verdict = verdict_on(folder)
+    assert f"{name} is a link: hand over the file." in verdict.reasons
+    assert sha256_of(elsewhere) not in json.dumps(verdict.to_dict())
+
+
+def test_what_is_no_file_of_sums_ends_at_once(handed: Callable[..., Path]) -> None:
+    sums = handed(promised(*CENTRAL)) / "SHA256SUMS"
+    sums.unlink()
+    os.mkfifo(sums)
+    assert refuted(verdict_on(sums.parent), "is no file of sums")
+    sums.unlink()
+    sums.symlink_to("/dev/zero")
+    assert refuted(verdict_on(sums.parent), "is no file of sums")
+    sums.unlink()
+    sums.write_text("\n" * (1 << 17))
+    assert refuted(verdict_on(sums.parent), "is no file of sums")
+
+
 @pytest.mark.parametrize(
     ("mode", "entry", "value"),
     [
@@ -246,6 +299,8 @@ def _nodes(stated: dict[str, Any], name: str) -> list[Any] | None:
         "another plan": signed(stated, 1, plan=plan),
         "another adjacency": signed(stated, 1, adjacency="client"),
         "more": signed(stated, 1, epsilon=2 * stated["epsilon"]),
+        "more δ": signed(stated, 1, delta=2.5 * stated["delta"]),
+        "more rounds": signed(stated, 1, rounds=21),
         "other clients": signed(stated, 1, clients=3),
         "nothing": signed(stated, 1, charges=()),
         "two": other,
@@ -273,6 +328,8 @@ def _nodes(stated: dict[str, Any], name: str) -> list[Any] | None:
         ("more", "more than the"),
         ("other clients", "says that 3 clients take part"),
         ("nothing", "charged nothing for this run"),
+        ("more δ", "was charged δ = 2.5e-05, more than twice the 1e-05 promised"),
+        ("more rounds", "answered 21 rounds of a plan of 20"),
         ("one key", "2 statements are signed with one key"),
         ("twice", "Several statements are there of client 1."),
         ("a third", "is none of the run's 2"),

@@ -197,6 +197,27 @@ def test_a_private_run_is_no_start(keys: Sequence[str], spent: str, tmp_path: Pa
     assert ("start=" + str(private / "start") in said) == ("start=public" in keys)
 
 
+def test_a_private_run_does_not_call_itself_public(tmp_path: Path) -> None:
+    relabelled = composed("eps=3")
+    classes = relabelled["data"]["classes"]
+    relabelled["data"]["relabel"] = {"classes": classes, "taken": None}
+    with pytest.raises(
+        ConfigError, match=r"data\.relabel belongs to public data: say start=public"
+    ):
+        start(relabelled, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_start_that_records_of_the_clients_trained_is_refused(tmp_path: Path) -> None:
+    first = start(composed("start=public", "data=glyphs", "public.data=digits"), tmp_path / "first")
+    inner = first / "start"
+    said = refused(tmp_path, f"start={inner}")
+    assert "of the public records are records of the clients, bit by bit" in said
+    (inner / "config.yaml").unlink()  # the data are not at hand any more
+    start(composed(f"start={inner}"), tmp_path / "again")
+
+
 @pytest.mark.slow
 def test_what_is_no_start_is_named(tmp_path: Path) -> None:
     assert "has no readable privacy.json" in refused(tmp_path, f"start={tmp_path}")

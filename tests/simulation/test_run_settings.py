@@ -97,6 +97,34 @@ def test_a_run_whose_ledger_is_gone_cannot_go_on() -> None:
         RunIdentity.from_config(stored)
 
 
+@pytest.mark.parametrize(
+    ("name", "key_file"),
+    [
+        ("../../other", None),
+        ("..", None),
+        ("", None),
+        ("a.b", None),
+        ("a/b", None),
+        ("a\n", None),
+        ("run", "{keys}/other.key"),
+        ("run", "{keys}/sub/run.key"),
+        ("run", "{keys}/../../run.key"),
+        ("run", "{keys}/../keys/other.key"),
+        ("run", "/home/other/run.key"),
+        ("run", "run.key"),
+        ("run", "{keys}/run.sqlite"),
+    ],
+)
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_received_identity_names_no_other_file(
+    name: str, key_file: str | None, finished: bool
+) -> None:
+    place = None if key_file is None else key_file.format(keys=key_folder())
+    stored = {"name": name, "server_seed": 1, "key_file": place}
+    with pytest.raises(CheckpointError, match=r"is none that fedsink gives|keys lie in"):
+        RunIdentity.from_config(stored, finished=finished)
+
+
 def test_deleting_the_key_deletes_the_stored_replies() -> None:
     run = RunIdentity.fresh(None)
     run.create_key()

@@ -316,6 +316,35 @@ def test_without_its_key_a_stopped_run_is_over(
         resume(folder)
 
 
+def test_two_processes_never_run_in_one_folder(
+    composed: Compose, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second begins while the first has made its folder, or has stopped in it."""
+    config, place = composed("seed=0"), tmp_path / "run"
+    fresh, tried = RunFolder.fresh.__func__, []  # type: ignore[attr-defined]
+
+    def passed(cls: type[RunFolder], path: Path) -> RunFolder:
+        return cls(path) if tried else fresh(cls, path)  # as it was before the first began
+
+    log = RunFolder.log
+
+    def logged(folder: RunFolder, record: dict[str, Any]) -> None:
+        log(folder, record)
+        if not tried:
+            tried.append(record["round"])
+            for again in (lambda: start(config, place), lambda: resume(place)):
+                with pytest.raises(ClientError, match=r"Another process runs in .*run: wait"):
+                    again()
+
+    monkeypatch.setattr(RunFolder, "fresh", classmethod(passed))
+    monkeypatch.setattr(RunFolder, "log", logged)
+    assert start(config, place) == place
+    assert tried
+    alone = start(config, tmp_path / "alone")
+    assert _generator(place) == _generator(alone)
+    assert _json(place, "metrics.json")["rounds"] == _json(alone, "metrics.json")["rounds"]
+
+
 def test_what_cannot_be_resumed_is_refused_in_one_sentence(
     composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from fedsink.clients.node_settings import NodeSettings
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.reporting.displays import ForgivingStream
 from fedsink.server.finished import FinishedRun, open_run
-from fedsink.server.folder import RunFolder, command_for, store_config
+from fedsink.server.folder import RunFolder, command_for, names_part, store_config
 from fedsink.server.loop import InterruptedRunError
 from fedsink.simulation.run_settings import RunSettings
 from fedsink.values import Config, strictly
@@ -31,10 +31,18 @@ class StudyPlan:
     Attributes:
         runs: the whole configuration of each run, by the name of its folder, in order.
         notes: plain values that the report needs beside the runs.
+
+    Raises:
+        ConfigError: a name is a path, which would lead out of the study's folder.
     """
 
     runs: dict[str, dict[str, Any]]
     notes: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.runs:
+            if not names_part(name):
+                raise ConfigError(f"A run of a study is named by one part of a path, not {name!r}.")
 
 
 class Study(ABC):
@@ -105,9 +113,9 @@ def start_study(study: Study, config: dict[str, Any], path: Path, single: Single
     """
     plan = planned(study, config, path, single)
     folder = RunFolder(path)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    store_config(folder, {**config, "plan": asdict(plan)})
-    return _play(study, plan, folder, single)
+    with folder.claimed():
+        store_config(folder, {**config, "plan": asdict(plan)})
+        return _play(study, plan, folder, single)
 
 
 def planned(study: Study, config: Config, path: Path, single: SingleRuns) -> StudyPlan:

@@ -146,9 +146,22 @@ def test_a_study_that_does_not_exist_is_refused_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("damage", [{"plan": None}, {"plan": {"runs": {}, "x": 1}}, {"study": {}}])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"plan": None},
+        {"plan": {"runs": {}, "x": 1}},
+        {"study": {}},
+        {"plan": {"runs": {"../kept": {}}}},
+        {"plan": {"runs": {"..": {}}}},
+    ],
+)
 def test_a_damaged_study_is_refused(played: Path, tmp_path: Path, damage: dict[str, Any]) -> None:
     stored = {**yaml.safe_load((played / "config.yaml").read_text()), **damage}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored))
+    folder = tmp_path / "received"
+    folder.mkdir()
+    (tmp_path / "kept").mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(stored))
     with pytest.raises(CheckpointError, match=r"config\.yaml is not a study's configuration: "):
-        resume(tmp_path)
+        resume(folder)
+    assert (tmp_path / "kept").is_dir()  # a run that had not begun would be cleared away
