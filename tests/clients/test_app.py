@@ -87,7 +87,7 @@ def test_an_errors_text_never_leaves_the_client(
     settings: NodeSettings, make_request: Make, monkeypatch: pytest.MonkeyPatch, kind: str,
     error: type[Exception], expected: int, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """Pitfall 11."""
+    """Pitfall 11: no text of an error travels."""
 
     def crash(*arguments: object) -> None:
         raise error(SECRET)
@@ -104,7 +104,7 @@ def test_an_errors_text_never_leaves_the_client(
 
 
 def test_a_refusals_text_never_leaves_the_client(secret: NodeSettings, make_request: Make) -> None:
-    """Pitfall 11."""
+    """Pitfall 11: no text of an error travels."""
     assert not ask(secret, "train.dp_sinkhorn", make_request(bound=0.5).to_record()).has_error()
     reply = ask(secret, "train.dp_sinkhorn", make_request(rows=5).to_record())
     assert code(reply) == REFUSED

@@ -55,7 +55,7 @@ def test_noise_std_is_the_multiplier_times_the_clips_sensitivity(
 
 @pytest.mark.parametrize("clip", CLIPS)
 def test_noise_of_clients_rounds_and_seeds_is_unrelated(make_request: Make, clip: str) -> None:
-    """Pitfall 5."""
+    """Pitfall 5: no two clients or rounds share noise."""
     rows = torch.zeros(200, 4)
     request, empty = make_request(clip=clip, rows=rows), shard_of(0)
     one, other = (client_gradient(request, empty, keyed(k)).flatten() for k in (b"1", b"2"))

@@ -132,7 +132,7 @@ def test_secret_noise_differs_between_keys_rounds_and_clients(
 def test_secret_noise_differs_between_runs_under_copied_bytes(
     secret: NodeSettings, make_request: Make, tmp_path: Path
 ) -> None:
-    """Pitfall 14."""
+    """Pitfall 14: no noise can be computed again from what is published."""
     assert secret.key_file is not None
     content = json.loads(secret.key_file.read_text())
     copied = tmp_path / "copied.key"
@@ -182,7 +182,7 @@ def test_records_outside_the_public_range_are_refused_whatever_is_sampled(
 def test_a_place_is_claimed_before_its_answer_exists(
     secret: NodeSettings, make_request: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pitfall 12."""
+    """Pitfall 12: the charge comes before the release."""
 
     def crash(*arguments: object) -> torch.Tensor:
         raise RuntimeError("power cut")
@@ -247,7 +247,7 @@ def test_an_unconditional_request_is_answered(settings: NodeSettings, make_reque
 def test_the_same_request_gets_the_same_bytes(
     settings: NodeSettings, secret: NodeSettings, kind: str
 ) -> None:
-    """Pitfall 9."""
+    """Pitfall 9: privatized once means the same bytes again, or a refusal."""
     chosen = settings if kind == "reproducible" else secret
     node = Node(chosen, 0)
     first = upload(node)
@@ -339,7 +339,7 @@ def test_uses_of_one_message_are_claimed_together_and_answered_in_order(
 def test_uses_of_one_message_have_noise_of_their_own(
     secret: NodeSettings, make_request: Make
 ) -> None:
-    """Pitfall 5."""
+    """Pitfall 5: no two clients or rounds share noise."""
     rows = torch.zeros(100, 4)
     requests = [make_request(clip="record", rate=1e-12, rows=rows, round=t) for t in (1, 2, 3)]
     assert_unrelated(gradients(Node(secret, 0), requests, b"m"))
@@ -447,7 +447,7 @@ def test_an_identical_request_gets_its_stored_bytes_in_another_process(
 def test_a_released_reply_that_is_gone_is_never_noised_again(
     policy_file: Callable[..., Path], make_request: Make
 ) -> None:
-    """Pitfall 9."""
+    """Pitfall 9: privatized once means the same bytes again, or a refusal."""
     path = policy_file(backend="secure")
     answer(node_of(path), make_request())
     upload(node_of(path))

@@ -85,7 +85,7 @@ def test_image_noise_and_label_noise_are_drawn_apart() -> None:
 
 
 def test_the_same_stream_gives_the_same_bytes() -> None:
-    """Pitfall 9."""
+    """Pitfall 9: privatized once means the same bytes again, or a refusal."""
     plan = plan_of(label_epsilon=1.0, classes=4)
     one, again = (privatize(shard_of(30), plan, keyed(b"k")) for _ in range(2))
     assert torch.equal(one[0], again[0])

@@ -56,7 +56,7 @@ def test_files_are_the_owners_alone_and_no_part_is_left(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
 def test_a_damaged_reply_is_refused_and_never_made_again(folder: Path, damage: str) -> None:
-    """Pitfall 9."""
+    """Pitfall 9: privatized once means the same bytes again, or a refusal."""
     store = ReplyStore(folder)
     store.put(KEY, REPLY)
     [file] = folder.iterdir()

@@ -296,7 +296,7 @@ def test_replies_of_several_uses_round_trip_in_order() -> None:
 
 
 def test_a_reply_holds_one_array_and_no_field() -> None:
-    """Pitfall 1."""
+    """Pitfall 1: a reply tells nothing of a batch's size."""
     record = GradientReply(torch.zeros(3, 2)).to_record()
     assert dict(record.config_records["fields"]) == {"json": '{"protocol": 5}'}
     assert list(record.array_records["arrays"]) == ["gradient"]

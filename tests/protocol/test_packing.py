@@ -222,7 +222,7 @@ def test_any_changed_bit_of_an_array_makes_another_digest(name: str, data: st.Da
 
 @given(data=st.data())
 def test_any_changed_field_makes_another_digest(data: st.DataObject) -> None:
-    """Pitfall 14."""
+    """Pitfall 14: a reply is found again by its whole request."""
     fields = {"round": 3, "lam": 0.1, "view": {"shape": [2]}, "label": None}
     text = json.dumps(fields, sort_keys=True)
     place = data.draw(st.integers(0, len(text) - 1))

@@ -29,7 +29,7 @@ def test_laplace_noise_has_the_scale_of_the_maps_diameter() -> None:
 
 
 def test_gaussian_noise_is_calibrated_to_the_maps_diameter() -> None:
-    """Pitfall 2."""
+    """Pitfall 2: the sensitivity is that of the clip that is applied."""
     mechanism = GAUSSIAN.image_mechanism
     assert isinstance(mechanism, GaussianMechanism)
     assert mechanism.sensitivity == GAUSSIAN.map.sensitivity
@@ -158,7 +158,7 @@ def test_a_reply_round_trips() -> None:
 
 
 def test_a_reply_holds_values_labels_and_the_number_of_chunks() -> None:
-    """Pitfall 1."""
+    """Pitfall 1: a reply tells nothing of a batch's size."""
     record = PrivatizeReply(torch.zeros(3, 2), torch.zeros(3).long(), 4).to_record()
     fields, arrays = unpack(record)
     assert fields == {"chunks": 4}

@@ -231,7 +231,7 @@ def test_changed_data_inherit_every_charge(ledger: Ledger, make_charge: Make) ->
 
 
 def test_changed_data_are_refused_where_the_owner_says_so(ledger: Ledger) -> None:
-    """Pitfall 16."""
+    """Pitfall 16: no budget is reset by changed data or a restored backup."""
     ledger.bind("ward", b"before", "refuse")
     ledger.bind("ward", b"before", "refuse")
     with pytest.raises(ReleaseRefusedError, match="data of 'ward' have changed"):
@@ -285,7 +285,7 @@ def test_the_same_round_of_another_run_is_another_place(ledger: Ledger, make_cha
 
 @pytest.mark.parametrize("round", [-1, 0, 11])
 def test_a_round_outside_the_plan_is_refused(ledger: Ledger, make_charge: Make, round: int) -> None:
-    """Pitfall 6."""
+    """Pitfall 6: charges are of the whole plan, and outlive a process."""
     held = reserved(ledger, make_charge())
     with pytest.raises(ReleaseRefusedError, match=f"Round {round} is not in the plan's 1, ..., 10"):
         ledger.claim(held, TODAY, [use(round)])
