@@ -1,9 +1,13 @@
-"""The local mode's account, and its audit by repetition: two records as far apart as can be."""
+"""The local mode's account, and its audit by repetition: two records as far apart as can be.
+
+The audit covers the additive noise in one and two dimensions, the projection onto a ball of points,
+and randomized response on the label. The maps of images have proofs and tests, and no audit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -18,7 +22,6 @@ from fedsink.audit.method import (
     MethodAudit,
     at_least,
     check_trials,
-    points,
 )
 from fedsink.clients.privatize_once import privatize
 from fedsink.clients.shard import Shard
@@ -39,6 +42,10 @@ from fedsink.protocol.privatize_once import LocalPlan
 
 Privatizer = Callable[[Shard, LocalPlan, Callable[[str], Stream]], tuple[Tensor, Tensor]]
 """The client's mechanism, which an audit replaces to plant a fault."""
+
+_BEYOND = 8.0  # coordinate of the records beyond the disc of radius 1
+_CLASSES = 3
+_LARGEST_LABEL_EPSILON = 20.0  # of randomized response
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +167,9 @@ class PrivatizeOnceAudit(MethodAudit):
     mode: ClassVar[str] = "ldp"
     usage: ClassVar[str] = "mode=ldp [mechanism=laplace] [eps=1] [delta=1e-5] [trials=10000]"
     explanation: ClassVar[str] = (
-        "mode=ldp      uploads of two records a diameter apart; mechanism=laplace or "
-        "mechanism=gaussian."
+        "mode=ldp      uploads of two records a diameter apart, on a line and, from beyond the\n"
+        "              ball, in the plane with other labels; mechanism=laplace or\n"
+        "              mechanism=gaussian. Maps of images are not audited."
     )
 
     mechanism: str = LaplaceMechanism.name
@@ -197,6 +205,16 @@ def line_plan(mechanism: str, epsilon: float, delta: float) -> LocalPlan:
     return LocalPlan(mechanism, interval, epsilon, delta)
 
 
+def plane_plan(line: LocalPlan) -> LocalPlan:
+    """A line's mechanism on the disc of radius 1, with labels: Δ₁ = 2√2, Δ₂ = 2 on a diagonal.
+
+    The label is one of three, at the ε of the image or the most that randomized response grants.
+    """
+    disc = PointBall(line.image_mechanism.norm, radius=1.0, size=2)
+    label_epsilon = min(line.epsilon, _LARGEST_LABEL_EPSILON)
+    return replace(line, map=disc, label_epsilon=label_epsilon, classes=_CLASSES)
+
+
 def audit_uploads(
     plan: LocalPlan,
     key: Key,
@@ -205,11 +223,15 @@ def audit_uploads(
     confidence: float,
     release: Privatizer = privatize,
 ) -> list[Finding]:
-    """Tells uploads of the record +1 from uploads of −1: by itself, and beside a known record.
+    """Tells uploads of neighbouring shards apart, by the values or by the label.
 
-    Of a single record the largest values decide: the tightest audit of one release. Beside a known
-    record noise that was used twice cancels in the difference of the two values. A Gaussian
-    mechanism is also held against its exact trade-off.
+    - +1 or −1 on the line, by itself: the largest values decide, the tightest audit of one release.
+    - The same beside a known record: noise that was used twice cancels in a difference of values.
+    - (8, 8) or (−8, −8) of the plane, with another label: their projections onto the disc are a
+      diameter apart, in L1 as in L2, and a projection that is missing shows. Values and labels are
+      each held against the ε of their own mechanism.
+
+    A Gaussian mechanism is also held against its exact trade-off.
 
     Guarantees:
         - The claim is the ε of exactly the plan that was run, replace-one.
@@ -217,7 +239,7 @@ def audit_uploads(
 
     Args:
         plan: From `line_plan`.
-        key: Source of every random number; client numbers below 4·trials are used.
+        key: Source of every random number; client numbers below 6·trials are used.
         trials: Uploads of each of the two records; half of them fit the distinguisher.
         confidence: Of each bound, in (0, 1).
         release: The client's mechanism.
@@ -227,25 +249,40 @@ def audit_uploads(
     """
     check_trials(trials)
 
-    def uploads(records: list[float], first: int) -> Features:
-        return _uploads(records, plan, release, key, range(first, first + trials))
+    def uploads(
+        plan: LocalPlan, records: list[list[float]], number: int, label: int = 0
+    ) -> tuple[Features, Features]:
+        shard = Shard(torch.tensor(records), torch.full((len(records),), label))
+        first = number * trials
+        return _uploads(shard, plan, release, key, range(first, first + trials))
 
-    single = uploads([1.0], 0), uploads([-1.0], trials)
+    single = uploads(plan, [[1.0]], 0)[0], uploads(plan, [[-1.0]], 1)[0]
     beside = (
-        _sum_and_distance(uploads([1.0, 1.0], 2 * trials)),
-        _sum_and_distance(uploads([-1.0, 1.0], 3 * trials)),
+        _sum_and_distance(uploads(plan, [[1.0], [1.0]], 2)[0]),
+        _sum_and_distance(uploads(plan, [[-1.0], [1.0]], 3)[0]),
     )
+    plane = plane_plan(plan)
+    values, labels = zip(
+        uploads(plane, [[_BEYOND, _BEYOND]], 4, label=0),
+        uploads(plane, [[-_BEYOND, -_BEYOND]], 5, label=1),
+        strict=True,
+    )
+    image, label = plane.image_mechanism, plane.label_mechanism
+    assert label is not None  # `plane_plan` has one
+    trade_off = image.gaussian_trade_off
     return [
         finding
-        for records, pair, gaussian in (
-            ("one record", single, plan.image_mechanism.gaussian_trade_off),
-            ("two records", beside, False),
+        for records, pair, claim, delta, gaussian in (
+            ("one record", single, plan.total_epsilon, plan.delta, trade_off),
+            ("two records", beside, plan.total_epsilon, plan.delta, False),
+            ("one record beyond the ball", values, image.epsilon, image.delta, trade_off),
+            ("one label", labels, label.epsilon, label.delta, False),
         )
         for finding in compare(
             *pair,
             audited=f"{2 * trials} uploads of {records}",
-            claim=plan.total_epsilon,
-            delta=plan.delta,
+            claim=claim,
+            delta=delta,
             confidence=confidence,
             gaussian=gaussian,
         )
@@ -253,15 +290,15 @@ def audit_uploads(
 
 
 def _uploads(
-    records: list[float], plan: LocalPlan, release: Privatizer, key: Key, clients: range
-) -> Features:
-    """The values of independent uploads, (clients, records)."""
-    shard = points(torch.tensor(records).unsqueeze(1))
-    values = [
-        release(shard, plan, partial(key.stream, client=client, round=0))[0].flatten()
-        for client in clients
+    shard: Shard, plan: LocalPlan, release: Privatizer, key: Key, clients: range
+) -> tuple[Features, Features]:
+    """Independent uploads: their values, (clients, records·D), and counts of each label."""
+    replies = [
+        release(shard, plan, partial(key.stream, client=client, round=0)) for client in clients
     ]
-    return np.asarray(torch.stack(values).to(torch.float64).numpy())
+    values = torch.stack([values.flatten() for values, _ in replies])
+    labels = torch.stack([labels.bincount(minlength=plan.classes) for _, labels in replies])
+    return np.asarray(values.to(torch.float64)), np.asarray(labels.to(torch.float64))
 
 
 def _sum_and_distance(values: Features) -> Features:

@@ -17,7 +17,7 @@ from fedsink.privacy import (
     RandomizedResponse,
     local_mechanism,
 )
-from fedsink.privacy.domain import noise_scale
+from fedsink.privacy.domain import NOISE_MULTIPLIER, noise_scale
 from fedsink.protocol.packing import unpack
 from fedsink.protocol.requests import UNNAMED, Packable, run_name, stated
 from fedsink.values import is_number
@@ -65,6 +65,7 @@ class LocalPlan:
             )
         # Every plan that exists must be executable: clients claim its place before they execute it.
         noise_scale(self.image_mechanism.scale)
+        NOISE_MULTIPLIER.check(self.image_mechanism.scale / self.image_mechanism.sensitivity)
         _ = self.label_mechanism
 
     @cached_property

@@ -212,6 +212,7 @@ class KeopsSolver:
         else:
             limits = self.solver.max_iterations, self.solver.tolerance
             state = log_domain.iterate(softmin, state, *limits)
+            state.converged &= state.resolved(lam, limits[1])
             f_before, g_before = state.f, state.g
         f, f_before = (values.view_as(log_a) for values in (state.f, f_before))
         g, g_before = (values.view_as(log_b) for values in (state.g, g_before))

@@ -61,6 +61,16 @@ class SinkhornState:
         if met is not None:
             self.converged = self.converged | met
 
+    def resolved(self, lam: float, tolerance: float) -> Tensor:
+        """Returns which problems have potentials fine enough to see the tolerance at λ, (B,).
+
+        Potentials are rounded by up to ε·max(|f|, |g|), ε that of their dtype, and entries of a
+        plan by that over λ. Where rounding exceeds the tolerance, iterations that come to rest
+        prove nothing.
+        """
+        largest = torch.maximum(self.f.abs().amax(-1), self.g.abs().amax(-1))
+        return torch.finfo(largest.dtype).eps * largest <= lam * tolerance
+
 
 class SoftMinimum:
     """Half-iterations f_i = −λ·LSE_j(log b_j + (g_j − C_ij)/λ) without new n×m memory.

@@ -23,7 +23,8 @@ class Solution:
         log_a: log-weights of the source points, (..., n), −∞ for padding.
         log_b: log-weights of the target points, (..., m), −∞ for padding.
         iterations: Sinkhorn iterations done, an integer per problem (...).
-        converged: True where the marginal error was measured below the tolerance, (...).
+        converged: True where the marginal error was measured below the tolerance, and the
+            potentials are fine enough to tell (see `solve` on resolution), (...).
         f_before: the potential that produced g, where that is not f (annealed solver).
         g_before: the potential that produced f, where that is not g (annealed solver).
         floor: the smallest exponent of a plan's entry, None where they are not cut off.

@@ -44,6 +44,7 @@ def solve(
 
     Resolution: potentials are rounded to the dtype, so marginal errors below ε·max|C|/λ with
     ε = 1.2e-7 (float32) or 2.2e-16 (float64) cannot be seen or removed; for such λ use float64.
+    A problem whose tolerance is below ε·max(|f|, |g|)/λ has `converged` False, though it may stop.
 
     Args:
         cost_matrix: C, (..., n, m), float32 or float64, finite.
@@ -76,7 +77,8 @@ def solve(
         state = warm_start(problem, max_iterations)
     if not state.finished:
         state = log_domain.iterate(SoftMinimum(problem), state, max_iterations, tolerance)
-    return problem.solution(state.f, state.g, state.iterations, state.converged)
+    converged = state.converged & state.resolved(problem.lam, tolerance)
+    return problem.solution(state.f, state.g, state.iterations, converged)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from fedsink.data.maps import PixelRange, PointBall
 from fedsink.errors import PrivacyError
 from fedsink.privacy import GaussianMechanism, LaplaceMechanism, RandomizedResponse
+from fedsink.privacy.domain import NOISE_MULTIPLIER
 from fedsink.protocol.packing import pack, unpack
 from fedsink.protocol.privatize_once import LocalPlan, PrivatizeReply, PrivatizeRequest
 
@@ -70,6 +71,13 @@ def test_a_map_that_bounds_the_wrong_norm_is_refused(
     message = f"The {mechanism} mechanism needs a map with an {needs} sensitivity, and PointBall "
     with pytest.raises(PrivacyError, match=f"{message}bounds the {bounds} norm"):
         LocalPlan(mechanism, PointBall(norm), 1.0, 1e-5)
+
+
+def test_a_plan_with_more_noise_than_a_release_can_prove_is_refused() -> None:
+    limit = NOISE_MULTIPLIER.high
+    LocalPlan("laplace", PointBall("l1"), 1.0 / (limit * (1 - 1e-5)))
+    with pytest.raises(PrivacyError, match="the noise multiplier σ must be a number from"):
+        LocalPlan("laplace", PointBall("l1"), 1.0 / (limit * (1 + 1e-5)))
 
 
 def test_an_unknown_mechanism_is_refused() -> None:

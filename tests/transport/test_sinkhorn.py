@@ -228,6 +228,29 @@ def test_it_stops_at_the_tolerance_and_says_so(domain: str) -> None:
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fraction", [1e-3, 1e-2, 0.1, 1.0, 10.0])
+def test_potentials_coarser_than_lambda_have_not_converged(
+    domain: str, dtype: torch.dtype, fraction: float
+) -> None:
+    cost = SquaredEuclidean()(cloud(30, 4, seed=25), cloud(25, 4, seed=26) + 1.0).to(dtype)
+    lam = fraction * torch.finfo(dtype).eps * float(cost.max() - cost.min())
+    assert not bool(solve(cost, lam, 200, 1e-2, domain=domain).converged)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_what_has_converged_is_as_near_as_it_says_where_a_constant_hides_the_cost(
+    domain: str,
+) -> None:
+    near = SquaredEuclidean()(cloud(12, 3, seed=27), cloud(10, 3, seed=28)).float()
+    batch = torch.stack([near, near + 1e6])
+    solution = solve(batch, 0.3, tolerance=1e-3, domain=domain)
+    assert solution.converged.tolist() == [True, False]
+    assert float(solution.marginal_error[0]) <= 2e-3
+    assert float(solution.marginal_error[1]) > 0.01
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("iterations", [1, 2, 3, 7])
 def test_zero_tolerance_runs_exactly_the_iterations(domain: str, iterations: int) -> None:
     cost = SquaredEuclidean()(cloud(10, 3, seed=21), cloud(12, 3, seed=22))

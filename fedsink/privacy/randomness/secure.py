@@ -23,7 +23,7 @@ from fedsink.privacy.domain import noise_scale
 from fedsink.privacy.randomness.noise import Stream
 
 _SLACK = 2.0**-24
-_GRID_BITS = 50
+_GRID_BITS = 70
 _CHUNK = 1 << 13  # values drawn by one thread at a time
 
 
@@ -32,19 +32,20 @@ class SecureStream(Stream):
 
     `add_gaussian` and `add_laplace` round the n values to a grid of step h = 2^k and add an
     exactly sampled discrete variate of scale s = (1 + 2⁻²⁴)·std on that grid, with h chosen so
-    that √n·h (Gaussian) or n·h (Laplace) is at most 2⁻⁵⁰·std. Why a mechanism of
-    sensitivity Δ ≥ 2⁻²⁵·std keeps the multiplier std/Δ that it claims:
+    that √n·h (Gaussian) or n·h (Laplace) is at most 2⁻⁷⁰·std. Why a mechanism of
+    sensitivity Δ ≥ 2⁻⁴⁵·std keeps the multiplier std/Δ that it claims (plans admit up to 2⁴⁰,
+    `domain.NOISE_MULTIPLIER`):
 
     - Rounding moves two neighbouring inputs apart by at most √n·h in L2, n·h in L1; so the
-      sensitivity on the grid is Δ + 2⁻⁵⁰·std < (1 + 2⁻²⁴)·Δ, and s over that is at least std/Δ.
+      sensitivity on the grid is Δ + 2⁻⁷⁰·std < (1 + 2⁻²⁴)·Δ, and s over that is at least std/Δ.
       OpenDP's own privacy map adds the same terms.
     - The Laplace mechanism on the grid is then (Δ/scale)-differentially private, purely.
     - The discrete Gaussian is (Δ/std)²/2 zero-concentrated (Canonne et al., Theorem 4). The
       accountants know the continuous Gaussian, of which its rounding to the grid is
       post-processing. With a = h/s, ``P(rounded = j) ≥ e^{−a²/8}·P(discrete = j)`` for all j, so
-      one coordinate is within total variation a²/8 of it, n of them within n·a²/8 ≤ 2⁻¹⁰³.
-      T releases add at most (1 + e^ε)·T·2⁻¹⁰³ to δ, also where they are subsampled and composed:
-      below 1e-20 for a million releases at ε = 10.
+      one coordinate is within total variation a²/8 of it, n of them within n·a²/8 ≤ 2⁻¹⁴³.
+      T releases add at most (1 + e^ε)·T·2⁻¹⁴³ to δ, also where they are subsampled and composed:
+      below 1e-32 for a million releases at ε = 10.
     - OpenDP's conversion to float64 and ours to float32 see the noised value only:
       post-processing.
 

@@ -108,6 +108,11 @@ class PrivatizeOnceSettings(StrategySettings):
         checks.count("strategy.max_iterations", self.max_iterations)
         checks.number("strategy.tolerance", self.tolerance)
         check_quorum(self.quorum, self.clients)
+        if self.shuffled_reports and self.quorum is not None:
+            raise ConfigError(
+                f"shuffler=trusted states ε for the reports of all clients, and strategy.quorum="
+                f"{self.quorum} lets some of them be missing: leave one of them out."
+            )
         checks.count("strategy.chunk_size", self.chunk_size)
         if self.lam is not None:
             checks.positive("strategy.lam", self.lam)
@@ -182,11 +187,27 @@ class PrivatizeOnceSettings(StrategySettings):
         )
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
-        """Refuses a client without records: a server sees how many records a client uploads."""
+        """Refuses a client without records, and fewer records than ε is stated for.
+
+        A server sees how many records a client uploads.
+        """
         if min(sizes) == 0:
             raise ConfigError(
                 "mode=ldp shows a server how many records a client uploads, so that none can take "
                 "part without any: leave out partition.keep."
+            )
+        self.check_reports(sum(sizes))
+
+    def check_reports(self, count: int) -> None:
+        """Refuses fewer reports than the stated ε behind a shuffler is for: fewer hide less.
+
+        Raises:
+            ConfigError: naming both numbers.
+        """
+        if count < self.shuffled_reports:
+            raise ConfigError(
+                f"shuffler=trusted states ε for {self.shuffled_reports} shuffled reports, and "
+                f"there are {count}: set data.nominal_records={count}, or leave the shuffler out."
             )
 
     def asked(self, client: int, rounds: int) -> int:
@@ -260,6 +281,12 @@ class PrivatizeOnceSettings(StrategySettings):
                 f"strategy.loss={self.loss} compares records without labels: say "
                 "conditional=false, or choose another loss."
             )
+
+    @property
+    def shuffled_reports(self) -> int:
+        """Number of reports that the ε behind a shuffler is stated for; 0 where none is stated."""
+        stated = self.shuffling or {}
+        return 0 if stated.get("epsilon") is None else int(stated["reports"])
 
     @property
     def matched(self) -> bool:

@@ -95,6 +95,7 @@ class PrivatizeOnce(RoundStrategy):
         Raises:
             ClientError: more clients than the quorum allows fail, refuse, or send values that the
                 plan does not allow.
+            ConfigError: fewer records arrived than the ε behind a shuffler is stated for.
         """
         nodes = self.discover(grid)
         received: dict[int, list[PrivatizeReply]] = {client: [] for client in nodes}
@@ -174,6 +175,7 @@ class PrivatizeOnce(RoundStrategy):
         return points.unflatten(0, labels.shape), self._targets[records]
 
     def _accept(self, values: Tensor, labels: Tensor) -> None:
+        self.settings.check_reports(len(labels))
         self._values, self._labels = values, labels
         self._targets = self._loss.targets(values)
         self._loss.begin(self._targets, self.latent_stream("critic", 0))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import dp_accounting
+import mpmath
 import numpy as np
 import opacus.accountants
 import pytest
@@ -194,6 +195,24 @@ def test_pld_is_an_upper_bound_at_any_delta(delta):
     sigma, uses = 30.0, 20_000
     exact = gaussian_epsilon(sigma / uses**0.5, delta)
     assert pld_epsilon(1 - 1e-9, sigma, uses, delta) >= exact * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("multiplier", [10.0, 999.9, 1e3, 1e6, 1e8, 1e10, 1e15])
+@pytest.mark.parametrize("shift", [0.0, 1e-3, 1.0, 5.0, 20.0, 30.0])
+def test_the_exact_delta_keeps_its_digits_where_its_terms_cancel(multiplier, shift):
+    with mpmath.workdps(60):
+        sigma, eps = mpmath.mpf(multiplier), mpmath.mpf(shift / multiplier)
+        cdf = [mpmath.ncdf(sign / (2 * sigma) - eps * sigma) for sign in (1, -1)]
+        exact = float(cdf[0] - mpmath.exp(eps) * cdf[1])
+    assert gaussian_delta(multiplier, shift / multiplier) == pytest.approx(exact, rel=1e-8, abs=0)
+
+
+def test_beyond_every_float_an_exact_delta_is_zero():
+    for multiplier in (1e4, 1e10, 1e300):
+        assert [gaussian_delta(multiplier, eps) for eps in (1.0, 1e300, math.inf)] == [0.0] * 3
+        assert gaussian_delta(multiplier, 0.0) == pytest.approx(
+            0.3989422804 / multiplier, rel=1e-8, abs=0
+        )
 
 
 def test_what_no_multiplier_reaches_is_refused():

@@ -59,6 +59,19 @@ def test_records_are_collected_once_in_chunks(make_local: Local, make_grid: Grid
     assert len(grid.asked) == 9
 
 
+def test_fewer_reports_than_a_shuffled_epsilon_is_stated_for_are_refused(
+    make_local: Local, make_grid: Grids
+) -> None:
+    enough = make_local(shuffling={"epsilon": 0.3, "reports": 61})
+    enough.collect(make_grid())
+    short = make_local(shuffling={"epsilon": 0.3, "reports": 62})
+    with pytest.raises(ConfigError, match="62 shuffled reports, and there are 61"):
+        short.collect(make_grid())
+    with pytest.raises(ConfigError, match="62 shuffled reports, and there are 61"):
+        short.load_uploads(enough.uploads())
+    assert short.epsilon_so_far() == 0.0
+
+
 def test_clients_with_fewer_chunks_are_not_asked_further(
     make_local: Local, make_grid: Grids
 ) -> None:
