@@ -23,7 +23,7 @@ VERIFIED, UNPROTECTED, REFUTED = "verified", "nothing is protected", "not verifi
 
 _SENTENCES = {
     "mechanism", "accountant_library", "sample_secrecy", "noise_meaning", "protected",
-    "not_protected", "assumptions",
+    "not_protected", "assumptions", "assumption", "reason", "source",
 }  # fmt: skip
 _SAID = {
     "mechanism", "method", "fedsink", "plan", "critics", "adjacencies", "training", "shuffling",

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedsink.errors import ConfigError, PrivacyError
 from fedsink.privacy import LOCAL_NOISE, NoiseShare, PrivacyPlan, domain
+from fedsink.privacy.accounting.amplification import shuffling_statement
 from fedsink.privacy.accounting.events import epsilon as epsilon_of
 from fedsink.privacy.adjacency import REPLACE_ONE
 from fedsink.privacy.fixed_point import FixedPoint
@@ -116,7 +117,12 @@ def _local(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
         event = image.event if label is None else plan.product.event
         epsilons["pld"] = epsilon_of(event, plan.delta, "pld", REPLACE_ONE)
     clients = _clients(stated["clients"])
-    return Restated({**local_statement(plan, str(stated["noise"])), "clients": clients}, epsilons)
+    entries = {**local_statement(plan, str(stated["noise"])), "clients": clients}
+    if (behind := stated.get("shuffling")) is not None:
+        entries["shuffling"] = shuffling_statement(
+            plan.total_epsilon, plan.delta, behind["reports"], behind["delta"]
+        )
+    return Restated(entries, epsilons)
 
 
 def _clients(number: object) -> int:

@@ -61,7 +61,8 @@ HONEST = {
     "ldp": ("mode=ldp", "clients=2"),
     "ldp without labels": ("mode=ldp", "clients=2", "conditional=false"),
     "ldp gaussian": ("mode=ldp", "clients=2", "mechanism=gaussian", "delta=1e-5"),
-    "shuffled": ("mode=ldp", "clients=2", "shuffler=trusted"),
+    "shuffled": ("mode=ldp", "clients=2", "shuffler=trusted", "eps=2"),
+    "shuffled in vain": ("mode=ldp", "clients=2", "shuffler=trusted"),
 }
 
 
@@ -171,6 +172,15 @@ def test_each_number_that_is_changed_is_a_reason(handed: Callable[..., Path], mo
 )  # fmt: skip
 def test_a_changed_word_is_a_reason(handed: Callable[..., Path], entry: dict[str, Any]) -> None:
     assert verdict_on(handed({**promised(*CENTRAL), **entry})).verdict == REFUTED
+
+
+@pytest.mark.parametrize("entry", ["epsilon", "local_epsilon", "reports", "delta"])
+def test_a_changed_shuffler_is_a_reason(handed: Callable[..., Path], entry: str) -> None:
+    stated = promised(*HONEST["shuffled"])
+    stated["shuffling"][entry] *= 2
+    assert any("shuffling." in reason for reason in verdict_on(handed(stated)).reasons)
+    stated["shuffling"][entry] = "many"
+    assert verdict_on(handed(stated)).verdict == REFUTED
 
 
 @pytest.mark.parametrize("mode", ["central", "ldp", "shared"])
