@@ -16,7 +16,7 @@ from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.models import load as load_generator
-from fedsink.server.folder import RunFolder, sha256_of
+from fedsink.server.folder import RunFolder, sha256_of, store_config, stored_config
 from fedsink.simulation import public_start
 from fedsink.simulation.simulated_run import resume, start
 
@@ -210,11 +210,12 @@ def test_a_private_run_does_not_call_itself_public(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_start_that_records_of_the_clients_trained_is_refused(tmp_path: Path) -> None:
-    first = start(composed("start=public", "data=glyphs", "public.data=digits"), tmp_path / "first")
-    inner = first / "start"
+    inner = start(composed("start=public"), tmp_path / "first") / "start"
+    trained = RunFolder(inner)
+    store_config(trained, stored_config(trained) | {"data": composed()["data"]})
     said = refused(tmp_path, f"start={inner}")
     assert "of the public records are records of the clients, bit by bit" in said
-    (inner / "config.yaml").unlink()  # the data are not at hand any more
+    trained.config.unlink()  # the data are not at hand any more
     start(composed(f"start={inner}"), tmp_path / "again")
 
 

@@ -184,6 +184,7 @@ def test_a_study_that_is_resumed_keeps_its_evaluations(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_four_methods_on_the_digits_in_one_command(tmp_path: Path) -> None:
     folder = start(
         compose_config(["experiment=compare_methods", "engine=local", "seed=1"]), tmp_path / "run"
