@@ -19,7 +19,7 @@ def test_the_identity_is_all_that_changes_a_bit(
     assert replace(central, rows=6).identity() != central.identity()
     assert central.identity()["plan"] == central.plan.to_dict()
     assert replace(local, batch=17).identity() != local.identity()
-    assert replace(local, shuffling={"epsilon": 1.0}).identity() == local.identity()
+    assert replace(local, shuffling={"epsilon": 1.0, "reports": 5}).identity() == local.identity()
 
 
 def test_what_a_client_may_hold_follows_from_the_capacity(
