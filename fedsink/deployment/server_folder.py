@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import stat
@@ -11,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsink.errors import ClientError, ConfigError
+from fedsink.errors import ConfigError
 from fedsink.protocol.identity_key import read_private_key
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, locked
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -67,17 +66,9 @@ def held_run(name: object) -> Iterator[RunFolder]:
     run = home / "runs" / name
     _refuse_link(run)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-    held = os.open(home / "locks" / name, flags, 0o600)
-    try:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ClientError(
-                f"The run {name} continues: fetch it when it has ended, or stop it (flwr stop)."
-            ) from None
+    continues = f"The run {name} continues: fetch it when it has ended, or stop it (flwr stop)."
+    with locked(os.open(home / "locks" / name, flags, 0o600), continues):
         yield RunFolder(run)
-    finally:
-        os.close(held)
 
 
 def operator_key(path: Path) -> Ed25519PrivateKey | None:

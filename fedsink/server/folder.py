@@ -75,7 +75,7 @@ class RunFolder:
             CheckpointError: the folder holds no run.
         """
         folder = cls(path)
-        if not folder.config.is_file():
+        if not own_file(folder.config):
             raise CheckpointError(
                 f"{path} holds no fedsink run (no config.yaml): name a folder that "
                 "`fedsink simulate` printed in its last line."
@@ -107,17 +107,9 @@ class RunFolder:
         Raises:
             ClientError: another process runs in it.
         """
-        lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ClientError(
-                    f"Another process runs in {self.path}: wait for its end, or stop it first."
-                ) from None
+        told = f"Another process runs in {self.path}: wait for its end, or stop it first."
+        with locked(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY), told):
             yield
-        finally:
-            os.close(lock)
 
     def log(self, record: dict[str, Any]) -> None:
         """Appends one round to metrics.jsonl."""
@@ -136,6 +128,23 @@ class RunFolder:
     def finished(self) -> bool:
         """True if the run in this folder has ended."""
         return self.metrics.is_file()
+
+
+@contextmanager
+def locked(descriptor: int, taken: str) -> Iterator[None]:
+    """Holds the lock of an open file or folder, and closes it in the end.
+
+    Raises:
+        ClientError: another process holds it; with the text `taken`.
+    """
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ClientError(taken) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def command_for(command: str, key: str, path: Path) -> str:

@@ -54,7 +54,7 @@ class RecordedRun:
         planned = plan.get("runs") if isinstance(plan, dict) else None
         names = filter(names_part, planned if isinstance(planned, dict) else ())
         folders = {name: RunFolder(self.folder.path / name) for name in names}
-        return {name: RecordedRun(f) for name, f in folders.items() if f.config.is_file()}
+        return {name: RecordedRun(f) for name, f in folders.items() if own_file(f.config)}
 
     @property
     def is_study(self) -> bool:

@@ -52,7 +52,7 @@ def check(config: Config, settings: ServerSettings, runs: SingleRuns) -> None:
         try:
             values = public_run(config)
             runs.check(values, folder)
-            _refuse_private(values["data"], config["data"])
+            _refuse_private(_rows(values["data"]), config["data"])
         except FedsinkError as error:
             said = str(error).replace("data.root", "public.root")
             raise ConfigError(
@@ -158,15 +158,11 @@ def _refuse_private_start(source: Path, private: Config) -> None:
         public = _rows(stored_config(RunFolder(source))["data"])
     except (FedsinkError, KeyError, OSError):
         return
-    _refuse_shared(public, private)
+    _refuse_private(public, private)
 
 
-def _refuse_private(public: Config, private: Config) -> None:
-    """Refuses public data that hold records of the clients, bit by bit."""
-    _refuse_shared(_rows(public), private)
-
-
-def _refuse_shared(public: set[bytes], private: Config) -> None:
+def _refuse_private(public: set[bytes], private: Config) -> None:
+    """Refuses public records, by their hashes, that are records of the clients, bit by bit."""
     held = _rows(private)
     found = len(public & held)
     if found > _MOST_SHARED * len(held):

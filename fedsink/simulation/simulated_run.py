@@ -109,13 +109,13 @@ def resume(path: Path, *, debug: bool = False) -> Path:
         CheckpointError: the folder holds no run, or its checkpoint or key is unusable.
     """
     folder = RunFolder.existing(path)
-    config = stored_config(folder)
-    if config.get("study") is not None:
-        from fedsink.simulation.studies import study_of
-        from fedsink.simulation.studies.study import resume_study
-
-        return resume_study(folder, config, study_of, _single_runs(debug))
     with folder.held():
+        config = stored_config(folder)
+        if config.get("study") is not None:
+            from fedsink.simulation.studies import study_of
+            from fedsink.simulation.studies.study import resume_study
+
+            return resume_study(folder, config, study_of, _single_runs(debug))
         try:
             identity = RunIdentity.from_config(config["run"], finished=folder.finished)
         except (KeyError, TypeError, ValueError) as error:

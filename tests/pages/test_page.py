@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+import zlib
 from importlib.resources import files
 from pathlib import Path
 
@@ -175,6 +176,17 @@ def test_large_pictures_are_made_smaller_and_keep_their_place(tmp_path: Path, mo
     assert (large.width, large.height) == (300, 300)
     assert _shown(large.source).mode == mode
     assert _shown(small.source).size == (10, 10)
+
+
+def test_a_picture_that_would_not_fit_into_memory_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "round-000001.png"
+    Image.new("L", (1, 1)).save(path)
+    content = bytearray(path.read_bytes())
+    content[16:24] = (60_000).to_bytes(4, "big") * 2
+    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"round-000001\.png is damaged.*restore"):
+        pictures([(path, "a", "c")])
 
 
 def test_a_damaged_picture_is_named(tmp_path: Path) -> None:

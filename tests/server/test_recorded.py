@@ -110,6 +110,10 @@ def test_links_are_not_followed(begun: RunFolder) -> None:
     (begun.path.parent / "elsewhere" / "round-000002.png").touch()
     begun.samples.symlink_to(begun.path.parent / "elsewhere")
     assert RecordedRun.of(begun.path).pictures == {}
+    begun.config.rename(begun.path.parent / "config.yaml")
+    begun.config.symlink_to(begun.path.parent / "config.yaml")
+    with pytest.raises(CheckpointError, match="holds no fedsink run"):
+        RecordedRun.of(begun.path)
 
 
 @pytest.mark.parametrize("plan", [{"runs": {"../other": {}}}, {"runs": ["a"]}, "runs", 3])

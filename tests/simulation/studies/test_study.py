@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedsink.errors import CheckpointError, ConfigError
+from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.server.finished import open_run
 from fedsink.server.folder import RunFolder
 from fedsink.server.loop import InterruptedRunError
@@ -104,6 +104,12 @@ def test_a_finished_study_that_is_resumed_reports_again(
     resume(played)
     assert capsys.readouterr().out == (played / "debug.txt").read_text()
     assert before == {name: (played / name).read_bytes() for name in _SAME}
+
+
+def test_two_processes_never_resume_one_study(played: Path) -> None:
+    taken = pytest.raises(ClientError, match=r"Another process runs in .*: wait for its end")
+    with RunFolder(played).held(), taken:
+        resume(played)
 
 
 @pytest.mark.slow
