@@ -179,6 +179,8 @@ REPEATED = rb'"finite_batch_factor": [^,\n]*'
 CHOSEN = ("generator", "map", "noise", "partition", "view")
 """Groups of which another choice is a key like any other."""
 NAMES_OF = tuple(f"{group}.name" for group in CHOSEN)
+NO_OTHER = ("recipe", "by_user", "biggan")
+"""Choices that are never the other one: no choice, FEMNIST's own, twenty minutes on MNIST."""
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +252,7 @@ class Cells:
         for name in CHOSEN:
             if name not in self._typed and name.startswith(group):
                 own = self.values[name].get("backend" if name == "noise" else "name")
-                yield name, next(c for c in choices(name) if c not in (own, "recipe", "by_user"))
+                yield name, next(c for c in choices(name) if c not in (own, *NO_OTHER))
 
     def _composed(self, key: str, value: object) -> DictConfig:
         if key in CHOSEN:
