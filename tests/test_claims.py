@@ -30,6 +30,7 @@ def check() -> Iterator[ModuleType]:
             del sys.modules[name]
 
 
+@pytest.mark.slow  # `make check` runs the script itself
 def test_documents_say_what_records_and_papers_do(check: ModuleType) -> None:
     assert list(check.differences(ROOT)) == []
 

@@ -76,6 +76,7 @@ def test_what_a_paper_does_not_state_is_no_difference() -> None:
     assert stated["differs"] == {"strategy.lam": {"here": 0.1, "published": 0.05}}
 
 
+@pytest.mark.slow  # composes every experiment
 def test_every_experiment_that_repeats_a_paper_is_in_the_table() -> None:
     assert {name for name in NAMES if composed(name)["paper"] is not None} == set(PAPERS)
     names = ("dp_sinkhorn_", "reshetova_", "parameter_", "gs_wgan_published_")

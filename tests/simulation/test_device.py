@@ -29,7 +29,7 @@ RUNS = {
 }
 
 
-@pytest.mark.quick("record, capacity")
+@pytest.mark.quick("ldp, learnt")
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_on_a_gpu_ends_as_one_on_the_cpu(
     composed: Compose, tmp_path: Path, gpu: Gpu, run: str

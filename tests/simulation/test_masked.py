@@ -71,6 +71,7 @@ def test_masks_change_no_bit_of_what_many_clients_compute_at_once(
     assert weights(masked) == weights(plain)
 
 
+@pytest.mark.quick("record")
 @pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize("method", METHODS)
 def test_masks_change_no_bit_of_the_generator(

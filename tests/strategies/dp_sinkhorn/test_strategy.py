@@ -125,7 +125,7 @@ def test_any_number_of_clients_trains_the_generator(
 
 def test_training_moves_the_generator_to_the_data(make_central: Central, make_grid: Grids) -> None:
     """With ample records per noise, the class means come out: 0, 1 and 2 in every coordinate."""
-    strategy = make_central(rounds=350, rate=1.0, lr=0.03)
+    strategy = make_central(rounds=250, rate=1.0, lr=0.03)
     plan = replace(strategy.settings.plan, noise_multiplier=1e-3)
     settings = replace(strategy.settings, plan=plan)
     strategy = DPSinkhorn(settings, strategy.trainer.generator, b"server")
