@@ -224,11 +224,15 @@ class Pool:
     def runs(
         self, labels: Sequence[int | None], part: slice
     ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Finds the records that some clients may sample, each of its class; None: all of them.
+        """Finds the records that each client of `part` may sample.
+
+        Args:
+            labels: the class that each client samples from; None for every record.
+            part: the clients.
 
         Returns:
-            Indices of the pool's records (None: as they are), and each client's run of them:
-            where it begins, (K,), and its size, (K,).
+            Indices into the pool (None where its order stays), and for each client where its
+            records begin among them, (K,), and how many they are, (K,).
         """
         if labels[0] is None:
             return None, self._starts[part], self._sizes[part]
