@@ -218,8 +218,6 @@ def test_a_sum_of_something_else_than_the_request_is_refused_before_it_is_charge
 ) -> None:
     nodes, request = Consortium(tmp_path), shared(make_request(), 4)
     values = {**parameters_of(nodes, request).to_dict(), **fields}
-    if "minimum" in fields:
-        values |= {"clients": [0, 1, 2]}
     parameters = Parameters.from_dict({**values, "threshold": 0, "neighbours": 0})
     record = put_trip(request.to_record(), parameters, b"")
     assert nodes.send(0, record).error.code == SUM_REFUSED
