@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev simulate deploy-demo node-wheel test test-slow test-guards test-others test-all test-gpu mutants coverage bench results tutorials lint types contracts packages claims docs release check clean
+.PHONY: help install install-dev simulate deploy-demo node-wheel test test-medium test-slow test-guards test-others test-all test-gpu mutants coverage bench results tutorials lint types contracts packages claims docs release check clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,10 +51,13 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 test: install-dev ## run the quick tests
 	$(PYTEST) $(ARGS)
 
+test-medium: install-dev ## run those that take a second and more
+	$(PYTEST) -m 'medium and not slow and not gpu' $(ARGS)
+
 test-slow: install-dev ## run the slow ones
 	$(PYTEST) -m 'slow and not gpu' $(ARGS)
 
-test-all: test test-slow ## run both
+test-all: test test-medium test-slow ## run all of them
 
 # CI counts lines where these run, and runs of the slow tests only theirs: more is beyond forty minutes.
 GUARDS := tests/adversary tests/clients tests/privacy tests/secagg
@@ -68,11 +71,11 @@ test-gpu: ## what needs a GPU, with the Python that has PyTorch for it (GPU_PYTH
 mutants: install-dev ## plant defects and see that the tests fail
 	$(PYTEST) -m 'slow or not slow' $(ARGS) tests/mutants
 
-coverage: ## the quick tests of what guards private data: they run 95 % of its lines and branches
-	$(MAKE) test ARGS="$(GUARDS) --cov $(ARGS)"
+coverage: install-dev ## quick and medium tests of what guards private data: they run 95 % of its lines and branches
+	$(PYTEST) -m 'not slow and not gpu' --cov $(GUARDS) $(ARGS)
 
-test-others: ## the other quick tests
-	$(MAKE) test ARGS="$(GUARDS:%=--ignore=%) $(ARGS)"
+test-others: ## the medium tests of everything else
+	$(MAKE) test-medium ARGS="$(GUARDS:%=--ignore=%) $(ARGS)"
 
 bench: install-dev ## every benchmark in benchmarks/: takes long, wants a quiet machine
 	@for file in $$(grep -l __main__ benchmarks/*.py); do \

@@ -35,6 +35,7 @@ def test_documents_say_what_records_and_papers_do(check: ModuleType) -> None:
     assert list(check.differences(ROOT)) == []
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("name", "old", "new", "told"),
     [

@@ -132,6 +132,7 @@ def _imports(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("packages", "forbidden"),
     [
@@ -162,6 +163,7 @@ def test_no_file_imports_across_a_boundary(
     assert crossing == set()
 
 
+@pytest.mark.medium
 def test_flowers_internals_are_touched_in_one_file_only() -> None:
     package = Path(str(fedsink.__file__)).parent
     public = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
@@ -195,6 +197,7 @@ def test_the_package_is_typed() -> None:
     assert (Path(str(fedsink.__file__)).parent / "py.typed").is_file()
 
 
+@pytest.mark.medium
 def test_files_have_no_circles_and_names_stand_once() -> None:
     spec = importlib.util.spec_from_file_location("measure_house", ROOT / ".ci/measure_house.py")
     assert spec is not None

@@ -154,6 +154,7 @@ def admit_all(
     return admitted
 
 
+@pytest.mark.medium
 @pytest.mark.quick("rdp-filter")
 @pytest.mark.parametrize("rule", ["reserve", "rdp-filter"])
 def test_two_processes_fill_a_budget_to_the_brim_and_no_further(tmp_path: Path, rule: str) -> None:
@@ -180,6 +181,7 @@ def test_two_processes_fill_a_budget_to_the_brim_and_no_further(tmp_path: Path, 
     assert len(kept) == 25
 
 
+@pytest.mark.medium
 @pytest.mark.quick("secure")
 @pytest.mark.parametrize("noise", ["fast", "secure"])
 def test_two_processes_asked_the_same_at_once_give_the_same_bytes(
@@ -241,6 +243,7 @@ def test_a_kill_at_any_step_loses_nothing(make_node: MakeNode) -> None:
         node.recovers(asked)
 
 
+@pytest.mark.medium
 def test_a_kill_after_the_reply_has_left_changes_nothing(make_node: MakeNode) -> None:
     """Nothing was closed: only the write-ahead log holds the last charges."""
     node = make_node(noise="secure")
@@ -290,6 +293,7 @@ def test_a_disk_that_fills_between_charge_and_reply_releases_nothing_unnoted(
     assert seen == {(False, False), (True, False), (True, True)}
 
 
+@pytest.mark.medium
 def test_a_disk_that_is_really_full_releases_nothing_unnoted(make_node: MakeNode) -> None:
     """A file system of half a megabyte, on which a file leaves that many pages free."""
     node = make_node()
@@ -337,6 +341,7 @@ def open_doors(state: Path) -> None:
         path.chmod(0o700 if path.is_dir() else 0o600)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("384-True")
 @pytest.mark.parametrize(("files", "stop"), [(0o600, True), (0o600, False), (0o400, True)])
 def test_a_read_only_state_folder_releases_nothing_new(
@@ -369,6 +374,7 @@ def test_a_state_folder_that_cannot_be_made_releases_nothing(make_node: MakeNode
 # A clock that jumps
 
 
+@pytest.mark.medium
 def test_a_clock_that_jumps_changes_no_byte(make_node: MakeNode) -> None:
     """Neither the process's clock nor the dates of its files enter a reply or the ledger."""
     steady, jumping = make_node("steady"), make_node("jumping")
@@ -427,6 +433,7 @@ def pages(ledger: Path) -> dict[str, int]:
     return {"schema": 0} | {name: (root - 1) * size for name, root in roots}
 
 
+@pytest.mark.medium
 @pytest.mark.quick("0-64")
 @pytest.mark.parametrize(("first", "last"), [(0, 64), (3900, 4096)])
 def test_a_damaged_page_is_named_and_nothing_is_released(
@@ -469,6 +476,7 @@ def test_a_bit_that_hides_a_row_from_its_index_gives_no_new_budget(
     assert [answer.reply for answer in answers or [None]] == [None] * 6
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("flips", [8, pytest.param(400, marks=pytest.mark.slow)])
 def test_no_flipped_bit_gives_a_second_answer_or_a_new_budget(used: OwnersNode, flips: int) -> None:
     """SQLite keeps no checksum, and a number becomes another; the ledger's seals notice."""
@@ -504,6 +512,7 @@ def test_a_damaged_log_gives_no_second_answer(make_node: MakeNode) -> None:
     node.recovers(request(5))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("damage", ["deleted", "emptied", "restored from last week"])
 def test_a_ledger_that_has_forgotten_its_replies_gives_no_second_answer(
     make_node: MakeNode, damage: str
@@ -523,6 +532,7 @@ def test_a_ledger_that_has_forgotten_its_replies_gives_no_second_answer(
     node.recovers(request(3))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("damage", ["flip", "half", "empty"])
 def test_a_damaged_reply_is_refused_until_it_is_restored(used: OwnersNode, damage: str) -> None:
     restore = used.back_up()

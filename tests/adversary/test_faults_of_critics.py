@@ -90,6 +90,7 @@ def test_a_kill_at_any_arrow_changes_no_answer_and_no_critic(
     killed.ask_at_once([critic_request(round) for round in range(1, len(steps) + 2)])
 
 
+@pytest.mark.medium
 def test_a_repeat_gets_its_reply_and_teaches_nothing(
     make_node: MakeNode,
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_repeat_gets_its_reply_and_teaches_nothing(
     assert learned(node) == before
 
 
+@pytest.mark.medium
 def test_two_processes_asked_the_same_at_once_give_the_same_bytes(
     make_node: MakeNode,
 ) -> None:

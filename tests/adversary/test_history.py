@@ -70,6 +70,7 @@ def besiege(history: History, records: str, number: int, histories: int) -> None
         raise
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("owner", OWNERS)
 @pytest.mark.parametrize(
     ("number", "histories"), [(1, 1), pytest.param(HELD_OUT, 40, marks=pytest.mark.slow)]
@@ -101,6 +102,7 @@ def asked(
     return 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("adjacency", ["add-remove", "user", "client"])
 def test_warmed_critics_that_are_asked_in_secret_are_charged_for_what_they_move(
     adjacency: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,6 +123,7 @@ TWO_ACCOUNTS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.medium
 @TWO_ACCOUNTS
 @pytest.mark.parametrize("owner", ["filter", "files"])
 def test_one_run_name_belongs_to_one_account(
@@ -134,6 +137,7 @@ def test_one_run_name_belongs_to_one_account(
     assert 0.75 < history.largest[second] <= 1.0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("named", [True, False])
 def test_one_run_name_belongs_to_one_version_of_the_data(
     named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -167,6 +171,7 @@ def test_states_that_accounts_share_are_found(
     assert history.largest[second] > 1.0
 
 
+@pytest.mark.medium
 def test_states_that_versions_of_the_data_share_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +218,7 @@ def lost_states(history: History, how: str, rounds: list[int]) -> None:
             asked(history, "run", "add-remove", [round], critics=1)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("owner", "how"),
     [
@@ -230,6 +236,7 @@ def test_no_noise_is_drawn_again_for_what_lost_states_would_give(
     lost_states(History(tmp_path, monkeypatch, owner), how, [1, 2, 3, 4])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("owner", ["keyed", "files"])
 def test_noise_that_is_drawn_again_is_found(
     owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

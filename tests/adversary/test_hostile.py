@@ -52,6 +52,7 @@ def budgeted(quick: int, thorough: int) -> Any:
     return pytest.mark.parametrize("cases", [quick, slow])
 
 
+@pytest.mark.medium
 @budgeted(25, 250)
 @under_siege
 def test_records_that_no_fedsink_wrote(
@@ -81,6 +82,7 @@ def test_random_records_are_never_answered(
         assert siege.send(*message).error.code in (MALFORMED, OTHER_VERSION)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("keyed-images-50", "secure-points-50")
 @budgeted(50, 250)
 @under_siege
@@ -118,6 +120,7 @@ def test_hostile_values_for_critics(
     siege.check_noise()
 
 
+@pytest.mark.medium
 @pytest.mark.quick("fast-points-4", "keyed-images-4")
 @budgeted(4, 40)
 @under_siege
@@ -145,6 +148,7 @@ def test_sequences_of_requests(
     siege.check_noise()
 
 
+@pytest.mark.medium
 @pytest.mark.quick("keyed-images", "secure-points")
 @under_siege
 def test_content_that_is_sent_as_another_type_is_refused(
@@ -161,6 +165,7 @@ def test_content_that_is_sent_as_another_type_is_refused(
         assert [len(node.claims()) for node in siege.nodes] == [1, 1]
 
 
+@pytest.mark.medium
 @pytest.mark.quick("keyed-images")
 @under_siege
 def test_honest_messages_of_every_type_are_answered(
@@ -186,6 +191,7 @@ def frozen(add: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, values, std: add(Stream(b"frozen"), values, std)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("faint")
 @pytest.mark.parametrize("defect", [faint, frozen])
 def test_the_siege_notices_wrong_noise(

@@ -200,6 +200,7 @@ def uses(honest: Honest, count: int, rows: tuple[int, ...], **sizes: tuple[int, 
     return with_arrays(with_fields(content, text), **arrays)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("keyed-images")
 def test_arrays_that_are_not_what_they_declare(siege: Siege, honest: Honest) -> None:
     content, d = honest.gradient(clip="batch").to_record(), honest.dimension
@@ -219,6 +220,7 @@ def test_arrays_that_are_not_what_they_declare(siege: Siege, honest: Honest) -> 
     assert refused(siege, messages) == {MALFORMED}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("siege", ["fast"], indirect=True)
 def test_the_most_uses_that_a_message_may_ask_for(siege: Siege, honest: Honest) -> None:
     messages = [(GRADIENT, uses(honest, count, (1, honest.dimension))) for count in (200, 2000)]

@@ -86,6 +86,7 @@ def test_a_tiny_bound_and_a_huge_cost_weight_keep_the_distance(
         ratio(request)
 
 
+@pytest.mark.medium
 @CAPACITIES
 def test_huge_latents_keep_the_distance(capacity: int | None) -> None:
     for latents in (2.0**20, 1e30, 1e37):

@@ -43,6 +43,7 @@ def signed_for(node: str, kind: str, content: RecordDict, key: Ed25519PrivateKey
     return content
 
 
+@pytest.mark.medium
 def test_nobody_else_is_answered_whatever_is_sent(siege: Siege) -> None:
     for kind, content in HONEST.messages():
         if kind == IDENTITY:

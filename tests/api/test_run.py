@@ -81,12 +81,14 @@ def test_evaluation_is_that_of_the_command(
     assert {**theirs, "seconds": 0} == {**measured.figures, "seconds": 0}
 
 
+@pytest.mark.medium
 def test_the_page_about_it_is_that_of_the_command(run: fedsink.Run) -> None:
     page = run.report()
     assert page == run.folder / "report.html"
     assert f"{run.privacy['epsilon']:.4g}" in page.read_text()
 
 
+@pytest.mark.medium
 def test_its_card_is_that_of_the_command(run: fedsink.Run, tmp_path: Path) -> None:
     from fedsink.commands.card import run as card
 
@@ -112,6 +114,7 @@ def test_how_it_shows_itself(run: fedsink.Run) -> None:
     assert 'src="data:image/png;base64,' in html
 
 
+@pytest.mark.medium
 def test_a_run_without_protection_says_so(tmp_path: Path) -> None:
     run = fedsink.simulate(
         eps=float("inf"), engine="local", clients=2, rounds=2, seed=0, folder=tmp_path / "run"

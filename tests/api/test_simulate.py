@@ -32,6 +32,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.medium
 def test_it_is_the_run_of_the_command(tmp_path: Path) -> None:
     from fedsink.cli import main
 
@@ -93,6 +94,7 @@ _BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.quick("unknown key", "value", "resume")
 @pytest.mark.parametrize("case", _BAD)
 def test_bad_input_is_the_commands_sentence_and_leaves_nothing(case: str, tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ _FAULTS: dict[str, tuple[int, int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.quick("forgotten*", "the same*")
 @pytest.mark.parametrize("clip", ["record", pytest.param("batch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("rounds", "trials", "faulty"), _FAULTS.values(), ids=_FAULTS)
@@ -94,6 +95,7 @@ def test_planted_faults_are_caught_at_a_claim_of_one(
     assert any(finding.violated for finding in found)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "faulty",
     [
@@ -159,6 +161,7 @@ def _one_run(plan: PrivacyPlan, key: Any = None, canaries: int = 1000, **options
     return audit_one_run(plan, key, canaries=canaries, confidence=0.95, **options)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("*batch")
 @pytest.mark.parametrize("clip", ["record", "batch"])
 @pytest.mark.parametrize("rate", [0.2, 1.0])
@@ -170,11 +173,13 @@ def test_one_run_of_the_correct_mechanism_is_not_flagged(
     assert {finding.claim for finding in found} == {plan(clip, rate=rate).epsilon()}
 
 
+@pytest.mark.medium
 def test_a_correct_run_of_weak_privacy_has_a_bound_that_says_so(plan: Plans) -> None:
     finding = _one_run(plan(eps=8.0))
     assert 1.5 < finding.bound < 8
 
 
+@pytest.mark.medium
 def test_its_resolution_is_that_of_the_number_of_canaries(plan: Plans) -> None:
     assert _one_run(plan()).resolution == pytest.approx(5.78, abs=0.005)
     assert _one_run(plan(eps=8.0)).unresolved
@@ -195,6 +200,7 @@ def test_gross_faults_are_caught_in_one_run_at_a_claim_of_one(plan: Plans, key: 
     assert finding.violated
 
 
+@pytest.mark.medium
 def test_the_coins_and_the_noise_come_from_the_key(plan: Plans) -> None:
     methods = [_one_run(plan(), ReproducibleKey(seed)).method for seed in (1, 1, 2)]
     assert methods[0] == methods[1] != methods[2]

@@ -51,6 +51,7 @@ def test_no_noise_at_all_and_no_difference_at_all() -> None:
     assert lower_bound(zeros, zeros, _BOUND, 0.95) == 0.0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("bound", [_BOUND, partial(gaussian_epsilon, delta=1e-5)])
 def test_transcripts_of_one_kind_are_seldom_told_apart(bound: partial[float]) -> None:
     # Twenty features for fifty rows overfit at will; only the half that fitted nothing counts.
@@ -76,6 +77,7 @@ def test_the_threshold_lies_in_the_widest_gap_of_separated_scores() -> None:
     assert best_threshold(present, absent, _BOUND, 0.95) == pytest.approx(1.5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("columns", [1, 8])
 def test_half_the_noise_of_a_small_epsilon_is_found_nearly_always(columns: int) -> None:
     claim = 1.0

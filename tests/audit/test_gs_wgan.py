@@ -159,6 +159,7 @@ def test_many_transcripts_prove_nearly_the_claim(adjacency: str, critics: int) -
         assert found[1].bound > proved
 
 
+@pytest.mark.medium
 @pytest.mark.quick("rows*", "forgotten*", "the same*")
 @pytest.mark.parametrize(
     ("critics", "rounds", "trials", "faulty"),
@@ -186,6 +187,7 @@ def test_planted_faults_are_caught_at_a_claim_of_one(
     assert any(finding.violated for finding in found)
 
 
+@pytest.mark.medium
 def test_a_row_clip_is_caught_at_the_papers_epsilon() -> None:
     """The noise is for ε = 10, and eight rows of one class move by 2C√8."""
     found = audit(plan(eps=10.0), trials=1000, release=rows_clipped)
@@ -193,6 +195,7 @@ def test_a_row_clip_is_caught_at_the_papers_epsilon() -> None:
     assert found[1].bound > 25
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "faulty",
     [

@@ -78,6 +78,7 @@ def same_noise_for_every_record(
     return torch.cat([values for values, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
+@pytest.mark.medium
 @pytest.mark.quick("gaussian")
 @pytest.mark.parametrize("mechanism", _DELTA)
 def test_the_correct_mechanism_is_not_flagged_and_its_bound_is_not_empty(mechanism: str) -> None:
@@ -87,6 +88,7 @@ def test_the_correct_mechanism_is_not_flagged_and_its_bound_is_not_empty(mechani
     assert max(finding.bound for finding in found) > 0.3
 
 
+@pytest.mark.medium
 @pytest.mark.quick("sensitivity doubled-gaussian", "no noise-gaussian")
 @pytest.mark.parametrize("mechanism", _DELTA)
 @pytest.mark.parametrize(
@@ -104,6 +106,7 @@ def test_planted_faults_are_caught_at_a_claim_of_one(
     assert any(finding.violated for finding in _audit(mechanism, trials=trials, **faulty))
 
 
+@pytest.mark.medium
 @pytest.mark.quick("no projection-gaussian", "own labels-gaussian")
 @pytest.mark.parametrize("mechanism", _DELTA)
 @pytest.mark.parametrize(
@@ -132,6 +135,7 @@ def test_neighbours_of_the_plane_are_a_diameter_apart_and_have_other_labels(mech
     assert plan.map.dimension == 2
 
 
+@pytest.mark.medium
 def test_an_epsilon_beyond_the_logarithm_of_the_trials_is_not_resolved() -> None:
     found = audit_uploads(
         line_plan("laplace", 35.0, 0.0), ReproducibleKey(0), trials=500, confidence=0.95

@@ -36,6 +36,7 @@ def test_the_canary_moves_every_sum_by_exactly_the_sensitivity(plan: Plans, clip
     assert torch.allclose((with_it - without).norm(dim=1), sensitivity, rtol=1e-4)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("clients", "colluders"), [(1, 0), (4, 0), (4, 1), (4, 3)])
 def test_the_noise_and_the_claim_are_those_of_the_shares_that_nobody_knows(
     plan: Plans, clients: int, colluders: int
@@ -58,6 +59,7 @@ def test_a_cohort_of_colluders_is_refused() -> None:
         SharedSum(4, 4)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("*3-1")
 @pytest.mark.parametrize("colluders", [0, 1])
 @pytest.mark.parametrize("clients", [3, 6])
@@ -94,6 +96,7 @@ _FAULTS: dict[str, tuple[int, int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.quick("forgotten*", "the same*")
 @pytest.mark.parametrize(("rounds", "trials", "faulty"), _FAULTS.values(), ids=_FAULTS)
 def test_faults_of_shared_noise_are_caught_at_a_claim_of_one(

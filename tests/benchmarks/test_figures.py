@@ -21,6 +21,7 @@ def test_moments_are_those_of_the_draws(script: Script) -> None:
     assert found.of_mean == found.variance / 400
 
 
+@pytest.mark.medium
 def test_larger_batches_have_less_bias_and_less_variance(script: Script) -> None:
     bias = script("gradient_bias")
     gradient = bias.GradientOf(
@@ -36,6 +37,7 @@ def test_larger_batches_have_less_bias_and_less_variance(script: Script) -> None
     assert small["error"] == pytest.approx((small["bias"] ** 2 + small["deviation"] ** 2) ** 0.5)
 
 
+@pytest.mark.medium
 def test_the_bias_figure_is_drawn_with_its_numbers(
     script: Script, tmp_path: Path, tiny_data: Path
 ) -> None:
@@ -56,6 +58,7 @@ OF_RUNS = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("figure", "grid", "runs"), OF_RUNS)
 def test_recorded_runs_are_drawn(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkout: Path,

@@ -14,6 +14,7 @@ from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
 Script = Callable[[str], Any]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("q", "rounds", "sigma"), [(0.2, 300, 1.9), (0.2, 300, 13.0)])
 def test_poisson_sampling_reads_what_the_accountant_reads(
     script: Script, q: float, rounds: int, sigma: float
@@ -24,6 +25,7 @@ def test_poisson_sampling_reads_what_the_accountant_reads(
     assert laws.epsilon(law, rounds, 1e-5) == pytest.approx(plan.epsilon("pld"), rel=2e-3)
 
 
+@pytest.mark.medium
 def test_allocation_of_one_block_has_the_simulated_delta(script: Script) -> None:
     laws = script("random_allocation")
     sigma, t, delta = 1.5, 5, 1e-2

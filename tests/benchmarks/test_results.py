@@ -146,6 +146,7 @@ def test_several_papers_stand_beside_one_row_and_a_miss_is_bold(
         rows.declared(path)
 
 
+@pytest.mark.medium
 def test_a_row_shows_records_of_one_recipe_and_says_when_it_has_changed(script: Script) -> None:
     rows, protocol = script("result_rows"), script("result_protocol")
     table = rows.declared()[0]
@@ -165,6 +166,7 @@ def test_a_row_shows_records_of_one_recipe_and_says_when_it_has_changed(script: 
     assert cells([record(1, 0.7, configuration="a third"), other])[8] == "3 stale"
 
 
+@pytest.mark.medium
 def test_the_hash_of_a_configuration_is_of_what_determines_the_result(script: Script) -> None:
     protocol = script("result_protocol")
 

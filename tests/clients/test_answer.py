@@ -209,6 +209,7 @@ def test_every_variant_is_understood(kind: str, owner: Policy) -> None:
     assert any(understood(owner, kind, content) for content in sent)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", READERS)
 def test_no_json_in_any_place_is_more_than_malformed(kind: str) -> None:
     outcomes = [understood(None, kind, content) for content in alterations(kind)]

@@ -75,6 +75,7 @@ def on_gpu(settings: NodeSettings) -> NodeSettings:
     return replace(settings, device="cuda")
 
 
+@pytest.mark.medium
 @pytest.mark.quick("record, *", "batch, capacity*")
 @pytest.mark.parametrize("case", CASES)
 def test_a_node_on_a_gpu_answers_what_it_answers_on_the_cpu(
@@ -92,6 +93,7 @@ def test_a_node_on_a_gpu_answers_what_it_answers_on_the_cpu(
     assert torch.equal(reply, expected)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "case",
     ["record, all classes", "record, class by class, capacity", "batch, as they come",
@@ -110,6 +112,7 @@ def test_a_cohort_on_a_gpu_answers_what_it_answers_on_the_cpu(
     assert torch.equal(replies, expected)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("case", ["record, capacity", "record, all classes", "batch, capacity"])
 def test_gradients_of_weights_are_computed_on_the_gpu(
     settings: NodeSettings, make_request: Make, gpu: Gpu, case: str

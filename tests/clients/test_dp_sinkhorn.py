@@ -150,6 +150,7 @@ def test_labels_keep_classes_apart_in_a_joint_batch(make_request: Make, silent: 
     assert float(moved[4:].min()) > 10 * float(moved[:4].max())
 
 
+@pytest.mark.medium
 @FIXTURES_ARE_PURE
 @given(data=st.data())
 def test_batch_release_without_noise_has_norm_at_most_the_bound_for_any_batch(
@@ -212,6 +213,7 @@ def test_the_batch_bound_of_two_deltas_is_reached(make_request: Make, silent: St
     assert float(difference.norm()) == pytest.approx(1.0, rel=1e-5)
 
 
+@pytest.mark.medium
 @FIXTURES_ARE_PURE
 @given(data=st.data(), clip=st.sampled_from(CLIPS))
 def test_whether_it_fails_does_not_depend_on_the_batch(

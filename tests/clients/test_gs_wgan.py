@@ -434,6 +434,7 @@ def test_a_critic_that_is_not_asked_is_trained_as_if_it_were(settings: NodeSetti
         assert torch.equal(value, states[1][name])
 
 
+@pytest.mark.medium
 def test_each_critic_is_asked_with_the_plans_rate_by_coins_of_its_own(
     settings: NodeSettings,
 ) -> None:
@@ -454,6 +455,7 @@ def test_each_critic_is_asked_with_the_plans_rate_by_coins_of_its_own(
     assert float((counts / 150 - 0.4).abs().max()) < 4 * math.sqrt(0.24 / 150)
 
 
+@pytest.mark.medium
 def test_with_critics_asked_in_secret_a_part_moves_a_reply_by_at_most_the_sensitivity(
     settings: NodeSettings,
 ) -> None:
@@ -862,6 +864,7 @@ def test_turns_go_on_from_their_own_last_round(
         play(6, 9)
 
 
+@pytest.mark.medium
 def test_clipped_rows_get_the_noise_of_all_of_them(settings: NodeSettings) -> None:
     """Noise of std 2Cσ on each coordinate, where σ is published and σ/√n the plan's."""
     clip = RowClip(0.5, ROWS)

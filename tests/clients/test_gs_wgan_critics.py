@@ -186,6 +186,7 @@ def hostile(draw: st.DrawFn) -> CriticState:
     return replace(state, weights=weights, adam=Adam(mean, squares, state.adam.steps.clone()))
 
 
+@pytest.mark.medium
 @settings(max_examples=150)
 @given(
     parts(), parts(), hostile(), hostile(), st.sampled_from([1e-20, 0.7, 1e9]), st.booleans()
@@ -249,6 +250,7 @@ def test_a_clip_of_every_row_breaks_the_sensitivity_by_the_root_of_the_rows():
     assert square(one, other) <= Fraction(CLIP.sensitivity) ** 2
 
 
+@pytest.mark.medium
 @settings(max_examples=100)
 @given(parts(), parts(), hostile(), hostile(), st.sampled_from([1e-20, 0.7, 1e9]))
 def test_with_clipped_rows_no_part_and_state_exceed_the_sensitivity_of_all_of_them(
@@ -349,6 +351,7 @@ def test_the_total_is_the_sum_of_the_critics_clipped_gradients():
     torch.testing.assert_close(total[0], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "training",
     [TRAINING, MATCHING, replace(MATCHING, warm_generator=2)],
@@ -409,6 +412,7 @@ def test_a_critic_that_is_not_asked_answers_zero_and_is_trained_all_the_same():
 # Cohorts and states
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("training", [TRAINING, WARMED], ids=["plain", "warmed"])
 @pytest.mark.parametrize("critic", [CRITIC, PICTURES], ids=["perceptron", "convolution"])
 def test_clients_in_one_batch_give_what_each_gives_alone(critic, training):
@@ -468,6 +472,7 @@ def test_the_coins_of_a_warm_start_are_the_clients_and_the_rounds():
     assert len({tuple(row.tolist()) for row in rows}) == 4
 
 
+@pytest.mark.medium
 def test_a_local_generator_learns_its_critics_records_by_class():
     """Each class at a different corner, and each critic's further out than the previous one's."""
     labels, slots = torch.arange(90) % CLASSES, torch.arange(90) // CLASSES % 3
@@ -534,6 +539,7 @@ def test_critics_learn_to_tell_records_from_fakes():
     assert bool((scores[:, 9:].mean(1) > scores[:, :9].mean(1) + 1.0).all())
 
 
+@pytest.mark.medium
 def test_matching_aware_critics_score_a_record_higher_under_its_own_label():
     """Three classes, each around a different corner."""
     labels = torch.arange(90) % CLASSES

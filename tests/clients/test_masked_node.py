@@ -69,6 +69,7 @@ def codes(nodes: Consortium) -> set[int]:
     return {code for _, _, code in nodes.codes}
 
 
+@pytest.mark.medium
 def test_the_sum_is_that_of_the_replies_without_masks(tmp_path: Path, make_request: Make) -> None:
     nodes = Consortium(tmp_path, allow={"secure_aggregation": "trusted"})
     request = shared(make_request(), 4)
@@ -107,6 +108,7 @@ def test_the_plan_of_the_sum_is_charged(tmp_path: Path, make_request: Make) -> N
     assert spent[1] > 1.5 * spent[0]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("place", "charged"), [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1)])
 def test_a_client_that_is_lost_is_charged_once_if_its_vector_left(
     tmp_path: Path, make_request: Make, place: int, charged: int
@@ -121,6 +123,7 @@ def test_a_client_that_is_lost_is_charged_once_if_its_vector_left(
     assert list(reduction.absent) == ([3] if place < 3 else [])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("place", range(5))
 def test_too_few_clients_make_a_message_void(
     tmp_path: Path, make_request: Make, place: int
@@ -136,6 +139,7 @@ def test_too_few_clients_make_a_message_void(
     assert nodes.claims() == charged
 
 
+@pytest.mark.medium
 def test_a_server_that_starts_again_gets_the_same_sum_or_none(
     tmp_path: Path, make_request: Make
 ) -> None:
@@ -285,6 +289,7 @@ def test_a_budget_that_is_spent_stops_the_vector(tmp_path: Path, make_request: M
     assert nodes.claims() == [0, 0, 0, 0]
 
 
+@pytest.mark.medium
 def test_an_operators_signature_covers_every_trip(tmp_path: Path, make_request: Make) -> None:
     key = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
     operators = {"lab": shown_key(key.public_key().public_bytes_raw())}

@@ -177,6 +177,7 @@ def test_a_wiped_session_holds_nothing_and_is_not_begun_again(tmp_path: Path) ->
             maskings(tmp_path)[0].answer(trip, SUM, b"")
 
 
+@pytest.mark.medium
 def test_wiping_waits_for_whoever_answers_and_not_where_nothing_is_old(tmp_path: Path) -> None:
     clients, server = maskings(tmp_path), ServerSession(SUM)
     until_masked(clients, server)

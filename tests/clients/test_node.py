@@ -323,6 +323,7 @@ def test_the_same_plan_of_another_run_is_refused_without_a_ceiling(secret: NodeS
 # Many uses in one message
 
 
+@pytest.mark.medium
 def test_uses_of_one_message_are_claimed_together_and_answered_in_order(
     secret: NodeSettings, make_request: Make
 ) -> None:
@@ -566,6 +567,7 @@ def test_budgets_hold_across_runs_restarts_and_contents(
         answer(node_of(path), replace(request, run="three"))
 
 
+@pytest.mark.medium
 def test_a_plan_is_charged_in_instalments(
     policy_file: Callable[..., Path], make_request: Make
 ) -> None:
@@ -591,6 +593,7 @@ def test_a_plan_is_charged_in_instalments(
     assert charged == [(epsilon, 2 * request.plan.delta) for epsilon in epsilons]
 
 
+@pytest.mark.medium
 def test_more_records_than_the_policy_states_answer_nothing_at_all(
     policy_file: Callable[..., Path], make_request: Make, install_source: Callable[..., None]
 ) -> None:

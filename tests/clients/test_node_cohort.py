@@ -124,6 +124,7 @@ def test_a_client_does_not_depend_on_who_else_is_in_its_batch(
         assert torch.equal(whole[client], alone[client])
 
 
+@pytest.mark.medium
 def test_blocks_of_clients_do_not_depend_on_the_others(
     many: NodeSettings, make_request: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

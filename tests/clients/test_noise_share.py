@@ -95,6 +95,7 @@ def test_tolerated_dropouts_leave_the_sum_of_the_others_with_the_plans_noise(
     assert p_value(replies.sum(0), std) < 1e-12
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("capacity", [None, 40])
 @pytest.mark.parametrize("clip", ["record", "batch"])
 def test_many_clients_at_once_add_the_same_shares(
@@ -126,6 +127,7 @@ def test_noise_cannot_be_spread_over_more_clients_than_answer(
             gradient(node, shared(request, cohort + 1), b"2")
 
 
+@pytest.mark.medium
 def test_what_is_charged_is_the_reply_alone_unless_the_aggregation_is_trusted(
     make_request: Make,
 ) -> None:

@@ -196,6 +196,7 @@ def test_totals_of_neighbours_differ_by_at_most_the_sensitivity(
         assert largest > 0.5 * sensitivity * (1.0 if clip == "record" else 0.5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("share", [1, 4])
 @pytest.mark.parametrize("clip", ["record", "batch"])
 def test_every_coordinate_gets_independent_noise_of_the_plans_scale(
@@ -240,6 +241,7 @@ def test_an_empty_batch_is_answered_like_any_other(ask: Make, clip: str) -> None
     assert not torch.equal(nothing, total(request, shard_of(9)))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("clip", ["record", "batch"])
 def test_with_a_capacity_the_operations_do_not_depend_on_the_sample(
     ask: Make, operations: Operations, clip: str

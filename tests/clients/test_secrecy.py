@@ -93,6 +93,7 @@ def traces(
     return [operations(lambda size=size: answer(request, shard, size)) for size in sizes]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("clip", "schedule", "solver"), KINDS)
 def test_the_operations_do_not_depend_on_the_sample(
     ask: Make, operations: Operations, clip: str, schedule: str, solver: str
@@ -111,6 +112,7 @@ def test_without_a_capacity_they_do(
     assert empty != one != typical != empty
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("clip", "schedule", "solver"), KINDS)
 def test_the_operations_on_a_drawn_batch_do_not_depend_on_the_shard(
     ask: Make, operations: Operations, clip: str, schedule: str, solver: str
@@ -164,6 +166,7 @@ def test_hostile_requests_are_answered_alike_too(
     assert bool(answer(request, shard_of(), 6).isfinite().all())
 
 
+@pytest.mark.medium
 def test_a_hostile_view_is_answered_alike(ask: Make, operations: Operations) -> None:
     """Its weights differ as much as any may."""
     random = torch.Generator().manual_seed(0)
@@ -209,6 +212,7 @@ def medians(calls: list[Callable[[], object]], runs: int) -> list[float]:
     return [statistics.median(taken) for taken in seconds]
 
 
+@pytest.mark.medium
 @pytest.mark.quick("0.02-record-converged", "1.0-batch-converged")
 @pytest.mark.parametrize(("clip", "solver"), [(c, s) for c, _, s in KINDS[::2]])
 @pytest.mark.parametrize("lam", [1.0, 0.02])

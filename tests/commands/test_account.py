@@ -26,6 +26,7 @@ def _local(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str
     return dict(re.split(r"\s{2,}", row.strip(), maxsplit=1) for row in rows)
 
 
+@pytest.mark.medium
 def test_epsilon_of_a_known_plan_by_every_accountant(capsys: pytest.CaptureFixture[str]) -> None:
     solved, found = _table(capsys, *_REFERENCE)
     assert solved == "eps"
@@ -51,6 +52,7 @@ def test_delta_is_1e_5_unless_given(capsys: pytest.CaptureFixture[str]) -> None:
     assert _table(capsys, *quick, "delta=1e-6")[1]["pld"] > 9.5
 
 
+@pytest.mark.medium
 @pytest.mark.quick("sigma")
 @pytest.mark.parametrize("missing", ["rate", "sigma", "rounds", "delta"])
 def test_what_is_left_out_is_solved_for(capsys: pytest.CaptureFixture[str], missing: str) -> None:

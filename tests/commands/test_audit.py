@@ -28,6 +28,7 @@ def test_the_bounds_stand_beside_the_claims(capsys: pytest.CaptureFixture[str]) 
     assert verdict == "Replies hold nothing but their noised gradient."
 
 
+@pytest.mark.medium
 def test_clients_that_share_their_noise(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*_QUICK, "clients=4", "colluders=1"]) == 0
     out = capsys.readouterr().out
@@ -39,6 +40,7 @@ def test_clients_that_share_their_noise(capsys: pytest.CaptureFixture[str]) -> N
         run([*_QUICK, "clients=4", "colluders=4"])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("adjacency", ["add-remove", "user", "client"])
 def test_critics(adjacency: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "audit.json"
@@ -58,6 +60,7 @@ def test_critics(adjacency: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (plan["rate"], plan["adjacency"], plan["clip"]["critics"]) == (1.0, adjacency, 2)
 
 
+@pytest.mark.medium
 def test_a_rate_below_one_is_audited_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["mode=central", "rate=0.3", "rounds=2", "trials=40", "canaries=50"]) == 0
     out = capsys.readouterr().out
@@ -82,6 +85,7 @@ def test_a_claim_that_cannot_be_refuted_is_said_to_be_so(
     assert "cannot refute ε = 35: the most they could prove is 2.57." in out
 
 
+@pytest.mark.medium
 def test_the_seed_decides_and_the_file_holds_what_was_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

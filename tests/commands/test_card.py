@@ -23,6 +23,8 @@ from fedsink.server.finished import open_run
 
 from .conftest import Outcome, run_many
 
+pytestmark = pytest.mark.medium
+
 _EVALUATION = {
     "n": 10000,
     "seed": 0,

@@ -174,6 +174,7 @@ def _completions(folder: Path, *lines: str) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
+@pytest.mark.medium
 def test_bash_completes_commands_groups_and_choices(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     commands, groups, choices, nothing, words, certify = _completions(

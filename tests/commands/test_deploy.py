@@ -84,6 +84,7 @@ def asked(flwr: Path) -> list[list[str]]:
     return [json.loads(line) for line in flwr.read_text().splitlines()]
 
 
+@pytest.mark.medium
 def test_a_finished_run_prints_its_folder_last(
     flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_name_that_is_a_path_is_refused(
     assert not flwr.exists()
 
 
+@pytest.mark.medium
 def test_a_failed_run_exits_with_the_servers_sentence(
     flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,6 +109,7 @@ def _pasted(advice: str) -> str:
     return told.stdout
 
 
+@pytest.mark.medium
 def test_a_list_of_plain_names_is_read_as_it_stands() -> None:
     assert _classes("data.classes=[chat,été,7]") == ["chat", "été", 7]
     assert _classes("data.classes=[ warm disc , 5$, 数据]") == ["warm disc", "5$", "数据"]
@@ -134,6 +135,7 @@ def test_the_advice_for_a_list_gives_its_names_when_pasted(typed: str, names: li
     assert _classes(_pasted(advice)) == names
 
 
+@pytest.mark.medium
 def test_a_list_of_any_names_is_advised_as_it_has_to_be_typed() -> None:
     """Names of one and two signs, all of them together and each by itself."""
     typed = f"data.classes=[{','.join(quoted_text(name) for name in NAMES)}]"
@@ -167,6 +169,7 @@ def test_a_list_without_brackets_gets_them(key: str) -> None:
     assert overrides([_pasted(advice)]) == [f"{key}=[3,8,8]"]
 
 
+@pytest.mark.medium
 def test_a_folder_with_a_comma_is_no_sweep() -> None:
     with pytest.raises(ConfigError, match="stands for several runs: add --multirun, or") as refused:
         overrides(["data.root=/a,b"])

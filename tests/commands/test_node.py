@@ -225,6 +225,7 @@ def killing(
         thread.join()
 
 
+@pytest.mark.medium
 def test_the_owner_reads_what_is_admitted_and_where_state_lies(
     runner: RunnerProcess, home: Path
 ) -> None:
@@ -234,6 +235,7 @@ def test_the_owner_reads_what_is_admitted_and_where_state_lies(
     )
 
 
+@pytest.mark.medium
 def test_a_fork_answers_what_the_app_answers(runner: RunnerProcess, home: Path) -> None:
     message = gradient(1)
     (remote,) = unpack_replies(runner.answer(message).content)
@@ -251,6 +253,7 @@ def test_a_fork_answers_what_the_app_answers(runner: RunnerProcess, home: Path) 
         assert runner.answer(asking(kind, RecordDict())).error.code == MALFORMED
 
 
+@pytest.mark.medium
 def test_a_fork_that_is_killed_is_followed_by_another(runner: RunnerProcess) -> None:
     pid = runner.pid
     with killing(runner, lambda: children(pid), 1) as killed:
@@ -260,6 +263,7 @@ def test_a_fork_that_is_killed_is_followed_by_another(runner: RunnerProcess) -> 
     assert runner.pid == pid
 
 
+@pytest.mark.medium
 def test_a_message_that_kills_every_fork_is_answered_by_a_code(runner: RunnerProcess) -> None:
     pid = runner.pid
     with killing(runner, lambda: children(pid), 2) as killed:

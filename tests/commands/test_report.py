@@ -10,6 +10,7 @@ from fedsink.simulation.simulated_run import resume
 from .conftest import SMALL, WITH_PAGE, Outcome, run_many
 
 
+@pytest.mark.medium
 def test_a_run_leaves_its_page(finished: tuple[Outcome, Path]) -> None:
     text = (finished[1] / "report.html").read_text()
     assert "20 rounds" in text

@@ -315,6 +315,7 @@ def test_bad_input_is_one_sentence_exit_2_and_leaves_nothing(
     assert outcome.left == ()
 
 
+@pytest.mark.medium
 def test_the_installed_script_refuses_in_the_same_way(fedsink: Command, tmp_path: Path) -> None:
     outcome = fedsink("simulate", "eps=-1", "engine=local", cwd=tmp_path)
     assert outcome.code == 2
@@ -356,6 +357,7 @@ def test_help_configuration_and_sweeps(played: dict[str, tuple[Path, Outcome]]) 
         assert 0.99 * eps < epsilon <= eps
 
 
+@pytest.mark.medium
 def test_secure_noise_without_opendp_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -394,6 +396,7 @@ def test_the_end_says_the_promise_the_report_and_the_next_command(
     ]
 
 
+@pytest.mark.medium
 def test_a_finished_run_that_is_resumed_says_so(
     finished: tuple[Outcome, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -403,6 +406,7 @@ def test_a_finished_run_that_is_resumed_says_so(
     assert out == f"{finished[1]}\n"
 
 
+@pytest.mark.medium
 def test_help_begins_with_examples_and_loads_no_torch() -> None:
     script = (
         "import sys\nfrom fedsink.commands.simulate import run\nrun(['--help'])\n"
@@ -416,6 +420,7 @@ def test_help_begins_with_examples_and_loads_no_torch() -> None:
     assert max(map(len, lines)) <= 100
 
 
+@pytest.mark.medium
 def test_a_person_who_waits_is_told_what_starts(
     finished: tuple[Outcome, Path], capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -26,6 +26,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[str]
     return words[2:], out
 
 
+@pytest.mark.medium
 @pytest.mark.quick("arguments2")
 @pytest.mark.parametrize(
     "arguments",
@@ -49,6 +50,7 @@ def test_the_command_it_prints_can_be_typed(
         assert value == "DIR" or re.search(rf"^{re.escape(key)} +{re.escape(value)} ", out, re.M)
 
 
+@pytest.mark.medium
 def test_the_label_gets_its_share_where_there_are_labels(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -60,6 +62,7 @@ def test_the_label_gets_its_share_where_there_are_labels(
     assert shares("conditional=false") == []
 
 
+@pytest.mark.medium
 def test_a_mean_is_known_by_the_root_of_its_records(capsys: pytest.CaptureFixture[str]) -> None:
     _, out = said(capsys, "data=digits", "mode=ldp", "conditional=false")
     scale, mean = (
@@ -69,6 +72,7 @@ def test_a_mean_is_known_by_the_root_of_its_records(capsys: pytest.CaptureFixtur
     assert mean == pytest.approx(scale / 1437**0.5, rel=0.05)
 
 
+@pytest.mark.medium
 def test_it_reads_no_data_and_no_file_has_to_be_there(capsys: pytest.CaptureFixture[str]) -> None:
     overrides, out = said(capsys, *COUNTED)
     assert "data.root=DIR" in overrides
@@ -98,10 +102,12 @@ def test_it_says_what_noise_and_signal_to_expect(capsys: pytest.CaptureFixture[s
     assert "nothing is protected" in said(capsys, "data=shapes", "eps=inf")[1]
 
 
+@pytest.mark.medium
 def test_a_measured_recipe_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "recipe/central/gaussian/digits.yaml" in said(capsys, "data=digits")[1]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -134,6 +140,7 @@ NO_SIZES = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("key", "mode"),
     [

@@ -119,6 +119,7 @@ def test_the_last_line_and_the_result_are_metrics(tmp_path: Path) -> None:
         SweepObjective("metrics.loss").value(folder)
 
 
+@pytest.mark.medium
 def test_choosing_costs_more_than_a_run(tmp_path: Path) -> None:
     runs = [_run(tmp_path / str(number)) for number in range(4)]
     text = price_of_choice(runs)

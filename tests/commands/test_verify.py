@@ -34,6 +34,7 @@ def verify(folder: Path, capsys: pytest.CaptureFixture[str], *keys: str) -> tupl
     return code, capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_an_honest_run_is_verified(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = verify(finished, capsys)
     assert code == 0

@@ -85,6 +85,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> dict[str
     }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "walk",
     [

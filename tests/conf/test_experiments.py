@@ -37,6 +37,7 @@ def keys(values: dict[str, object]) -> dict[str, object]:
     return {**found, **{key: value for key, value in values.items() if key != "like"}}
 
 
+@pytest.mark.medium
 @pytest.mark.quick("digits_*", "half_circle_*", "*celeba")
 @pytest.mark.parametrize("name", NAMES)
 def test_it_says_what_it_is_and_composes_at_each_of_its_scales(name: str) -> None:
@@ -48,6 +49,7 @@ def test_it_says_what_it_is_and_composes_at_each_of_its_scales(name: str) -> Non
         assert composed(name, f"scale={scale}")["scale"] == scale
 
 
+@pytest.mark.medium
 @pytest.mark.quick("*celeba", "*mnist_m1", "parameter_*", "*laplace35", "*mnist_l?", "*_fashion")
 @pytest.mark.parametrize("name", PAPERS)
 def test_the_paper_scale_has_the_papers_values(name: str) -> None:
@@ -84,6 +86,7 @@ def test_every_experiment_that_repeats_a_paper_is_in_the_table() -> None:
     assert named - {"gs_wgan_published_digits"} == set(PAPERS)  # reduced, on data of no paper
 
 
+@pytest.mark.medium
 def test_what_differs_from_the_paper_follows_what_is_typed() -> None:
     typed = composed("dp_sinkhorn_mnist_m1_nonprivate", "scale=paper", "strategy.m=2", "eps=3")
     stated = Configuration.of_paper(typed)["paper"]
@@ -95,6 +98,7 @@ def test_what_differs_from_the_paper_follows_what_is_typed() -> None:
     assert Configuration.of_paper(composed("mnist_eps10")) == {}
 
 
+@pytest.mark.medium
 def test_a_paper_without_tables_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"paper\.values is a table, not 3"):
         Paper("source", 3)  # type: ignore[arg-type]
@@ -110,6 +114,7 @@ def plan(name: str, tmp_path: Path, *more: str) -> PrivacyPlan | UnprotectedPlan
     return strategy.plan
 
 
+@pytest.mark.medium
 @pytest.mark.quick("*celeba", "*mnist_m1")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_paper_scale_is_the_published_mechanism(name: str, tmp_path: Path) -> None:
@@ -132,6 +137,7 @@ def test_the_paper_scale_is_the_published_mechanism(name: str, tmp_path: Path) -
         assert 9.9 < claimed <= 10.0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["gs_wgan_published_mnist", "gs_wgan_published_fashion"])
 def test_gs_wgan_at_the_paper_scale_has_the_published_claim(name: str, tmp_path: Path) -> None:
     """ε = 9.99 by their Theorem A.1; the proved ε is in the hundreds."""
@@ -142,6 +148,7 @@ def test_gs_wgan_at_the_paper_scale_has_the_published_claim(name: str, tmp_path:
     assert stated["epsilon"] > 300
 
 
+@pytest.mark.medium
 @pytest.mark.quick("*celeba", "*mnist_m1")
 @pytest.mark.parametrize("name", sorted({*PAPERS, *RESHETOVA}))
 def test_published_pictures_are_the_generator_s_own(name: str) -> None:

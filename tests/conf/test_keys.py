@@ -81,12 +81,14 @@ def attributes() -> set[str]:
     return names
 
 
+@pytest.mark.medium
 def test_the_yaml_and_the_class_have_the_same_keys() -> None:
     known = {field.name for field in fields(Configuration) if field.init}
     modes = [set(compose_config([f"mode={mode}"])) for mode in ("central", "ldp")]
     assert modes[0] == modes[1] == known - {"run"}  # which a run folder adds
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "cls",
     [

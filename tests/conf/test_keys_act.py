@@ -411,6 +411,7 @@ def test_what_changes_nothing_is_refused_with_what_it_needs(typed: str) -> None:
     assert str(refused.value) == expected
 
 
+@pytest.mark.medium
 def test_a_table_s_value_that_nothing_refers_to_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"recipe\.batch\.rate=0\.5 changes nothing here: no value"

@@ -55,6 +55,7 @@ def test_a_failure_leaves_nothing_either() -> None:
     assert GlobalHydra not in Singleton._instances
 
 
+@pytest.mark.medium
 def test_the_folder_and_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     values, folder = composed_run(["data=mnist", "data.root=a/b", "hydra.run.dir=there"])

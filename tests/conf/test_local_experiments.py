@@ -23,6 +23,7 @@ def settings(name: str, folder: Path, *more: str) -> PrivatizeOnceSettings:
     return strategy
 
 
+@pytest.mark.medium
 @pytest.mark.quick("half_circle_*", "reshetova_mnist_laplace196*")
 @pytest.mark.parametrize(
     ("name", "f", "epsilon", "sigma"),
@@ -63,6 +64,7 @@ def test_the_rows_are_the_papers_noise_at_its_true_epsilon(
         assert published.effective_lam == published.plan.matched_cost.lam
 
 
+@pytest.mark.medium
 @pytest.mark.quick("denoised")
 @pytest.mark.parametrize("loss", [name for name in LOSSES if name != "matched"])
 def test_every_comparison_is_the_same_row_with_another_loss(loss: str, tmp_path: Path) -> None:

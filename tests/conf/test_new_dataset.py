@@ -69,6 +69,7 @@ def _start(yaml: str, folder: Path, *overrides: str) -> dict[str, object]:
     return privacy
 
 
+@pytest.mark.medium
 @pytest.mark.quick("-?3, 5, 7?-*")
 @pytest.mark.usefixtures("_fresh")
 @pytest.mark.parametrize("mode", ["central", "ldp", "ldp mechanism=gaussian"])
@@ -91,6 +92,7 @@ def test_a_reader_and_one_yaml_are_a_dataset(
     assert float(str(privacy["epsilon"])) <= 35.0
 
 
+@pytest.mark.medium
 @pytest.mark.quick("record")
 @pytest.mark.usefixtures("_fresh")
 @pytest.mark.parametrize("clip", ["record", "batch"])

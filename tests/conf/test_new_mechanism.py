@@ -67,6 +67,7 @@ def _installed(
     close_nodes()
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("_installed")
 def test_it_runs_and_its_statement_and_account_know_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

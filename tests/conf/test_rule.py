@@ -106,6 +106,7 @@ def test_the_labels_share_for_ten_classes() -> None:
 SHAPES = st.tuples(st.sampled_from([1, 3]), st.integers(4, 96), st.integers(4, 96))
 
 
+@pytest.mark.medium
 @given(
     SHAPES, st.integers(1, 100), st.integers(1, 10**7), st.integers(1, 10**4), st.floats(0.1, 50)
 )
@@ -125,6 +126,7 @@ def test_it_gives_sizes_in_range_for_any_data(
 DATA = ["data=image_folder", "data.root=DIR", "data.classes=[a,b,c]", "data.nominal_records=9000"]
 
 
+@pytest.mark.medium
 @pytest.mark.quick("more[03]-?3*")
 @pytest.mark.parametrize("shape", ["[1,12,12]", "[3,64,48]"])
 @pytest.mark.parametrize(
@@ -155,6 +157,7 @@ def test_what_is_stated_wins_over_it() -> None:
     assert (config["strategy"]["rows"], config["rate"], config["view"]["radius"]) == (7, 0.3, 4)
 
 
+@pytest.mark.medium
 def test_it_counts_classes_where_a_run_tells_them_apart() -> None:
     told = sizes_of(compose_config(["data=digits"]))
     alike = sizes_of(compose_config(["data=digits", "conditional=false"]))
@@ -163,6 +166,7 @@ def test_it_counts_classes_where_a_run_tells_them_apart() -> None:
     assert (told.classes, alike.classes) == (10, 1)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("eps", ["eps=0", "eps=-1", "eps=many"])
 def test_an_impossible_epsilon_is_the_plans_to_refuse(eps: str) -> None:
     config = compose_config([*DATA, eps])

@@ -36,6 +36,7 @@ VARIANTS = (
 """Experiments made of parts that other ones here have."""
 
 
+@pytest.mark.medium
 @pytest.mark.quick("parameter_gradient_mnist", "dp_sinkhorn_mnist_m1")
 @pytest.mark.parametrize(
     "name",

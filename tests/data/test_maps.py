@@ -65,6 +65,7 @@ HOSTILE = st.one_of(
 )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("f", MAPS, ids=NAMES)
 @given(data=st.data())
 def test_guarantee_sensitivity_bounds_any_two_records(f: Map, data: st.DataObject) -> None:
@@ -242,6 +243,7 @@ def test_points_inside_the_disc_are_untouched() -> None:
     torch.testing.assert_close(PointBall("l2").render(x[:2]), x[:2])
 
 
+@pytest.mark.medium
 @given(
     vector=hnp.arrays(np.float64, 6, elements=st.floats(-10, 10)),
     other=hnp.arrays(np.float64, 6, elements=st.floats(-10, 10)),

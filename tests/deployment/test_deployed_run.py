@@ -164,6 +164,7 @@ def test_a_run_leaves_its_folder_at_the_server_and_its_results_in_the_log(
     assert "ward" not in (of_submitter.path / "nodes.json").read_text()  # the owners' own names
 
 
+@pytest.mark.medium
 def test_a_run_starts_from_public_weights_that_lie_at_the_server(
     tmp_path: Path, folder: RunFolder, grid: Callable[..., Nodes]
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_run_starts_from_public_weights_that_lie_at_the_server(
     assert verdict.reasons == []
 
 
+@pytest.mark.medium
 def test_a_log_lies_at_the_server_and_its_csv_travels(
     folder: RunFolder, grid: Callable[..., Nodes]
 ) -> None:
@@ -215,6 +217,7 @@ def test_a_logger_without_its_package_is_told_by_the_server_alone(
     assert "fedsink[mlflow]" in submitter.results.failure["message"]
 
 
+@pytest.mark.medium
 def test_a_refusal_is_told_with_the_client_and_without_its_reason(
     folder: RunFolder, grid: Callable[..., Nodes]
 ) -> None:
@@ -228,6 +231,7 @@ def test_a_refusal_is_told_with_the_client_and_without_its_reason(
     assert json.loads(folder.failed.read_text()) == submitter.failure
 
 
+@pytest.mark.medium
 def test_a_stopped_run_goes_on_and_charges_nothing_twice(
     folder: RunFolder, grid: Callable[..., Nodes]
 ) -> None:
@@ -267,6 +271,7 @@ def test_a_stopped_run_goes_on_and_charges_nothing_twice(
     assert rounds == [10, 20, 25]
 
 
+@pytest.mark.medium
 @pytest.mark.quick("central")
 @pytest.mark.parametrize("overrides", [CENTRAL, LOCAL], ids=["central", "ldp"])
 def test_a_run_with_a_quorum_ends_without_an_absent_node(
@@ -310,6 +315,7 @@ def test_a_run_with_a_quorum_ends_without_an_absent_node(
         database.close()
 
 
+@pytest.mark.medium
 def test_results_that_are_too_large_for_a_log_are_named(
     folder: RunFolder, grid: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +327,7 @@ def test_results_that_are_too_large_for_a_log_are_named(
     assert folder.finished
 
 
+@pytest.mark.medium
 def test_missing_nodes_are_named(grid: Callable[..., Nodes]) -> None:
     submitter = Submitter()
     with pytest.raises(ClientError):

@@ -68,6 +68,7 @@ def test_every_path_exists(page: str) -> None:
     assert [path for path in named if not exists(path)] == []
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("page", PAGES)
 def test_every_name_is_defined(page: str) -> None:
     """Names in CamelCase or with a dot or an underscore; one with a dot by each of its parts."""

@@ -56,6 +56,7 @@ def test_every_row_is_here() -> None:
     assert len(rows()) >= 11
 
 
+@pytest.mark.medium
 @pytest.mark.quick("strategy.rows=20-*")
 @pytest.mark.parametrize(("shell", "python"), rows())
 def test_a_row_is_the_same_run_twice_and_trains(

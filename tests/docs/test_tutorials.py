@@ -5,12 +5,23 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import nbformat
 import pytest
+
+if TYPE_CHECKING:
+    import nbformat
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    import nbformat  # takes seconds, which every test run would spend
+
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    return notebook
 
 
 def outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
@@ -21,11 +32,11 @@ def test_there_are_two() -> None:
     assert [path.name for path in NOTEBOOKS] == ["central.ipynb", "local.ipynb"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_stored_with_its_outputs(path: Path) -> None:
     assert path.stat().st_size < 400_000
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
+    notebook = read(path)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     shown = outputs(notebook)
@@ -41,9 +52,10 @@ def test_a_notebook_is_stored_with_its_outputs(path: Path) -> None:
     assert all(re.search(r'value="(\d+)" max="\1"', o.data["text/html"]) for o in bars)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_links_of_a_notebook_lead_somewhere(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
+    notebook = read(path)
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
     assert links
@@ -59,8 +71,6 @@ def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     execute = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(execute)
     again = execute.executed(path, str(tmp_path))
-    kinds = [
-        [o.output_type for o in outputs(n)] for n in (again, nbformat.read(path, as_version=4))
-    ]
+    kinds = [[o.output_type for o in outputs(n)] for n in (again, read(path))]
     assert kinds[0] == kinds[1]
     assert list((tmp_path / "runs").rglob("metrics.json"))

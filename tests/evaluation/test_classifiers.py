@@ -132,6 +132,7 @@ def test_no_trainer_can_be_given_a_test_set(which):
         assert set(parameters[5:]) <= {"budget"}
 
 
+@pytest.mark.medium
 def test_our_networks_are_stopped_only_by_their_hold_out():
     """Random labels: the loss on the hold-out stops training long before the cap on epochs."""
     assert (HOLD_OUT, PATIENCE) == (0.1, 10)
@@ -163,6 +164,7 @@ def test_logreg_is_the_minimum_of_the_penalised_likelihood():
 FOREST = "sklearn.ensemble.RandomForestClassifier"
 
 
+@pytest.mark.medium
 def test_the_seed_decides_a_forest():
     images = torch.rand(80, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(0, 5, (80,), generator=torch.Generator().manual_seed(1))
@@ -245,6 +247,7 @@ def classifier():
         return train_real_classifier(data, seed=0)
 
 
+@pytest.mark.medium
 def test_a_real_classifier_knows_fresh_images_of_its_law(classifier):
     held_out = HeldOut(blobs(150, 1), classes=3)
     assert held_out.score(classifier.classify) > 0.97
@@ -284,6 +287,7 @@ def test_label_consistency_follows_the_labels(classifier):
     assert label_consistency(classifier, half) == pytest.approx(0.5, abs=0.03)
 
 
+@pytest.mark.medium
 def test_the_seed_decides_a_real_classifier_and_no_global_generator_moves(monkeypatch):
     monkeypatch.setattr("fedsink.evaluation.networks.MAX_EPOCHS", 40)
     data = TrainingSet.of(blobs(60, 0), classes=3, origin="real training")

@@ -31,6 +31,7 @@ def test_sliced_w2_in_one_dimension_is_exact():
     assert sliced_w2(x, y, projections=3) == pytest.approx(math.sqrt((4 + 1) / 2))
 
 
+@pytest.mark.medium
 @pytest.mark.quick("1.5-1.0")
 @pytest.mark.parametrize(("shift", "scale"), [(0.0, 2.0), (1.5, 1.0), (1.5, 0.5)])
 def test_sliced_w2_of_gaussians(shift, scale):

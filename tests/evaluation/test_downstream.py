@@ -126,6 +126,7 @@ def test_real_digits_reach_the_known_figures(digits):
     assert 0.975 < figures["cnn"] <= 1
 
 
+@pytest.mark.medium
 def test_figures_come_from_the_synthetic_labels():
     images, labels = blobs(60, seed=0)
     test = blobs(90, seed=1)
@@ -134,6 +135,7 @@ def test_figures_come_from_the_synthetic_labels():
     assert max(accuracies(shifted, test, classes=3, seed=0).values()) < 0.05
 
 
+@pytest.mark.medium
 def test_every_classifier_is_finished_before_the_test_set_is_scored(monkeypatch):
     events: list[str] = []
 
@@ -174,6 +176,7 @@ def test_classifiers_do_not_depend_on_the_test_set(monkeypatch):
         assert torch.equal(first, second)
 
 
+@pytest.mark.medium
 def test_the_same_seed_gives_the_same_figures_and_no_global_generator_moves():
     synthetic, test = blobs(60, seed=0), blobs(301, seed=1)
     noisy = synthetic[0], torch.randint(0, 3, (60,), generator=torch.Generator().manual_seed(0))
@@ -187,6 +190,7 @@ def test_the_same_seed_gives_the_same_figures_and_no_global_generator_moves():
     assert accuracies(noisy, test, classes=3, seed=1, threads=1) != first
 
 
+@pytest.mark.medium
 def test_a_collapsed_generator_still_gets_its_figures():
     images, _ = blobs(40, seed=0)
     test = blobs(90, seed=1)
@@ -194,6 +198,7 @@ def test_a_collapsed_generator_still_gets_its_figures():
     assert figures == {"logreg": 1 / 3, "mlp": 1 / 3, "cnn": 1 / 3}
 
 
+@pytest.mark.medium
 def test_reports_lines_from_every_classifier():
     lines: list[str] = []
     accuracies(blobs(30, 0), blobs(20, 1), classes=3, seed=0, progress=lines.append)

@@ -79,6 +79,7 @@ def test_the_noise_has_the_scale_of_one_over_epsilon(
     assert all(picks) if right else 5 < sum(picks) < 40
 
 
+@pytest.mark.medium
 def test_the_noise_is_laplace_noise() -> None:
     train = SelectedByNoisedCounts("resnet", images(4), 0.5)
     with torch.random.fork_rng():

@@ -24,6 +24,7 @@ def synthetic(size: int, seed: int) -> TrainingSet:
     return TrainingSet.of(blobs(size, 100 + seed), classes=3, origin="synthetic")
 
 
+@pytest.mark.medium
 def test_both_sides_hold_equally_many_images():
     figures, _ = quality_figures(
         synthetic, REAL, HeldOut(blobs(40, 2), classes=3), seeds=(0,), size=1000

@@ -50,6 +50,7 @@ def network():
     return bare_inception()
 
 
+@pytest.mark.medium
 def test_features_are_the_2048_before_the_last_layer(network):
     images = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     features = inception_features(network, images)
@@ -72,6 +73,7 @@ def test_pixels_are_resized_and_normalised_as_imagenets(network):
     assert torch.allclose(seen[0].amax(dim=(0, 2, 3)), expected, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_a_named_file_is_read_wherever_it_lies_and_whatever_its_name(hub, network, tmp_path):
     path = tmp_path / "weights.pt"
     torch.save(network.state_dict() | {"fc.weight": torch.zeros(1000, 2048)}, path)
@@ -111,6 +113,7 @@ def test_weights_that_are_not_finite_are_refused(network):
         inception_features(network, torch.full((1, 1, 8, 8), torch.nan))
 
 
+@pytest.mark.medium
 def test_weights_under_the_right_name_and_digest_are_loaded(hub, monkeypatch):
     """torchvision's own layout, last layer included; the file is ours, so is the digest."""
     import hashlib

@@ -81,6 +81,7 @@ def brute(real: torch.Tensor, fake: torch.Tensor, k: int) -> dict[str, float]:
     }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("shift", "k"), [(0.0, 1), (1.5, 2), (2.0, 5)])
 def test_agrees_with_the_definitions(shift, k):
     real, fake = cloud(30, 2, seed=1), cloud(25, 2, seed=2) + shift
@@ -187,6 +188,7 @@ def test_returning_to_few_images_is_no_evidence():
     assert abs(found["z"]) < 3
 
 
+@pytest.mark.medium
 def test_z_is_the_deviation_from_random_exchanges():
     images, pool = (
         cloud(80, 1, 2, 2, seed=5),

@@ -156,6 +156,7 @@ def test_initialise_is_the_uniform_default_from_the_given_generator():
     assert not torch.equal(network[2].weight, again[2].weight)
 
 
+@pytest.mark.medium
 def test_learns_what_no_linear_map_can():
     """Exclusive or of two pixels: a linear classifier stays at one half."""
     generator = torch.Generator().manual_seed(0)
@@ -188,6 +189,7 @@ def stripes(n: int, depth: int, height: int, width: int):
     return images, labels
 
 
+@pytest.mark.medium
 @pytest.mark.quick("1-28-28")
 @pytest.mark.parametrize(
     ("depth", "height", "width"),
@@ -223,6 +225,7 @@ def test_dropout_draws_from_its_own_generator():
     assert not torch.equal(first, SeededDropout(0.5, torch.Generator().manual_seed(2))(x))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("shape", [(1, 12, 12), (3, 13, 16), (1, 28, 28)])
 def test_learns_at_every_size_and_depth(shape, monkeypatch):
     monkeypatch.setattr(networks, "LENET_EPOCHS", 20)

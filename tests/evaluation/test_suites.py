@@ -148,6 +148,7 @@ def test_published_classifiers_see_all_images_and_are_calibrated(monkeypatch):
     assert "classifiers=published, the options of GS-WGAN's public code" in found.table()
 
 
+@pytest.mark.medium
 def test_our_other_classifiers_have_a_cap(monkeypatch):
     monkeypatch.setattr(suites, "AT_MOST", 30)
     figures = run("full", runs=1, reference=False).figures
@@ -155,6 +156,7 @@ def test_our_other_classifiers_have_a_cap(monkeypatch):
     assert {figures[name].synthetic.size for name in OTHERS} == {30}
 
 
+@pytest.mark.medium
 def test_paper_is_three_classifiers_and_the_nearest_mean_and_repeats_itself():
     first = run("paper", n=30, runs=1, seed=3)
     assert list(first.figures) == PAPER

@@ -83,6 +83,7 @@ def own_policy(folder: Path, *words: str, **allow: Any) -> Path:
 # The method
 
 
+@pytest.mark.medium
 @given(
     st.lists(
         st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.integers(0, 1)),
@@ -163,6 +164,7 @@ def node(
     vars(ANSWERS).pop("_installed", None)
 
 
+@pytest.mark.medium
 def test_a_node_whose_policy_names_it_answers_and_charges_the_whole_plan(
     node: Callable[..., Any],
 ) -> None:
@@ -196,6 +198,7 @@ def test_a_node_refuses_what_its_policy_does_not_allow(
     assert ask(request_of().to_record()).error.code == REFUSED
 
 
+@pytest.mark.medium
 def test_a_request_that_does_not_fit_is_malformed(node: Callable[..., Any]) -> None:
     _, ask = node("mean_embedding")
     endless = request_of()

@@ -356,6 +356,7 @@ def described(draw: st.DrawFn) -> tuple[str, tuple[int, ...], int, dict[str, Any
     return name, shape, classes, {key: options[key] for key in sorted(given_ones)}
 
 
+@pytest.mark.medium
 @settings(max_examples=150)
 @given(described())
 def test_the_weights_are_counted_without_building_anything(

@@ -25,6 +25,7 @@ def chart() -> Chart:
     return line_chart(lines, "round", "loss", alt="Three losses fall.", caption="Losses.")
 
 
+@pytest.mark.medium
 def test_a_chart_is_drawn_in_both_schemes(chart: Chart) -> None:
     for scheme, paper in PAPERS.items():
         text = _svg(getattr(chart, scheme))
@@ -36,6 +37,7 @@ def test_a_chart_is_drawn_in_both_schemes(chart: Chart) -> None:
     assert chart.light != chart.dark
 
 
+@pytest.mark.medium
 def test_a_chart_is_the_same_bytes_every_time(chart: Chart) -> None:
     line = Line("ε", [1, 2, 3], [0.1, 0.2, 0.3])
     one, other = (line_chart([line], "round", "ε", alt="ε grows.") for _ in range(2))

@@ -29,6 +29,7 @@ def _run(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in ("scale", "scales", "paper")}
 
 
+@pytest.mark.medium
 @pytest.mark.quick("digits_eps10")
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_the_command_gives_the_configuration_of_an_experiment_again(experiment: str) -> None:
@@ -40,6 +41,7 @@ def test_the_command_gives_the_configuration_of_an_experiment_again(experiment: 
     assert "experiment" not in line.command
 
 
+@pytest.mark.medium
 @pytest.mark.quick("overrides0")
 @pytest.mark.parametrize(
     "overrides",
@@ -61,12 +63,14 @@ def test_the_command_gives_any_configuration_again(overrides: list[str]) -> None
     assert _run(_again(CommandLine.of(config))) == _run(config)
 
 
+@pytest.mark.medium
 def test_a_run_of_the_recipe_differs_in_nothing() -> None:
     line = CommandLine.of(compose_config(["mode=central", "data=mnist", "engine=local"]))
     assert line.differences == ()
     assert line.command == "fedsink simulate mode=central data=mnist engine=local"
 
 
+@pytest.mark.medium
 def test_an_engine_that_was_chosen_is_left_to_be_chosen_again() -> None:
     config = compose_config(["mode=central", "~strategy.optimizer.ema"])
     config["engine"] = {
@@ -77,12 +81,14 @@ def test_an_engine_that_was_chosen_is_left_to_be_chosen_again() -> None:
     assert [d.key for d in line.differences] == ["strategy.optimizer.ema"]
 
 
+@pytest.mark.medium
 def test_differences_say_what_is_usual() -> None:
     line = CommandLine.of(compose_config(["mode=central", "eps=1", "strategy.rows=9"]))
     told = {d.key: (d.value, d.usual) for d in line.differences}
     assert told == {"eps": ("1", "null"), "strategy.rows": ("9", "5")}
 
 
+@pytest.mark.medium
 def test_a_deployment_is_repeated_by_its_own_command() -> None:
     config = compose_config(["engine=deploy", "data.root=null", "mode=ldp", "eps=20"])
     command = CommandLine.of(config).command
@@ -97,6 +103,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.medium
 def test_no_place_is_told() -> None:
     config = compose_config(["mode=central", "data=mnist", "engine=ray"])
     for key, value in HOSTILE.items():

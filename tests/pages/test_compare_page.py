@@ -15,6 +15,8 @@ from fedsink.pages.run_groups import Compared
 
 from .reading import Page
 
+pytestmark = pytest.mark.medium
+
 
 def section(page: bytes, name: str) -> str:
     """The text of one section."""

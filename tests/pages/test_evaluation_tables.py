@@ -20,6 +20,7 @@ def test_an_entry_names_its_source_and_has_a_figure() -> None:
         assert (entry.eps is None) == (entry.delta is None), key
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("overrides", "keys"),
     [
@@ -41,6 +42,7 @@ def test_papers_stand_beside_runs_that_promise_the_same(
     assert comparable(run) == [published()[key] for key in keys]
 
 
+@pytest.mark.medium
 def test_a_reader_is_told_of_another_unit_and_of_the_observation_model(
     begin: Begin, tmp_path: Path
 ) -> None:

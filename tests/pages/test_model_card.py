@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from fedsink.pages.model_card import model_card
 from fedsink.reporting.output_files import write_json
 from fedsink.server.recorded import RecordedRun
@@ -21,6 +23,7 @@ def card(begin: Begin, *overrides: str, **evaluations: dict[str, Any]) -> str:
     return model_card(run, run.privacy or {}, RESULT, "mit")
 
 
+@pytest.mark.medium
 def test_real_data_stand_beside_the_generator_and_class_means_do_not(begin: Begin) -> None:
     columns = {
         "synthetic": {"mean": 0.8123, "sd": 0.01},
@@ -38,5 +41,6 @@ def test_real_data_stand_beside_the_generator_and_class_means_do_not(begin: Begi
     assert "(with its observation model)" in text
 
 
+@pytest.mark.medium
 def test_points_are_not_observed(begin: Begin) -> None:
     assert "observation model" not in card(begin, "mode=ldp", "data=half_circle")

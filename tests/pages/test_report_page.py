@@ -94,6 +94,7 @@ def test_every_kind_of_run_has_a_page(begin: Begin, run: str) -> None:
     assert stated["not_protected"] in page.seen
 
 
+@pytest.mark.medium
 @pytest.mark.quick("laplace", "dp_sinkhorn")
 @pytest.mark.parametrize("run", ["dp_sinkhorn", "laplace", "gs_wgan"])
 def test_guarantee_no_place_no_key_and_no_count_is_told(begin: Begin, run: str) -> None:
@@ -115,6 +116,7 @@ def test_guarantee_no_place_no_key_and_no_count_is_told(begin: Begin, run: str) 
     assert "partition.json" not in text
 
 
+@pytest.mark.medium
 def test_a_reader_who_knows_no_code_gets_the_answers(tmp_path: Path) -> None:
     config = compose_config([*SMALL, "mode=central", "seed=3", "eps=4"])
     folder = RunFolder(start(config, tmp_path / "run"))
@@ -143,6 +145,7 @@ def test_a_reader_who_knows_no_code_gets_the_answers(tmp_path: Path) -> None:
     assert not {k: told for k, told in missing.items() if told}, seen
 
 
+@pytest.mark.medium
 def test_the_files_have_their_hashes(begin: Begin) -> None:
     folder = begin("mode=central")
     folder.write(folder.path / "evaluation.json", EVALUATION)
@@ -166,6 +169,7 @@ def test_the_most_telling_evaluation_is_shown(begin: Begin) -> None:
     assert "evaluation-paper.json: suite=paper, 1,437 synthetic records, 3 runs" in seen
 
 
+@pytest.mark.medium
 @pytest.mark.quick("10-True")
 @pytest.mark.parametrize(("eps", "told"), [("10", True), ("3", False)])
 def test_published_rows_stand_beside_runs_at_their_epsilon(
@@ -178,6 +182,7 @@ def test_published_rows_stand_beside_runs_at_their_epsilon(
     assert ("97.0 % 83.2 % 80.0 % 98.1 %" in seen) is told
 
 
+@pytest.mark.medium
 def test_a_run_whose_unit_is_a_client_has_no_papers_beside_it(begin: Begin) -> None:
     folder = begin("mode=central", "data=mnist", "adjacency=client", "clip=batch")
     folder.write(folder.path / "evaluation.json", EVALUATION)
@@ -186,6 +191,7 @@ def test_a_run_whose_unit_is_a_client_has_no_papers_beside_it(begin: Begin) -> N
     assert "Cao et al." not in seen
 
 
+@pytest.mark.medium
 def test_the_epsilon_behind_a_shuffler_stands_with_its_delta(begin: Begin) -> None:
     folder = begin("mode=ldp", "eps=3", "shuffler=trusted", "shuffler_delta=2e-7")
     assert "at another δ: 2e-7" in _page(folder).seen
@@ -230,6 +236,7 @@ def test_a_study_is_refused_by_the_names_of_its_runs(begin: Begin) -> None:
         write_report(folder.path)
 
 
+@pytest.mark.medium
 def test_a_page_that_fails_loses_no_run(begin: Begin, capsys: pytest.CaptureFixture[str]) -> None:
     folder = begin("mode=central", "report.html=true")
     folder.privacy.write_text("{")

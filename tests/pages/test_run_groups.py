@@ -19,6 +19,7 @@ def of(runs: Path, *names: str) -> Compared:
     return Compared.of([runs / name for name in names])
 
 
+@pytest.mark.medium
 def test_runs_that_differ_in_their_seed_alone_are_a_group(runs: Path) -> None:
     compared = of(runs, "a0", "low", "a1", "a2")
     assert [list(group.runs) for group in compared.groups] == [["a0", "a1", "a2"], ["low"]]
@@ -66,6 +67,7 @@ def test_epsilons_are_together_only_where_they_promise_the_same(runs: Path) -> N
     ]  # fmt: skip
 
 
+@pytest.mark.medium
 def test_losses_are_together_only_where_they_are_the_same_quantity(
     runs: Path, tmp_path: Path
 ) -> None:
@@ -185,6 +187,7 @@ def settings_of(*overrides: str) -> dict[str, Any]:
     return run_settings(compose_config(list(overrides)))
 
 
+@pytest.mark.medium
 @pytest.mark.quick("*seed*")
 @pytest.mark.parametrize(
     ("first", "second"),
@@ -206,6 +209,7 @@ def test_what_makes_a_run_its_own_is_no_difference(
     assert settings_of(*first) == settings_of(*second)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("*rate=0.4*")
 @pytest.mark.parametrize(
     ("overrides", "keys"),
@@ -226,6 +230,7 @@ def test_keys_that_differ_are_named_those_of_no_group_first(
     assert dotted == sorted(dotted)
 
 
+@pytest.mark.medium
 def test_a_key_that_another_method_does_not_have_differs() -> None:
     keys = differing([settings_of(), settings_of("strategy=gs_wgan")])
     assert {"strategy.name", "strategy.lam", "strategy.critics"} <= set(keys)

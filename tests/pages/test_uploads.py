@@ -75,6 +75,7 @@ def by_client(run: RecordedRun) -> list[tuple[str, ...]]:
     return cells
 
 
+@pytest.mark.medium
 @pytest.mark.quick("turns")
 @pytest.mark.parametrize("method", METHODS)
 def test_bytes_are_those_that_clients_send(tmp_path: Path, method: str) -> None:
@@ -90,6 +91,7 @@ def test_bytes_are_those_that_clients_send(tmp_path: Path, method: str) -> None:
         assert float(epsilon) > 0
 
 
+@pytest.mark.medium
 def test_a_local_upload_is_stated_per_record(tmp_path: Path) -> None:
     folder, grid = _played(tmp_path / "run", "mode=ldp", "rounds=2", "strategy.chunk_size=4")
     run = RecordedRun.of(folder.path)
@@ -101,6 +103,7 @@ def test_a_local_upload_is_stated_per_record(tmp_path: Path) -> None:
     assert 4 * values < four < 4 * values + 60  # and the number of chunks
 
 
+@pytest.mark.medium
 def test_what_a_client_missed_has_not_left_it(begin: Begin) -> None:
     folder = begin("mode=central")
     before = by_client(RecordedRun.of(folder.path))
@@ -116,6 +119,7 @@ def test_what_a_client_missed_has_not_left_it(begin: Begin) -> None:
     assert left == pytest.approx(0.75 * whole, rel=0.02)
 
 
+@pytest.mark.medium
 def test_neighbours_with_equal_uploads_share_a_row(begin: Begin) -> None:
     folder = begin("mode=central", "clients=100")
     ((name, *_),) = Uploads.of(RecordedRun.of(folder.path)).table.rows

@@ -73,6 +73,7 @@ def cost_of(setting: dict[str, Any]) -> dict[str, Any]:
         return {"refused": True}
 
 
+@pytest.mark.medium
 def test_no_plan_costs_something_else_than_before() -> None:
     frozen = json.loads(FROZEN.read_text())
     assert sum("pld" in cost for cost in frozen) > 250

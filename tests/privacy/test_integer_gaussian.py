@@ -125,6 +125,7 @@ def _delta(law: np.ndarray, shift: int, uses: int, epsilon: float) -> float:
     return float((composed[above] * -np.expm1(epsilon - total[above])).sum()) - 1e-12
 
 
+@pytest.mark.medium
 def test_epsilon_equals_dp_accountings_of_the_gaussian():
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
     from dp_accounting.pld import PLDAccountant

@@ -103,6 +103,7 @@ def test_of_cohorts_of_two_sizes_the_worse_one_is_told():
     assert SHARED.left(plan, clients, 2) == plan.with_noise(1 / 3)
 
 
+@pytest.mark.medium
 def test_fewer_shares_cost_more_epsilon():
     whole = PLAN.epsilon()
     assert PLAN.with_noise(1 / 4).epsilon() > 2 * whole

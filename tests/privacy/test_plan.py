@@ -58,6 +58,7 @@ def test_the_event_has_the_samplers_rate_the_noises_multiplier_and_the_schedules
     assert epsilon(event, PLAN.delta) == PLAN.epsilon()
 
 
+@pytest.mark.medium
 def test_epsilon_uses_the_schedule():
     joint = replace(PLAN, schedule=JointSchedule())
     assert PLAN.epsilon() == pld_epsilon(0.2, 2.0, 300, 1e-5)
@@ -65,6 +66,7 @@ def test_epsilon_uses_the_schedule():
     assert PLAN.epsilon("rdp") == rdp_epsilon(0.2, 2.0, 300, 1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "prv"])
 def test_epsilon_after_bounds_epsilon_at_every_round_and_ends_at_epsilon(accountant):
     exact = replace(PLAN, rounds=1)
@@ -77,6 +79,7 @@ def test_epsilon_after_bounds_epsilon_at_every_round_and_ends_at_epsilon(account
         assert true <= bounds[rounds] <= 1.3 * true
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("plan", [PLAN, BATCH, CLIENT, FIXED])
 def test_epsilon_bound_after_bounds_epsilon_grows_and_ends_at_epsilon(plan):
     bounds = [plan.epsilon_bound_after(rounds) for rounds in range(plan.rounds + 1)]
@@ -166,6 +169,7 @@ def test_under_the_client_adjacency_the_event_is_unsampled_and_counts_every_roun
     assert split.epsilon() == CLIENT.epsilon() == CLIENT.epsilon_unamplified()
 
 
+@pytest.mark.medium
 def test_epsilon_is_stated_under_the_plans_adjacency():
     costs = {a: replace(BATCH, adjacency=a).epsilon() for a in ADJACENCIES if a != "user"}
     assert costs["add-remove"] < costs["replace-one"] < costs["client"]
@@ -177,6 +181,7 @@ def test_epsilon_is_stated_under_the_plans_adjacency():
         replace(PLAN, adjacency="client")
 
 
+@pytest.mark.medium
 def test_where_a_full_batch_can_change_a_record_its_probability_is_taken_out_of_delta():
     assert FIXED.overflow == overflow_probability(0.2, 178, 600, 300) > 0
     assert FIXED.epsilon() == pld_epsilon(0.2, 2.0, 300, 1e-5 - FIXED.overflow) > PLAN.epsilon()
@@ -198,6 +203,7 @@ def test_without_a_secret_sample_nothing_is_amplified():
     assert f2.epsilon_unamplified("rdp") > f2.epsilon_unamplified()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("adjacency", ["replace-one", "client"])
 def test_epsilon_after_bounds_epsilon_under_every_adjacency(adjacency):
     plan = replace(BATCH, adjacency=adjacency)
@@ -207,6 +213,7 @@ def test_epsilon_after_bounds_epsilon_under_every_adjacency(adjacency):
     assert plan.epsilon_after(200) == plan.epsilon()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "options",
     [
@@ -241,6 +248,7 @@ def test_a_capacity_that_cannot_do_is_refused_before_the_search():
         PrivacyPlan.solve(rate=0.2, eps=10, rounds=1000, **parts)
 
 
+@pytest.mark.medium
 @settings(max_examples=5, deadline=None)
 @given(st.floats(0.5, 20), st.integers(1, 5000))
 def test_sigma_is_never_rounded_down(eps, rounds):
@@ -248,6 +256,7 @@ def test_sigma_is_never_rounded_down(eps, rounds):
     assert plan.epsilon("rdp") <= eps
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_a_solved_plan_costs_at_most_the_target(accountant):
     solved = [
@@ -373,6 +382,7 @@ def test_a_secret_pick_of_a_critic_that_trains_when_it_is_picked_is_refused(rate
         PrivacyPlan.solve(rate=rate, rounds=20, **options)
 
 
+@pytest.mark.medium
 def test_critics_that_are_asked_in_secret_cost_less_whatever_changes_at_a_record_or_user():
     plans = [replace(CRITICS, rate=0.2, adjacency=a) for a in ("add-remove", "replace-one", "user")]
     [epsilon] = {plan.epsilon() for plan in plans}

@@ -62,6 +62,7 @@ def test_a_capacity_keeps_all_of_a_sample_that_fits(n, capacity):
     assert len(places.unique()) == capacity  # an empty place names another record, or none
 
 
+@pytest.mark.medium
 def test_a_capacity_keeps_a_uniformly_random_part_of_a_larger_sample():
     n, capacity, rounds = 8, 3, 4000
     kept = torch.zeros(n)
@@ -188,6 +189,7 @@ def test_a_round_picks_the_same_client_however_many_rounds_there_are():
     assert short.answered(late, 150_001) == short.answered(late, 150_000) + 1
 
 
+@pytest.mark.medium
 def test_picks_are_uniform_and_independent_and_the_seed_decides_them():
     clients, rounds = 10, 40_000
     schedules = [PickSchedule(clients, seed) for seed in (0, 1)]

@@ -65,6 +65,7 @@ _JSON = st.recursive(
 )
 
 
+@pytest.mark.medium
 @given(_JSON, st.sampled_from(["statement", "key", "signature", "charges", "run", "client", ""]))
 def test_hostile_values_are_a_clear_error(value: Any, where: str) -> None:
     signed = SAID.signed(KEY)

@@ -88,6 +88,7 @@ def test_rows_carry_their_names(tmp_path):
     assert 0 < ink[0] < ink[2]
 
 
+@pytest.mark.medium
 def test_a_very_long_name_does_not_widen_the_page_for_ever(tmp_path):
     images, labels = torch.zeros(1, 1, 8, 8), torch.tensor([0])
     long = grid(tmp_path, images, labels, ["w" * 500], columns=1)

@@ -179,6 +179,7 @@ def test_a_title_in_brackets_is_text(monkeypatch):
     assert "[smoke]" in stream.getvalue()
 
 
+@pytest.mark.medium
 def test_figures_fit_on_eighty_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     stream = Terminal()
@@ -186,6 +187,7 @@ def test_figures_fit_on_eighty_columns(monkeypatch):
     assert "1 rounds/s  13:20 left" in stream.getvalue()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("width", "kept", "lost"),
     [

@@ -70,6 +70,7 @@ def test_a_temporary_file_left_by_a_kill_is_not_taken_for_a_checkpoint(tmp_path:
     assert checkpoint.load(tmp_path)[1] == VALUES
 
 
+@pytest.mark.medium
 def test_any_changed_byte_is_noticed(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, TENSORS, VALUES)
     whole = state(tmp_path).read_bytes()

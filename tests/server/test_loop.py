@@ -94,6 +94,7 @@ def uninterrupted(
     return make
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_leaves_its_files(
     tmp_path: Path, make_grid: Grids, make_settings: Settings, mode: str
@@ -152,6 +153,7 @@ def test_an_interrupted_run_goes_on_bit_identically(
     assert weights_of(folder) == weights_of(expected)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("0-reproducible-central", "3-secret-ldp", "5-secret-central")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("noise", NOISES)
@@ -327,6 +329,7 @@ def test_pictures_are_spread_over_the_run(
     assert drawn == [f"round-{round:06d}.png" for round in (0, *between, 8)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mode", MODES)
 def test_a_snapshot_is_a_png_that_changes_with_the_generator_and_not_by_chance(
     tmp_path: Path, make_grid: Grids, make_settings: Settings, mode: str

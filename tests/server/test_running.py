@@ -25,6 +25,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.medium
 @pytest.mark.quick("keys0")
 @pytest.mark.parametrize(
     "keys",
@@ -97,6 +98,7 @@ def test_a_resumed_run_continues_its_log(tmp_path: Path, monkeypatch: pytest.Mon
     assert endings == ["stopped", "finished"]
 
 
+@pytest.mark.medium
 def test_a_failed_run_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endings: list[str] = []
     monkeypatch.setattr(

@@ -119,6 +119,7 @@ def refuted(verdict: Verdict, *words: str) -> bool:
     )
 
 
+@pytest.mark.medium
 @pytest.mark.quick("class", "gs_wgan", "ldp")
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_run_of_each_method_is_verified(handed: Callable[..., Path], name: str) -> None:
@@ -183,6 +184,7 @@ def test_a_changed_shuffler_is_a_reason(handed: Callable[..., Path], entry: str)
     assert verdict_on(handed(stated)).verdict == REFUTED
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mode", ["central", "ldp", "shared"])
 def test_an_entry_that_no_plan_gives_is_a_reason(handed: Callable[..., Path], mode: str) -> None:
     stated = promised(*(CENTRAL if mode == "central" else HONEST[mode]))
@@ -405,6 +407,7 @@ _HOSTILE = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.medium
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_hostile_values_give_a_verdict(handed: Callable[..., Path], data: st.DataObject) -> None:

@@ -59,6 +59,7 @@ def agree(composed: Compose, folder: Path, backend: str, *overrides: str) -> Non
     torch.testing.assert_close(weights, expected[1], rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("local")
 @pytest.mark.parametrize("name", RUNS)
 def test_the_tolerance_would_show_another_algorithm(

@@ -26,6 +26,7 @@ def _plan(configured: Configure, *overrides: str) -> PrivacyPlan:
     return strategy.plan
 
 
+@pytest.mark.medium
 def test_eps_alone_takes_the_rounds_of_the_recipe_and_solves_for_sigma(
     configured: Configure,
 ) -> None:
@@ -34,6 +35,7 @@ def test_eps_alone_takes_the_rounds_of_the_recipe_and_solves_for_sigma(
     assert 0.99 * 3 < plan.epsilon() <= 3
 
 
+@pytest.mark.medium
 def test_sigma_alone_takes_the_rounds_of_the_recipe_and_epsilon_follows(
     configured: Configure,
 ) -> None:
@@ -42,6 +44,7 @@ def test_sigma_alone_takes_the_rounds_of_the_recipe_and_epsilon_follows(
     assert plan.epsilon() < 10  # not the recipe's ε: σ is larger than the recipe's
 
 
+@pytest.mark.medium
 def test_eps_and_sigma_give_the_most_rounds_that_fit(configured: Configure) -> None:
     plan = _plan(configured, "eps=2", "sigma=2.5")
     assert plan.noise_multiplier == 2.5
@@ -49,17 +52,20 @@ def test_eps_and_sigma_give_the_most_rounds_that_fit(configured: Configure) -> N
     assert plan.rounds % 10 == 0  # whole turns of the class schedule
 
 
+@pytest.mark.medium
 def test_eps_and_rounds_give_sigma(configured: Configure) -> None:
     plan = _plan(configured, "eps=2", "rounds=100")
     assert plan.rounds == 100
     assert 0.99 * 2 < plan.epsilon() <= 2
 
 
+@pytest.mark.medium
 def test_sigma_and_rounds_give_epsilon(configured: Configure) -> None:
     plan = _plan(configured, "sigma=1.712", "rounds=2000")
     assert plan.epsilon() == pytest.approx(9.16, abs=0.01)
 
 
+@pytest.mark.medium
 def test_three_that_agree_are_taken_and_three_that_do_not_are_told_what_they_imply(
     configured: Configure,
 ) -> None:
@@ -75,12 +81,14 @@ def test_nothing_given_means_the_recipe(configured: Configure) -> None:
     assert 9.9 < plan.epsilon() <= 10
 
 
+@pytest.mark.medium
 def test_the_other_clip_has_a_recipe_of_its_own(configured: Configure) -> None:
     plan = _plan(configured, "clip=batch", "rounds=20")
     assert (plan.rate, plan.clip.name, plan.clip.bound) == (0.08, "batch", 1.0)
     assert plan.clip.sensitivity == 2.0
 
 
+@pytest.mark.medium
 def test_the_joint_schedule_and_unconditional_runs_use_a_record_every_round(
     configured: Configure,
 ) -> None:
@@ -130,6 +138,7 @@ def test_the_run_and_its_name_travel_in_every_request(composed: Compose, tmp_pat
         assert configure(composed(f"mode={mode}"), tmp_path, run).server.strategy.run == run.name
 
 
+@pytest.mark.medium
 def test_the_accountant_solves_and_reports(configured: Configure) -> None:
     strategy = configured("eps=3", "accountant=rdp").server.strategy
     assert isinstance(strategy, DPSinkhornSettings)
@@ -138,6 +147,7 @@ def test_the_accountant_solves_and_reports(configured: Configure) -> None:
     assert strategy.plan.epsilon("pld") < 0.95 * 3
 
 
+@pytest.mark.medium
 def test_the_adjacency_is_the_one_that_the_plan_is_solved_under(configured: Configure) -> None:
     record = _plan(configured, "eps=3", "rounds=20")
     client = _plan(configured, "eps=3", "rounds=20", "clip=batch", "adjacency=client")
@@ -147,6 +157,7 @@ def test_the_adjacency_is_the_one_that_the_plan_is_solved_under(configured: Conf
     assert client.noise_multiplier > 3 * record.noise_multiplier
 
 
+@pytest.mark.medium
 def test_a_capacity_is_taken_or_computed_from_public_numbers(configured: Configure) -> None:
     assert _plan(configured, "sigma=2", "rounds=20").capacity is None
     stated = _plan(configured, "sigma=2", "rounds=20", "capacity=500")
@@ -176,6 +187,7 @@ def test_secure_noise_and_a_policy_reach_the_node(configured: Configure, tmp_pat
         configured(f"policy={path}", "data.corrupt={kind: invert, share: 0.5}")
 
 
+@pytest.mark.medium
 def test_a_share_of_the_noise_reaches_the_strategy_and_leaves_the_plan(
     configured: Configure,
 ) -> None:
@@ -191,6 +203,7 @@ def test_a_share_of_the_noise_reaches_the_strategy_and_leaves_the_plan(
     assert secure.node.noise == "secure"
 
 
+@pytest.mark.medium
 def test_a_shuffler_is_stated_beside_the_local_guarantee(configured: Configure) -> None:
     def stated(*overrides: str) -> dict[str, Any]:
         return configured("mode=ldp", *overrides).server.strategy.statement("node")
@@ -439,6 +452,7 @@ def test_strictly_names_an_incomplete_configuration() -> None:
     assert strictly(EngineSettings, {"name": "local"}, "engine").threads == 1
 
 
+@pytest.mark.medium
 def test_a_selection_of_clients(configured: Configure, tmp_path: Path) -> None:
     for more in ((), ("partition=unequal",), (f"policy={write_policy(tmp_path)}",)):
         node = configured("clients=5", "partition.keep=[4,0]", *more).node

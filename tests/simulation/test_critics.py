@@ -57,6 +57,7 @@ def generator(folder: Path) -> bytes:
 PUBLISHED = ("strategy.published=true", "strategy.critics=1", "strategy.row_sigma=1")
 
 
+@pytest.mark.medium
 @pytest.mark.quick("in turn")
 @pytest.mark.parametrize(
     ("overrides", "asked"),
@@ -81,6 +82,7 @@ def test_a_killed_run_goes_on_with_the_critics_of_its_checkpoint(
     assert not list(state.rglob("*.state"))
 
 
+@pytest.mark.medium
 def test_a_run_whose_critics_are_lost_does_not_go_on_in_silence(
     composed: Compose, tmp_path: Path, state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

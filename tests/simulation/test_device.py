@@ -29,6 +29,7 @@ RUNS = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.quick("ldp, learnt")
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_on_a_gpu_ends_as_one_on_the_cpu(
@@ -70,6 +71,7 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.medium
 def test_clients_compute_on_the_gpu_that_their_engine_gives_them(
     configured: Configure, gpu: Gpu
 ) -> None:

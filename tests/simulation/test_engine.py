@@ -33,6 +33,7 @@ _QUICK = ("clients=2", "rounds=6", "report.pictures=0", "report.html=false", "se
 
 
 # Measured on two cores (docs/cluster.md): seconds of a run of the recipe's length.
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("overrides", "engines"),
     [
@@ -77,6 +78,7 @@ def test_an_option_that_ray_alone_has_takes_ray(configured: Configure, option: s
     assert (found.name, found.chosen) == ("ray", f"engine.{option} is only for Ray")
 
 
+@pytest.mark.medium
 def test_an_option_of_ray_is_checked_as_ever(configured: Configure) -> None:
     with pytest.raises(ConfigError, match=r"num_cpus must be null or a number of at least 1"):
         configured("seed=0", "engine=auto", "engine.num_cpus=0.5")
@@ -84,12 +86,14 @@ def test_an_option_of_ray_is_checked_as_ever(configured: Configure) -> None:
         configured("seed=0", "engine=auto", "engine.address=auto", "strategy=gs_wgan")
 
 
+@pytest.mark.medium
 def test_an_engine_that_was_named_is_kept(configured: Configure) -> None:
     for name in ("local", "ray", "flower"):
         engine = configured("seed=0", f"engine={name}").engine
         assert (engine.name, engine.chosen) == (name, None)
 
 
+@pytest.mark.medium
 def test_clients_on_gpus_are_shared_among_gpus(
     configured: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +130,7 @@ def test_a_last_block_of_clients_is_work_as_well() -> None:
     assert saved[1] - saved[0] == pytest.approx(0.7 * exchanges)
 
 
+@pytest.mark.medium
 def test_a_run_says_stores_and_keeps_what_was_taken(
     composed: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

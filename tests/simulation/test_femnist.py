@@ -40,6 +40,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "leaf"
 
 
+@pytest.mark.medium
 @pytest.mark.quick("*femnist_digits")
 @pytest.mark.parametrize("choice", ["femnist", "femnist_digits", "femnist_62"])
 @pytest.mark.parametrize("mode", ["central", "ldp"])
@@ -113,6 +114,7 @@ def test_altered_clients_are_stated_and_stay_so_when_a_run_is_resumed(
     assert (clean / "generator.safetensors").read_bytes() != altered
 
 
+@pytest.mark.medium
 def test_the_guarantee_does_not_depend_on_altered_clients(
     composed: Compose, tmp_path: Path
 ) -> None:

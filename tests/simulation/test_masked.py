@@ -39,6 +39,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "generator.safetensors").read_bytes()
 
 
+@pytest.mark.medium
 def test_no_message_that_was_unmasked_is_asked_again(
     composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +64,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NodeCohort, "handles", lambda cohort, message_type: False)
 
 
+@pytest.mark.medium
 def test_masks_change_no_bit_of_what_many_clients_compute_at_once(
     composed: Compose, tmp_path: Path
 ) -> None:
@@ -92,6 +94,7 @@ def test_masks_change_no_bit_of_the_generator(
     assert unmasked["epsilon"] == shared["epsilon"]
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("one_by_one")
 def test_masks_change_no_bit_of_critics(composed: Compose, tmp_path: Path) -> None:
     keys = ("experiment=gs_wgan_digits_clients", "noise.share=secure_aggregation")
@@ -101,6 +104,7 @@ def test_masks_change_no_bit_of_critics(composed: Compose, tmp_path: Path) -> No
     assert weights(masked) == weights(plain)
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("one_by_one")
 def test_each_class_is_a_cohort_of_its_own(composed: Compose, tmp_path: Path) -> None:
     keys = ("clients=30", "rounds=2", "seed=3", "noise.share=secure_aggregation")
@@ -110,6 +114,7 @@ def test_each_class_is_a_cohort_of_its_own(composed: Compose, tmp_path: Path) ->
     assert weights(masked) == weights(plain)
 
 
+@pytest.mark.medium
 def test_clients_disappear_and_messages_are_void(composed: Compose, tmp_path: Path) -> None:
     keys = (*MASKED, "rounds=12", "noise.dropouts=0.04")
     folder = start(composed(*keys), tmp_path / "run")
@@ -130,6 +135,7 @@ def test_clients_disappear_and_messages_are_void(composed: Compose, tmp_path: Pa
     assert weights(start(composed(*keys), tmp_path / "again")) == weights(folder)
 
 
+@pytest.mark.medium
 def test_void_messages_in_a_row_end_the_run(composed: Compose, tmp_path: Path) -> None:
     with pytest.raises(ClientError, match=r"last 5 messages were void.*tolerate_dropouts"):
         start(composed(*MASKED, "rounds=12", "noise.dropouts=0.6"), tmp_path / "run")

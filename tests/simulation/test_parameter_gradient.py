@@ -19,6 +19,7 @@ from .conftest import Compose, Configure
 SMALL = ("strategy=parameter_gradient", "generator.hidden=[8]", "seed=0", "rounds=3")
 
 
+@pytest.mark.medium
 def test_it_is_dp_sinkhorn_with_another_bound(configured: Configure) -> None:
     """Both share the plan: ε counts uses, whatever they release."""
     ours = configured(*SMALL, "clip=batch").server.strategy
@@ -32,6 +33,7 @@ def test_it_is_dp_sinkhorn_with_another_bound(configured: Configure) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("clip", ["record", "batch"])
 def test_a_run_says_what_was_noised(composed: Compose, tmp_path: Path, clip: str) -> None:
     folder = start(composed(*SMALL, f"clip={clip}"), tmp_path / "run")
@@ -42,11 +44,13 @@ def test_a_run_says_what_was_noised(composed: Compose, tmp_path: Path, clip: str
     assert resume(folder) == folder
 
 
+@pytest.mark.medium
 def test_more_uses_in_a_message_are_refused(configured: Configure) -> None:
     with pytest.raises(ConfigError, match=r"strategy\.uses_per_message is 1, not 2"):
         configured(*SMALL, "strategy.uses_per_message=2")
 
 
+@pytest.mark.medium
 def test_the_experiment_is_the_published_row_with_this_strategy(configured: Configure) -> None:
     """Table 2 has this row with only the squared distance, without debiasing, and with Δ = 1."""
     ours = configured("experiment=parameter_gradient_mnist", "scale=paper", small=False).server

@@ -66,6 +66,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "generator.safetensors").read_bytes()
 
 
+@pytest.mark.medium
 @pytest.mark.quick("sinkhorn")
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_starts_from_public_data_at_no_epsilon(method: str, tmp_path: Path) -> None:
@@ -90,6 +91,7 @@ def test_every_method_starts_from_public_data_at_no_epsilon(method: str, tmp_pat
         assert inner["sigma"] == 0.0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "keys",
     [("public.data=digits",), ("mode=ldp", "data=half_circle", "public.data=half_circle")],
@@ -99,6 +101,7 @@ def test_records_of_the_clients_are_not_public(keys: Sequence[str], tmp_path: Pa
     assert "of the public records are records of the clients, bit by bit" in said
 
 
+@pytest.mark.medium
 def test_the_start_is_the_same_whatever_the_private_data_are(tmp_path: Path) -> None:
     for seed, name in enumerate(("one", "other")):
         picture_files.write_classes(tmp_path / name, ["x", "y"], seed=seed)
@@ -178,6 +181,7 @@ def refused(tmp_path: Path, *keys: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("central")
 @pytest.mark.parametrize(
     ("keys", "spent"),
@@ -197,6 +201,7 @@ def test_a_private_run_is_no_start(keys: Sequence[str], spent: str, tmp_path: Pa
     assert ("start=" + str(private / "start") in said) == ("start=public" in keys)
 
 
+@pytest.mark.medium
 def test_a_private_run_does_not_call_itself_public(tmp_path: Path) -> None:
     relabelled = composed("eps=3")
     classes = relabelled["data"]["classes"]
@@ -237,6 +242,7 @@ def test_what_is_no_start_is_named(tmp_path: Path) -> None:
     assert "its run has not ended" in refused(tmp_path, f"start={first}")
 
 
+@pytest.mark.medium
 @pytest.mark.quick("keys0-*", "keys5-*")
 @pytest.mark.parametrize(
     ("keys", "said"),
@@ -264,6 +270,7 @@ def test_bad_values_are_named_and_leave_nothing(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.medium
 def test_keys_of_a_public_start_act_only_with_it() -> None:
     with pytest.raises(ConfigError, match=r"public.rounds=3 changes nothing .* start=public"):
         compose_config(["public.rounds=3"])

@@ -92,6 +92,7 @@ def _rounds(folder: Path) -> list[int]:
 # --- what a run leaves ---------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_a_run_with_a_seed_is_the_same_twice_and_says_that_its_noise_is_reproducible(
     composed: Compose, tmp_path: Path, state: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_run_with_a_seed_is_the_same_twice_and_says_that_its_noise_is_reproduc
     assert _generator(one) != _generator(other)
 
 
+@pytest.mark.medium
 def test_a_run_without_a_seed_has_noise_of_its_own_and_forgets_its_key(
     composed: Compose, tmp_path: Path, state: Path
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_run_without_a_seed_has_noise_of_its_own_and_forgets_its_key(
     assert _keys(state) == []
 
 
+@pytest.mark.medium
 def test_while_it_runs_the_key_is_private_and_outside_the_folder(
     composed: Compose, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +136,7 @@ def test_while_it_runs_the_key_is_private_and_outside_the_folder(
             assert secret.hex().encode() not in path.read_bytes()
 
 
+@pytest.mark.medium
 def test_partition_json_counts_every_record_once(composed: Compose, tmp_path: Path) -> None:
     folder = start(composed("rounds=2", "mode=ldp", "seed=0", "clients=3"), tmp_path / "run")
     clients = _json(folder, "partition.json")["clients"]
@@ -276,6 +280,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     assert _keys(state) == []
 
 
+@pytest.mark.medium
 def test_a_run_killed_before_its_first_checkpoint_starts_again(
     composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +296,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(
     assert _rounds(tmp_path / "run") == list(range(1, 7))
 
 
+@pytest.mark.medium
 def test_a_finished_run_is_left_as_it_is(composed: Compose, tmp_path: Path, state: Path) -> None:
     folder = start(composed("rounds=3"), tmp_path / "run")
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
@@ -306,6 +312,7 @@ def _stopped(composed: Compose, path: Path, monkeypatch: pytest.MonkeyPatch, *mo
     return path
 
 
+@pytest.mark.medium
 def test_without_its_key_a_stopped_run_is_over(
     composed: Compose, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +323,7 @@ def test_without_its_key_a_stopped_run_is_over(
         resume(folder)
 
 
+@pytest.mark.medium
 def test_two_processes_never_run_in_one_folder(
     composed: Compose, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +353,7 @@ def test_two_processes_never_run_in_one_folder(
     assert _json(place, "metrics.json")["rounds"] == _json(alone, "metrics.json")["rounds"]
 
 
+@pytest.mark.medium
 def test_what_cannot_be_resumed_is_refused_in_one_sentence(
     composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,6 +448,7 @@ def test_a_client_that_fails_ends_the_run_and_keeps_its_reason_to_itself(
     assert (tmp_path / "run" / "config.yaml").exists()  # it can be resumed
 
 
+@pytest.mark.medium
 @pytest.mark.quick("True")
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_of_a_run_stays_in_memory_for_the_next_one(
@@ -465,6 +475,7 @@ def test_nothing_of_a_run_stays_in_memory_for_the_next_one(
     assert alive == []
 
 
+@pytest.mark.medium
 def test_a_simulation_says_what_became_of_its_pictures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ def read(folder: Path, name: str) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.medium
 def test_a_run_says_that_nothing_is_protected(composed: Compose, tmp_path: Path) -> None:
     folder = start(composed(*COMMON, "engine=local"), tmp_path / "run")
     assert read(folder, "privacy.json")["protected"] == "Nothing."
@@ -51,11 +52,13 @@ def test_ray_trains_the_same_generator(composed: Compose, tmp_path: Path) -> Non
         torch.testing.assert_close(ray[name], weights, rtol=0, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_secret_draws_need_no_ledger(composed: Compose, tmp_path: Path) -> None:
     folder = start(composed("eps=inf", "clip=batch", "rounds=2"), tmp_path / "run")
     assert read(folder, "privacy.json")["clip"] == "none"
 
 
+@pytest.mark.medium
 def test_noise_is_all_that_is_missing(configured: Configure) -> None:
     """Rate, rounds and schedule are those of the run with noise."""
     strategies = [configured(*more).server.strategy for more in ((), ("eps=inf",))]

@@ -30,6 +30,7 @@ _RECORD = PrivacyPlan(0.1, 2.0, 100, RecordClip(0.5), ClassSchedule(10), 1e-5)
 _SHARED = NoiseShare("secure_aggregation")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("adjacency", sorted(set(ADJACENCIES) - {"user"}))
 def test_epsilon_is_stated_with_unit_adjacency_and_accountant(adjacency: str) -> None:
     plan = replace(_BATCH, adjacency=adjacency)
@@ -98,6 +99,7 @@ def _stated(clients: int, share: NoiseShare = _SHARED) -> dict[str, Any]:
     return central_statement(_RECORD, clients, "secret", share=share, integers=integers)
 
 
+@pytest.mark.medium
 def test_the_runs_epsilon_is_the_curators_and_that_of_a_reply_stands_beside_it() -> None:
     stated = _stated(100)
     assert stated["epsilon"] == _RECORD.epsilon()
@@ -110,6 +112,7 @@ def test_the_runs_epsilon_is_the_curators_and_that_of_a_reply_stands_beside_it()
     json.dumps(stated)
 
 
+@pytest.mark.medium
 def test_the_integers_are_stated() -> None:
     stated = _stated(100)
     shared = stated["noise_share"]
@@ -121,6 +124,7 @@ def test_the_integers_are_stated() -> None:
     assert shared["epsilon"] == stated["epsilon"]
 
 
+@pytest.mark.medium
 def test_colluders_are_priced() -> None:
     """One, a tenth, a third and all others of a cohort of 60."""
     found = _stated(600)
@@ -133,6 +137,7 @@ def test_colluders_are_priced() -> None:
     assert colluders[-1]["epsilon"] == found["epsilon_without_aggregator"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("clients", "hidden"), [(100, {1: True, 4: False}), (1000, {1: True, 10: True, 34: False})]
 )
@@ -146,6 +151,7 @@ def test_masks_that_no_longer_hold_count_as_none(clients: int, hidden: dict[int,
     assert found == hidden
 
 
+@pytest.mark.medium
 def test_tolerated_shares_count_as_gone_beside_colluders() -> None:
     stated = _stated(100, NoiseShare("secure_aggregation", 4))
     assert stated["epsilon"] == _RECORD.epsilon()

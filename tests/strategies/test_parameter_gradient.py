@@ -191,6 +191,7 @@ def test_with_batch_norm_a_client_gets_the_whole_batch(make: Make, make_grid: Gr
             assert labels.bincount().tolist()[: int(labels.max()) + 1].count(5) == rows // 5
 
 
+@pytest.mark.medium
 def test_a_run_goes_on_from_its_checkpoint_bit_by_bit(
     make: Make, make_grid: Grids, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_laplace_cost_is_geomloss_with_an_explicit_l1_cost(sigma: float) -> None
     assert abs(euclidean.item() / float(ours) - 1.0) > 0.16
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("sigma", [0.4, 1.3])
 def test_gaussian_cost_is_twice_geomloss(sigma: float) -> None:
     x, y = cloud(40, 4, seed=9), cloud(50, 4, seed=10)
@@ -96,6 +97,7 @@ def test_gaussian_cost_is_twice_geomloss(sigma: float) -> None:
     assert float(ours) == pytest.approx(full.item(), rel=2e-4)
 
 
+@pytest.mark.medium
 def test_scaling_near_one_converges_and_one_half_does_not() -> None:
     x, y, lam = cloud(30, 20, seed=11), cloud(40, 20, seed=12), 0.05
     exact = transport_gradient(x, y, SquaredEuclidean(), lam).gradient.flatten()

@@ -96,6 +96,7 @@ def test_what_stands_in_an_empty_place_leaves_no_trace() -> None:
     assert not p["mask"][:, 1].any()
 
 
+@pytest.mark.medium
 @settings(max_examples=300)
 @given(problem=problems())
 def test_each_place_contributes_at_most_the_bound(problem: dict[str, Any]) -> None:
@@ -106,6 +107,7 @@ def test_each_place_contributes_at_most_the_bound(problem: dict[str, Any]) -> No
         assert float((field / problem["bound"]).norm()) <= 1.0
 
 
+@pytest.mark.medium
 @settings(max_examples=300)
 @given(problem=problems())
 def test_no_place_changes_another_ones_contribution(problem: dict[str, Any]) -> None:
@@ -115,6 +117,7 @@ def test_no_place_changes_another_ones_contribution(problem: dict[str, Any]) -> 
         assert float(((whole - oblivious_record_field(**less)) / problem["bound"]).norm()) <= 1.0
 
 
+@pytest.mark.medium
 @settings(max_examples=300)
 @given(problem=problems())
 def test_the_oblivious_field_is_finite(problem: dict[str, Any]) -> None:
@@ -337,6 +340,7 @@ def cohorts(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float, Tensor]:
     return tensor(n, d), tensor(k, m, d), tensor(n), lam, torch.tensor(there).reshape(k, m)
 
 
+@pytest.mark.medium
 @settings(max_examples=300)
 @given(
     cohort=cohorts(), bound=WIDE_BOUNDS, radius=st.sampled_from([1.0, 60.0, 1e9, 1e200, math.inf])

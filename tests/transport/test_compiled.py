@@ -44,6 +44,7 @@ def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         L1()(cloud(3, 2, dtype=torch.float32), cloud(4, 2, dtype=torch.float32))
 
 
+@pytest.mark.medium
 def test_a_kernel_that_fails_is_not_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

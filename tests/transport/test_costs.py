@@ -102,6 +102,7 @@ def test_cost_of_non_finite_points_is_nan_and_only_theirs(cost: GroundCost) -> N
     assert cost(x, y).isnan().tolist() == [[True, True], [False, True]]
 
 
+@pytest.mark.medium
 @given(
     n=st.integers(1, 40), m=st.integers(1, 40), d=st.integers(1, 12), tile=st.sampled_from([1, 64])
 )

@@ -29,6 +29,7 @@ def thin(plan: Tensor, share: int = 20) -> Tensor:
     return plan * keep
 
 
+@pytest.mark.medium
 @given(
     n=st.integers(1, 30), m=st.integers(1, 30), d=st.integers(1, 8),
     block=st.sampled_from([1, 99]),

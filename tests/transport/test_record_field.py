@@ -150,6 +150,7 @@ def test_a_record_beyond_the_bound_contributes_the_bound_itself() -> None:
     assert 0.5 * (1 - 2**-15) < norm <= 0.5
 
 
+@pytest.mark.medium
 @settings(max_examples=300)
 @given(problem=problems())
 def test_each_record_contribution_has_norm_at_most_the_bound(
@@ -161,6 +162,7 @@ def test_each_record_contribution_has_norm_at_most_the_bound(
         assert relative_norm(contribution, bound) <= 1.0
 
 
+@pytest.mark.medium
 @settings(max_examples=300)
 @given(problem=problems())
 def test_no_record_changes_another_records_contribution(
@@ -175,6 +177,7 @@ def test_no_record_changes_another_records_contribution(
         assert relative_norm(whole - without, bound) <= 1.0
 
 
+@pytest.mark.medium
 @settings(max_examples=200)
 @given(problem=problems())
 def test_the_field_is_finite_for_any_input(
@@ -183,6 +186,7 @@ def test_the_field_is_finite_for_any_input(
     assert clipped_record_field(*problem).isfinite().all()
 
 
+@pytest.mark.medium
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from([1e-3, 1.0, 1e3, 1e6, 1e9]))
 def test_sensitivity_holds_in_ordinary_and_large_problems(seed: int, scale: float) -> None:
     # Long sums and large points at a small bound: where cancellation would show.
@@ -213,6 +217,7 @@ def test_nearly_equal_points_far_from_the_origin_keep_the_bound(offset: float, l
                 assert relative_norm(whole - without, bound) <= 1.0
 
 
+@pytest.mark.medium
 def test_a_record_that_changes_the_path_of_the_others_changes_nothing_else() -> None:
     # A loop over problems near the switch between the two paths: there the number of records
     # decides which path the others take. Found by fuzzing: 2.16 times the bound, once.

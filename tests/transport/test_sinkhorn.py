@@ -89,6 +89,7 @@ def test_plan_equals_pot(domain: str, lam: float) -> None:
     torch.testing.assert_close(solution.plan, expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.medium
 def test_primal_cost_tends_to_unregularised_transport() -> None:
     a, b = simplex(20, 5), simplex(15, 6)
     cost = L1()(cloud(20, 3, seed=7), cloud(15, 3, seed=8))
@@ -170,6 +171,7 @@ def test_exchanging_the_measures_transposes_the_plan(domain: str) -> None:
     assert float(forward.dual_cost) == pytest.approx(float(backward.dual_cost))
 
 
+@pytest.mark.medium
 @given(
     log_lam=st.floats(-6.0, 6.0),
     log_scale=st.floats(-6.0, 6.0),

@@ -66,6 +66,7 @@ def test_padding_gives_the_result_without_it(solver: FixedSolver) -> None:
     torch.testing.assert_close(gradient(solver, padded, log_b), gradient(solver, y))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_its_work_does_not_depend_on_the_points_or_on_how_many_are_real(
     operations: Operations, solver: FixedSolver
@@ -81,6 +82,7 @@ def test_its_work_does_not_depend_on_the_points_or_on_how_many_are_real(
     assert work(ordinary, 1.0, 20) != work(ordinary, 1.0, 7)  # so this test can fail
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_its_time_does_not_depend_on_the_costs(solver: FixedSolver) -> None:
     """Without the floor of `problem.bounded` spread costs took 2.5 and 6.3 times as long."""

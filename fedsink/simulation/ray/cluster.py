@@ -114,7 +114,9 @@ def room(gpus: float, share: float) -> int:
 class CohortPlaces:
     """A place for each cohort on the nodes of a Ray instance, spread over them.
 
-    Ray replaces the places of a lost node as soon as there is room elsewhere.
+    Cohorts of a lost node wait until there is room elsewhere. They ask Ray one by one: a placement
+    group that lacks room for a lost bundle keeps Ray's head busy (Ray's pull request 65007), and
+    no new node can join.
 
     Args:
         ray: the module, connected.
@@ -136,7 +138,6 @@ class CohortPlaces:
         self.resources = {"CPU": share_of_core(cores, self.count)}
         if num_gpus > 0:
             self.resources["GPU"] = num_gpus
-        self._group = ray.util.placement_group([self.resources] * self.count, strategy="SPREAD")
 
     def _check_gpus(self, nodes: Sequence[Mapping[str, float]], share: float) -> None:
         gpus = [resources.get("GPU", 0.0) for resources in nodes]
@@ -147,16 +148,12 @@ class CohortPlaces:
                 f"{sum(gpus):g} GPUs: lower engine.num_gpus or engine.actors."
             )
 
-    def options(self, place: int) -> dict[str, Any]:
-        """Ray's options that put an actor at a place."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
+    def options(self) -> dict[str, Any]:
+        """Ray's options that give an actor a place."""
         return {
             "num_cpus": self.resources["CPU"],
             "num_gpus": self.resources.get("GPU", 0.0),
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=place
-            ),
+            "scheduling_strategy": "SPREAD",
         }
 
     def shortage(self) -> str:
@@ -168,10 +165,6 @@ class CohortPlaces:
             f"each asks for {_words(self.resources)}, and on {len(nodes)} live nodes "
             f"{_words(free)} are free"
         )
-
-    def close(self) -> None:
-        """Gives the places back."""
-        self._ray.util.remove_placement_group(self._group)
 
 
 def _words(resources: Mapping[str, float]) -> str:

@@ -84,10 +84,8 @@ class Cohorts:
         self._inline = inline
         self._gone = ray.exceptions.RayActorError, ray.exceptions.ObjectLostError
         remote = ray.remote(Actor)
-        self._new: Callable[[int], Any] = lambda place: remote.options(
-            **places.options(place)
-        ).remote(debug)
-        self.actors = [self._new(place) for place in range(places.count)]
+        self._new: Callable[[], Any] = lambda: remote.options(**places.options()).remote(debug)
+        self.actors = [self._new() for _ in range(places.count)]
         self._ready = False
 
     def __len__(self) -> int:
@@ -169,7 +167,7 @@ class Cohorts:
     def _replace(self, places: Collection[int]) -> None:
         for place in places:
             self._ray.kill(self.actors[place])
-            self.actors[place] = self._new(place)
+            self.actors[place] = self._new()
 
     def _start(self, places: Collection[int]) -> None:
         """Waits for new actors, checks their nodes, and has them build their cohorts.
@@ -199,17 +197,22 @@ class Cohorts:
 
     def _started(self, places: Collection[int], deadline: float) -> dict[int, str]:
         """The nodes that new actors are on, by place."""
-        calls = {place: self.actors[place].place.remote() for place in places}
-        left = max(0.0, deadline - time.monotonic())
-        _, waiting = self._ray.wait(list(calls.values()), num_returns=len(calls), timeout=left)
-        if waiting:
-            raise ClientError(
-                f"{len(waiting)} of {len(self)} cohorts did not start within "
-                f"engine.revive_seconds={self._revive_seconds:g}: {self._places.shortage()}; add "
-                "nodes or lower engine.actors, or continue from the checkpoint with resume=."
-            )
+        nodes: dict[int, str] = {}
+        calls = {self.actors[place].place.remote(): place for place in places}
         try:
-            return self._received(calls)
+            while calls:
+                left = max(0.0, deadline - time.monotonic())
+                started, waiting = self._ray.wait(list(calls), timeout=left)
+                if not started:
+                    raise ClientError(
+                        f"{len(waiting)} of {len(self)} cohorts did not start within engine."
+                        f"revive_seconds={self._revive_seconds:g}: {self._places.shortage()}; add "
+                        "nodes or lower engine.actors, or continue from the checkpoint with "
+                        "resume=."
+                    )
+                # One that is lost is replaced while the others wait.
+                nodes |= self._received({calls.pop(call): call for call in started})
+            return nodes
         except self._ray.exceptions.RuntimeEnvSetupError as error:
             raise ClientError(
                 f"Ray could not send fedsink to a node of the cluster: {first_line(error)}."

@@ -89,7 +89,7 @@ class RayGrid(SimulationGrid):
             settings = self._without_files(settings)
         records = None
         try:
-            self._places = CohortPlaces(self._ray, settings.clients, actors, num_gpus)
+            places = CohortPlaces(self._ray, settings.clients, actors, num_gpus)
             if address is not None or data == "object_store":
                 records = NodeRecords(self._ray, settings.data, sent=data == "object_store")
         except BaseException:
@@ -97,7 +97,7 @@ class RayGrid(SimulationGrid):
             raise
         self.cohorts = Cohorts(
             self._ray,
-            self._places,
+            places,
             partial(cohort_of, host, settings, run_id),
             # Processes of this machine start from the files that this one has started from.
             versions=None if address is None else versions(),
@@ -175,7 +175,6 @@ class RayGrid(SimulationGrid):
     def close(self) -> None:
         """Ends the actors, and the Ray instance or the connection to it."""
         self.cohorts.close()
-        self._places.close()
         self._ray.shutdown()
 
 

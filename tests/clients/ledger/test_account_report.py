@@ -45,6 +45,7 @@ def used(path: Path) -> Path:
     return path
 
 
+@pytest.mark.medium
 def test_a_report_says_what_is_charged_and_what_was_used(used: Path) -> None:
     central, local, free = report(Database(used, writable=False))
     assert (central.lineage, central.adjacency, central.admission) == (

@@ -79,6 +79,7 @@ def _delta_of_gaussian(mu: float, level: np.ndarray) -> np.ndarray:
     return np.asarray(gained - np.exp(level) * norm.cdf(-mu / 2 - level / mu))
 
 
+@pytest.mark.medium
 def test_pitfall_15_a_pld_total_is_no_filter_and_the_renyi_filter_is_not_fooled() -> None:
     """Each path costs (3, 1e-5) by PLD; a path chosen by the first answer costs δ = 1.9e-5.
 

@@ -82,6 +82,7 @@ def _reserve(barrier: Any, path: Path, run: str, charge: Charge) -> None:
     os._exit(0)
 
 
+@pytest.mark.medium
 def test_two_processes_at_once_cannot_overspend(
     path: Path, make_charge: Make, in_processes: Together
 ) -> None:
@@ -126,6 +127,7 @@ def _open_many(barrier: Any, path: Path, charge: Charge) -> None:
         Ledger(path.with_name(f"{number}.sqlite"), durable=False).close()
 
 
+@pytest.mark.medium
 def test_processes_may_open_a_new_ledger_at_once(
     path: Path, make_charge: Make, in_processes: Together
 ) -> None:

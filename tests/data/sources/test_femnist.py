@@ -72,6 +72,7 @@ def test_ink_is_bright_labels_are_characters_and_records_know_their_writer(
     assert float(images[:, 0, 0].max()) == 0.0  # paper
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("choice", "labels"),
     [
@@ -92,6 +93,7 @@ def test_the_class_list_chooses_the_records_and_is_the_label_map(
     assert len(data) == sum(map(len, labels.values()))
 
 
+@pytest.mark.medium
 def test_the_three_forms_have_10_36_and_62_classes_and_public_sizes() -> None:
     for choice, classes, records in (
         ("femnist_digits", 10, 341873),

@@ -15,6 +15,7 @@ def spec(shape: tuple[int, ...] = (1, 28, 28), classes: tuple[str, ...] = DIGITS
     return DataSpec("glyphs", shape, classes, 20_000)
 
 
+@pytest.mark.medium
 def test_the_pictures_are_the_same_every_time() -> None:
     test = load(spec(), "test")
     assert test.values.shape == (4000, 1, 28, 28)
@@ -26,6 +27,7 @@ def test_the_pictures_are_the_same_every_time() -> None:
     assert not torch.equal(few.values, test.values)
 
 
+@pytest.mark.medium
 def test_classes_are_told_apart_and_pictures_of_one_differ() -> None:
     train, test = load(spec(), "test"), load(spec((1, 14, 14)), "test")
     pixels = train.values.flatten(1).float()
@@ -36,6 +38,7 @@ def test_classes_are_told_apart_and_pictures_of_one_differ() -> None:
     assert test.values.shape == (4000, 1, 14, 14)
 
 
+@pytest.mark.medium
 def test_a_class_holds_all_of_its_characters() -> None:
     both = load(spec(classes=("Il", "O")), "test")
     ink = both.values[both.labels == 0].float().mean((0, 1))
@@ -47,6 +50,7 @@ def test_a_class_holds_all_of_its_characters() -> None:
     torch.testing.assert_close(ink, sum(alone) / 2, rtol=0, atol=20.0)
 
 
+@pytest.mark.medium
 def test_colours_differ_and_other_sizes_keep_their_glyphs_central() -> None:
     colours = load(spec((3, 16, 24), ("A", "x")), "test")
     assert colours.values.shape == (4000, 3, 16, 24)
@@ -60,6 +64,7 @@ def test_colours_differ_and_other_sizes_keep_their_glyphs_central() -> None:
     assert float(down) == pytest.approx(7.5, abs=1.0)
 
 
+@pytest.mark.medium
 def test_the_configuration_describes_them() -> None:
     described = compose_config(["data=glyphs"])["data"]
     assert "".join(described["classes"]) == glyphs.CHARACTERS

@@ -16,6 +16,7 @@ def spec(
     return DataSpec(name, shape, classes, 20_000)
 
 
+@pytest.mark.medium
 def test_the_pictures_are_the_same_every_time() -> None:
     """A later version must not change the pictures: published figures are figures on them."""
     test = load(spec(), "test")
@@ -50,6 +51,7 @@ def test_both_colour_and_form_tell_classes_apart() -> None:
     assert by_form[FORMS.index("square")] > 1.2 * by_form[FORMS.index("cross")]
 
 
+@pytest.mark.medium
 def test_the_configuration_describes_them() -> None:
     described = compose_config(["data=shapes"])["data"]
     assert described["classes"] == list(CLASSES)

@@ -46,6 +46,7 @@ def test_published_mnist_row(uses, rdp, pld):
     assert pld_epsilon(*MNIST, uses, 1e-5) == pytest.approx(pld, abs=6e-4)
 
 
+@pytest.mark.medium
 def test_published_mnist_row_by_prv():
     assert prv_epsilon(*MNIST, 100_000, 1e-5) == pytest.approx(1.147, abs=6e-4)
 
@@ -56,6 +57,7 @@ def test_published_long_mnist_rows_by_prv(uses, prv):
     assert prv_epsilon(*MNIST, uses, 1e-5) == pytest.approx(prv, abs=6e-4)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("mnist")
 @pytest.mark.parametrize(
     ("setting", "delta", "rdp", "pld"),
@@ -72,6 +74,7 @@ def test_published_largest_number_of_rounds_within_ten(setting, delta, rdp, pld)
     assert pld_epsilon_on_grid(*setting, round(pld * 1.001), delta, 1e-4) > 10
 
 
+@pytest.mark.medium
 @pytest.mark.quick("1e-06-*")
 @pytest.mark.parametrize(("delta", "pld", "rdp"), [(1e-6, 14.54, 15.4), (1e-5, 13.28, 14.2)])
 def test_published_celeba_run_costs_far_more_than_ten(delta, pld, rdp):
@@ -151,6 +154,7 @@ def test_without_sampling_every_accountant_bounds_the_exact_gaussian(sigma, uses
     assert exact <= rdp_epsilon(1.0, sigma, uses, delta) <= exact * 1.15
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("rate", "sigma", "uses"), [(0.2, 2.0, 300), (0.01, 1.0, 5000)])
 def test_rdp_and_prv_agree_with_opacus(rate, sigma, uses):
     for accountant, ledger, room in [
@@ -163,6 +167,7 @@ def test_rdp_and_prv_agree_with_opacus(rate, sigma, uses):
         assert ours == pytest.approx(ledger.get_epsilon(1e-5), rel=room)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("rate", "sigma", "uses"), [(0.2, 2.0, 300), (0.01, 1.0, 5000)])
 def test_pld_and_rdp_agree_with_dp_accounting(rate, sigma, uses):
     event = poisson_gaussian(rate, sigma, uses)
@@ -180,6 +185,7 @@ def test_where_the_grid_is_coarse_pld_never_exceeds_rdp_by_more_than_a_percent(r
     assert 0 < pld_epsilon(rate, sigma, uses, 1e-5) <= 1.01 * rdp_epsilon(rate, sigma, uses, 1e-5)
 
 
+@pytest.mark.medium
 def test_small_losses_over_many_uses_are_not_rounded_up_by_the_grid():
     """Few uses with little noise and many with much are one Gaussian in the limit."""
     rate, sigma, delta = 0.2, 1000.0, 1e-5

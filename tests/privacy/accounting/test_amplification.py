@@ -50,6 +50,7 @@ def test_reference_numbers():
     assert largest_local_epsilon(60_000, 1e-6) == pytest.approx(6.25, abs=5e-3)
 
 
+@pytest.mark.medium
 @given(st.floats(1e-3, 8), st.integers(1, 10**8), st.floats(1e-12, 0.1))
 def test_the_result_never_exceeds_the_local_epsilon_and_falls_with_n(eps0, n, delta):
     if eps0 > largest_local_epsilon(n, delta):

@@ -22,6 +22,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.quick("record-clip")
 @pytest.mark.parametrize(("eps", "rate", "uses", "accountant"), SETTINGS)
 def test_sigma_costs_at_most_the_target_and_is_tight(eps, rate, uses, accountant):
@@ -30,6 +31,7 @@ def test_sigma_costs_at_most_the_target_and_is_tight(eps, rate, uses, accountant
     assert poisson_gaussian_epsilon(rate, sigma * 0.999, uses, 1e-5, accountant) > eps
 
 
+@pytest.mark.medium
 @pytest.mark.quick("record-clip")
 @pytest.mark.parametrize(("eps", "rate", "uses", "accountant"), SETTINGS)
 def test_rate_costs_at_most_the_target_and_is_tight(eps, rate, uses, accountant):
@@ -40,6 +42,7 @@ def test_rate_costs_at_most_the_target_and_is_tight(eps, rate, uses, accountant)
         assert poisson_gaussian_epsilon(found * 1.001, 2.0, uses, 1e-5, accountant) > eps
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("eps", "rate", "uses", "accountant"), SETTINGS)
 def test_uses_cost_at_most_the_target_and_are_tight(eps, rate, uses, accountant):
     most = uses_for(eps, rate=rate, sigma=2.0, delta=1e-5, accountant=accountant)

@@ -12,6 +12,7 @@ from fedsink.privacy import capacity_for, overflow_probability
 from fedsink.privacy.accounting.accountants import pld_epsilon
 
 
+@pytest.mark.medium
 @given(st.floats(0.001, 1), st.integers(1, 5000), st.integers(1, 10**6), st.floats(1e-9, 0.1))
 def test_the_smallest_capacity_whose_overflow_costs_a_share_of_delta(rate, records, uses, delta):
     found = capacity_for(rate, records, uses, delta)

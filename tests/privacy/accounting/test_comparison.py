@@ -9,6 +9,7 @@ from fedsink.privacy.accounting.accountants import poisson_gaussian_epsilon
 SETTING = {"rate": 0.2, "sigma": 2.0, "rounds": 300, "eps": 10.0}
 
 
+@pytest.mark.medium
 def test_the_accountants_stand_side_by_side():
     table = account_table(0.2, 2.0, 3000, 1e-5, classes=10)
     assert table == {a: poisson_gaussian_epsilon(0.2, 2.0, 300, 1e-5, a) for a in table}
@@ -22,6 +23,7 @@ def test_epsilon_is_solved_for_when_left_out():
     assert solved == account_table(0.2, 2.0, 3000, 1e-5, classes=10)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("rounds")
 @pytest.mark.parametrize("name", ["rate", "sigma", "rounds"])
 def test_what_is_left_out_is_solved_for_within_the_target_of_each_accountant(name):
@@ -47,6 +49,7 @@ def test_delta_is_solved_for_when_eps_is_given():
     assert set(solve_account(**(SETTING | {"eps": 1000.0})).values()) == {1e-12}
 
 
+@pytest.mark.medium
 def test_rounds_count_the_classes():
     some = {"accountants": ["pld", "rdp"]}
     joint = solve_account(rate=0.2, sigma=2.0, eps=10, delta=1e-5, **some)
@@ -71,6 +74,7 @@ def test_bad_values_are_refused():
         account_table(0.2, 2.0, 300, 1e-5, clients=0)
 
 
+@pytest.mark.medium
 def test_only_accountants_with_a_bound_are_run():
     table = account_table(0.2, 2.0, 300, 1e-5, classes=10, adjacency="replace-one")
     assert list(table) == ["pld"]
@@ -85,6 +89,7 @@ def test_one_person_at_several_clients_composes_and_halves_the_rounds():
     assert solve_account(rate=0.2, eps=10, clients=2, **setting)["pld"] == one // 20 * 10
 
 
+@pytest.mark.medium
 def test_what_is_solved_for_keeps_the_target_under_other_adjacencies():
     for options in (
         {"adjacency": "client", "clip": "batch"},

@@ -26,6 +26,7 @@ RECORD, BATCH = RecordClip(1.0), BatchClip(1.0)
 JOINT, SPLIT = JointSchedule(), ClassSchedule(10)
 
 
+@pytest.mark.medium
 def test_add_remove_is_the_poisson_subsampled_gaussian():
     cost = Cost(RECORD, SPLIT)
     assert cost.uses(95) == 10
@@ -35,6 +36,7 @@ def test_add_remove_is_the_poisson_subsampled_gaussian():
     assert cost.accountants(0.2) == ACCOUNTANTS
 
 
+@pytest.mark.medium
 def test_replace_one_has_its_own_pairs_and_pld_alone():
     cost = Cost(BATCH, SPLIT, "replace-one")
     assert cost.accountants(0.2) == ("pld",)
@@ -70,6 +72,7 @@ def test_a_client_of_capacity_b_moves_the_sum_by_b_contributions():
         Cost(RECORD, SPLIT, "client")
 
 
+@pytest.mark.medium
 def test_a_capacity_costs_nothing_with_the_batch_clip():
     """Two clipped gradients are within 2Δ whichever records were kept."""
     for adjacency in ("add-remove", "replace-one"):
@@ -167,6 +170,7 @@ GRID = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.quick("some-add-remove-clip0-*", "some-replace-one-clip3-*")
 @pytest.mark.parametrize(("adjacency", "clip", "schedule", "capacity"), ADJACENT + ADJACENT_CRITICS)
 @pytest.mark.parametrize(
@@ -193,6 +197,7 @@ def test_with_the_critic_clip_a_unit_in_one_part_sees_unsampled_gaussians(adjace
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one", "user"])
 def test_critics_that_are_asked_in_secret_cost_a_record_that_is_replaced(adjacency):
     """The record's ±Δ is a critic's answer of ±C, half of the clip's sensitivity."""

@@ -70,6 +70,7 @@ def test_local_mechanisms_cost_their_epsilon_under_their_adjacency(mechanism, de
     assert cost == pytest.approx(mechanism.epsilon, rel=1e-3)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("image", [GaussianMechanism(3.0, 20.0, 1e-4), LaplaceMechanism(2.0, 20.0)])
 def test_a_product_costs_more_than_its_parts_and_no_more_than_their_sum(image):
     product = ProductMechanism(image, LABEL)

@@ -17,12 +17,14 @@ F2 = (0.2, 2.291, 400, 1e-5)
 BATCH_RECIPE = (0.025, 0.848, 1600, 1e-5)
 
 
+@pytest.mark.medium
 def test_the_reference_numbers_of_the_record_recipe():
     assert pld_epsilon(*F2) == pytest.approx(9.17, abs=0.005)
     assert replacement_epsilon(*F2, RECORD, SPLIT) == pytest.approx(20.0, abs=0.01)
     assert _epsilon("two-labels", *F2) == pytest.approx(13.4, abs=0.01)
 
 
+@pytest.mark.medium
 def test_the_reference_numbers_of_the_batch_recipe():
     assert pld_epsilon(*BATCH_RECIPE) == pytest.approx(9.09, abs=0.005)
     assert replacement_epsilon(*BATCH_RECIPE, BATCH, SPLIT) == pytest.approx(12.17, abs=0.005)
@@ -36,12 +38,14 @@ def test_gs_wgans_one_of_a_thousand_shards():
     assert found == pytest.approx(347, abs=0.5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("clip", [RECORD, BATCH])
 @pytest.mark.parametrize("schedule", [JOINT, SPLIT])
 def test_replacing_a_record_costs_more_than_adding_one(clip, schedule):
     assert replacement_epsilon(0.1, 1.5, 50, 1e-5, clip, schedule) > pld_epsilon(0.1, 1.5, 50, 1e-5)
 
 
+@pytest.mark.medium
 def test_a_change_of_label_is_part_of_the_content_in_a_joint_schedule():
     split = replacement_epsilon(*BATCH_RECIPE, BATCH, SPLIT)
     assert split == _epsilon("two-labels", *BATCH_RECIPE)
@@ -50,6 +54,7 @@ def test_a_change_of_label_is_part_of_the_content_in_a_joint_schedule():
     assert one_class == replacement_epsilon(*BATCH_RECIPE, BATCH, JOINT)
 
 
+@pytest.mark.medium
 def test_opposite_answers_are_told_apart_best_of_all_within_the_bound():
     """The hockey stick of two answers of one coin, in the plane, by quadrature."""
     axis = np.linspace(-9, 9, 601)
@@ -124,6 +129,7 @@ def test_without_sampling_the_figures_are_exact():
     )
 
 
+@pytest.mark.medium
 def test_sampling_nearly_everything_comes_close_to_the_exact_figure():
     sampled = replacement_epsilon(0.9999999, 3.0, 25, 1e-5, RECORD, JOINT)
     exact = replacement_epsilon(1.0, 3.0, 25, 1e-5, RECORD, JOINT)

@@ -162,6 +162,7 @@ def near(draw: st.DrawFn) -> tuple[torch.Tensor, float]:
 PROBLEMS = st.one_of(st.tuples(vectors(), ALL_BOUNDS), near())
 
 
+@pytest.mark.medium
 @settings(max_examples=600)
 @given(problem=PROBLEMS)
 def test_the_batch_clip_keeps_its_sensitivity_over_the_whole_range_of_floats(problem):
@@ -180,6 +181,7 @@ def test_the_batch_clip_keeps_its_sensitivity_over_the_whole_range_of_floats(pro
             assert sum(x * x for x in apart) <= (2 * Fraction(bound)) ** 2
 
 
+@pytest.mark.medium
 @settings(max_examples=400)
 @given(problem=PROBLEMS, slack=st.sampled_from([2.0**-20, 2.0**-16, 0.5]))
 def test_shrunk_vectors_keep_the_bound_their_direction_and_what_is_short(problem, slack):
@@ -209,6 +211,7 @@ def critics(values: torch.Tensor, count: int) -> torch.Tensor:
     return rows.unsqueeze(0).unsqueeze(2)
 
 
+@pytest.mark.medium
 @settings(max_examples=300)
 @given(problem=PROBLEMS, other=vectors(), count=st.integers(1, 50))
 def test_totals_that_differ_in_one_critic_are_within_the_sensitivity(problem, other, count):
@@ -264,6 +267,7 @@ def test_more_critics_than_stated_are_refused():
 # Rows of one critic
 
 
+@pytest.mark.medium
 @settings(max_examples=300)
 @given(problem=PROBLEMS, other=vectors())
 def test_clipped_rows_are_within_the_bound_and_two_gradients_within_the_sensitivity(problem, other):

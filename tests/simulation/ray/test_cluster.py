@@ -119,6 +119,7 @@ def test_a_cluster_may_have_gpus_where_this_machine_has_none(
         configured(*gpus, small=False)
 
 
+@pytest.mark.medium
 def test_what_clients_remember_stays_on_this_machine(configured: Configure) -> None:
     critics = ("seed=0", "engine=ray", "strategy=gs_wgan", "report.pictures=0", "report.html=false")
     assert configured(*critics, small=False).node.states is not None

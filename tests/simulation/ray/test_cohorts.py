@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,13 +23,20 @@ class Played:
 
     Args:
         dying: numbers of the actors, in order of creation, that die of their first question.
+        stillborn: numbers of those that die before it.
+        waiting: numbers of those for which there is no room.
     """
 
-    def __init__(self, dying: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        dying: Callable[[int], bool] = lambda number: False,
+        stillborn: Container[int] = (),
+        waiting: Container[int] = (),
+    ) -> None:
         self.exceptions = SimpleNamespace(
             **{name: type(name, (Exception,), {}) for name in _ERRORS}
         )
-        self._dying = dying
+        self._dying, self._stillborn, self._waiting = dying, stillborn, waiting
         self.made = 0
         self.killed: list[int] = []
         self.asked: list[Call] = []
@@ -52,7 +59,8 @@ class Played:
         return said
 
     def wait(self, calls: list[Call], **_: Any) -> tuple[list[Call], list[Call]]:
-        return calls, []
+        started = [call for call in calls if call[0] not in self._waiting][:1]
+        return started, [call for call in calls if call not in started]
 
     def kill(self, actor: Any) -> None:
         self.killed.append(actor.number)
@@ -61,6 +69,8 @@ class Played:
         if isinstance(call, list):
             return [self.get(each, timeout) for each in call]
         number, method, arguments = call
+        if number in self._stillborn:
+            raise self.exceptions.RayActorError
         if method != "answer":
             return "node"
         if self._dying(number):
@@ -71,7 +81,7 @@ class Played:
 
 
 def cohorts(ray: Played, *, revivals: int = 3, inline: int = 1000) -> Cohorts:
-    places: Any = SimpleNamespace(count=3, options=lambda place: {}, shortage=lambda: "")
+    places: Any = SimpleNamespace(count=3, options=dict, shortage=lambda: "")
     return Cohorts(
         ray, places, lambda: pytest.fail("it is built elsewhere"), versions=None, records=None,
         secret=False, timeout=None, revive_seconds=60.0, revivals=revivals, inline=inline,
@@ -96,6 +106,16 @@ def test_a_lost_actor_is_replaced_and_its_work_is_asked_again() -> None:
     ]  # fmt: skip
     assert (ray.killed, ray.made) == ([1], 4)
     assert [actor.number for actor in of.actors] == [0, 3, 2]
+
+
+def test_an_actor_that_dies_at_its_start_is_replaced_while_others_wait() -> None:
+    """Ray may have put it on a node that was going down."""
+    ray = Played(stillborn=[1], waiting=[2, 3])
+    with pytest.raises(ClientError, match=r"2 of 3 cohorts did not start within .*=60"):
+        cohorts(ray).ask("answer", "all", [["a"], ["b"], ["c"]])
+    assert (ray.killed, ray.made) == ([1], 4)
+    ray = Played(stillborn=[0, 1])
+    assert cohorts(ray).ask("answer", "all", [["a"], [], []]) == [[(3, "all", "a")], [], []]
 
 
 @pytest.mark.parametrize("revivals", [0, 2])

@@ -92,13 +92,16 @@ def test_without_another_node_the_run_stops_in_time_and_resumes_to_the_same_byte
     expected: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Ray's head stays idle meanwhile, so that a node that joins is answered."""
     nodes.add()
     lost = nodes.add()
     cut: list[float] = []
+    before: list[float] = []
 
     def power_cut() -> None:
         nodes.kill(lost)
         cut.append(time.monotonic())
+        before.append(nodes.head_seconds())
 
     meanwhile(monkeypatch, {4: power_cut})
     config = cluster_run(composed, nodes, "engine.revive_seconds=60", "report.checkpoint_seconds=0")
@@ -109,6 +112,7 @@ def test_without_another_node_the_run_stops_in_time_and_resumes_to_the_same_byte
     ):
         start(config, tmp_path / "run")
     assert time.monotonic() - cut[0] < 60 + 15  # until the loss is noticed
+    assert nodes.head_seconds() - before[0] < 20  # of 60: a head that tries again and again has 50
     assert generator(resume(tmp_path / "run")) == expected
 
 

@@ -26,12 +26,15 @@ from fedsink.errors import ClientError, ConfigError
 from fedsink.privacy import SecretKey
 from fedsink.server.running import server_app
 from fedsink.simulation.grid import SimulationGrid, client_context
+from fedsink.simulation.ray.actor import Actor
 from fedsink.simulation.ray.cluster import INLINE, CohortPlaces
 from fedsink.simulation.ray.ray_grid import RayGrid
 from fedsink.simulation.run_settings import RunSettings
 from fedsink.simulation.virtual_clients import Hosted, LocalGrid, fedsink_apps
 
 from ..conftest import Configure
+
+pytestmark = pytest.mark.medium
 
 _CLIENTS = 3
 _OVERRIDES = ("seed=5", f"clients={_CLIENTS}", "rounds=12")
@@ -129,7 +132,6 @@ def make_grid(grids: dict[str, RayGrid], configured: Configure) -> Iterator[Call
     yield make
     for grid in made:
         grid.cohorts.close()
-        grid._places.close()
 
 
 def _dying(marker: Path, after: int, act: Callable[[], None]) -> Callable[[Any], Hosted]:
@@ -343,9 +345,7 @@ def test_there_are_no_more_places_than_clients_or_cores(
 ) -> None:
     _ray_grid(grids, configured(*_OVERRIDES).node)
     for clients, cohorts, count in ((10, None, 10), (99, None, 16), (10, 2, 2), (1, 4, 1)):
-        places = CohortPlaces(ray, clients, cohorts, 0.0)
-        places.close()
-        assert places.count == count
+        assert CohortPlaces(ray, clients, cohorts, 0.0).count == count
 
 
 def test_more_gpu_than_there_is_is_refused_instead_of_waited_for(
@@ -354,14 +354,15 @@ def test_more_gpu_than_there_is_is_refused_instead_of_waited_for(
     _ray_grid(grids, configured(*_OVERRIDES).node)
     with pytest.raises(ConfigError, match=r"4 cohorts of engine\.num_gpus=0\.5 do not fit on 1"):
         CohortPlaces(ray, 10, 4, 0.5)
-    CohortPlaces(ray, 10, 4, 0.25).close()
+    CohortPlaces(ray, 10, 4, 0.25)
 
 
 def test_cohorts_without_a_place_end_the_run_and_say_what_is_free(
     make_grid: Callable[..., RayGrid], configured: Configure
 ) -> None:
     """The GPU is there, but somebody has it."""
-    taken = CohortPlaces(ray, 1, 1, 1.0)
+    taken = ray.remote(Actor).options(**CohortPlaces(ray, 1, 1, 1.0).options()).remote(False)
+    ray.get(taken.place.remote())
     grid = make_grid(configured("seed=0").node, actors=1, num_gpus=1.0, revive_seconds=0.5)
     message = grid.create_message(RecordDict(), "query.identity", 1000, "1")
     began = time.monotonic()
@@ -372,7 +373,7 @@ def test_cohorts_without_a_place_end_the_run_and_say_what_is_free(
     ):
         grid.send_and_receive([message])
     assert time.monotonic() - began < 5
-    taken.close()
+    ray.kill(taken)
 
 
 @pytest.mark.slow

@@ -80,6 +80,7 @@ class _Cohort:
         return [getattr(self._actor, method)(pickle.dumps(shared), work[0], *more)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("method", ["add_up", "answer"])
 def test_every_charge_is_committed_before_a_cohort_is_asked(
     configured: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str

@@ -46,6 +46,7 @@ def test_the_border_is_the_mean_of_the_outer_columns_and_turns_round_with_the_pi
 _VALUES = st.lists(st.integers(0, 5), min_size=1, max_size=30)  # with many ties
 
 
+@pytest.mark.medium
 @given(_VALUES, _VALUES)
 def test_the_auc_is_that_of_a_roc_curve(high: list[int], low: list[int]) -> None:
     from sklearn.metrics import roc_auc_score
@@ -111,6 +112,7 @@ def test_the_selection_is_charged_where_clients_are_the_unit(
     assert " ".join((played / "debug.txt").read_text().split()).endswith(selection["meaning"])
 
 
+@pytest.mark.medium
 def test_the_runs_are_ordinary_ones_with_noise_of_their_own(played: Path) -> None:
     assert {path.name for path in played.iterdir()} == {
         "clean", "suspects", "config.yaml", "debug.json", "debug.txt", "debug.png",
@@ -148,6 +150,7 @@ def test_the_report_says_what_the_generators_drew_and_what_it_costs(played: Path
     assert pixels.shape[1] > 2 * 5 * 48
 
 
+@pytest.mark.medium
 @pytest.mark.quick("overrides[02]-*")
 @pytest.mark.parametrize(
     ("overrides", "message"),

@@ -99,6 +99,7 @@ def test_a_recipe_s_epsilon_and_one_of_a_method_s_own() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.medium
 def test_every_seed_is_a_run_of_every_method() -> None:
     runs = planned(TWO, "study.seeds=[3,5]")
     assert {name: run["seed"] for name, run in runs.items()} == {
@@ -114,6 +115,7 @@ def test_other_data_have_their_own_recipes(tiny_data: Path) -> None:
     assert runs["gs_wgan"]["data"]["root"] == str(tiny_data)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("overrides*[05]-*")
 @pytest.mark.parametrize(
     ("overrides", "message"),
@@ -145,6 +147,7 @@ def test_what_cannot_be_compared_is_refused_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.medium
 def test_data_without_a_file_of_their_name_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

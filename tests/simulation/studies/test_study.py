@@ -97,6 +97,7 @@ def test_a_kill_before_a_run_began_costs_that_run_alone(
     assert_same(folder, played)
 
 
+@pytest.mark.medium
 def test_a_finished_study_that_is_resumed_reports_again(
     played: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +125,7 @@ def test_secret_keys_are_of_each_run_and_gone_at_its_end(
     assert [path for path in (tmp_path / "state").rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.medium
 def test_a_study_s_folder_is_no_run_s(played: Path) -> None:
     with pytest.raises(CheckpointError, match="holds a study of the runs clean and suspects: name"):
         open_run(str(played))
@@ -133,6 +135,7 @@ def test_a_study_s_folder_is_no_run_s(played: Path) -> None:
         configure(small(), played, RunIdentity.fresh(0))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -123,6 +123,7 @@ def test_any_number_of_clients_trains_the_generator(
     assert float((after - before).abs().max()) > 1e-3
 
 
+@pytest.mark.medium
 def test_training_moves_the_generator_to_the_data(make_central: Central, make_grid: Grids) -> None:
     """With ample records per noise, the class means come out: 0, 1 and 2 in every coordinate."""
     strategy = make_central(rounds=250, rate=1.0, lr=0.03)
@@ -136,6 +137,7 @@ def test_training_moves_the_generator_to_the_data(make_central: Central, make_gr
     assert means.tolist() == pytest.approx([0.0, 1.0, 2.0], abs=0.2)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("variant", VARIANTS[:4], ids=str)
 def test_the_order_of_replies_does_not_matter_to_the_last_bit(
     make_central: Central, make_grid: Grids, variant: dict[str, Any]
@@ -391,6 +393,7 @@ def _summing(grid: Any) -> Any:
     return LocalGrid(client_app(grid.node), grid.clients, batched=NodeCohort(grid.node))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("uses", [1, 2])
 @pytest.mark.parametrize("schedule", ["class", "joint"])
 @pytest.mark.parametrize("clip", ["record", "batch"])
@@ -473,6 +476,7 @@ def test_record_sums_are_divided_by_the_nominal_batch_and_batch_means_are_not(
     assert losses["batch", 61 / 3] == losses["batch", 10 * 61 / 3]
 
 
+@pytest.mark.medium
 def test_state_goes_on_bit_identically(
     make_central: Central, make_grid: Grids, tmp_path: Path
 ) -> None:
@@ -488,6 +492,7 @@ def test_state_goes_on_bit_identically(
         assert torch.equal(weights(resumed.trainer.generator), weights(through.trainer.generator))
 
 
+@pytest.mark.medium
 def test_epsilon_so_far_grows_from_zero_to_the_plans(
     make_central: Central, make_grid: Grids
 ) -> None:
@@ -639,6 +644,7 @@ def test_a_message_takes_one_step_along_the_mean_of_its_gradients(
     assert points.requires_grad
 
 
+@pytest.mark.medium
 def test_many_uses_per_message_train_save_and_resume(
     make_central: Central, make_grid: Grids, tmp_path: Path
 ) -> None:

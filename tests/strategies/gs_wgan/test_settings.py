@@ -42,6 +42,7 @@ def plan(*overrides: str) -> PrivacyPlan:
     return chosen
 
 
+@pytest.mark.medium
 def test_the_clip_is_the_critics_without_a_word() -> None:
     assert config("strategy=gs_wgan").clip == "critic"
     assert (config().clip, config("clip=batch").clip) == ("record", "batch")
@@ -59,12 +60,14 @@ def test_every_dataset_has_a_recipe(data: str) -> None:
     assert 9.9 < settings(f"data={data}").plan.epsilon() <= 10.0
 
 
+@pytest.mark.medium
 def test_a_method_has_values_of_its_own_for_a_dataset() -> None:
     """Holds whatever the recipe of the dataset says for other methods."""
     assert config("strategy=gs_wgan", "data=mnist").recipe["view"]["radius"] == 10
     assert config("data=mnist").recipe["view"]["radius"] == 14
 
 
+@pytest.mark.medium
 def test_any_two_of_eps_sigma_and_rounds_give_the_third() -> None:
     """R uses are one Gaussian of multiplier σ/√R: no error of an accountant."""
     assert plan("eps=10", "rounds=20").noise_multiplier == pytest.approx(2.236, rel=1e-3)
@@ -73,6 +76,7 @@ def test_any_two_of_eps_sigma_and_rounds_give_the_third() -> None:
     assert plan("eps=1", "rounds=300").noise_multiplier == pytest.approx(64.62, rel=1e-3)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one", "user"])
 def test_all_adjacencies_of_records_cost_the_same(adjacency: str) -> None:
     chosen = settings("sigma=2.2361", "rounds=20", f"adjacency={adjacency}")
@@ -88,6 +92,7 @@ def test_all_adjacencies_of_records_cost_the_same(adjacency: str) -> None:
     assert stated["rounds_per_record"] == 20
 
 
+@pytest.mark.medium
 def test_critics_may_be_asked_in_secret_and_privacy_json_says_what_that_assumes() -> None:
     chosen = settings("rate=0.2", "rounds=20", "eps=10")
     stated = chosen.statement("reproducible")
@@ -101,6 +106,7 @@ def test_critics_may_be_asked_in_secret_and_privacy_json_says_what_that_assumes(
     assert "which critics were asked: against whoever learns it" in str(chosen.notice(stated))
 
 
+@pytest.mark.medium
 def test_clients_as_units_are_asked_in_secret_for_nothing() -> None:
     """No amplification is claimed, so the plan assumes none either."""
     chosen = settings("rate=0.2", "rounds=20", "eps=10", "adjacency=client", "strategy.critics=1")
@@ -110,6 +116,7 @@ def test_clients_as_units_are_asked_in_secret_for_nothing() -> None:
     assert "Which critics are asked" not in stated["not_protected"]
 
 
+@pytest.mark.medium
 def test_a_client_costs_a_multiplier_of_as_many_critics() -> None:
     one = plan("adjacency=client", "strategy.critics=1", "sigma=2", "rounds=20")
     three = plan("adjacency=client", "strategy.critics=3", "sigma=6", "rounds=20")
@@ -123,6 +130,7 @@ def test_a_client_costs_a_multiplier_of_as_many_critics() -> None:
     assert set(stated["adjacencies"]) == {"client"}
 
 
+@pytest.mark.medium
 def test_turns_divide_the_uses() -> None:
     chosen = plan("clients=50", "strategy.turns=50", "rounds=1000", "eps=10")
     assert chosen.schedule == TurnSchedule(50)
@@ -132,6 +140,7 @@ def test_turns_divide_the_uses() -> None:
         settings("strategy.turns=11")
 
 
+@pytest.mark.medium
 def test_noise_may_be_shared_by_those_who_answer_together() -> None:
     chosen = settings("clients=9", "strategy.turns=2", "noise.share=secure_aggregation")
     assert chosen.share == NoiseShare("secure_aggregation")
@@ -164,6 +173,7 @@ def test_the_published_form_has_the_published_clip_noise_and_picks() -> None:
     assert plan.epsilon() == pytest.approx(637, abs=0.6)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("user")
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one", "user", "client"])
 def test_privacy_json_of_the_published_form_says_what_is_proved_and_what_is_claimed(
@@ -212,11 +222,13 @@ def test_the_published_form_may_be_calibrated_to_an_epsilon_that_holds() -> None
     assert secret == seeded
 
 
+@pytest.mark.medium
 def test_without_privacy_the_published_form_picks_clients_alone() -> None:
     chosen = settings(*PUBLISHED, "eps=inf", "rounds=30")
     assert chosen.plan == UnprotectedPlan(1.0, 30, "row", PickSchedule(1000))
 
 
+@pytest.mark.medium
 def test_the_reduced_published_run_is_what_its_name_says() -> None:
     chosen = settings("experiment=gs_wgan_published_digits", "seed=0")
     plan = chosen.plan
@@ -227,6 +239,7 @@ def test_the_reduced_published_run_is_what_its_name_says() -> None:
     assert stated["epsilon_published"] == pytest.approx(33.06, abs=0.01)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("*noise.share*", "*capacity=5*", "*row_sigma=0*", "*adjacency=*")
 @pytest.mark.parametrize(
     ("overrides", "message"),
@@ -317,6 +330,7 @@ def test_the_published_federated_epsilon_is_reproduced():
     assert claimed == pytest.approx(12.7, abs=0.05)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("add-remove-329")
 @pytest.mark.parametrize(("adjacency", "proved"), [("add-remove", 329), ("replace-one", 347)])
 def test_rows_that_are_selected_together_cost_what_one_gaussian_of_all_of_them_does(
@@ -345,6 +359,7 @@ def test_clients_that_the_server_chooses_cost_their_uses(schedule, uses, proved,
     assert plan.published
 
 
+@pytest.mark.medium
 def test_more_uses_less_noise_and_fewer_critics_cost_more():
     costs = [
         gs_wgan_epsilon(SIGMA, uses=1000, critics=CRITICS, delta=DELTA),

@@ -258,6 +258,7 @@ def test_shared_noise_is_spread_over_those_who_are_asked(
         assert variance == pytest.approx(strategy.settings.plan.noise_std**2)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("turns", [None, 2])
 def test_sums_made_by_the_grid_train_the_same_generator(
     make_gs_wgan: Make, make_grid: Grids, turns: int | None

@@ -132,6 +132,7 @@ def test_generated_values_get_noise_of_the_mechanisms_law(
     assert not torch.equal(again.flatten().double(), noise)
 
 
+@pytest.mark.medium
 def test_noisy_w1_is_the_distance_of_two_noisy_gaussians(make_local: Local) -> None:
     """W₁ of N(a, s² + σ²) and N(b, t² + σ²): |a − b|, or √(2/π)·|√(s² + σ²) − √(t² + σ²)|."""
     plan, n = line("gaussian", "l2", 2.0), 1000
@@ -168,6 +169,7 @@ def test_the_gradient_of_a_noisy_loss_is_the_one_at_the_points(
     assert (ahead - behind) / 2 == pytest.approx(expected, rel=0.02, abs=2e-6)
 
 
+@pytest.mark.medium
 def test_a_critic_learns_the_distance_of_two_shifted_laws() -> None:
     """W₁ of equal laws that lie 2 apart is 2, and the generated values are drawn to the records."""
     shift = torch.tensor([[1.2, -1.6]])
@@ -310,6 +312,7 @@ def test_labels_follow_their_law_given_the_answer(epsilon: float) -> None:
         assert torch.allclose(found, expected, atol=0.02)  # eight standard deviations
 
 
+@pytest.mark.medium
 def test_a_batch_has_the_classes_in_the_proportions_of_the_prior() -> None:
     prior = torch.tensor([0.6, 0.3, 0.1])
     _, answers = randomized(prior, 20_000, 2.0)

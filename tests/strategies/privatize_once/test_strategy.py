@@ -196,6 +196,7 @@ def test_a_noisy_run_goes_on_bit_identically(
     assert torch.equal(weights(resumed.generator), weights(through.generator))
 
 
+@pytest.mark.medium
 def test_training_recovers_the_classes(make_local: Local, make_grid: Grids) -> None:
     strategy = make_local(rounds=300, batch=61)
     play(strategy, make_grid())
