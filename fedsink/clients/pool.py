@@ -194,7 +194,7 @@ class Pool:
         part: slice,
         samples: Sequence[Stream],
     ) -> PlaceLayout:
-        """Draws samples of clients, each of its class, in `capacity` places each."""
+        """Draws each client's sample, of the label that it is asked for, into `capacity` places."""
         members, starts, sizes = self.runs(labels, part)
         drawn = [
             sampler.draw_at_most(size, capacity, stream)

@@ -61,7 +61,7 @@ class Workshop:
         )
 
     def run(self, tests: list[str], slow: bool = False) -> dict[str, Any]:
-        """Runs these tests on the unchanged copy, all of them or those that are not slow."""
+        """Runs these tests on the unchanged copy, all of them or the quick ones."""
         assert self._process.stdin
         assert self._process.stdout
         markers = ["-m", "not gpu"] if slow else []
