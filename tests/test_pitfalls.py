@@ -233,6 +233,7 @@ def test_pitfall_02_a_map_for_other_records_lends_its_sensitivity_to_none() -> N
     assert not upload(settings).has_error()
 
 
+@pytest.mark.medium
 def test_pitfall_03_the_accountants_event_is_what_the_sampler_does() -> None:
     # Fails if event and sampler differ in rate, multiplier or number of uses.
     rate, rounds = 0.3, 1500

@@ -169,6 +169,7 @@ def test_a_run_that_left_no_word_is_not_taken_for_a_success(
     assert "flwr log 4711 lab" in message
 
 
+@pytest.mark.medium
 def test_a_superlink_that_cannot_be_reached_is_named(
     flwr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(runs: Path) -> None:
     assert of(runs, "low", "secret").groups[1].seeds == "1 run, secret noise"
 
 
+@pytest.mark.medium
 def test_groups_are_titled_by_their_method_and_what_tells_them_apart(runs: Path) -> None:
     titles = [group.title for group in of(runs, "a0", "low", "local").groups]
     assert titles == [
@@ -57,6 +58,7 @@ def test_a_promise_has_its_delta(tmp_path: Path) -> None:
     assert (str(first)[-8:], str(other)[-8:]) == ("δ = 1e-5", "δ = 1e-6")
 
 
+@pytest.mark.medium
 def test_epsilons_are_together_only_where_they_promise_the_same(runs: Path) -> None:
     found = of(runs, "a0", "low", "clients", "local").by_promise()
     grouped = [[next(iter(group.runs)) for group in groups] for groups in found.values()]
@@ -100,6 +102,7 @@ def test_a_curve_is_the_mean_of_the_runs_that_have_the_round(tmp_path: Path) -> 
     assert Group("", runs, {}).mean("unheard of") == ([], [])
 
 
+@pytest.mark.medium
 def test_figures_of_an_evaluation_are_those_of_the_runs_that_have_it(
     runs: Path, tmp_path: Path
 ) -> None:
@@ -119,6 +122,7 @@ def test_mean_and_sample_standard_deviation() -> None:
     assert mean_and_sd([0.4, 0.5, 0.6], 100) == "50.0 ± 10.0"
 
 
+@pytest.mark.medium
 def test_sweeps_and_studies_stand_for_their_runs(runs: Path, tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
     for number, name in (("2", "low"), ("10", "a0")):
@@ -132,6 +136,7 @@ def test_sweeps_and_studies_stand_for_their_runs(runs: Path, tmp_path: Path) -> 
     assert study.warnings() == ["Not finished: late. Their figures will change."]
 
 
+@pytest.mark.medium
 def test_how_far_a_run_is(runs: Path, tmp_path: Path) -> None:
     compared = of(runs, "a0", "stopped")
     assert [status(run) for run in compared.runs.values()] == ["finished", "unfinished, round 2"]
@@ -142,6 +147,7 @@ def test_how_far_a_run_is(runs: Path, tmp_path: Path) -> None:
     assert status(list(failed.runs.values())[1]) == "failed after round 2"
 
 
+@pytest.mark.medium
 def test_runs_of_different_data_and_repetitions_are_warned_of(runs: Path, tmp_path: Path) -> None:
     from fedsink.server.folder import stored_config
 
@@ -163,6 +169,7 @@ def test_runs_of_different_data_and_repetitions_are_warned_of(runs: Path, tmp_pa
     assert warning.startswith("These runs are of different data (digits, mnist; data.name differ)")
 
 
+@pytest.mark.medium
 def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a0 is named twice: name each run once"):
         of(runs, "a0", "a1", "../" + runs.name + "/a0")

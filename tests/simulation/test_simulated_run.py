@@ -151,6 +151,7 @@ def _stated(settings: RunSettings) -> dict[str, Any]:
     return settings.server.strategy.statement(kind_of_noise(settings.node))
 
 
+@pytest.mark.medium
 def test_the_central_statement_is_the_accountants(configured: Configure) -> None:
     settings = configured("eps=3", "seed=0", "clients=3")
     stated = _stated(settings)

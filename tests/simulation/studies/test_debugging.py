@@ -96,6 +96,7 @@ def test_the_populations_are_selected_by_accuracy_and_nobody_holds_records_in_bo
         assert partition["corrupted"] == ([] if name == "clean" else numbers)
 
 
+@pytest.mark.medium
 @pytest.mark.quick("()-True")
 @pytest.mark.parametrize(
     ("overrides", "charged"), [((), True), (("adjacency=add-remove",), False)], ids=str
@@ -125,6 +126,7 @@ def test_the_runs_are_ordinary_ones_with_noise_of_their_own(played: Path) -> Non
     assert small("seed=null")["seed"] is None
 
 
+@pytest.mark.medium
 def test_the_report_says_what_the_generators_drew_and_what_it_costs(played: Path) -> None:
     report = read(played / "debug.json")
     borders = {
