@@ -71,7 +71,7 @@ CLAIMS = {
         "{cao_mnist_m1.cnn} % (DP-Sinkhorn), {dpdm_mnist_eps10.cnn} % (DPDM)",
         "central, one curator, ε = 10 | {new_one.cnn} % | "
         "{cao_mnist_m1.cnn} % (DP-Sinkhorn), {dpdm_mnist_eps10.cnn} % (DPDM)",
-        "central, 1,000 clients, shared noise, ε = 10 | {pooled_thousand.cnn} % (two seeds) | "
+        "central, 1,000 clients, shared noise, ε = 10 | {pooled_thousand.cnn} % | "
         "{cao_mnist_m1.cnn} %, {dpdm_mnist_eps10.cnn} %",
         "central, ten clients, ε = 1 | {new_ten_eps1.cnn} % | {dpdm_mnist_eps1.cnn} % (DPDM)",
         "ldp, Laplace noise, ε = 35 | {new_laplace.cnn} % | none with labels",
@@ -101,8 +101,8 @@ CLAIMS = {
         "with noise it reads {one.cnn} and {one_60.cnn}",
         "a hundred read {hundred.cnn} with their own and {hundred_shared.cnn} with shared noise, a "
         "thousand {thousand.cnn} and {thousand_shared.cnn}",
-        "ten clients read {pooled_ten.cnn} (one seed) and a thousand {pooled_thousand.cnn} (two), "
-        "where one curator reads {new_one.cnn}",
+        "ten clients read {pooled_ten.cnn} (one seed) and a thousand {pooled_thousand.cnn}, where "
+        "one curator reads {new_one.cnn}",
         "at ε = 1 a thousand read {pooled_thousand_eps1.cnn}",
         "the CNN reads {tether.cnn} in place of {ten.cnn}",
         "with the tether and 40 rows it reads {one_eps1_seed1.triple}",
