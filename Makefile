@@ -72,7 +72,7 @@ mutants: install-dev ## plant defects and see that the tests fail
 	$(PYTEST) -m 'slow or not slow' $(ARGS) tests/mutants
 
 coverage: install-dev ## quick and medium tests of what guards private data: they run 95 % of its lines and branches
-	$(PYTEST) -m 'not slow and not gpu' --cov $(GUARDS) $(ARGS)
+	$(PYTEST) -m 'not slow and not gpu' $(GUARDS) --cov $(ARGS)
 
 test-others: ## the medium tests of everything else
 	$(MAKE) test-medium ARGS="$(GUARDS:%=--ignore=%) $(ARGS)"
