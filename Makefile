@@ -51,7 +51,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 test: install-dev ## run the quick tests
 	$(PYTEST) $(ARGS)
 
-test-medium: install-dev ## run those that take a second and more
+test-medium: install-dev ## run those that take over half a second
 	$(PYTEST) -m 'medium and not slow and not gpu' $(ARGS)
 
 test-slow: install-dev ## run the slow ones

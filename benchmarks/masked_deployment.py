@@ -10,26 +10,14 @@ of the first message are left out: nodes load their pictures in it.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
+import runpy
 import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-_DEMO = Path(__file__).resolve().parents[1] / "deploy" / "demo.py"
-
-
-def demo() -> Any:
-    """The module deploy/demo.py, which is in no package."""
-    spec = importlib.util.spec_from_file_location("demo", _DEMO)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["demo"] = module
-    spec.loader.exec_module(module)
-    return module
+DEMO = Path(__file__).resolve().parents[1] / "deploy" / "demo.py"
 
 
 def seconds_a_message(folder: Path, uses: int) -> float:
@@ -52,7 +40,7 @@ def main() -> None:
     kinds = {"plain": [], "masked": ["noise.share=secure_aggregation"]}
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory(prefix="fedsink-masked-") as name:
-        lab = demo().Lab(Path(name), (10.0,) * arguments.nodes)
+        lab = runpy.run_path(str(DEMO))["Lab"](Path(name), (10.0,) * arguments.nodes)
         try:
             lab.prepare("fast")
             lab.exchange_identities()

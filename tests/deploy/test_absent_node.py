@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -29,19 +28,9 @@ KEYS = (
 PATIENCE = 600.0
 
 
-def demonstration() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("demo", DEMO)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["demo"] = module
-    specification.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Any]:
-    made = demonstration().Lab(tmp_path)
+def lab(demo: ModuleType, tmp_path: Path) -> Iterator[Any]:
+    made = demo.Lab(tmp_path)
     try:
         made.prepare("fast")
         made.start()
