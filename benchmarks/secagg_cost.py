@@ -83,7 +83,7 @@ def message(clients: int, uses: int) -> Meter:
             2,
             c,
             down,
-            lambda c=c, down=down: sessions[c].masked(down, lambda: vector),  # type: ignore[misc]
+            lambda c=c, down=down: sessions[c].masked(down, b"request", lambda: vector),  # type: ignore[misc]
         )
         assert meter.at_server(2, lambda c=c, m=masked: server.take_masked(c, m))  # type: ignore[misc]
     survivors = server.survivors()
@@ -94,7 +94,7 @@ def message(clients: int, uses: int) -> Meter:
     for c in server.signers():
         shares = meter.at_client(4, c, signatures, lambda c=c: sessions[c].unmask(signatures))  # type: ignore[misc]
         assert meter.at_server(4, lambda c=c, s=shares: server.take_unmask(c, s))  # type: ignore[misc]
-    total, found = meter.at_server(4, server.result)
+    total, found = meter.at_server(4, lambda: server.result(b"request"))
     assert len(found) == clients - gone
     assert (total == len(found) * vector).all()
     return meter

@@ -133,12 +133,11 @@ class Answer(ABC):
     def check_unmasked(self, policy: Policy) -> None:  # noqa: B027
         """Raises PolicyRefusedError where the owner wants the reply only in a masked sum."""
 
-    def check_sum(self, parameters: Parameters, digest: bytes, client: int, clients: int) -> None:
+    def check_sum(self, parameters: Parameters, client: int, clients: int) -> None:
         """Refuses a sum of replies; raises SumError.
 
         Args:
             parameters: of the sum.
-            digest: SHA-256 of the request.
             client: the number of this client.
             clients: K, number of clients.
         """

@@ -16,6 +16,7 @@ from fedsink.data.views import view_from_dict
 from fedsink.errors import ReleaseRefusedError
 from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.privacy.plan import PrivacyPlan
+from fedsink.protocol.aggregation import sum_name
 from fedsink.secagg.parameters import Parameters
 from fedsink.secagg.refusals import SumError
 
@@ -82,14 +83,15 @@ class CentralAnswer(Answer):
         if self.uses[0].share > 1:
             policy.check_unmasked(self.uses[0].share)
 
-    def check_sum(self, parameters: Parameters, digest: bytes, client: int, clients: int) -> None:
+    def check_sum(self, parameters: Parameters, client: int, clients: int) -> None:
         """Refuses a sum that is not of this request's replies, or that may hold too little noise.
 
         The sum of fewer replies than share the noise would hold less than the plan's. A sum over a
         part of the cohort would let the server choose a part with many that collude with it.
         """
         first = self.uses[0]
-        if (parameters.run, parameters.message) != (self.run, digest.hex()):
+        name = sum_name(f"train.{self.name}", first.round)
+        if (parameters.run, parameters.message) != (self.run, name):
             raise SumError("The sum is named after another request.")
         if first.fixed_point is None:
             raise SumError("The request asks for no integers, and masks hide nothing else.")

@@ -134,6 +134,7 @@ class Masking:
     Guarantees:
         - One request is masked in at most one session, whatever a server asks: two sums of one
           reply with different survivors would tell the difference.
+        - A session masks one request.
         - A session is stored before the answer that it belongs to leaves.
 
     Args:
@@ -167,6 +168,7 @@ class Masking:
         self,
         parameters: Parameters,
         forwarded: bytes,
+        request: bytes,
         vector: Callable[[], np.ndarray[Any, Any]],
     ) -> bytes:
         """Returns the masked vector of a request.
@@ -174,6 +176,7 @@ class Masking:
         Args:
             parameters: of the sum.
             forwarded: the clients that share, and the neighbours' shares.
+            request: its digest.
             vector: charges and computes the reply's integers; called once everything that comes
                 before it has been accepted.
 
@@ -181,7 +184,7 @@ class Masking:
             AggregationError: the owner's rules, or an earlier answer, forbid it.
             LedgerError: the session cannot be read or stored.
         """
-        return self._step(parameters, lambda session: session.masked(forwarded, vector))
+        return self._step(parameters, lambda session: session.masked(forwarded, request, vector))
 
     def _step(
         self,

@@ -44,14 +44,23 @@ from fedsink.errors import (
     ReleaseRefusedError,
     RolledBackError,
 )
-from fedsink.protocol.aggregation import has_trip, reply_with, trip_of
+from fedsink.protocol.aggregation import (
+    AHEAD,
+    MASKED,
+    Trip,
+    has_trip,
+    reply_with,
+    trip_ahead,
+    trip_of,
+)
 from fedsink.protocol.charge_statement import ChargeStatement
+from fedsink.protocol.failure_codes import failure_code
 from fedsink.protocol.identity_key import NodeIdentityKey
 from fedsink.protocol.node_identity import Given
 from fedsink.protocol.signatures import signer
 from fedsink.secagg.client import Rules
 from fedsink.secagg.identities import Identity
-from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.refusals import AggregationError
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -117,7 +126,7 @@ class Node:
         answer.operator = operator
         digest = answer.digest(record)
         if has_trip(record):
-            return self._masked(answer, digest, *trip_of(record, self.settings.clients))
+            return self._masked(answer, digest, record)
         if self._policy is not None:
             answer.check_unmasked(self._policy)
         return answer.record(self.reply(answer, digest))
@@ -132,8 +141,9 @@ class Node:
             ValueError: the message is malformed.
         """
         self._operator(message_type, record)
-        trip = message_type.removeprefix("query.")
-        return reply_with(self._masking.answer(trip, *trip_of(record, self.settings.clients)))
+        kind = message_type.removeprefix("query.")
+        trip, ahead = self._trips(kind, record)
+        return reply_with(self._masking.answer(kind, *trip), self._ahead(kind, ahead))
 
     def _operator(self, message_type: str, record: RecordDict) -> str | None:
         """Returns the signer of a message by the policy's name; None: signatures do not count."""
@@ -141,17 +151,38 @@ class Node:
             return None
         return signer(record, message_type, self._receipts.name, self._policy.operators)
 
-    def _masked(
-        self, answer: Answer, digest: bytes, parameters: Parameters, forwarded: bytes
-    ) -> RecordDict:
+    def _masked(self, answer: Answer, digest: bytes, record: RecordDict) -> RecordDict:
         """Returns the masked reply to a request; charges it once the roster is accepted."""
-        answer.check_sum(parameters, digest, self.client, self.settings.clients)
+        (parameters, forwarded), ahead = self._trips(MASKED, record)
+        answer.check_sum(parameters, self.client, self.settings.clients)
 
         def integers() -> np.ndarray:
             reply = self.reply(answer, digest)
             return torch.stack([reply[name] for name in answer.parts]).flatten().numpy()
 
-        return reply_with(self._masking.mask(parameters, forwarded, integers))
+        masked = self._masking.mask(parameters, forwarded, digest, integers)
+        return reply_with(masked, self._ahead(MASKED, ahead))
+
+    def _trips(self, kind: str, record: RecordDict) -> tuple[Trip, Trip | None]:
+        """Returns the trip of a message, and the trip of the next sum that may travel with it."""
+        clients = self.settings.clients
+        trip, ahead = trip_of(record, clients), trip_ahead(record, clients)
+        if ahead is not None and kind not in AHEAD:
+            raise ValueError(f"The trip {kind} takes no trip of the next sum along.")
+        return trip, ahead
+
+    def _ahead(self, kind: str, trip: Trip | None) -> bytes | int | None:
+        """Returns the answer to the trip of the next sum, or the code of its refusal.
+
+        The refusal ends the next sum at this node, and not this one.
+        """
+        if trip is None:
+            return None
+        try:
+            return self._masking.answer(AHEAD[kind], *trip)
+        except AggregationError as refusal:
+            self.note_refusal(refusal)
+            return failure_code(refusal, self.client)
 
     def reply(self, answer: Answer, digest: bytes) -> Mapping[str, Tensor]:
         """Returns the tensors of a reply; raises like `answer`.

@@ -1,14 +1,17 @@
 """Messages of secure aggregation between a server and nodes: five trips for one request.
 
 A trip holds the public numbers of the sum and bytes of `fedsink.secagg`. Four trips are queries;
-the third goes with the request itself, whose digest names the sum and does not change by it. An
+the third goes with the request itself, whose digest does not change by it. Two trips of the *next*
+sum travel with trips of this one (`AHEAD`), so that a request costs three messages, not five. An
 operator's signature covers `trip_bytes` beside the request's digest.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedsink.secagg.parameters import Parameters
 from fedsink.secagg.refusals import AggregationError
@@ -24,23 +27,60 @@ KEYS, SHARES, SURVIVORS, UNMASK = TRIPS = (
 )
 """Queries: a message's type is ``query.NAME``."""
 
+MASKED = "masked"
+"""The trip that goes with the request."""
+
+AHEAD = {MASKED: KEYS, SURVIVORS: SHARES}
+"""Trip of this sum → trip of the next sum that may travel with it."""
+
 _RECORD = "aggregation"
+_PARAMETERS, _CONTENT, _NEXT_PARAMETERS, _NEXT, _REFUSED = (
+    "parameters",
+    "content",
+    "next_parameters",
+    "next",
+    "next_refused",
+)
 _LONGEST = 1 << 20  # characters of the public numbers: ten thousand clients are some sixty thousand
 
 
-def put_trip(record: RecordDict, parameters: Parameters, content: bytes = b"") -> RecordDict:
+class Trip(NamedTuple):
+    """A trip of one sum: its public numbers, and what the server forwards."""
+
+    parameters: Parameters
+    content: bytes = b""
+
+
+def sum_name(message_type: str, round: int) -> str:
+    """Returns the name of a request's sum within its run.
+
+    Args:
+        message_type: of the request.
+        round: the first that the request asks for.
+    """
+    return f"{message_type} {round}"
+
+
+def put_trip(record: RecordDict, trip: Trip, ahead: Trip | None = None) -> RecordDict:
     """Adds a trip to a message, and returns the message.
 
     Args:
         record: content of the message.
-        parameters: of the sum.
-        content: what the server forwards.
+        trip: of this sum.
+        ahead: of the next sum; see `AHEAD`.
     """
     from flwr.app import ConfigRecord
 
-    stated = json.dumps(parameters.to_dict(), sort_keys=True)
-    record[_RECORD] = ConfigRecord({"parameters": stated, "content": content})
+    said: dict[str, Any] = {_PARAMETERS: _stated(trip.parameters), _CONTENT: trip.content}
+    if ahead is not None:
+        said |= {_NEXT_PARAMETERS: _stated(ahead.parameters), _NEXT: ahead.content}
+    record[_RECORD] = ConfigRecord(said)
     return record
+
+
+@lru_cache(maxsize=8)
+def _stated(parameters: Parameters) -> str:
+    return json.dumps(parameters.to_dict(), sort_keys=True)
 
 
 def has_trip(record: RecordDict) -> bool:
@@ -52,13 +92,15 @@ def trip_bytes(record: RecordDict) -> bytes:
     """Returns all that a trip says, for signatures; empty where the message holds no trip."""
     if not has_trip(record):
         return b""
-    text, content = _said(record)
-    said = text.encode()
-    return len(said).to_bytes(8, "big") + said + content
+    trips = [_said(record, _PARAMETERS, _CONTENT)]
+    if _NEXT_PARAMETERS in record.config_records[_RECORD]:
+        trips.append(_said(record, _NEXT_PARAMETERS, _NEXT))
+    parts = (part for text, content in trips for part in (text.encode(), content))
+    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
-def trip_of(record: RecordDict, most: int) -> tuple[Parameters, bytes]:
-    """Returns the public numbers and the forwarded bytes of a trip.
+def trip_of(record: RecordDict, most: int) -> Trip:
+    """Returns the trip of this sum that a message holds.
 
     Args:
         record: content of the message.
@@ -68,41 +110,75 @@ def trip_of(record: RecordDict, most: int) -> tuple[Parameters, bytes]:
         AggregationError: such numbers protect nobody.
         ValueError: the message holds no trip.
     """
+    return _trip(record, most, _PARAMETERS, _CONTENT)
+
+
+def trip_ahead(record: RecordDict, most: int) -> Trip | None:
+    """Returns the trip of the next sum, if the message holds one; raises like `trip_of`."""
+    if _NEXT_PARAMETERS not in record.config_records[_RECORD]:
+        return None
+    return _trip(record, most, _NEXT_PARAMETERS, _NEXT)
+
+
+def _trip(record: RecordDict, most: int, parameters: str, content: str) -> Trip:
     try:
-        text, content = _said(record)
+        text, forwarded = _said(record, parameters, content)
         if len(text) > _LONGEST:
             raise ValueError
         values = json.loads(text)
         if len(values["clients"]) > most:
             raise ValueError
-        return Parameters.from_dict(values), content
+        return Trip(Parameters.from_dict(values), forwarded)
     except AggregationError:
         raise
     except Exception as error:  # a hostile record makes parsers raise whatever they like
         raise ValueError(f"Malformed trip: {type(error).__name__}.") from error
 
 
-def _said(record: RecordDict) -> tuple[str, bytes]:
+def _said(record: RecordDict, parameters: str, content: str) -> tuple[str, bytes]:
     stated = record.config_records[_RECORD]
-    text, content = stated["parameters"], stated["content"]
-    if not isinstance(text, str) or not isinstance(content, bytes):
+    text, forwarded = stated[parameters], stated[content]
+    if not isinstance(text, str) or not isinstance(forwarded, bytes):
         raise ValueError("Malformed trip.")
-    return text, content
+    return text, forwarded
 
 
-def reply_with(content: bytes) -> RecordDict:
-    """Returns a node's answer to a trip."""
+def reply_with(content: bytes, ahead: bytes | int | None = None) -> RecordDict:
+    """Returns a node's answer to a trip.
+
+    Args:
+        content: the answer.
+        ahead: answer to the next sum's trip, or the code of its refusal; None: there was none.
+    """
     from flwr.app import ConfigRecord, RecordDict
 
-    return RecordDict({_RECORD: ConfigRecord({"content": content})})
+    said: dict[str, bytes | int] = {_CONTENT: content}
+    if ahead is not None:
+        said[_REFUSED if isinstance(ahead, int) else _NEXT] = ahead
+    return RecordDict({_RECORD: ConfigRecord(dict(said))})
 
 
 def content_of(reply: RecordDict) -> bytes:
     """Returns the bytes of a node's answer; raises ValueError where there are none."""
     try:
-        content = reply.config_records[_RECORD]["content"]
+        content = reply.config_records[_RECORD][_CONTENT]
     except Exception as error:  # a hostile record makes parsers raise whatever they like
         raise ValueError(f"Malformed answer: {type(error).__name__}.") from error
     if not isinstance(content, bytes):
         raise ValueError("Malformed answer: its content is no bytes.")
+    return content
+
+
+def content_ahead(reply: RecordDict) -> bytes | int:
+    """Returns the answer to the next sum's trip, or the code of its refusal.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    said: Mapping[str, Any] = reply.config_records.get(_RECORD, {})
+    code, content = said.get(_REFUSED), said.get(_NEXT)
+    if isinstance(code, int):
+        return code
+    if not isinstance(content, bytes):
+        raise ValueError("Malformed answer: nothing is said to the next sum's trip.")
     return content

@@ -44,6 +44,15 @@ class Content:
         """Wraps a record that has travelled, or its fields and arrays."""
         return cls(None, lambda: said)
 
+    @classmethod
+    def later(cls) -> Content:
+        """Returns the content of a message that is only announced; reading it raises."""
+
+        def unknown() -> Packed:
+            raise RuntimeError("This message is announced, and its content is not known yet.")
+
+        return cls(None, unknown)
+
     @cached_property
     def requests(self) -> Sequence[Any] | None:
         """Requests, one for each use of the message; None: only the record is known."""
@@ -71,6 +80,7 @@ class Broadcast:
         sharers: t′, number of replies whose noise adds up to the plan's.
         fixed_point: of replies that are integers; None: they are floats.
         cohort: all clients that the plan's schedule asks the same, connected or not.
+        round: the first that the content asks for; it names the sum of the replies under masks.
     """
 
     content: Content
@@ -79,6 +89,7 @@ class Broadcast:
     sharers: int = 1
     fixed_point: FixedPoint | None = None
     cohort: Sequence[int] = ()
+    round: int = 0
 
 
 class Exchange(Sequence["Message"]):
@@ -89,6 +100,8 @@ class Exchange(Sequence["Message"]):
         group_id: as of Flower's messages.
         broadcasts: no client is in two of them.
         needed: number of answers that is enough once waiting for the others has ended; None: all.
+        following: broadcasts of the next exchange, whose contents are not known yet
+            (`Content.later`): clients that mask exchange their keys for it in this one.
     """
 
     def __init__(
@@ -97,11 +110,13 @@ class Exchange(Sequence["Message"]):
         group_id: str,
         broadcasts: Sequence[Broadcast],
         needed: int | None = None,
+        following: Sequence[Broadcast] = (),
     ) -> None:
         self.message_type = message_type
         self.group_id = group_id
         self.broadcasts = broadcasts
         self.needed = needed
+        self.following = following
         self._addressed = sorted(
             (client, node, place)
             for place, broadcast in enumerate(broadcasts)

@@ -110,6 +110,11 @@ def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return fields, arrays
 
 
+def has_fields(record: RecordDict) -> bool:
+    """Tells whether a message holds what `pack` wrote: a trip of secure aggregation does not."""
+    return _FIELDS in record
+
+
 def payload_bytes(record: RecordDict) -> int:
     """Returns the number of payload bytes of a message: its fields and its arrays' numbers.
 

@@ -17,8 +17,8 @@ from fedsink.errors import (
     UnknownOperatorError,
     UnsignedRequestError,
 )
-from fedsink.protocol.aggregation import trip_bytes
-from fedsink.protocol.packing import digest
+from fedsink.protocol.aggregation import has_trip, trip_bytes
+from fedsink.protocol.packing import digest, has_fields, packed
 from fedsink.secagg.identities import is_weak
 
 if TYPE_CHECKING:
@@ -118,7 +118,10 @@ def read_key(text: str) -> bytes:
 def _covered(record: RecordDict, message_type: str, node: str) -> bytes:
     """Returns the bytes that are signed; raises ValueError for a record that is no request."""
     try:
-        content = digest(message_type, record) + trip_bytes(record)
+        # A query of secure aggregation has no fields: it says nothing beside its trip.
+        query = has_trip(record) and not has_fields(record)
+        said = packed({}, {}) if query else record
+        content = digest(message_type, said) + trip_bytes(record)
     except Exception as error:  # a hostile record makes readers raise whatever they like
         raise ValueError(f"Malformed message: {type(error).__name__}.") from error
     return b"\0".join([b"fedsink request", node.encode(), content])

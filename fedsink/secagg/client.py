@@ -6,15 +6,17 @@ The lines are those of Bonawitz et al. 2017, Figure 4, for a client u:
 |---|---|---|
 | 0 keys | the parameters | its public keys c_u and s_u, signed |
 | 1 shares | the roster U₁ of all keys | shares of s_u and b_u, encrypted for each neighbour |
-| 2 masked | U₂, who shared, and shares for u | y_u = x_u + PRG(b_u) + Σ_v ±PRG(s_uv) mod 2^b |
+| 2 masked | U₂, who shared, shares for u, and r | y_u = x_u + PRG(b_u) + Σ_v ±PRG(s_uv) mod 2^b |
 | 3 survivors | U₃, who sent y | its signature over U₁, U₂ and U₃ |
 | 4 unmask | the signatures | for v in U₃ a share of b_v, for other v in U₂ one of s_v |
 
 A survivor's b_u and a dropped client's s_u become known; a client of whom both were known would
-have no mask left. Two things differ from Figure 4. Clients sign U₂ beside U₃: a server that told
-clients different sets U₂ could cut the survivors into groups without a mask in common. And more
+have no mask left. Three things differ from Figure 4. Clients sign U₂ beside U₃: a server that told
+clients different sets U₂ could cut the survivors into groups without a mask in common. More
 than two thirds of *all* clients have to sign, not of a neighbourhood: any two such sets have an
-honest client in common, which signs one statement only.
+honest client in common, which signs one statement only. And s_uv depends on r, the digest of the
+request whose answer x_u is: keys may be exchanged before there is a request, and answers to
+different requests have no sum.
 """
 
 from __future__ import annotations
@@ -144,7 +146,8 @@ class ClientSession:
     Guarantees:
         - Nothing is shared for a roster that the owner's rules refuse.
         - The vector is computed once, after all that comes before it was checked.
-        - At most one masked vector leaves, for one roster and one set of sharers.
+        - At most one masked vector leaves, for one roster, one set of sharers and one request.
+        - Vectors for different requests leave masks in their sum.
         - Of each peer a share of at most one of its two secrets is given.
         - Shares are given for one statement of roster, sharers and survivors, signed by more than
           two thirds of the clients that were asked.
@@ -264,11 +267,14 @@ class ClientSession:
 
     # Trip 2 ------------------------------------------------------------------------------------
 
-    def masked(self, forwarded: bytes, vector: Callable[[], NDArray[np.int64]]) -> bytes:
+    def masked(
+        self, forwarded: bytes, request: bytes, vector: Callable[[], NDArray[np.int64]]
+    ) -> bytes:
         """Trip 2: returns the masked vector y_u, `masks.packed`.
 
         Args:
             forwarded: U₂, and the shares that its neighbours encrypted for this client.
+            request: r, digest of the request that the vector answers.
             vector: computes x_u, integers; called once, after everything is checked. What it
                 raises, this raises, and the trip can be asked again.
 
@@ -277,11 +283,16 @@ class ClientSession:
                 message's.
             CohortError: too few clients shared their secrets.
             SecretSharesError: shares do not decrypt, are missing or from others than neighbours.
-            AnsweredError, OutOfTurnError: other shares were answered, or there was no roster.
+            AnsweredError, OutOfTurnError: other shares or another request were answered, or there
+                was no roster.
         """
-        return self._once(2, forwarded, lambda content: self._mask(content, vector))
+        return self._once(
+            2, forwarded, lambda content: self._mask(content, request, vector), request
+        )
 
-    def _mask(self, content: bytes, vector: Callable[[], NDArray[np.int64]]) -> bytes:
+    def _mask(
+        self, content: bytes, request: bytes, vector: Callable[[], NDArray[np.int64]]
+    ) -> bytes:
         sharers, boxes = opened(content)
         shares = self._decrypted(self._roster, sharers, boxes)
         x = np.asarray(vector())
@@ -290,7 +301,8 @@ class ClientSession:
                 f"The message adds {self.parameters.length} integers of 64 bits, not "
                 f"{x.dtype}{list(x.shape)}."
             )
-        reply = packed(self._masks(boxes) + encoded(x, self.parameters.dtype), self.parameters.bits)
+        masks = self._masks(boxes, request)
+        reply = packed(masks + encoded(x, self.parameters.dtype), self.parameters.bits)
         memory = self._memory
         memory.channel = memory.mask = memory.seed = b""
         memory.shares = joined([*rows(memory.shares, 2 * SHARE_BYTES, "shares"), *shares.items()])
@@ -316,12 +328,12 @@ class ClientSession:
             )
         return {peer: self._opened(roster, peer, box) for peer, box in boxes.items()}
 
-    def _masks(self, peers: Mapping[int, bytes]) -> Words:
+    def _masks(self, peers: Mapping[int, bytes], request: bytes) -> Words:
         """Returns PRG(b_u) + Σ_v ±PRG(s_uv), plus for v < u and minus for v > u."""
         size = self.parameters.length, self.parameters.dtype
         total, roster = expand(self._memory.seed, *size).copy(), self._roster
         for peer in peers:
-            purpose = pair(roster, self.client, peer)
+            purpose = pair(roster, request, self.client, peer)
             mask = expand(agreed(self._memory.mask, roster.entries[peer].mask, purpose), *size)
             if peer < self.client:
                 total += mask
@@ -401,7 +413,9 @@ class ClientSession:
 
     # ------------------------------------------------------------------------------------------
 
-    def _once(self, trip: int, content: bytes, answer: Callable[[bytes], bytes]) -> bytes:
+    def _once(
+        self, trip: int, content: bytes, answer: Callable[[bytes], bytes], request: bytes = b""
+    ) -> bytes:
         """Returns the answer of a trip; the same content has the same answer, other content none.
 
         Raises:
@@ -410,7 +424,8 @@ class ClientSession:
         """
         if not isinstance(content, bytes):
             raise MalformedTripError(f"The trip {TRIPS[trip]!r} is asked with bytes.")
-        answers, known = self._memory.answers, hashlib.sha256(content).digest()
+        answers = self._memory.answers
+        known = hashlib.sha256(hashlib.sha256(request).digest() + content).digest()
         if trip > len(answers):
             raise OutOfTurnError(
                 f"The trip {TRIPS[trip]!r} comes after {TRIPS[trip - 1]!r}, which was not asked."
@@ -503,13 +518,13 @@ def _circle(roster: KeyRoster, neighbours: int) -> Circle:
     return Circle(list(roster.entries), neighbours, roster.digest)
 
 
-def pair(roster: KeyRoster, one: int, other: int) -> bytes:
-    """Returns the purpose of the mask that two clients share: it is theirs, in this message only.
+def pair(roster: KeyRoster, request: bytes, one: int, other: int) -> bytes:
+    """Returns the purpose of the mask that two clients share: theirs, for this request only.
 
     The roster's digest stands for run, message and parameters: each row is signed for them.
     """
     low, high = sorted((one, other))
-    return b"mask" + roster.digest + number(low) + number(high)
+    return b"mask" + roster.digest + number(low) + number(high) + request
 
 
 def _bound(roster: KeyRoster, sender: int, receiver: int) -> bytes:

@@ -15,7 +15,7 @@ from fedsink.secagg.graph import is_secure, neighbourhood, two_thirds
 from fedsink.secagg.refusals import MalformedTripError, WeakThresholdError
 from fedsink.values import Checks
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the protocol; part of everything that is signed."""
 
 _LONGEST = 256
@@ -28,8 +28,7 @@ class Parameters:
 
     Attributes:
         run: public name of the run.
-        message: names the sum: the digest of the request that all its clients get, so that one
-            request is summed once.
+        message: names the sum within the run; a client masks one vector for it.
         clients: numbers of the n ≥ 2 clients that are asked, increasing, below 2^32.
         bits: b, 16 to 60; vectors are added modulo 2^b.
         length: number of values in a vector.

@@ -15,7 +15,8 @@ True
 >>> all(server.take_shares(c, clients[c].shares(server.roster())) for c in server.members())
 True
 >>> def masked(client):
-...     return clients[client].masked(server.forwarded(client), lambda: np.array([client, -1]))
+...     forwarded = server.forwarded(client)
+...     return clients[client].masked(forwarded, b"request", lambda: np.array([client, -1]))
 >>> all(server.take_masked(c, masked(c)) for c in server.sharers() if c != 3)  # 3 drops out
 True
 >>> signatures = {c: clients[c].survivors(server.survivors()) for c in server.vectors()}
@@ -23,7 +24,7 @@ True
 True
 >>> all(server.take_unmask(c, clients[c].unmask(server.signatures())) for c in server.signers())
 True
->>> server.result()
+>>> server.result(b"request")
 MaskedSum(total=array([ 3, -3]), survivors=(0, 1, 2))
 """
 
@@ -155,6 +156,11 @@ class ServerSession:
             self._sharers = tuple(sorted(self._boxes))
         return self._sharers
 
+    @property
+    def is_shared(self) -> bool:
+        """True once enough clients have sent shares for their vectors to be asked for."""
+        return len(self._boxes) >= self.needed(1)
+
     def forwarded(self, client: int) -> bytes:
         """Returns U₂ and the shares that neighbours encrypted for one of its clients."""
         sharers = self.sharers()
@@ -240,8 +246,11 @@ class ServerSession:
         self._answered.add(client)
         return True
 
-    def result(self) -> MaskedSum:
+    def result(self, request: bytes) -> MaskedSum:
         """Removes from Σ y_u the self masks of survivors, and their masks with the dropped.
+
+        Args:
+            request: digest of the request that the vectors answer.
 
         Raises:
             VoidMessageError: shares are too few, or give no secret of their owner's.
@@ -253,10 +262,10 @@ class ServerSession:
         for client in self._survivors:
             total -= expand(self._secret(client, OF_SELF_MASK), *size)
         for dropped in sorted(set(self._sharers) - self._vectors):
-            total -= self._left_by(dropped)
+            total -= self._left_by(dropped, request)
         return MaskedSum(centred(total, self.parameters.bits), self._survivors)
 
-    def _left_by(self, dropped: int) -> Words:
+    def _left_by(self, dropped: int, request: bytes) -> Words:
         """Returns the masks with a dropped client that are left in the survivors' sum."""
         size = self.parameters.length, self.parameters.dtype
         left = np.zeros(*size)
@@ -266,7 +275,8 @@ class ServerSession:
             raise WrongShareError(dropped)
         for client in near:
             public = self._entries[client].mask
-            mask = expand(agreed(private, public, pair(self._fixed(), client, dropped)), *size)
+            purpose = pair(self._fixed(), request, client, dropped)
+            mask = expand(agreed(private, public, purpose), *size)
             if dropped < client:
                 left += mask
             else:

@@ -1,13 +1,16 @@
 """A grid that adds up nodes' replies by secure aggregation: it sees sums, and no reply.
 
 `MaskedGrid` runs the five trips of `fedsink.secagg` over any grid, for all cohorts of an exchange
-at once, and returns a `Reduction`.
+at once, and returns a `Reduction`. The first two trips of the next exchange travel with the third
+and the fourth of this one: after the first exchange, an exchange costs three messages a client.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +20,17 @@ from flwr.serverapp import Grid
 from fedsink.flower_internals import ForwardingGrid
 from fedsink.privacy import Stream
 from fedsink.protocol.aggregation import (
+    AHEAD,
     KEYS,
+    MASKED,
     SHARES,
     SURVIVORS,
     UNMASK,
+    Trip,
+    content_ahead,
     content_of,
     put_trip,
+    sum_name,
 )
 from fedsink.protocol.exchange import (
     Asked,
@@ -34,12 +42,14 @@ from fedsink.protocol.exchange import (
     Sum,
 )
 from fedsink.protocol.failure_codes import MEANING
-from fedsink.protocol.packing import digest, pack
+from fedsink.protocol.packing import digest
 from fedsink.secagg.parameters import Parameters
 from fedsink.secagg.refusals import VoidMessageError
 from fedsink.secagg.server import ServerSession
 
 log = logging.getLogger("fedsink.server")
+
+_ORDER = (KEYS, SHARES, MASKED, SURVIVORS, UNMASK)
 
 Dropping = Callable[[str, str, int], bool]
 """Tells whether a simulated client disappears, given the message's number, trip and client."""
@@ -67,6 +77,9 @@ class MaskedGrid(ForwardingGrid):
     A cohort from which too few clients are left is void: its sum is None in the reduction. All
     other messages are forwarded.
 
+    Keys and shares for the next exchange travel with this one's trips, where the exchange announces
+    it. A client that misses them misses the next sum, too, and is asked for keys of the sum after.
+
     Args:
         grid: delivers messages.
         run: public name of the run.
@@ -76,6 +89,7 @@ class MaskedGrid(ForwardingGrid):
     def __init__(self, grid: Grid, run: str, drops: Dropping | None = None) -> None:
         super().__init__(grid)
         self._run_name, self._drops = run, drops
+        self._prepared: list[_Cohort] = []  # of the next exchange
         if isinstance(grid, Roster):
             self.roster = grid.roster
         if isinstance(grid, Keeper):
@@ -87,21 +101,18 @@ class MaskedGrid(ForwardingGrid):
         """Returns the sums of an exchange, or the replies to other messages."""
         if not isinstance(messages, Exchange):
             return self._grid.send_and_receive(messages, timeout=timeout)
-        cohorts = [
-            _Cohort(self._run_name, messages.message_type, broadcast)
-            for broadcast in messages.broadcasts
-        ]
+        kind, prepared = messages.message_type, self._prepared
+        cohorts = [_Cohort(self._run_name, kind, one) for one in messages.broadcasts]
+        self._prepared = [_Cohort(self._run_name, kind, one) for one in messages.following]
+        for cohort in cohorts:
+            cohort.continue_from(prepared)
+        unprepared = [cohort for cohort in cohorts if not cohort.is_prepared]
         trips = _Trips(self._grid, messages, timeout, self._drops)
-        for trip, (kind, ask, take) in enumerate(
-            (
-                (f"query.{KEYS}", _Cohort.keys, ServerSession.take_keys),
-                (f"query.{SHARES}", _Cohort.shares, ServerSession.take_shares),
-                (messages.message_type, _Cohort.masked, ServerSession.take_masked),
-                (f"query.{SURVIVORS}", _Cohort.survivors, ServerSession.take_signature),
-                (f"query.{UNMASK}", _Cohort.unmask, ServerSession.take_unmask),
-            )
-        ):
-            trips.ask(trip, kind, cohorts, ask, take)
+        trips.ask(KEYS, unprepared)
+        trips.ask(SHARES, unprepared)
+        trips.ask(MASKED, cohorts, self._prepared)
+        trips.ask(SURVIVORS, cohorts, self._prepared)
+        trips.ask(UNMASK, cohorts)
         sums = [cohort.sum() for cohort in cohorts]
         absent = [client for cohort in cohorts for client in cohort.absent]
         return Reduction(
@@ -122,11 +133,11 @@ class _Cohort:
     def __init__(self, run: str, message_type: str, broadcast: Broadcast) -> None:
         if broadcast.fixed_point is None:
             raise ValueError("Secure aggregation adds up integers, and this request asks for none.")
-        self.broadcast = broadcast
+        self.broadcast, self._type = broadcast, message_type
         clients = tuple(broadcast.cohort or broadcast.nodes)
         self.parameters = Parameters(
             run=run,
-            message=digest(message_type, broadcast.content.said).hex(),
+            message=sum_name(message_type, broadcast.round),
             clients=clients,
             bits=broadcast.fixed_point.bits,
             length=int(np.prod(broadcast.shape)),
@@ -135,45 +146,80 @@ class _Cohort:
         self.session = ServerSession(self.parameters)
         self.void: VoidMessageError | None = None
         self.absent: list[int] = list(broadcast.nodes)
-        self._base = pack({}, {})
 
-    def keys(self) -> Mapping[int, RecordDict]:
-        return dict.fromkeys(self.broadcast.nodes, self._query())
+    def continue_from(self, prepared: Iterable[_Cohort]) -> None:
+        """Takes over the session of the same sum whose first two trips are done, if there is one.
 
-    def shares(self) -> Mapping[int, RecordDict]:
-        query = self._query(self.session.roster())
-        return dict.fromkeys(self.session.members(), query)
+        Where too few clients have sent shares, the trips are asked again, and answered again.
+        """
+        for other in prepared:
+            if other.parameters == self.parameters and other.is_prepared:
+                self.session = other.session
 
-    def masked(self) -> Mapping[int, RecordDict]:
-        request = self.broadcast.content.record
+    @property
+    def is_prepared(self) -> bool:
+        """True once enough clients have shared their secrets."""
+        return self.session.is_shared
+
+    def contents(self, trip: str) -> Mapping[int, bytes]:
+        """Returns what a trip sends to each client that is left and connected.
+
+        Raises:
+            VoidMessageError: too few are left.
+        """
+        session, connected = self.session, self.broadcast.nodes
+        if trip == KEYS:
+            return dict.fromkeys(connected, b"")
+        if trip == SHARES:
+            said = dict.fromkeys(session.members(), session.roster())
+        elif trip == MASKED:
+            said = {client: session.forwarded(client) for client in session.sharers()}
+        elif trip == SURVIVORS:
+            survivors = session.survivors()
+            said = dict.fromkeys(session.vectors(), survivors)
+        else:
+            said = dict.fromkeys(session.signers(), session.signatures())
+        return {client: content for client, content in said.items() if client in connected}
+
+    def take(self, trip: str, client: int, content: bytes) -> bool:
+        """Tells whether the answer to a trip is of use."""
+        session = self.session
         return {
-            client: put_trip(
-                RecordDict(dict(request)), self.parameters, self.session.forwarded(client)
-            )
-            for client in self.session.sharers()
-        }
-
-    def survivors(self) -> Mapping[int, RecordDict]:
-        survivors = self.session.survivors()
-        return dict.fromkeys(self.session.vectors(), self._query(survivors))
-
-    def unmask(self) -> Mapping[int, RecordDict]:
-        return dict.fromkeys(self.session.signers(), self._query(self.session.signatures()))
+            KEYS: session.take_keys,
+            SHARES: session.take_shares,
+            MASKED: session.take_masked,
+            SURVIVORS: session.take_signature,
+            UNMASK: session.take_unmask,
+        }[trip](client, content)
 
     def sum(self) -> Sum | None:
         """Returns the sum of the survivors' integers; None where the message is void."""
         if self.void is not None:
             return None
         try:
-            integers, survivors = self.session.result()
+            integers, survivors = self.session.result(self._request)
         except VoidMessageError as error:
             self.void = error
             return None
         self.absent = sorted(set(self.broadcast.nodes) - set(survivors))
         return Sum(torch.from_numpy(integers).reshape(self.broadcast.shape), len(survivors))
 
-    def _query(self, content: bytes = b"") -> RecordDict:
-        return put_trip(RecordDict(dict(self._base)), self.parameters, content)
+    @cached_property
+    def _request(self) -> bytes:
+        return digest(self._type, self.broadcast.content.said)
+
+
+class _Asked(NamedTuple):
+    """A trip of one cohort to one client."""
+
+    trip: str
+    cohort: _Cohort
+    content: bytes
+
+    @property
+    def said(self) -> Trip:
+        """The trip as it travels."""
+        return Trip(self.cohort.parameters, self.content)
 
 
 class _Trips:
@@ -182,62 +228,93 @@ class _Trips:
     def __init__(
         self, grid: Grid, exchange: Exchange, timeout: float | None, drops: Dropping | None
     ) -> None:
-        self._grid, self._group, self._timeout = grid, exchange.group_id, timeout
+        self._grid, self._exchange, self._timeout = grid, exchange, timeout
         self._drops = drops
         self._gone: set[int] = set()
 
-    def ask(
-        self,
-        trip: int,
-        message_type: str,
-        cohorts: Sequence[_Cohort],
-        contents: Callable[[_Cohort], Mapping[int, RecordDict]],
-        take: Callable[[ServerSession, int, bytes], bool],
-    ) -> None:
-        """Sends one message to each client that is left, and takes the answers."""
-        asked, needed = [], 0
-        receivers: dict[int, tuple[_Cohort, int]] = {}  # node → cohort, client
+    def ask(self, trip: str, cohorts: Sequence[_Cohort], following: Sequence[_Cohort] = ()) -> None:
+        """Sends one message to each client that is left, and takes the answers.
+
+        Args:
+            trip: of `cohorts`.
+            cohorts: of this exchange.
+            following: of the next one; they are asked the trip's `AHEAD`.
+        """
+        now = dict(self._contents(trip, cohorts))
+        ahead = dict(self._contents(AHEAD[trip], following)) if following else {}
+        needed = sum(c.session.needed(_ORDER.index(trip)) for c in cohorts if c.void is None)
+        nodes = {
+            client: node
+            for cohort in (*following, *cohorts)
+            for client, node in cohort.broadcast.nodes.items()
+        }
+        clients = [c for c in sorted(now.keys() | ahead.keys()) if not self._dropped(trip, c)]
+        messages = [self._message(nodes[c], now.get(c), ahead.get(c)) for c in clients]
+        if not messages:
+            return
+        client_of = {nodes[client]: client for client in clients}
+        replies = self._grid.send_and_receive(Asked(messages, needed), timeout=self._timeout)
+        for reply in replies:
+            client = client_of[reply.metadata.src_node_id]
+            if reply.has_error():
+                _warn(client, reply.error.code)
+                continue
+            first, second = now.get(client), ahead.get(client)
+            if first is not None:
+                _take(client, first, content_of, reply)
+            if second is not None:
+                _take(client, second, content_of if first is None else content_ahead, reply)
+
+    def _contents(self, trip: str, cohorts: Sequence[_Cohort]) -> Iterator[tuple[int, _Asked]]:
         for cohort in cohorts:
             if cohort.void is not None:
                 continue
             try:
-                records = contents(cohort)
+                contents = cohort.contents(trip)
             except VoidMessageError as error:
                 cohort.void = error
                 continue
-            needed += cohort.session.needed(trip)
-            for client, record in records.items():
-                if self._dropped(message_type, client):
-                    continue
-                node = cohort.broadcast.nodes[client]
-                receivers[node] = cohort, client
-                asked.append(
-                    Message(
-                        record, dst_node_id=node, message_type=message_type, group_id=self._group
-                    )
-                )
-        for reply in (
-            self._grid.send_and_receive(Asked(asked, needed), timeout=self._timeout)
-            if asked
-            else ()
-        ):
-            cohort, client = receivers[reply.metadata.src_node_id]
-            if reply.has_error():
-                code = reply.error.code
-                log.warning(
-                    "client %s %s", client, MEANING.get(code, f"answered with Flower's {code}")
-                )
-                continue
-            try:
-                fits = take(cohort.session, client, content_of(reply.content))
-            except ValueError:
-                fits = False
-            if not fits:
-                log.warning("client %s answered %s with something else", client, message_type)
+            for client, content in contents.items():
+                yield client, _Asked(trip, cohort, content)
 
-    def _dropped(self, message_type: str, client: int) -> bool:
+    def _message(self, node: int, now: _Asked | None, ahead: _Asked | None) -> Message:
+        """Returns the message of a trip, of a trip of the next sum, or of both."""
+        first = now or ahead
+        if first is None:
+            raise ValueError("A message is about a sum.")
+        query = first.trip != MASKED
+        content = {} if query else dict(first.cohort.broadcast.content.record)
+        record = put_trip(RecordDict(content), first.said, ahead.said if now and ahead else None)
+        return Message(
+            record,
+            dst_node_id=node,
+            message_type=f"query.{first.trip}" if query else self._exchange.message_type,
+            group_id=self._exchange.group_id,
+        )
+
+    def _dropped(self, trip: str, client: int) -> bool:
         if self._drops is None:
             return False
-        if self._drops(self._group, message_type, client):
+        if self._drops(self._exchange.group_id, trip, client):
             self._gone.add(client)
         return client in self._gone
+
+
+def _take(
+    client: int, asked: _Asked, read: Callable[[RecordDict], bytes | int], reply: Message
+) -> None:
+    """Gives an answer to the cohort that asked for it."""
+    try:
+        content = read(reply.content)
+        if isinstance(content, int):
+            _warn(client, content)
+            return
+        fits = asked.cohort.take(asked.trip, client, content)
+    except ValueError:
+        fits = False
+    if not fits:
+        log.warning("client %s answered %s with something else", client, asked.trip)
+
+
+def _warn(client: int, code: int) -> None:
+    log.warning("client %s %s", client, MEANING.get(code, f"answered with Flower's {code}"))

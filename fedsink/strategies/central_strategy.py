@@ -34,7 +34,7 @@ from fedsink.privacy.fixed_point import FixedPoint
 from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.privacy.sampling import Schedule
 from fedsink.protocol.dp_sinkhorn import unpack_replies
-from fedsink.protocol.exchange import Broadcast, Reduction, Sum
+from fedsink.protocol.exchange import Broadcast, Content, Reduction, Sum
 from fedsink.protocol.tree_sum import BLOCK, TreeSum
 from fedsink.secagg.graph import two_thirds
 from fedsink.strategies.central_statement import (
@@ -363,6 +363,25 @@ class CentralRounds(RoundStrategy):
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Restores what `state` returned."""
         self.trainer.load_state(tensors, values)
+
+    def announced(self, message: int) -> list[Broadcast]:
+        """Returns the broadcasts of a message without their contents, where replies are masked.
+
+        Args:
+            message: its number, from 1; behind the last message nothing is announced.
+        """
+        settings, first = self.settings, self.rounds_per_message * (message - 1) + 1
+        if not settings.share.masked or first > self.rounds:
+            return []
+        shape = (min(self.rounds_per_message, self.rounds - first + 1), settings.use_size)
+        cohorts: dict[range, dict[int, int]] = {}
+        for client, node in self._nodes.items():
+            if settings.plan.schedule.answers(client, first):
+                cohorts.setdefault(settings.cohort(client), {})[client] = node
+        return [
+            Broadcast(Content.later(), nodes, shape, *settings.noise_of(min(nodes)), cohort, first)
+            for cohort, nodes in cohorts.items()
+        ]
 
     def _sums(
         self,

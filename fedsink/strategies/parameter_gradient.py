@@ -123,7 +123,8 @@ class ParameterGradient(DPSinkhorn):
         noise, cohort = self.settings.noise_of(client), self.settings.cohort(client)
         request = self._parameter_request(rows, label, *noise)
         content = Content(lambda: [request], request.to_record)
-        return Broadcast(content, members, (1, len(request.weights)), *noise, cohort)
+        shape = (1, len(request.weights))
+        return Broadcast(content, members, shape, *noise, cohort, rows.round)
 
     def _parameter_request(
         self, rows: RoundRows, label: Label, share: int, fixed_point: FixedPoint | None

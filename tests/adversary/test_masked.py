@@ -16,7 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsink.flower_internals import become
-from fedsink.protocol.aggregation import KEYS, SHARES, SURVIVORS, UNMASK, content_of, put_trip
+from fedsink.protocol.aggregation import (
+    KEYS,
+    SHARES,
+    SURVIVORS,
+    UNMASK,
+    Trip,
+    content_ahead,
+    content_of,
+    put_trip,
+    sum_name,
+)
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.failure_codes import MEANING
 from fedsink.protocol.identity_key import NodeIdentityKey
@@ -45,7 +55,7 @@ VARIANTS = (
 
 
 class Ask(NamedTuple):
-    """One message of the server: its trip, and by which sums it is made up."""
+    """One message of the server: its trip, by which sums it is made up, and the sum after it."""
 
     request: int
     variant: int
@@ -53,24 +63,27 @@ class Ask(NamedTuple):
     of_request: int
     of_variant: int
     flipped: int | None
+    ahead: int | None
 
 
 ASKS = st.lists(
     st.one_of(
         # Mostly the honest next step of one of two sums, sometimes anything.
         st.builds(
-            lambda request, trip: Ask(request, 0, trip, request, 0, None),
-            st.integers(0, 1),
+            lambda request, trip, ahead: Ask(request, 0, trip, request, 0, None, ahead),
+            st.integers(0, 2),
             st.integers(0, 4),
+            st.none() | st.integers(0, 2),
         ),
         st.builds(
             Ask,
-            st.integers(0, 1),
+            st.integers(0, 2),
             st.integers(0, len(VARIANTS) - 1),
             st.integers(0, 4),
-            st.integers(0, 1),
+            st.integers(0, 2),
             st.integers(0, len(VARIANTS) - 1),
             st.none() | st.integers(0, 5000),
+            st.none() | st.integers(0, 2),
         ),
     ),
     min_size=4,
@@ -78,15 +91,20 @@ ASKS = st.lists(
 )
 
 
-def request(round: int) -> GradientRequest:
+def request(number: int) -> GradientRequest:
+    """Requests 0 and 2 are of one round, and so of one sum."""
     objective = Objective(lam=0.5, classes=CLASSES)
-    return shared(gradient_request(plan_of("record"), objective, round=round), 3)
+    made = shared(gradient_request(plan_of("record"), objective, round=1 + number % 2), 3)
+    return replace(made, rows=made.rows + 0.25) if number == 2 else made
 
 
 class Play:
     """One sum as an honest server and honest peers would play it with the node."""
 
-    def __init__(self, parameters: Parameters, identities: dict[int, Identity]) -> None:
+    def __init__(
+        self, parameters: Parameters, asked: bytes, identities: dict[int, Identity]
+    ) -> None:
+        self.asked = asked
         rules = Rules(Peers({client: one.public for client, one in identities.items()}))
         self.parameters = parameters
         self._server = ServerSession(parameters)
@@ -121,7 +139,7 @@ class Play:
         ask: list[Callable[[int, ClientSession], bytes]] = [
             lambda _, peer: peer.keys(),
             lambda _, peer: peer.shares(server.roster()),
-            lambda client, peer: peer.masked(server.forwarded(client), lambda: vector),
+            lambda client, peer: peer.masked(server.forwarded(client), self.asked, lambda: vector),
             lambda _, peer: peer.survivors(server.survivors()),
             lambda _, peer: peer.unmask(server.signatures()),
         ]
@@ -157,17 +175,21 @@ def test_whatever_is_asked_one_vector_leaves_and_is_charged_once(
         for client, home in enumerate(nodes.folders)
     }
     plays = {}
-    for number in (0, 1):
-        content = pack_requests([request(number + 1)])
-        sum_ = Parameters(
-            request(1).run, digest(KIND, content).hex(), tuple(range(CLIENTS)), 32, 24, 3
-        )
+    for number in (0, 1, 2):
+        asked = digest(KIND, pack_requests([request(number)]))
+        name = sum_name(KIND, request(number).round)
+        sum_ = Parameters(request(0).run, name, tuple(range(CLIENTS)), 32, 24, 3)
         for place, fields in enumerate(VARIANTS):
             values = replace(sum_, **{"neighbours": 0, "threshold": 0, **fields})
-            plays[number, place] = Play(values, identities)
+            plays[number, place] = Play(values, asked, identities)
 
-    asked_run = request(1).run
+    asked_run = request(0).run
     left: dict[tuple[str, int, int], set[bytes]] = defaultdict(set)
+
+    def note(play: Play, number: int, trip: int, answer: bytes) -> None:
+        left[play.parameters.run, number, trip].add(answer)
+        play.take(trip, answer)
+
     for ask in asks:
         play = plays[ask.request, ask.variant]
         sent = plays[ask.of_request, ask.of_variant].content(ask.trip)
@@ -175,18 +197,27 @@ def test_whatever_is_asked_one_vector_leaves_and_is_charged_once(
             spot = ask.flipped % len(sent)
             sent = sent[:spot] + bytes([sent[spot] ^ 1]) + sent[spot + 1 :]
         masked = ask.trip == 2
-        record = request(ask.request + 1).to_record() if masked else pack({}, {})
-        reply = nodes.send(0, put_trip(record, play.parameters, sent), ORDER[ask.trip])
+        record = request(ask.request).to_record() if masked else pack({}, {})
+        ahead, following = None, plays.get((ask.ahead, 0))
+        if following is not None:  # with keys go no shares, whatever a server may want
+            ahead = Trip(following.parameters, following.content(ask.trip - 2))
+        reply = nodes.send(0, put_trip(record, Trip(play.parameters, sent), ahead), ORDER[ask.trip])
         before = nodes.claims()[0]
         if reply.has_error():
             assert reply.error.code in MEANING
             assert reply.error.reason is None
         else:
-            answer = content_of(reply.content)
-            left[play.parameters.run, ask.request, ask.trip].add(answer)
-            play.take(ask.trip, answer)
-        vectors = sum(bool(left[asked_run, number, 2]) for number in (0, 1))
-        assert nodes.claims()[0] == before == vectors  # charged with its vector, and only then
+            note(play, ask.request, ask.trip, content_of(reply.content))
+            if following is not None:
+                assert ask.trip in (2, 3)
+                answer = content_ahead(reply.content)
+                if isinstance(answer, int):
+                    assert answer in MEANING
+                else:
+                    note(following, ask.ahead, ask.trip - 2, answer)
+        vectors = [bool(left[asked_run, number, 2]) for number in (0, 1, 2)]
+        assert not (vectors[0] and vectors[2])  # a sum is of one request
+        assert nodes.claims()[0] == before == sum(vectors)  # charged with its vector, only then
     # A request has one session: whatever was asked, each trip had one answer.
     assert all(len(answers) == 1 for answers in left.values() if answers)
     kept = [path for path in nodes.folders[0].rglob("sessions/*") if path.stat().st_size]
@@ -204,23 +235,18 @@ def test_a_whole_honest_play_is_among_them(tmp_path: Path) -> None:
         client: Identity(NodeIdentityKey.at(home / "state").private)
         for client, home in enumerate(nodes.folders)
     }
-    asked = request(1)
+    asked = request(0)
+    name = sum_name(KIND, asked.round)
+    digested = digest(KIND, pack_requests([asked]))
+    values = asked.rows.numel()
     play = Play(
-        Parameters(
-            asked.run,
-            digest(KIND, pack_requests([asked])).hex(),
-            tuple(range(CLIENTS)),
-            32,
-            asked.rows.numel(),
-            3,
-        ),
-        identities,
+        Parameters(asked.run, name, tuple(range(CLIENTS)), 32, values, 3), digested, identities
     )
     for trip in range(5):
         record = asked.to_record() if trip == 2 else pack({}, {})
         reply: Message = nodes.send(
-            0, put_trip(record, play.parameters, play.content(trip)), ORDER[trip]
+            0, put_trip(record, Trip(play.parameters, play.content(trip))), ORDER[trip]
         )
         assert not reply.has_error()
         play.take(trip, content_of(reply.content))
-    assert play._server.result().survivors == (0, 1, 2, 3)
+    assert play._server.result(play.asked).survivors == (0, 1, 2, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,23 @@ from flwr.app import Message, RecordDict
 
 from fedsink.clients.ledger.account_report import report
 from fedsink.clients.ledger.database import Database
-from fedsink.protocol.aggregation import KEYS, SHARES, SURVIVORS, TRIPS, UNMASK, put_trip, trip_of
+from fedsink.protocol.aggregation import (
+    KEYS,
+    SHARES,
+    SURVIVORS,
+    TRIPS,
+    UNMASK,
+    Trip,
+    put_trip,
+    trip_ahead,
+    trip_of,
+)
 from fedsink.protocol.dp_sinkhorn import GradientRequest, unpack_replies
 from fedsink.protocol.exchange import Reduction
 from fedsink.protocol.failure_codes import (
     BAD_SIGNATURE,
+    MALFORMED,
+    MEANING,
     OUT_OF_TURN,
     REFUSED,
     SMALL_COHORT,
@@ -36,7 +49,7 @@ from fedsink.secagg.parameters import Parameters
 from fedsink.server.masked_grid import MaskedGrid
 from fedsink.simulation.grid import client_of
 
-from ..support.consortium import KIND, Consortium, shared
+from ..support.consortium import KIND, Consortium, shared, unchanged
 from ..support.policies import limits
 
 Make = Callable[..., GradientRequest]
@@ -48,6 +61,20 @@ def summed(
     nodes: Consortium, request: GradientRequest, clients: list[int] | None = None
 ) -> Reduction:
     reduction = MaskedGrid(nodes, RUN).send_and_receive(nodes.exchange(request, clients))
+    assert isinstance(reduction, Reduction)
+    return reduction
+
+
+def rounds(make_request: Make, count: int) -> list[GradientRequest]:
+    return [shared(make_request(round=1 + number), 3) for number in range(count)]
+
+
+def exchanged(
+    nodes: Consortium, grid: MaskedGrid, requests: list[GradientRequest], number: int
+) -> Reduction:
+    """The sums of one request, while the next one is announced."""
+    following = requests[number + 1] if number + 1 < len(requests) else None
+    reduction = grid.send_and_receive(nodes.exchange(requests[number], following=following))
     assert isinstance(reduction, Reduction)
     return reduction
 
@@ -223,7 +250,7 @@ def test_a_sum_of_something_else_than_the_request_is_refused_before_it_is_charge
     nodes, request = Consortium(tmp_path), shared(make_request(), 4)
     values = {**parameters_of(nodes, request).to_dict(), **fields}
     parameters = Parameters.from_dict({**values, "threshold": 0, "neighbours": 0})
-    record = put_trip(request.to_record(), parameters, b"")
+    record = put_trip(request.to_record(), Trip(parameters))
     assert nodes.send(0, record).error.code == SUM_REFUSED
     assert nodes.claims() == [0, 0, 0, 0]
 
@@ -239,6 +266,95 @@ def test_a_server_does_not_choose_who_is_in_a_sum(tmp_path: Path, make_request: 
     assert nodes.codes == [(KIND, client, SUM_REFUSED) for client in range(3)]
     assert nodes.claims() == [0, 0, 0, 0]
     assert nodes.clients == 4
+
+
+def test_keys_and_shares_travel_with_the_sum_before(tmp_path: Path, make_request: Make) -> None:
+    nodes = Consortium(tmp_path)
+    grid, requests = MaskedGrid(nodes, RUN), rounds(make_request, 3)
+    for number in range(3):
+        asked: dict[str, int] = Counter()
+
+        def way(message: Message, asked: dict[str, int] = asked) -> Message:
+            asked[message.metadata.message_type] += 1
+            return message
+
+        nodes.way = way
+        [total] = exchanged(nodes, grid, requests, number).sums
+        assert total is not None
+        assert total.clients == 4
+        assert asked == dict.fromkeys(ORDER if number == 0 else ORDER[2:], 4)
+    assert nodes.claims() == [3, 3, 3, 3]
+    assert not nodes.codes
+
+
+@pytest.mark.parametrize(
+    ("place", "sums"), [(2, [3, 3, 4]), pytest.param(3, [4, 3, 4], marks=pytest.mark.medium),
+                        pytest.param(4, [4, 4, 4], marks=pytest.mark.medium)],
+)  # fmt: skip
+def test_a_client_that_misses_keys_or_shares_misses_that_sum_only(
+    tmp_path: Path, make_request: Make, place: int, sums: list[int]
+) -> None:
+    nodes = Consortium(tmp_path)
+    grid, requests = MaskedGrid(nodes, RUN), rounds(make_request, 3)
+    nodes.way = losing(ORDER[place], 3)
+    found = []
+    for number in range(3):
+        [total] = exchanged(nodes, grid, requests, number).sums
+        assert total is not None
+        found.append(total.clients)
+        nodes.way = unchanged
+    assert found == sums
+    assert nodes.claims() == [3, 3, 3, sum(clients == 4 for clients in sums)]
+
+
+@pytest.mark.parametrize("place", [2, pytest.param(3, marks=pytest.mark.medium)])
+def test_a_sum_that_too_few_have_prepared_is_begun_again(
+    tmp_path: Path, make_request: Make, place: int
+) -> None:
+    nodes = Consortium(tmp_path)
+    grid, requests = MaskedGrid(nodes, RUN), rounds(make_request, 2)
+    first, second = losing(ORDER[place], 3), losing(ORDER[place], 0)
+    nodes.way = lambda message: None if first(message) is None else second(message)
+    assert exchanged(nodes, grid, requests, 0).is_void
+    nodes.way = unchanged
+    [total] = exchanged(nodes, grid, requests, 1).sums
+    assert total is not None
+    assert total.clients == 4
+
+
+def test_a_sum_that_was_not_announced_begins_anew(tmp_path: Path, make_request: Make) -> None:
+    nodes = Consortium(tmp_path)
+    grid, requests = MaskedGrid(nodes, RUN), rounds(make_request, 3)
+    exchanged(nodes, grid, requests, 0)
+    [total] = exchanged(nodes, grid, requests, 2).sums
+    assert total is not None
+    assert total.clients == 4
+    assert not nodes.codes
+
+
+def test_a_refusal_of_the_next_sum_leaves_this_one(
+    tmp_path: Path, make_request: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = Consortium(tmp_path, aggregation={"minimum_cohort": 4})
+    grid = MaskedGrid(nodes, RUN)
+    requests = [shared(make_request(), 4), shared(make_request(round=2), 3)]
+    [total] = exchanged(nodes, grid, requests, 0).sums
+    assert total is not None
+    assert not nodes.codes
+    assert f"client 0 {MEANING[SMALL_COHORT]}" in caplog.text
+    assert exchanged(nodes, grid, requests, 1).is_void
+    assert codes(nodes) == {SMALL_COHORT}
+    assert nodes.claims() == [1, 1, 1, 1]
+
+
+def test_only_two_trips_take_a_trip_of_the_next_sum_along(
+    tmp_path: Path, make_request: Make
+) -> None:
+    nodes, requests = Consortium(tmp_path), rounds(make_request, 2)
+    sums = [parameters_of(nodes, request) for request in requests]
+    for trip in (KEYS, SHARES, UNMASK):
+        record = put_trip(RecordDict(), Trip(sums[0]), Trip(sums[1]))
+        assert nodes.send(0, record, f"query.{trip}").error.code == MALFORMED
 
 
 def test_a_client_that_is_not_connected_has_dropped_out(tmp_path: Path, make_request: Make) -> None:
@@ -262,9 +378,9 @@ def test_the_trips_come_in_order(tmp_path: Path, make_request: Make) -> None:
     nodes, request = Consortium(tmp_path), shared(make_request(), 4)
     parameters = parameters_of(nodes, request)
     for trip in TRIPS[1:]:
-        record = put_trip(pack({}, {}), parameters, b"")
+        record = put_trip(pack({}, {}), Trip(parameters))
         assert nodes.send(0, record, f"query.{trip}").error.code == OUT_OF_TURN
-    record = put_trip(request.to_record(), parameters, b"")
+    record = put_trip(request.to_record(), Trip(parameters))
     assert nodes.send(0, record).error.code == OUT_OF_TURN
     assert nodes.claims() == [0, 0, 0, 0]
 
@@ -313,7 +429,7 @@ def test_an_operators_signature_covers_every_trip(tmp_path: Path, make_request: 
             signed(message)
             if message.metadata.message_type == kind:
                 parameters, content = trip_of(message.content, 4)
-                put_trip(message.content, parameters, content + b"\0")
+                put_trip(message.content, Trip(parameters, content + b"\0"))
             return message
 
         nodes.codes.clear()
@@ -323,3 +439,22 @@ def test_an_operators_signature_covers_every_trip(tmp_path: Path, make_request: 
         assert set(nodes.codes) == {(kind, client, BAD_SIGNATURE) for client in range(4)}
     nodes.way = signed
     assert not summed(nodes, request).void
+
+    for kind in ORDER[2:4]:
+
+        def forged_ahead(message: Message, kind: str = kind) -> Message:
+            signed(message)
+            ahead = (
+                trip_ahead(message.content, 4) if message.metadata.message_type == kind else None
+            )
+            if ahead is not None:
+                longer = Trip(ahead.parameters, ahead.content + b"\0")
+                put_trip(message.content, trip_of(message.content, 4), longer)
+            return message
+
+        nodes.codes.clear()
+        nodes.way = forged_ahead
+        first = 10 * ORDER.index(kind)
+        pair = [shared(make_request(round=first + number), 3) for number in (0, 1)]
+        assert exchanged(nodes, MaskedGrid(nodes, RUN), pair, 0).is_void
+        assert set(nodes.codes) == {(kind, client, BAD_SIGNATURE) for client in range(4)}

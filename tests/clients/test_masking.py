@@ -22,6 +22,7 @@ from fedsink.secagg.refusals import AnsweredError, OutOfTurnError
 from fedsink.secagg.server import ServerSession
 
 CLIENTS = 4
+REQUEST = b"r" * 32
 SUM = Parameters("run", "request", tuple(range(CLIENTS)), bits=32, length=6, minimum=3)
 
 
@@ -49,7 +50,7 @@ def until_masked(clients: list[Masking], server: ServerSession) -> list[bytes]:
     for number, client in enumerate(clients):
         assert server.take_shares(number, client.answer(SHARES, SUM, server.roster()))
     return [
-        client.mask(SUM, server.forwarded(number), lambda n=number: vector(n))
+        client.mask(SUM, server.forwarded(number), REQUEST, lambda n=number: vector(n))
         for number, client in enumerate(clients)
     ]
 
@@ -61,7 +62,7 @@ def summed(clients: list[Masking], server: ServerSession, masked: list[bytes]) -
         assert server.take_signature(number, client.answer(SURVIVORS, SUM, server.survivors()))
     for number, client in enumerate(clients):
         assert server.take_unmask(number, client.answer(UNMASK, SUM, server.signatures()))
-    return server.result().total
+    return server.result(REQUEST).total
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -77,7 +78,7 @@ def test_a_trip_that_comes_again_is_answered_with_the_same_bytes(tmp_path: Path)
     restarted = maskings(tmp_path)
     for number, client in enumerate(restarted):
         forwarded = server.forwarded(number)
-        assert client.mask(SUM, forwarded, lambda n=number: vector(n)) == masked[number]
+        assert client.mask(SUM, forwarded, REQUEST, lambda n=number: vector(n)) == masked[number]
     assert summed(restarted, server, masked).any()
     signatures = server.signatures()
     again = maskings(tmp_path)[0]
@@ -98,16 +99,26 @@ def test_one_request_is_masked_in_one_session(tmp_path: Path) -> None:
 def test_other_shares_are_refused_and_the_vector_is_computed_once(tmp_path: Path) -> None:
     clients, server = maskings(tmp_path), ServerSession(SUM)
     masked = until_masked(clients, server)
-    assert clients[0].mask(SUM, server.forwarded(0), lambda: pytest.fail("again")) == masked[0]
+    assert (
+        clients[0].mask(SUM, server.forwarded(0), REQUEST, lambda: pytest.fail("again"))
+        == masked[0]
+    )
     with pytest.raises(AnsweredError):
-        clients[0].mask(SUM, server.forwarded(1), lambda: vector(0))
+        clients[0].mask(SUM, server.forwarded(1), REQUEST, lambda: vector(0))
+
+
+def test_a_session_masks_one_request(tmp_path: Path) -> None:
+    clients, server = maskings(tmp_path), ServerSession(SUM)
+    until_masked(clients, server)
+    with pytest.raises(AnsweredError):
+        clients[0].mask(SUM, server.forwarded(0), b"o" * 32, lambda: pytest.fail("again"))
 
 
 def test_nothing_is_charged_or_computed_before_a_roster_is_accepted() -> None:
     client = maskings()[0]
     client.answer(KEYS, SUM, b"")
     with pytest.raises(OutOfTurnError):
-        client.mask(SUM, b"", lambda: pytest.fail("computed"))
+        client.mask(SUM, b"", REQUEST, lambda: pytest.fail("computed"))
 
 
 def test_a_vector_that_fails_leaves_the_session_as_it_was(tmp_path: Path) -> None:
@@ -121,9 +132,10 @@ def test_a_vector_that_fails_leaves_the_session_as_it_was(tmp_path: Path) -> Non
         raise PolicyRefusedError("the budget is spent")
 
     with pytest.raises(PolicyRefusedError):
-        clients[0].mask(SUM, server.forwarded(0), fails)
+        clients[0].mask(SUM, server.forwarded(0), REQUEST, fails)
     masked = [
-        c.mask(SUM, server.forwarded(n), lambda n=n: vector(n)) for n, c in enumerate(clients)
+        c.mask(SUM, server.forwarded(n), REQUEST, lambda n=n: vector(n))
+        for n, c in enumerate(clients)
     ]
     assert summed(clients, server, masked).any()
 
@@ -161,7 +173,7 @@ def test_files_hold_no_mask_once_the_vector_has_left_and_no_share_once_it_is_unm
     summed(clients, server, masked)
     assert kept(tmp_path / "0")["memory"]["shares"] == ""
     with pytest.raises(AnsweredError):
-        maskings(tmp_path)[0].mask(SUM, server.forwarded(0), lambda: vector(0))
+        maskings(tmp_path)[0].mask(SUM, server.forwarded(0), REQUEST, lambda: vector(0))
 
 
 def test_a_wiped_session_holds_nothing_and_is_not_begun_again(tmp_path: Path) -> None:

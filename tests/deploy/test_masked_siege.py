@@ -32,13 +32,12 @@ from .test_demo import check_fetched, left_over, pytestmark  # noqa: F401 (the s
 from .test_siege import CEILING, CLIENTS, LOST, USES, Siege, all_records, check_owner, used_rounds
 
 TRIPS = (
-    "query.aggregation_keys",
-    "query.aggregation_shares",
-    "train.dp_sinkhorn",
-    "query.aggregation_survivors",
+    "train.dp_sinkhorn",  # with the keys for the next sum
+    "query.aggregation_survivors",  # with the shares for the next sum
+    "query.aggregation_unmask",
 )
 """A node is killed when it has answered one of them, before it is asked the next."""
-KINDS = ("node", *("runner",) * 4)
+KINDS = ("node", *("runner",) * 6)
 SPARED = 2
 
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from fedsink.protocol.aggregation import content_of, has_trip, put_trip, reply_with, trip_of
+from fedsink.protocol.aggregation import (
+    Trip,
+    content_ahead,
+    content_of,
+    has_trip,
+    put_trip,
+    reply_with,
+    trip_ahead,
+    trip_bytes,
+    trip_of,
+)
 from fedsink.protocol.packing import digest, pack
 from fedsink.secagg.parameters import Parameters
 from fedsink.secagg.refusals import WeakThresholdError
@@ -22,14 +33,45 @@ def changed(**fields: Any) -> RecordDict:
 
 
 def test_a_trip_is_read_as_it_was_put() -> None:
-    record = put_trip(pack({"a": 1}, {}), SUM, b"forwarded")
+    record = put_trip(pack({"a": 1}, {}), Trip(SUM, b"forwarded"))
     assert has_trip(record)
     assert trip_of(record, 4) == (SUM, b"forwarded")
     assert content_of(reply_with(b"answer")) == b"answer"
 
 
+def test_a_trip_of_the_next_sum_travels_with_it() -> None:
+    following = replace(SUM, message="next")
+    record = put_trip(RecordDict(), Trip(SUM, b"forwarded"), Trip(following, b"roster"))
+    assert trip_of(record, 4) == (SUM, b"forwarded")
+    assert trip_ahead(record, 4) == (following, b"roster")
+    assert trip_ahead(put_trip(RecordDict(), Trip(SUM)), 4) is None
+    assert content_ahead(reply_with(b"answer", b"keys")) == b"keys"
+    assert content_ahead(reply_with(b"answer", 1022)) == 1022
+    with pytest.raises(ValueError, match="nothing is said to the next"):
+        content_ahead(reply_with(b"answer"))
+
+
+def test_signed_bytes_tell_every_trip_from_every_other() -> None:
+    following = replace(SUM, message="next")
+    trips = [
+        put_trip(RecordDict(), Trip(SUM, content), ahead)
+        for content in (b"", b"a", b"ab")
+        for ahead in (None, Trip(SUM), Trip(following), Trip(following, b"a"))
+    ]
+    assert len({trip_bytes(record) for record in trips}) == len(trips)
+    assert trip_bytes(RecordDict()) == b""
+
+
+@pytest.mark.parametrize("fields", [{"next": 3}, {"next": "text"}, {"next_parameters": "[" * 9}])
+def test_a_malformed_trip_of_the_next_sum_is_a_value_error(fields: dict[str, Any]) -> None:
+    record = put_trip(RecordDict(), Trip(SUM), Trip(SUM))
+    said = {**record.config_records["aggregation"], **fields}
+    with pytest.raises(ValueError, match="Malformed trip"):
+        trip_ahead(RecordDict({"aggregation": ConfigRecord(said)}), 4)
+
+
 def test_a_requests_digest_does_not_change_by_its_trip() -> None:
-    plain, with_trip = pack({"a": 1}, {}), put_trip(pack({"a": 1}, {}), SUM, b"forwarded")
+    plain, with_trip = pack({"a": 1}, {}), put_trip(pack({"a": 1}, {}), Trip(SUM, b"forwarded"))
     assert not has_trip(plain)
     assert digest("train.x", with_trip) == digest("train.x", plain)
 

@@ -278,7 +278,7 @@ def test_a_vector_that_fails_leaves_the_trip_open() -> None:
 
     content = played.server.forwarded(0) if played.server.sharers() else b""
     with pytest.raises(OSError, match="no data"):
-        played.client(0).masked(content, fails)
+        played.client(0).masked(content, b"request", fails)
     for wrong in (
         np.zeros(2, np.int64),
         np.zeros((1, 3), np.int64),
@@ -286,7 +286,7 @@ def test_a_vector_that_fails_leaves_the_trip_open() -> None:
         np.zeros(3, "i4"),
     ):
         with pytest.raises(MalformedTripError):
-            played.client(0).masked(content, lambda wrong=wrong: wrong)
+            played.client(0).masked(content, b"request", lambda wrong=wrong: wrong)
     played.masked()
 
 
@@ -297,6 +297,30 @@ def test_other_sharers_get_no_second_vector() -> None:
     with pytest.raises(AnsweredError):
         played.mask(0, forwarded(range(5), boxes.items()))
     assert played.computed.count(0) == 1
+
+
+def test_another_request_gets_no_second_vector() -> None:
+    played = Sum().play(3)
+    played.requests[0] = b"another"
+    with pytest.raises(AnsweredError):
+        played.mask(0)
+    assert played.computed.count(0) == 1
+
+
+@pytest.mark.parametrize("gone", [{}, {2: [4]}])
+def test_vectors_for_different_requests_leave_masks_in_their_sum(
+    gone: dict[int, list[int]],
+) -> None:
+    length = 6000
+    for other in (b"request", b"another"):
+        played = Sum(5, length=length)
+        played.vectors = dict.fromkeys(played.vectors, np.zeros(length, np.int64))
+        played.requests[0] = other
+        total = played.play(gone=gone).result().total
+        ones = np.unpackbits(total.astype("<u4").view(np.uint8)).mean()
+        assert (
+            ones == 0 if other == b"request" else abs(ones - 0.5) < 5 * 0.5 / (32 * length) ** 0.5
+        )
 
 
 def test_another_roster_gets_no_second_answer() -> None:
@@ -482,7 +506,7 @@ def test_trips_are_answered_in_their_order() -> None:
             with pytest.raises(OutOfTurnError):
                 ask(played.server.roster())
         with pytest.raises(OutOfTurnError):
-            session.masked(b"", lambda: np.zeros(3, np.int64))
+            session.masked(b"", b"", lambda: np.zeros(3, np.int64))
 
 
 def test_the_same_question_has_the_same_answer_after_a_crash_between_any_two_trips() -> None:
@@ -536,7 +560,7 @@ def asked(played: Sum, client: int) -> tuple[list[Callable[[Any], bytes]], list[
     vector = played.vectors[client]
     trips = [
         session.shares,
-        lambda content: session.masked(content, lambda: vector),
+        lambda content: session.masked(content, b"request", lambda: vector),
         session.survivors,
         session.unmask,
     ]

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Message
 
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.errors import ClientError, ConfigError, PrivacyError
-from fedsink.server import checkpoint
+from fedsink.protocol.exchange import Asked
+from fedsink.server import checkpoint, masked_grid
 from fedsink.simulation.simulated_run import start
 
 from .conftest import Compose
@@ -92,6 +94,35 @@ def test_masks_change_no_bit_of_the_generator(
     unmasked = json.loads((plain / "privacy.json").read_text())["noise_share"]
     assert not unmasked["masked"]
     assert unmasked["epsilon"] == shared["epsilon"]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "keys",
+    [
+        *((*MASKED, *more) for more in METHODS.values()),
+        ("experiment=gs_wgan_digits_clients", "clients=4", "rounds=3", "seed=3", *MASKED[4:]),
+        (*MASKED[1:], "clients=30", "strategy.schedule=class", "noise.tolerate_dropouts=0"),
+    ],
+    ids=[*METHODS, "gs_wgan", "classes"],
+)
+def test_every_method_announces_its_next_message(
+    composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
+    """Only the first message asks for keys and shares by messages of their own."""
+    asked: list[str] = []
+
+    def noted(messages: list[Message], needed: int) -> Asked:
+        asked.append(messages[0].metadata.message_type)
+        return Asked(messages, needed)
+
+    monkeypatch.setattr(masked_grid, "Asked", noted)
+    start(composed(*keys), tmp_path / "run")
+    messages = [kind for kind in asked if kind.startswith("train.")]
+    assert len(messages) > 1
+    three = [messages[0], "query.aggregation_survivors", "query.aggregation_unmask"]
+    first = ["query.aggregation_keys", "query.aggregation_shares"]
+    assert asked == [*first, *three * len(messages)]
 
 
 @pytest.mark.medium

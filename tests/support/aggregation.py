@@ -76,6 +76,7 @@ class Sum:
             )
         )
         self.computed: list[int] = []
+        self.requests: dict[int, bytes] = {}  # of clients that are asked another than the others
 
     def begin(self, client: int) -> ClientSession:
         random = source((self.seed, client))
@@ -95,7 +96,7 @@ class Sum:
             return self.vectors[client]
 
         content = self.server.forwarded(client) if forwarded is None else forwarded
-        return self.client(client).masked(content, vector)
+        return self.client(client).masked(content, self.requests.get(client, b"request"), vector)
 
     def keys(self, gone: Collection[int] = ()) -> None:
         for client in set(self.sessions) - set(gone):
@@ -131,7 +132,7 @@ class Sum:
         return self
 
     def result(self) -> MaskedSum:
-        return self.server.result()
+        return self.server.result(b"request")
 
     def plain(self, survivors: Sequence[int]) -> Vector:
         """The sum modulo 2^b of plain integers, centred."""

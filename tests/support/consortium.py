@@ -100,18 +100,31 @@ class Consortium(SimulationGrid):
             Message(content, dst_node_id=node_of(client), message_type=kind, group_id="1")
         )
 
-    def exchange(self, request: GradientRequest, clients: Sequence[int] | None = None) -> Exchange:
-        """Returns the exchange of one request, to all clients or to those that are connected."""
+    def exchange(
+        self,
+        request: GradientRequest,
+        clients: Sequence[int] | None = None,
+        following: GradientRequest | None = None,
+    ) -> Exchange:
+        """Returns the exchange of one request, to all clients or to those that are connected.
+
+        `following` is announced as the request of the next exchange.
+        """
         members = range(self.clients) if clients is None else clients
-        broadcast = Broadcast(
-            Content(lambda: [request], lambda: pack_requests([request])),
+        content = Content(lambda: [request], lambda: pack_requests([request]))
+        announced = [] if following is None else [self._to(members, following, Content.later())]
+        return Exchange(KIND, "1", [self._to(members, request, content)], None, announced)
+
+    def _to(self, members: Sequence[int], request: GradientRequest, content: Content) -> Broadcast:
+        return Broadcast(
+            content,
             {client: node_of(client) for client in members},
             (1, *request.rows.shape),
             request.share,
             request.fixed_point,
             range(self.clients),
+            request.round,
         )
-        return Exchange(KIND, "1", [broadcast])
 
     def claims(self) -> list[int]:
         """Returns the number of charged uses in each node's ledger."""

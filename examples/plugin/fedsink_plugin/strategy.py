@@ -161,10 +161,11 @@ class MeanEmbedding(CentralRounds):
             *noise,
         )
         content = Content(lambda: [request], request.to_record)
-        broadcast = Broadcast(content, nodes, (1, settings.classes, 2 * settings.rows), *noise)
+        shape, cohort = (1, settings.classes, 2 * settings.rows), range(self.clients)
+        broadcast = Broadcast(content, nodes, shape, *noise, cohort, server_round)
         self._broadcasts = {server_round: broadcast}
-        needed = self.quorum.of(self.clients)
-        return Exchange("train.mean_embedding", str(server_round), [broadcast], needed)
+        needed, following = self.quorum.of(self.clients), self.announced(server_round + 1)
+        return Exchange("train.mean_embedding", str(server_round), [broadcast], needed, following)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -98,9 +98,8 @@ class DPSinkhorn(CentralRounds):
             labels: self._broadcast(labels, members) for labels, members in cohorts.items()
         }
         needed = self.quorum.of(self.clients)
-        return Exchange(
-            self.message_type, str(server_round), list(self._broadcasts.values()), needed
-        )
+        broadcasts, following = list(self._broadcasts.values()), self.announced(server_round + 1)
+        return Exchange(self.message_type, str(server_round), broadcasts, needed, following)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -207,7 +206,7 @@ class DPSinkhorn(CentralRounds):
         ]
         content = Content(lambda: checked(requests), lambda: packed_requests(requests))
         shape = (len(requests), *self._rounds[0].shape)
-        return Broadcast(content, members, shape, *noise, cohort)
+        return Broadcast(content, members, shape, *noise, cohort, self._rounds[0].round)
 
     def _request(
         self, rows: RoundRows, label: Label, share: int, fixed_point: FixedPoint | None

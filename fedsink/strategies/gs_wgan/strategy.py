@@ -103,9 +103,11 @@ class GSWGAN(CentralRounds):
         request.check()
         content = Content(lambda: [request], request.to_record)
         shape = (1, *request.rows.shape)
-        broadcast = Broadcast(content, nodes, shape, *noise, settings.cohort(first))
+        cohort = settings.cohort(first)
+        broadcast = Broadcast(content, nodes, shape, *noise, cohort, server_round)
         self._broadcasts = {server_round: broadcast}
-        return Exchange("train.gs_wgan", str(server_round), [broadcast], needed)
+        following = self.announced(server_round + 1)
+        return Exchange("train.gs_wgan", str(server_round), [broadcast], needed, following)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
