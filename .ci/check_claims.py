@@ -33,6 +33,7 @@ _ROWS = {
     "new_ten_bare": "MNIST, ε = 10, ten clients, bare",
     "new_one": "MNIST, ε = 10, a curator",
     "new_one_60": "MNIST, ε = 10, a curator, 60,000 pictures",
+    "new_eps1": "MNIST, ε = 1, a curator",
     "new_eps1_60": "MNIST, ε = 1, a curator, 60,000 pictures",
     "new_ten_eps1": "MNIST, ε = 1, ten clients",
     "new_laplace": "MNIST, LDP, Laplace, ε = 35",
@@ -45,7 +46,11 @@ _ROWS = {
     "one_60": "MNIST, ε = 10, one curator, convolutional, 60,000 pictures",
     "one_eps1": "MNIST, ε = 1, one curator, convolutional",
     "pooled_ten": "ε = 10, 10 clients",
+    "pooled_ten_60": "ε = 10, 10 clients, 60,000 pictures",
+    "pooled_hundred": "ε = 10, 100 clients",
     "pooled_thousand": "ε = 10, 1000 clients",
+    "pooled_ten_eps1": "ε = 1, 10 clients",
+    "pooled_hundred_eps1": "ε = 1, 100 clients",
     "pooled_thousand_eps1": "ε = 1, 1000 clients",
     "glyphs_02": "ε = 0.2, from glyphs",
     "glyphs_005": "ε = 0.05, from glyphs",
@@ -101,9 +106,12 @@ CLAIMS = {
         "with noise it reads {one.cnn} and {one_60.cnn}",
         "a hundred read {hundred.cnn} with their own and {hundred_shared.cnn} with shared noise, a "
         "thousand {thousand.cnn} and {thousand_shared.cnn}",
-        "ten clients read {pooled_ten.cnn} (one seed) and a thousand {pooled_thousand.cnn}, where "
+        "ten clients read {pooled_ten.cnn}, a hundred {pooled_hundred.cnn} and a thousand "
+        "{pooled_thousand.cnn}, where "
         "one curator reads {new_one.cnn}",
-        "at ε = 1 a thousand read {pooled_thousand_eps1.cnn}",
+        "ten read {pooled_ten_60.cnn} with 60,000 pictures",
+        "At ε = 1 ten read {pooled_ten_eps1.cnn}, a hundred {pooled_hundred_eps1.cnn} and a "
+        "thousand {pooled_thousand_eps1.cnn}, where one curator reads {new_eps1.cnn}",
         "the CNN reads {tether.cnn} in place of {ten.cnn}",
         "with the tether and 40 rows it reads {one_eps1_seed1.triple}",
         "LogReg, MLP and CNN are at hand here: {chen_mnist.triple}",

@@ -196,13 +196,8 @@ def _promise(stated: dict[str, Any]) -> list[tuple[str, str, str]]:
 
     if stated.get("model") == "central" and epsilon is not None:
         if stated.get("capacity") is None:
-            critics = stated.get("clip") == "critic"
-            sampled = "critics were asked" if critics else "records were sampled"
-            add(
-                "ε without amplification",
-                "epsilon_unamplified",
-                f"against who learns which {sampled}",
-            )
+            remark = "against who learns what was sampled"
+            add("ε without amplification", "epsilon_unamplified", remark)
         else:
             remark = f"in δ; at most {number(stated['capacity'])} records a batch"
             add("a fuller sample costs", "delta_overflow", remark)

@@ -10,7 +10,7 @@ Why a run costs the ε of its plan, of continuous Gaussians of multiplier σ:
 
 1. *Sensitivity.* One unit moves one client's total by S in L2. Projecting on a ball moves nothing
    apart; rounding changes the difference by at most 1 a coordinate, so by √d in L2. Hence Δ.
-   Where critics are asked in secret, the pair of ε has means at ±C, S = 2C: an answer moves the
+   Where it is secret who was asked, the pair of ε has means at ±C, S = 2C: an answer moves the
    total by C or by nothing, and either record's answer is rounded beside none. So each may be as
    long as C/γ + √d, and Δ = 2(C/γ + √d).
 2. *A sum of shares.* Let N(v) be the law on Z with P(x) ∝ exp(−x²/(2v)). For u = v₁v₂/(v₁+v₂), the

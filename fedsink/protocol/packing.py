@@ -111,7 +111,7 @@ def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def has_fields(record: RecordDict) -> bool:
-    """Tells whether a message holds what `pack` wrote: a trip of secure aggregation does not."""
+    """Tells whether a message holds what `pack` wrote; a query of secure aggregation does not."""
     return _FIELDS in record
 
 
