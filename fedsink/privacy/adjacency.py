@@ -16,7 +16,7 @@ ADD_REMOVE, REPLACE_ONE, USER, CLIENT = "add-remove", "replace-one", "user", "cl
 _WORDS = {
     ADD_REMOVE: "zero-out/add-remove of one labelled record at one client",
     REPLACE_ONE: "replacement of one labelled record at one client by any other",
-    USER: "any change of all records of one user, which lie in one part of one client's",
+    USER: "any change of all records of one user, which lie in one part of a client's data",
     CLIENT: "zero-out/add-remove of all records of one client at once",
 }
 ADJACENCIES = tuple(_WORDS)
