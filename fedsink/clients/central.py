@@ -92,7 +92,7 @@ class CentralAnswer(Answer):
         first = self.uses[0]
         name = sum_name(f"train.{self.name}", first.round)
         if (parameters.run, parameters.message) != (self.run, name):
-            raise SumError("The sum is named after another request.")
+            raise SumError("The sum is named after another round.")
         if first.fixed_point is None:
             raise SumError("The request asks for no integers, and masks hide nothing else.")
         if (parameters.bits, parameters.length) != (first.fixed_point.bits, self.values):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +48,14 @@ from fedsink.secagg.server import ServerSession
 
 log = logging.getLogger("fedsink.server")
 
-_ORDER = (KEYS, SHARES, MASKED, SURVIVORS, UNMASK)
+_TAKE: Mapping[str, Callable[[ServerSession, int, bytes], bool]] = {
+    KEYS: ServerSession.take_keys,
+    SHARES: ServerSession.take_shares,
+    MASKED: ServerSession.take_masked,
+    SURVIVORS: ServerSession.take_signature,
+    UNMASK: ServerSession.take_unmask,
+}
+"""Trips in their order: each takes an answer, and tells whether it is of use."""
 
 Dropping = Callable[[str, str, int], bool]
 """Tells whether a simulated client disappears, given the message's number, trip and client."""
@@ -181,37 +187,24 @@ class _Cohort:
             said = dict.fromkeys(session.signers(), session.signatures())
         return {client: content for client, content in said.items() if client in connected}
 
-    def take(self, trip: str, client: int, content: bytes) -> bool:
-        """Tells whether the answer to a trip is of use."""
-        session = self.session
-        return {
-            KEYS: session.take_keys,
-            SHARES: session.take_shares,
-            MASKED: session.take_masked,
-            SURVIVORS: session.take_signature,
-            UNMASK: session.take_unmask,
-        }[trip](client, content)
-
     def sum(self) -> Sum | None:
         """Returns the sum of the survivors' integers; None where the message is void."""
         if self.void is not None:
             return None
+        request = digest(self._type, self.broadcast.content.said)
         try:
-            integers, survivors = self.session.result(self._request)
+            integers, survivors = self.session.result(request)
         except VoidMessageError as error:
             self.void = error
             return None
         self.absent = sorted(set(self.broadcast.nodes) - set(survivors))
         return Sum(torch.from_numpy(integers).reshape(self.broadcast.shape), len(survivors))
 
-    @cached_property
-    def _request(self) -> bytes:
-        return digest(self._type, self.broadcast.content.said)
-
 
 class _Asked(NamedTuple):
     """A trip of one cohort to one client."""
 
+    client: int
     trip: str
     cohort: _Cohort
     content: bytes
@@ -240,32 +233,28 @@ class _Trips:
             cohorts: of this exchange.
             following: of the next one; they are asked the trip's `AHEAD`.
         """
-        now = dict(self._contents(trip, cohorts))
-        ahead = dict(self._contents(AHEAD[trip], following)) if following else {}
-        needed = sum(c.session.needed(_ORDER.index(trip)) for c in cohorts if c.void is None)
-        nodes = {
-            client: node
-            for cohort in (*following, *cohorts)
-            for client, node in cohort.broadcast.nodes.items()
-        }
-        clients = [c for c in sorted(now.keys() | ahead.keys()) if not self._dropped(trip, c)]
-        messages = [self._message(nodes[c], now.get(c), ahead.get(c)) for c in clients]
+        asked: dict[int, list[_Asked]] = {}  # node → a trip, or a trip and that of the next sum
+        for one in (*self._asked(trip, cohorts), *self._asked(AHEAD.get(trip, ""), following)):
+            asked.setdefault(one.cohort.broadcast.nodes[one.client], []).append(one)
+        messages = [
+            self._message(node, *both)
+            for node, both in asked.items()
+            if not self._dropped(trip, both[0].client)
+        ]
         if not messages:
             return
-        client_of = {nodes[client]: client for client in clients}
+        place = list(_TAKE).index(trip)
+        needed = sum(c.session.needed(place) for c in cohorts if c.void is None)
         replies = self._grid.send_and_receive(Asked(messages, needed), timeout=self._timeout)
         for reply in replies:
-            client = client_of[reply.metadata.src_node_id]
+            both = asked[reply.metadata.src_node_id]
             if reply.has_error():
-                _warn(client, reply.error.code)
+                _warn(both[0].client, reply.error.code)
                 continue
-            first, second = now.get(client), ahead.get(client)
-            if first is not None:
-                _take(client, first, content_of, reply)
-            if second is not None:
-                _take(client, second, content_of if first is None else content_ahead, reply)
+            for one, read in zip(both, (content_of, content_ahead), strict=False):
+                _take(one, read, reply)
 
-    def _contents(self, trip: str, cohorts: Sequence[_Cohort]) -> Iterator[tuple[int, _Asked]]:
+    def _asked(self, trip: str, cohorts: Sequence[_Cohort]) -> Iterator[_Asked]:
         for cohort in cohorts:
             if cohort.void is not None:
                 continue
@@ -275,16 +264,13 @@ class _Trips:
                 cohort.void = error
                 continue
             for client, content in contents.items():
-                yield client, _Asked(trip, cohort, content)
+                yield _Asked(client, trip, cohort, content)
 
-    def _message(self, node: int, now: _Asked | None, ahead: _Asked | None) -> Message:
-        """Returns the message of a trip, of a trip of the next sum, or of both."""
-        first = now or ahead
-        if first is None:
-            raise ValueError("A message is about a sum.")
+    def _message(self, node: int, first: _Asked, ahead: _Asked | None = None) -> Message:
+        """Returns the message of a trip, and of a trip of the next sum that travels with it."""
         query = first.trip != MASKED
         content = {} if query else dict(first.cohort.broadcast.content.record)
-        record = put_trip(RecordDict(content), first.said, ahead.said if now and ahead else None)
+        record = put_trip(RecordDict(content), first.said, None if ahead is None else ahead.said)
         return Message(
             record,
             dst_node_id=node,
@@ -300,20 +286,18 @@ class _Trips:
         return client in self._gone
 
 
-def _take(
-    client: int, asked: _Asked, read: Callable[[RecordDict], bytes | int], reply: Message
-) -> None:
+def _take(asked: _Asked, read: Callable[[RecordDict], bytes | int], reply: Message) -> None:
     """Gives an answer to the cohort that asked for it."""
     try:
         content = read(reply.content)
         if isinstance(content, int):
-            _warn(client, content)
+            _warn(asked.client, content)
             return
-        fits = asked.cohort.take(asked.trip, client, content)
+        fits = _TAKE[asked.trip](asked.cohort.session, asked.client, content)
     except ValueError:
         fits = False
     if not fits:
-        log.warning("client %s answered %s with something else", client, asked.trip)
+        log.warning("client %s answered %s with something else", asked.client, asked.trip)
 
 
 def _warn(client: int, code: int) -> None:

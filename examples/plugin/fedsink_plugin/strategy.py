@@ -161,7 +161,7 @@ class MeanEmbedding(CentralRounds):
             *noise,
         )
         content = Content(lambda: [request], request.to_record)
-        shape, cohort = (1, settings.classes, 2 * settings.rows), range(self.clients)
+        shape, cohort = (1, settings.classes, 2 * settings.rows), settings.cohort(0)
         broadcast = Broadcast(content, nodes, shape, *noise, cohort, server_round)
         self._broadcasts = {server_round: broadcast}
         needed, following = self.quorum.of(self.clients), self.announced(server_round + 1)
