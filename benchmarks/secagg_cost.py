@@ -21,9 +21,9 @@ import numpy as np
 
 from fedsink.secagg import client as client_side
 from fedsink.secagg import masks
-from fedsink.secagg.client import TRIPS, ClientSession, Rules
+from fedsink.secagg.client import TRIPS, ClientSession
 from fedsink.secagg.identities import Identity, Peers, verified
-from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.parameters import Parameters, Rules
 from fedsink.secagg.server import ServerSession
 
 VALUES, BITS, MEASURED = 9_900, 32, 5

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +37,48 @@ def test_every_name_is_there_and_others_are_not() -> None:
         assert getattr(fedsink, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
         _ = fedsink.simulat  # type: ignore[attr-defined]
+
+
+@pytest.mark.medium
+def test_the_gpu_tests_need_a_bare_pytorch() -> None:
+    """Its docstring names all that the Python of `make test-gpu` must have."""
+    required = {
+        re.split(r"[^\w-]", line)[0].lower()
+        for line in metadata.requires("fedsink") or ()
+        if "extra ==" not in line
+    }
+    refused = required - {"torch", "numpy", "scipy", "safetensors", "pytest"}
+    modules = sorted(
+        module
+        for module, distributions in metadata.packages_distributions().items()
+        if {name.lower() for name in distributions} & refused
+    )
+    assert {"flwr", "ray", "hydra", "cryptography", "dp_accounting"} <= set(modules)
+    code = f"""
+import sys, pytest
+
+class Refused:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in {modules}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refused)
+sys.exit(pytest.main(
+    ["-qm", "gpu", "-k", "cpu", "-p", "no:cacheprovider", "--confcutdir=tests/gpu", "tests/gpu"]
+))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=Path(__file__).parents[1],
+        env={
+            **os.environ,
+            "FEDSINK_GPU": "cpu",
+            "PYTHONPATH": ".",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+    )
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout

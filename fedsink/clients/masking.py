@@ -19,9 +19,9 @@ import numpy as np
 from fedsink.errors import LedgerError
 from fedsink.privacy.files import replace_with
 from fedsink.protocol.aggregation import KEYS, SHARES, SURVIVORS, UNMASK
-from fedsink.secagg.client import ClientSession, Rules
+from fedsink.secagg.client import ClientSession
 from fedsink.secagg.identities import Identity, Peers
-from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.parameters import Parameters, Rules
 from fedsink.secagg.refusals import AnsweredError, OutOfTurnError
 
 _IN_MEMORY = 8  # sessions of a simulated client: nobody asks for an older one

@@ -58,8 +58,8 @@ from fedsink.protocol.failure_codes import failure_code
 from fedsink.protocol.identity_key import NodeIdentityKey
 from fedsink.protocol.node_identity import Given
 from fedsink.protocol.signatures import signer
-from fedsink.secagg.client import Rules
 from fedsink.secagg.identities import Identity
+from fedsink.secagg.parameters import Rules
 from fedsink.secagg.refusals import AggregationError
 
 if TYPE_CHECKING:

@@ -11,9 +11,7 @@ from fedsink.clients.ledger.budget import Budget
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ReleaseRefusedError
 from fedsink.models.generators import GENERATORS
-from fedsink.secagg.client import Rules
-from fedsink.secagg.identities import NO_CERTIFICATE
-from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.parameters import NO_CERTIFICATE, Parameters, Rules
 from fedsink.secagg.refusals import CohortError
 
 if TYPE_CHECKING:

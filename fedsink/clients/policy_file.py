@@ -20,7 +20,8 @@ from fedsink.errors import ConfigError, PrivacyError
 from fedsink.models import GENERATORS
 from fedsink.privacy.adjacency import ADD_REMOVE, ADJACENCIES
 from fedsink.protocol.signatures import read_key
-from fedsink.secagg.identities import NO_CERTIFICATE, Authority, Peers, Trust
+from fedsink.secagg.identities import Authority, Peers
+from fedsink.secagg.parameters import NO_CERTIFICATE, Trust
 
 REQUIRED: Any = object()
 """The default of a key that must be there."""

@@ -36,7 +36,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
 from fedsink.secagg.graph import Circle
-from fedsink.secagg.identities import SIGNATURE_BYTES, Identity, Trust, verified
+from fedsink.secagg.identities import Identity, verified
 from fedsink.secagg.masks import (
     SECRET_BYTES,
     SHARE_BYTES,
@@ -49,7 +49,7 @@ from fedsink.secagg.masks import (
     public_of,
     share,
 )
-from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.parameters import SIGNATURE_BYTES, Parameters, Rules
 from fedsink.secagg.refusals import (
     AnsweredError,
     CohortError,
@@ -60,7 +60,6 @@ from fedsink.secagg.refusals import (
     SurvivorsError,
     UnsignedSurvivorsError,
     UntrustedPeerError,
-    WeakThresholdError,
 )
 from fedsink.secagg.wire import (
     NONCE_BYTES,
@@ -76,40 +75,6 @@ from fedsink.secagg.wire import (
 TRIPS = "keys", "shares", "masked", "survivors", "unmask"
 OF_MASK_KEY, OF_SELF_MASK = b"\0", b"\1"
 """Says of which secret a share is that a client gives in the last trip."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Conditions of a client's owner.
-
-    Attributes:
-        trust: decides whose keys count.
-        minimum_cohort: least number of clients in a sum.
-        threshold: a secret must need more than this fraction of a neighbourhood's shares.
-    """
-
-    trust: Trust
-    minimum_cohort: int = 2
-    threshold: float = 2 / 3
-
-    def check(self, parameters: Parameters) -> None:
-        """Refuses the parameters of a message.
-
-        Raises:
-            CohortError: sums over fewer clients than `minimum_cohort` could be unmasked.
-            WeakThresholdError: the threshold is too low.
-        """
-        if parameters.least < self.minimum_cohort:
-            raise CohortError(
-                f"The message would unmask a sum over {parameters.least} clients, and the owner "
-                f"demands {self.minimum_cohort}."
-            )
-        shares = parameters.neighbours + 1
-        if parameters.threshold <= self.threshold * shares:
-            raise WeakThresholdError(
-                f"{parameters.threshold} of {shares} shares would give a secret, and the owner "
-                f"demands more than {self.threshold:.4g} of them: lower threshold in [aggregation]."
-            )
 
 
 @dataclass

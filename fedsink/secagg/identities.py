@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-KEY_BYTES, SIGNATURE_BYTES = 32, 64
-NO_CERTIFICATE = bytes(SIGNATURE_BYTES)
+from fedsink.secagg.parameters import KEY_BYTES, NO_CERTIFICATE
 
 
 def is_weak(public: bytes) -> bool:
@@ -70,14 +68,6 @@ class Identity:
     def derived(cls, seed: bytes) -> Identity:
         """Returns the identity of a simulated client, from 32 bytes."""
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
-
-
-class Trust(Protocol):
-    """Decides whose signatures count."""
-
-    def trusts(self, client: int, public: bytes, certificate: bytes) -> bool:
-        """Tells whether this key is the client's."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Public numbers of one message of secure aggregation."""
+"""Public numbers of one message of secure aggregation, and an owner's conditions on them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from fedsink.secagg.graph import is_secure, neighbourhood, two_thirds
-from fedsink.secagg.refusals import MalformedTripError, WeakThresholdError
+from fedsink.secagg.refusals import CohortError, MalformedTripError, WeakThresholdError
 from fedsink.values import Checks
 
 PROTOCOL = 2
 """Version of the protocol; part of everything that is signed."""
 
+KEY_BYTES, SIGNATURE_BYTES = 32, 64
+NO_CERTIFICATE = bytes(SIGNATURE_BYTES)
 _LONGEST = 256
 _checks = Checks(MalformedTripError)
 
@@ -119,3 +121,45 @@ class Parameters:
             return cls(**{**values, "clients": tuple(values["clients"])})
         except (TypeError, KeyError) as error:
             raise MalformedTripError(f"These are no parameters of a message: {error}.") from error
+
+
+class Trust(Protocol):
+    """Decides whose signatures count."""
+
+    def trusts(self, client: int, public: bytes, certificate: bytes) -> bool:
+        """Tells whether this key is the client's."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Conditions of a client's owner.
+
+    Attributes:
+        trust: decides whose keys count.
+        minimum_cohort: least number of clients in a sum.
+        threshold: a secret must need more than this fraction of a neighbourhood's shares.
+    """
+
+    trust: Trust
+    minimum_cohort: int = 2
+    threshold: float = 2 / 3
+
+    def check(self, parameters: Parameters) -> None:
+        """Refuses the parameters of a message.
+
+        Raises:
+            CohortError: sums over fewer clients than `minimum_cohort` could be unmasked.
+            WeakThresholdError: the threshold is too low.
+        """
+        if parameters.least < self.minimum_cohort:
+            raise CohortError(
+                f"The message would unmask a sum over {parameters.least} clients, and the owner "
+                f"demands {self.minimum_cohort}."
+            )
+        shares = parameters.neighbours + 1
+        if parameters.threshold <= self.threshold * shares:
+            raise WeakThresholdError(
+                f"{parameters.threshold} of {shares} shares would give a secret, and the owner "
+                f"demands more than {self.threshold:.4g} of them: lower threshold in [aggregation]."
+            )

@@ -3,8 +3,9 @@
 The trips are those of `client`. A client whose answer does not come, or is not one, has dropped
 out. The server has no key: what it must not do, clients refuse.
 
->>> from fedsink.secagg.client import ClientSession, Rules
+>>> from fedsink.secagg.client import ClientSession
 >>> from fedsink.secagg.identities import Identity, Peers
+>>> from fedsink.secagg.parameters import Rules
 >>> identities = {client: Identity.derived(bytes([client]) * 32) for client in range(4)}
 >>> rules = Rules(Peers({client: i.public for client, i in identities.items()}))
 >>> parameters = Parameters("run", "0", tuple(identities), bits=32, length=2, minimum=3)
@@ -37,7 +38,7 @@ from numpy.typing import NDArray
 
 from fedsink.secagg.client import OF_MASK_KEY, OF_SELF_MASK, TRIPS, pair
 from fedsink.secagg.graph import Circle
-from fedsink.secagg.identities import SIGNATURE_BYTES, Trust, verified
+from fedsink.secagg.identities import verified
 from fedsink.secagg.masks import (
     SHARE_BYTES,
     Words,
@@ -48,7 +49,7 @@ from fedsink.secagg.masks import (
     reconstruct,
     unpacked,
 )
-from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.parameters import SIGNATURE_BYTES, Parameters, Trust
 from fedsink.secagg.refusals import MalformedTripError, VoidMessageError, WrongShareError
 from fedsink.secagg.wire import BOX_BYTES, Entry, KeyRoster, forwarded, joined, named, rows
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedsink.secagg.identities import KEY_BYTES, SIGNATURE_BYTES
 from fedsink.secagg.masks import SHARE_BYTES
+from fedsink.secagg.parameters import KEY_BYTES, SIGNATURE_BYTES
 from fedsink.secagg.refusals import MalformedTripError
 
 NUMBER_BYTES = 4

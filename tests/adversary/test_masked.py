@@ -32,9 +32,9 @@ from fedsink.protocol.failure_codes import MEANING
 from fedsink.protocol.identity_key import NodeIdentityKey
 from fedsink.protocol.objective import Objective
 from fedsink.protocol.packing import digest, pack
-from fedsink.secagg.client import ClientSession, Rules
+from fedsink.secagg.client import ClientSession
 from fedsink.secagg.identities import Identity, Peers
-from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.parameters import Parameters, Rules
 from fedsink.secagg.refusals import VoidMessageError
 from fedsink.secagg.server import ServerSession
 

@@ -16,8 +16,7 @@ from fedsink.clients.masking import Masking, Sessions, simulated_identity, simul
 from fedsink.clients.policy import PolicyRefusedError
 from fedsink.errors import LedgerError
 from fedsink.protocol.aggregation import KEYS, SHARES, SURVIVORS, UNMASK
-from fedsink.secagg.client import Rules
-from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.parameters import Parameters, Rules
 from fedsink.secagg.refusals import AnsweredError, OutOfTurnError
 from fedsink.secagg.server import ServerSession
 

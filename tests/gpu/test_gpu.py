@@ -1,4 +1,5 @@
-"""Tests that need a GPU. `make test-gpu` requires only PyTorch, NumPy, SciPy and pytest.
+"""Tests that need a GPU. `make test-gpu` requires only PyTorch, NumPy, SciPy,
+safetensors and pytest.
 
 `FEDSINK_GPU=cpu` runs everything on the CPU instead, to see that it would run.
 """

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsink.secagg.client import OF_MASK_KEY, OF_SELF_MASK, ClientSession, Rules
+from fedsink.secagg.client import OF_MASK_KEY, OF_SELF_MASK, ClientSession
 from fedsink.secagg.identities import Identity, Peers
 from fedsink.secagg.masks import SHARE_BYTES, public_of
-from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.parameters import Parameters, Rules
 from fedsink.secagg.refusals import (
     AggregationError,
     AnsweredError,

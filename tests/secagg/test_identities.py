@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedsink.secagg.client import ClientSession, Rules
+from fedsink.secagg.client import ClientSession
 from fedsink.secagg.identities import Authority, Identity, Peers, certify, verified
+from fedsink.secagg.parameters import Rules
 from fedsink.secagg.refusals import UntrustedPeerError
 
 from ..support.aggregation import Sum, identity, source

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsink.secagg.client import ClientSession, Rules
+from fedsink.secagg.client import ClientSession
 from fedsink.secagg.identities import Identity, Peers
-from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.parameters import Parameters, Rules
 from fedsink.secagg.server import MaskedSum, ServerSession
 
 Vector = NDArray[np.int64]
