@@ -37,7 +37,7 @@ _CENTRAL = {"eps": float("inf"), "sigma": None}
 _OF_ONE_CLIENT = {"quorum": None, "turns": None, "published": False, "row_sigma": None}
 _MOST_SHARED = 0.01  # of the clients' records: blank pictures are alike everywhere
 _READ_AT_ONCE = 1000  # records, which bounds the memory
-_ANY_CHARACTERS = "glyphs"  # it renders the classes that it is asked for
+_DRAWN = ("glyphs", "shapes")  # these draw the classes that they are asked for
 
 
 def check(config: Config, settings: ServerSettings, runs: SingleRuns) -> None:
@@ -145,7 +145,7 @@ def _data(public: PublicData, source: Config, run: Config) -> dict[str, Any]:
     taken, classes = public.classes, source["classes"]
     if taken is None and set(run["classes"]) <= set(classes):
         taken = tuple(run["classes"])
-    if taken is not None and public.data == _ANY_CHARACTERS:
+    if taken is not None and public.data in _DRAWN:
         classes = list(taken)
     relabel = {"classes": classes, "taken": None if taken is None else list(taken)}
     data = {**source, "classes": run["classes"], "relabel": relabel}

@@ -13,6 +13,7 @@ import torch
 
 from fedsink.conf.acting import compose_config
 from fedsink.data.sources import load
+from fedsink.data.sources.shapes import OTHER_FORMS, TONES
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.models import load as load_generator
@@ -94,7 +95,11 @@ def test_every_method_starts_from_public_data_at_no_epsilon(method: str, tmp_pat
 @pytest.mark.medium
 @pytest.mark.parametrize(
     "keys",
-    [("public.data=digits",), ("mode=ldp", "data=half_circle", "public.data=half_circle")],
+    [
+        ("public.data=digits",),
+        ("mode=ldp", "data=half_circle", "public.data=half_circle"),
+        ("data=shapes", "public.data=shapes"),
+    ],
 )
 def test_records_of_the_clients_are_not_public(keys: Sequence[str], tmp_path: Path) -> None:
     said = refused(tmp_path, "start=public", *keys)
@@ -295,3 +300,13 @@ def test_classes_stand_for_the_run_s_by_name_in_order_or_at_random(tmp_path: Pat
     folder = ("data=image_folder", "data.root=/private", "data.classes=[dog,emu]")
     assert taken(*folder, "data.nominal_records=9", "data.shape=[3,8,8]", *own) == ["dog", "emu"]
     assert taken("data=fashion_mnist") is None
+
+
+@pytest.mark.medium
+def test_shapes_start_from_other_shapes(tmp_path: Path) -> None:
+    others = [f"{tone} {form}" for form in OTHER_FORMS for tone in TONES]
+    keys = ("start=public", "public.data=shapes", f"public.classes=[{','.join(others)}]")
+    started = start(composed("data=shapes", "public.rounds=2", *keys), tmp_path / "run")
+    said = stated(started)["start"]
+    drawn = load(DataSpec("shapes", (3, 32, 32), tuple(others), 20_000))
+    assert (said["classes"], said["data_sha256"]) == (others, drawn.digest())

@@ -1,10 +1,12 @@
-"""Synthetic pictures in colour: five shapes, warm or cool, on dim grounds; no download.
+"""Synthetic pictures in colour: ten shapes, warm or cool, on dim grounds; no download.
 
 They show that a method handles three channels, and nothing else: no camera took them, and only form
 and hue tell their classes apart.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,8 +16,15 @@ from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError
 
 RECORDS = {"train": 20_000, "test": 4_000}
+TONES = ("warm", "cool")
 FORMS = ("disc", "ring", "square", "triangle", "cross")
-CLASSES = tuple(f"{tone} {form}" for form in FORMS for tone in ("warm", "cool"))
+OTHER_FORMS = ("ellipse", "diamond", "hexagon", "star", "crescent")
+CLASSES = tuple(f"{tone} {form}" for form in FORMS for tone in TONES)
+_KINDS = {
+    f"{tone} {form}": (t, f)
+    for f, form in enumerate((*FORMS, *OTHER_FORMS))
+    for t, tone in enumerate(TONES)
+}
 _SEEDS = {"train": 0, "test": 1}
 _BLOCK = 1000  # pictures made at once
 
@@ -25,33 +34,50 @@ Array = np.ndarray
 def read(spec: DataSpec, split: str) -> Reading:
     """Returns 20,000 or 4,000 uint8 pictures (3, H, W) and their labels, the same every time.
 
-    Label 2i + j is form i of `FORMS`, filled with a warm (red to yellow, j = 0) or a cool (cyan
-    to blue, j = 1) hue: a class is told from the others by form and by colour. Place, size, angle,
-    hue, ground and shading are drawn for every picture, and a little noise for every pixel.
-    Record k is of class k mod 10.
+    A class is named by tone and form, such as "warm disc": warm is red to yellow, cool is cyan to
+    blue. Place, size, angle, hue, ground and shading are drawn for every picture, and a little
+    noise for every pixel. Record k is of class k mod the number of classes. The draws for other
+    classes than `CLASSES` are others.
 
     Raises:
-        ConfigError: for another number of channels or classes.
+        ConfigError: for another number of channels, or a class that is unknown.
     """
-    if len(spec.shape) != 3 or spec.shape[0] != 3 or len(spec.classes) != len(CLASSES):
-        raise ConfigError(
-            f"shapes has 3 channels and {len(CLASSES)} classes, got data.shape={spec.shape} and "
-            f"{len(spec.classes)} classes; only height and width can be chosen."
-        )
-    random = np.random.Generator(np.random.PCG64(_SEEDS[split]))
-    labels = np.arange(RECORDS[split]) % len(CLASSES)
+    _check(spec)
+    kinds = np.array([_KINDS[name] for name in spec.classes])
+    random = np.random.Generator(np.random.PCG64(_seed(spec.classes, split)))
+    labels = np.arange(RECORDS[split]) % len(kinds)
     pixels = np.concatenate(
         [
-            _pictures(labels[first : first + _BLOCK], spec.shape[1], spec.shape[2], random)
+            _pictures(kinds[labels[first : first + _BLOCK]], spec.shape[1], spec.shape[2], random)
             for first in range(0, len(labels), _BLOCK)
         ]
     )
     return Reading(torch.from_numpy(pixels), torch.from_numpy(labels))
 
 
-def _pictures(labels: Array, height: int, width: int, random: np.random.Generator) -> Array:
-    """Draws pictures of these labels, uint8 (n, 3, height, width)."""
-    n, side = len(labels), min(height, width)
+def _seed(classes: Sequence[str], split: str) -> Sequence[int]:
+    """Returns the seed of a list of classes: no two lists have draws in common."""
+    others = [] if tuple(classes) == CLASSES else "|".join(classes).encode()
+    return [_SEEDS[split], *others]
+
+
+def _check(spec: DataSpec) -> None:
+    if len(spec.shape) != 3 or spec.shape[0] != 3:
+        raise ConfigError(
+            f"shapes has 3 channels, got data.shape={list(spec.shape)}; only height and width can "
+            "be chosen."
+        )
+    if unknown := [name for name in spec.classes if name not in _KINDS]:
+        raise ConfigError(
+            f"shapes has no class {unknown[0]!r}: name each by tone and form, such as "
+            f"{CLASSES[0]!r}. Tones are {', '.join(TONES)}, forms "
+            f"{', '.join((*FORMS, *OTHER_FORMS))}."
+        )
+
+
+def _pictures(kinds: Array, height: int, width: int, random: np.random.Generator) -> Array:
+    """Draws pictures of these numbers of tone and form (n, 2), uint8 (n, 3, height, width)."""
+    n, side = len(kinds), min(height, width)
 
     def uniform(low: float, high: float) -> Array:
         return random.uniform(low, high, (n, 1, 1)).astype(np.float32)
@@ -64,12 +90,12 @@ def _pictures(labels: Array, height: int, width: int, random: np.random.Generato
     u = (np.cos(angle) * x + np.sin(angle) * y) / radius
     v = (np.cos(angle) * y - np.sin(angle) * x) / radius
     outside = np.empty_like(u)  # of the form, in radii; negative inside
-    for form in range(len(FORMS)):
-        chosen = labels // 2 == form
+    for form in np.unique(kinds[:, 1]):
+        chosen = kinds[:, 1] == form
         outside[chosen] = _OUTSIDE[form](u[chosen], v[chosen])
     cover = np.clip(0.5 - outside * radius, 0.0, 1.0)[:, None]
 
-    warm = (labels % 2 == 0)[:, None, None]
+    warm = (kinds[:, 0] == 0)[:, None, None]
     hue = np.where(warm, uniform(-0.06, 0.12), uniform(0.5, 0.68))
     inside = _rgb(hue, uniform(0.6, 1.0), uniform(0.7, 1.0))
     ground = _rgb(uniform(0.0, 1.0), uniform(0.0, 0.4), uniform(0.1, 0.4))
@@ -103,4 +129,9 @@ _OUTSIDE = (
     lambda u, v: _square(u, v, 0.85),
     lambda u, v: np.maximum(0.866 * np.abs(u) - 0.5 * v, v) - 0.6,
     lambda u, v: np.minimum(_bar(u, v), _bar(v, u)),
+    lambda u, v: 0.55 * (np.hypot(u, v / 0.55) - 1.0),
+    lambda u, v: 0.707 * (np.abs(u) + np.abs(v) - 1.0),
+    lambda u, v: np.maximum(np.abs(u), 0.5 * np.abs(u) + 0.866 * np.abs(v)) - 0.85,
+    lambda u, v: np.hypot(u, v) - 0.68 - 0.32 * np.cos(5.0 * np.arctan2(u, -v)),
+    lambda u, v: np.maximum(np.hypot(u, v) - 1.0, 0.85 - np.hypot(u - 0.5, v)),
 )

@@ -62,7 +62,30 @@ def test_other_sizes() -> None:
     assert load(spec((3, 16, 24)), "test").values.shape == (4000, 3, 16, 24)
 
 
-@pytest.mark.parametrize("wrong", [spec((1, 32, 32)), spec((2,)), spec(classes=("warm", "cool"))])
-def test_messages(wrong: DataSpec) -> None:
-    with pytest.raises(ConfigError, match="shapes has 3 channels and 10 classes, got"):
+def test_other_classes_have_other_pictures() -> None:
+    """Public shapes share no draw with private ones: no place, size, hue or ground."""
+    names = ("cool star", *CLASSES[1:])
+    (images, labels), (others, same) = (
+        load(spec(classes=classes), "test").take(torch.arange(2000)) for classes in (CLASSES, names)
+    )
+    assert torch.equal(labels, same)
+    corners = [batch[:, :, 0, 0] for batch in (images, others)]  # of the grounds
+    assert float((corners[0] - corners[1]).abs().mean()) > 0.1
+    correlation = torch.corrcoef(torch.stack([corner.flatten() for corner in corners]))[0, 1]
+    assert abs(float(correlation)) < 5.0 / 2000**0.5
+    two = load(spec(classes=("cool ring", "warm crescent")), "test")
+    warmth = two.values[:, 0].amax((1, 2)).int() - two.values[:, 2].amax((1, 2)).int()
+    assert float(((warmth > 0) == (two.labels == 1)).float().mean()) > 0.98
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (spec((1, 32, 32)), "3 channels"),
+        (spec((2,)), "3 channels"),
+        (spec(classes=("warm", "cool")), "no class 'warm': .*warm, cool.*disc, .*crescent"),
+    ],
+)
+def test_messages(wrong: DataSpec, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"shapes .*{said}"):
         load(wrong)
