@@ -31,6 +31,7 @@ VARIANTS = (
     "fashion_curator_eps10",
     "mnist_conv_eps10",
     "mnist_curator_eps1",
+    "mnist_eps1_k1000",
     "mnist_nonprivate",
 )
 """Experiments made of parts that other ones here have."""
