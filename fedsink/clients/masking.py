@@ -1,4 +1,4 @@
-"""A client's sessions of secure aggregation: one for each request, kept between its trips."""
+"""A client's sessions of secure aggregation: one for each sum, kept between its trips."""
 
 from __future__ import annotations
 

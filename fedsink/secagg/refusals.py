@@ -53,7 +53,7 @@ class SumError(AggregationError):
 
 
 class AnsweredError(AggregationError):
-    """A client has answered this trip already: for other content, or so that it forgot it."""
+    """A client has answered this trip already, for other content, or its answer is wiped."""
 
 
 class OutOfTurnError(AggregationError):
