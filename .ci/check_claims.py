@@ -93,9 +93,9 @@ CLAIMS = {
     "docs/public-start.md": (
         "reads {glyphs_005.cnn} from glyphs and {nothing_005.cnn} from nothing at ε = 0.05, and at "
         "ε = 0.2 {glyphs_02.cnn} and {nothing_02.cnn}",
-        "A softer assignment reads {softer_005.cnn} from glyphs at ε = 0.05. A thousand clients that "
-        "each add their own noise read {softer_thousand.cnn} at ε = 1 so, where a recipe for a hundred "
-        "reads {own_thousand.cnn} from nothing",
+        "A softer assignment reads {softer_005.cnn} from glyphs at ε = 0.05. With a thousand "
+        "clients that each add their own noise it reads {softer_thousand.cnn} from glyphs at "
+        "ε = 1, where a recipe for a hundred reads {own_thousand.cnn} from nothing",
     ),
     "docs/notebook/local.md": (
         "Gaussian, ε = 35 ({gauss_mlp.cnn} → {gauss.cnn} on the test set, three seeds",
