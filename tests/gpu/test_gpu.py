@@ -1,5 +1,4 @@
-"""Tests that need a GPU. `make test-gpu` requires only PyTorch, NumPy, SciPy,
-safetensors and pytest.
+"""Tests that need a GPU, and only PyTorch, NumPy, SciPy, safetensors and pytest: `make test-gpu`.
 
 `FEDSINK_GPU=cpu` runs everything on the CPU instead, to see that it would run.
 """

@@ -36,8 +36,8 @@ def read(spec: DataSpec, split: str) -> Reading:
 
     A class is named by tone and form, such as "warm disc": warm is red to yellow, cool is cyan to
     blue. Place, size, angle, hue, ground and shading are drawn for every picture, and a little
-    noise for every pixel. Record k is of class k mod the number of classes. The draws for other
-    classes than `CLASSES` are others.
+    noise for every pixel. Record k is of class k mod the number of classes. Other classes than
+    `CLASSES` have draws of their own.
 
     Raises:
         ConfigError: for another number of channels, or a class that is unknown.
@@ -55,9 +55,9 @@ def read(spec: DataSpec, split: str) -> Reading:
     return Reading(torch.from_numpy(pixels), torch.from_numpy(labels))
 
 
-def _seed(classes: Sequence[str], split: str) -> Sequence[int]:
+def _seed(classes: tuple[str, ...], split: str) -> Sequence[int]:
     """Returns the seed of a list of classes: no two lists have draws in common."""
-    others = [] if tuple(classes) == CLASSES else "|".join(classes).encode()
+    others = [] if classes == CLASSES else "|".join(classes).encode()
     return [_SEEDS[split], *others]
 
 
