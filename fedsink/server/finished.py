@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,10 +122,29 @@ def drawn(
     """
     wide = observation.latent_range
     images = sample(generator, len(labels), labels, stream, mix=prior, latent_range=wide)
-    if map is not None:
-        with torch.no_grad():
-            images = torch.cat([map.render(map(part)) for part in images.split(5000)])
-    return observation(images, stream.child("observation"))
+    return observation(through(map, images), stream.child("observation"))
+
+
+def shown_map(privacy: Mapping[str, Any]) -> Map | None:
+    """Returns the map whose released band of a picture is shown; None in the central mode.
+
+    Outside the band that clients release, the generator has no gradient. A public start may have
+    learnt a wider one, which stays in the generator: the wider of the two is shown.
+
+    Args:
+        privacy: of the run's privacy.json.
+    """
+    stated = (privacy, privacy.get("start", {}))
+    maps = [map_from_dict(entry["map"]) for entry in stated if entry.get("map")]
+    return max(maps, key=lambda used: used.dimension, default=None)
+
+
+@torch.no_grad()
+def through(map: Map | None, images: Tensor) -> Tensor:
+    """Returns pictures with only what the map keeps of them; without a map as they are."""
+    if map is None:
+        return images
+    return torch.cat([map.render(map(part)) for part in images.split(5000)])
 
 
 def open_run(text: str, *, observed: bool = True) -> FinishedRun:
@@ -147,8 +166,7 @@ def open_run(text: str, *, observed: bool = True) -> FinishedRun:
         observation = Observation.from_dict(config.get("observation", {}) if observed else {})
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"The run in {folder.path} is damaged: {error}.") from error
-    used = privacy.get("map")
-    shown = map_from_dict(used) if used else None
+    shown = shown_map(privacy)
     return FinishedRun(folder, config, load(folder.path), data, prior, shown, observation)
 
 

@@ -29,8 +29,10 @@ from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.reporting.loggers import Observer
 from fedsink.reporting.progress import Progress
 from fedsink.server import checkpoint
+from fedsink.server.finished import shown_map, through
 from fedsink.server.folder import RunFolder, command_for, note_sums
 from fedsink.server.masked_grid import MaskedGrid
+from fedsink.server.recorded import RecordedRun
 from fedsink.strategies.round_strategy import RoundStrategy
 from fedsink.values import checks
 
@@ -272,10 +274,9 @@ def snapshot(strategy: RoundStrategy, folder: RunFolder, classes: Sequence[str])
         save_points(torch.nn.functional.pad(points, (0, 1))[:, :2], None, path)
         return path
     labels = torch.arange(generator.classes).repeat_interleave(_COLUMNS)
-    images = strategy.render(
-        sample(generator, len(labels), labels, stream, mix=strategy.label_prior())
-    )
-    save_grid(images, labels, classes, path, columns=_COLUMNS)
+    images = sample(generator, len(labels), labels, stream, mix=strategy.label_prior())
+    shown = through(shown_map(RecordedRun(folder).privacy or {}), images)
+    save_grid(shown, labels, classes, path, columns=_COLUMNS)
     return path
 
 

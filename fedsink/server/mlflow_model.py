@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsink.data.maps import map_from_dict
 from fedsink.errors import ModelError
 from fedsink.models import Observation, load
 from fedsink.privacy import Stream
-from fedsink.server.finished import drawn
+from fedsink.server.finished import drawn, shown_map
 
 
 class DrawnPictures:
@@ -30,10 +29,9 @@ class DrawnPictures:
 
     def __init__(self, folder: Path) -> None:
         how = json.loads((folder / "drawing.json").read_text())
-        used = json.loads((folder / "privacy.json").read_text()).get("map")
         self._generator = load(folder)
         self._prior = torch.tensor(how["label_prior"])
-        self._map = map_from_dict(used) if used else None
+        self._map = shown_map(json.loads((folder / "privacy.json").read_text()))
         self._observation = Observation.from_dict(how["observation"])
 
     def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> np.ndarray:

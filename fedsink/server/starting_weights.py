@@ -57,6 +57,7 @@ def statement_of(source: Path) -> dict[str, Any]:
         - Only a generator whose privacy.json says that its data are public has an entry; one of
           private data is refused, whatever its ε.
         - The entry has the SHA-256 of the weights and of the public data.
+        - It names the map of a local start, whose band pictures are drawn in.
 
     Raises:
         ConfigError: the folder's generator is not public.
@@ -78,7 +79,8 @@ def statement_of(source: Path) -> dict[str, Any]:
     sums = read_sums(source) if (source / SUMS).is_file() else {}
     if sums.get(WEIGHTS, digest) != digest:
         raise ModelError(f"start={source}: {WEIGHTS} has another SHA-256 than {SUMS} says.")
-    return {"start": {"generator_sha256": digest, **public, "meaning": MEANING}}
+    kept = {"map": stated["map"]} if "map" in stated else {}
+    return {"start": {"generator_sha256": digest, **public, **kept, "meaning": MEANING}}
 
 
 def _spent(stated: Any, source: Path) -> str:

@@ -2,14 +2,15 @@
 
 `start=public` is a run of its own in the folder `start` of the run: the same method, generator and
 loss on `public.data`, by one client in this process. The central mode clips and noises nothing
-there; the local mode privatizes the public records as private ones, because its loss is matched to
-that noise. Nothing is spent: the data are public. `start=DIR` takes the start of another run.
+there. The local mode adds the little noise of ε = 35, because its loss is matched to a noise.
+Nothing is spent: the data are public. `start=DIR` takes the start of another run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ from fedsink.values import Config, checks, strictly
 if TYPE_CHECKING:
     from fedsink.simulation.studies.study import SingleRuns
 
-_CENTRAL = {"eps": float("inf"), "sigma": None}
+_LEAST_EPS = 35.0  # of a local start: strokes are learnt there, and hardly any of the noise
 _OF_ONE_CLIENT = {"quorum": None, "turns": None, "published": False, "row_sigma": None}
 _MOST_SHARED = 0.01  # of the clients' records: blank pictures are alike everywhere
 _READ_AT_ONCE = 1000  # records, which bounds the memory
@@ -110,7 +111,8 @@ def public_run(config: Config) -> dict[str, Any]:
     plain = _composed(public, config["data"])
     return {
         **config,
-        **(_CENTRAL if config["mode"] == "central" else {}),
+        "eps": math.inf if config["mode"] == "central" else max(config["eps"] or 0.0, _LEAST_EPS),
+        "sigma": None,
         "rounds": public.rounds or config["rounds"] or config["recipe"]["rounds"],
         "clients": 1,
         "data": _data(public, plain["data"], config["data"]),

@@ -335,10 +335,6 @@ class CentralRounds(RoundStrategy):
         """The averaged generator."""
         return self.trainer.averaged
 
-    def render(self, images: Tensor) -> Tensor:
-        """Returns images as they are."""
-        return images
-
     def label_prior(self) -> Tensor:
         """Returns the uniform distribution: class frequencies are private."""
         classes = self.trainer.generator.classes

@@ -176,10 +176,6 @@ class RoundStrategy(Strategy):
         """The generator to sample from: the average of the weights where one is kept."""
 
     @abstractmethod
-    def render(self, images: Tensor) -> Tensor:
-        """Returns the generator's output as a person sees it (unchanged in the central mode)."""
-
-    @abstractmethod
     def label_prior(self) -> Tensor:
         """Returns public class probabilities for sampling, (C,)."""
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsink.data.maps import L2Ball, Map
+from fedsink.data.maps import L2Ball, Map, PooledPower
 from fedsink.data.spec import DataSpec
 from fedsink.models import Observation, build
 from fedsink.models.observation import LowPassNoise
 from fedsink.server import finished
-from fedsink.server.finished import FinishedRun
+from fedsink.server.finished import FinishedRun, shown_map
 from fedsink.server.folder import RunFolder
 
 SHAPE = (1, 4, 4)
@@ -36,6 +36,15 @@ def test_pictures_are_those_of_the_band_that_was_released(tmp_path: Path) -> Non
     assert torch.equal(labels, same)
     assert torch.equal(cut, ball.render(ball(whole)))
     assert not torch.allclose(cut, whole, atol=0.01)
+
+
+def test_the_wider_of_two_bands_is_shown() -> None:
+    """A public start may have learnt more of a picture than private records tell."""
+    narrow, wide = (PooledPower((1, 4, 4), block) for block in (2, 3))
+    assert shown_map({}) is None
+    assert shown_map({"map": narrow.to_dict()}) == narrow
+    for own, start in ((narrow, wide), (wide, narrow)):
+        assert shown_map({"map": own.to_dict(), "start": {"map": start.to_dict()}}) == wide
 
 
 def test_pictures_are_drawn_beside_others_as_in_training(

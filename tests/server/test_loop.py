@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fedsink.data.maps import L2Ball
 from fedsink.errors import CheckpointError, ClientError
 from fedsink.models import load
 from fedsink.server import checkpoint, loop
@@ -361,6 +362,22 @@ def test_a_snapshot_has_the_classes_mixed_as_in_training(
     monkeypatch.setattr(strategy, "label_prior", lambda: torch.tensor([0.75, 0.25]))
     loop.snapshot(strategy, folder_at(tmp_path / "run"), ("a", "b"))
     assert mixes == [[0.75, 0.25]]
+
+
+def test_a_snapshot_shows_the_band_that_was_released(
+    tmp_path: Path, make_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+    monkeypatch.setattr(loop, "save_grid", lambda images, *_, **__: shown.append(images))
+    strategy = build_strategy(make_settings("central", tmp_path))
+    folder = folder_at(tmp_path / "run")
+    band = L2Ball(strategy.generator.shape, 0.5)
+    for privacy in ({}, {"map": band.to_dict()}):
+        folder.write(folder.privacy, privacy)
+        loop.snapshot(strategy, folder, ("a", "b"))
+    whole, cut = shown
+    assert torch.equal(cut, band.render(band(whole)))
+    assert not torch.allclose(cut, whole, atol=0.01)
 
 
 def test_the_server_app_runs_it_also_outside_the_main_thread(

@@ -90,6 +90,9 @@ def test_every_method_starts_from_public_data_at_no_epsilon(method: str, tmp_pat
     if keys[0] == "mode=central":
         assert inner["epsilon"] is None
         assert inner["sigma"] == 0.0
+    else:
+        assert inner["epsilon"] == 35.0
+        assert said["map"] == inner["map"]
 
 
 @pytest.mark.medium

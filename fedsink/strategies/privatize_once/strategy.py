@@ -63,10 +63,6 @@ class PrivatizeOnce(RoundStrategy):
         """The averaged generator."""
         return self.trainer.averaged
 
-    def render(self, images: Tensor) -> Tensor:
-        """Returns the released band of the images: elsewhere the generator had no gradient."""
-        return self.settings.plan.map.render(self.settings.plan.map(images))
-
     def label_prior(self) -> Tensor:
         """Returns class frequencies estimated from the randomized labels."""
         return self._prior
