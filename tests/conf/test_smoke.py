@@ -33,6 +33,7 @@ VARIANTS = (
     "mnist_curator_eps1",
     "mnist_eps1_k1000",
     "mnist_nonprivate",
+    "shapes_from_shapes",
 )
 """Experiments made of parts that other ones here have."""
 
