@@ -57,6 +57,8 @@ _ROWS = {
     "softer_005": "ε = 0.05, λ = 40, from glyphs",
     "own_thousand": "ε = 1, 1000 clients, own noise, λ = 20, from nothing",
     "softer_thousand": "ε = 1, 1000 clients, own noise, from glyphs",
+    "local_glyphs": "LDP, Gaussian, ε = 10, from glyphs",
+    "local_nothing": "LDP, Gaussian, ε = 10, from nothing",
     "nothing_02": "ε = 0.2, from nothing",
     "nothing_005": "ε = 0.05, from nothing",
     "hundred": "MNIST, ε = 10, 100 clients",
@@ -96,6 +98,8 @@ CLAIMS = {
         "A softer assignment reads {softer_005.cnn} from glyphs at ε = 0.05. With a thousand "
         "clients that each add their own noise it reads {softer_thousand.cnn} from glyphs at "
         "ε = 1, where a recipe for a hundred reads {own_thousand.cnn} from nothing",
+        "In the local mode at ε = 10 it reads {local_glyphs.cnn} from glyphs, in a thousand steps "
+        "at a low rate, and {local_nothing.cnn} from nothing",
     ),
     "docs/notebook/local.md": (
         "Gaussian, ε = 35 ({gauss_mlp.cnn} → {gauss.cnn} on the test set, three seeds",
@@ -108,6 +112,7 @@ CLAIMS = {
         "where DPDM (Acc) publishes {dpdm_mnist_eps10.cnn} and {dpdm_mnist_eps1.cnn}",
         "on Fashion-MNIST at ε = 10 {new_fashion_60.cnn}, {gap} less than its "
         "{dpdm_fashion_eps10.cnn}",
+        "by five points ({local_glyphs.cnn} from glyphs",
         "reads {free.cnn}, and {free_60.cnn} with 60,000 pictures",
         "with noise it reads {one.cnn} and {one_60.cnn}",
         "a hundred read {hundred.cnn} with their own and {hundred_shared.cnn} with shared noise, a "

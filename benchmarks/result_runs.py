@@ -18,6 +18,7 @@ from typing import Any
 from result_protocol import configuration_hash, configuration_of, data_hash
 from result_rows import Record, measured
 
+from fedsink.conf.acting import READ_FROM_FILES, compose_config
 from fedsink.errors import FedsinkError
 from fedsink.reporting.output_files import append_jsonl, write_json
 from fedsink.server.folder import RunFolder, stored_config
@@ -118,6 +119,11 @@ class Runs:
     def _key(self, arguments: Sequence[str]) -> str:
         return hashlib.sha256(" ".join([*arguments, f"n={self._n}"]).encode()).hexdigest()[:16]
 
+    def _rooted(self, arguments: Sequence[str]) -> list[str]:
+        """Returns data.root for data that files hold: others refuse it."""
+        name = compose_config(list(arguments))["data"]["name"]
+        return self._root if READ_FROM_FILES.holds(name) else []
+
     def _simulate(self, run: Path, arguments: Sequence[str]) -> dict[str, Any]:
         """Start, or continue, a run; the CPU seconds of all its processes."""
         spent_file = run.with_suffix(".json")
@@ -128,7 +134,7 @@ class Runs:
             wanted = [f"resume={run}"]
         else:
             shutil.rmtree(run, ignore_errors=True)  # a start that never became a run
-            wanted = [*arguments, *self._root, f"hydra.run.dir={run}"]
+            wanted = [*arguments, *self._rooted(arguments), f"hydra.run.dir={run}"]
         if (run / "metrics.json").exists():
             return spent
         spent_file.parent.mkdir(parents=True, exist_ok=True)

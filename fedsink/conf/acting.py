@@ -72,14 +72,16 @@ _CLASSES = Need("data.classes", lambda names: len(names) > 1, "data of more than
 _LABELS = (_is("conditional", True), _CLASSES)
 _EMBEDDED = ("digits", "glyphs", "half_circle", "shapes")
 _NOT_DOWNLOADED = (*_EMBEDDED, "celeba", "femnist", "image_folder")
-_FILES = Need("data.name", lambda name: name not in _EMBEDDED, "data that is read from files")
+READ_FROM_FILES = Need(
+    "data.name", lambda name: name not in _EMBEDDED, "data that is read from files"
+)
 _FETCHED = Need("data.name", lambda name: name not in _NOT_DOWNLOADED, "data that is downloaded")
 _SIMULATED = Need("engine.name", lambda name: name != "deploy", "a simulation")
 _WAITING = Need("engine.name", lambda name: name != "local", "engine=ray")
 _PROTECTED = Need("eps", lambda eps: eps != math.inf, "a finite eps")
 _MANY = Need("clients", lambda clients: clients > 1, "clients of 2 and more")
 _PUBLIC = _is("start", "public")
-_PUBLIC_FILES = Need("public.data", _FILES.holds, "public.data that is read from files")
+_PUBLIC_FILES = Need("public.data", READ_FROM_FILES.holds, "public.data that is read from files")
 _SHARED = _is("noise.share", "secure_aggregation")
 _ENTROPIC = _is("strategy.loss", "matched", "debiased")
 
@@ -92,7 +94,7 @@ CONDITIONS = (
     Condition(("mechanism.label_eps",), _LABELS),
     Condition(("shuffler_delta",), (_is("shuffler", "trusted"),)),
     Condition(("strategy.bound", "adjacency", "delta", "accountant"), (_PROTECTED,), (_CENTRAL,)),
-    Condition(("data.root",), (_FILES,), (_SIMULATED,)),
+    Condition(("data.root",), (READ_FROM_FILES,), (_SIMULATED,)),
     Condition(("data.download",), (_SIMULATED, _FETCHED, _is("data.root", None))),
     Condition(("engine.timeout",), (_WAITING,)),
     Condition(("conditional",), (_CLASSES,)),

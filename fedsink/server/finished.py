@@ -134,7 +134,8 @@ def shown_map(privacy: Mapping[str, Any]) -> Map | None:
     Args:
         privacy: of the run's privacy.json.
     """
-    stated = (privacy, privacy.get("start", {}))
+    start = privacy.get("start")
+    stated = (privacy, start if isinstance(start, Mapping) else {})
     maps = [map_from_dict(entry["map"]) for entry in stated if entry.get("map")]
     return max(maps, key=lambda used: used.dimension, default=None)
 

@@ -248,6 +248,12 @@ def test_what_is_recorded_is_not_run_again(
     assert module.Runs(tmp_path, None, 100).known(arguments) is None  # other classifiers
 
 
+def test_only_data_in_files_are_told_where_they_lie(script: Script, tmp_path: Path) -> None:
+    runs = script("result_runs").Runs(tmp_path, tmp_path, 100)
+    assert runs._rooted(["experiment=shapes_curator"]) == []
+    assert runs._rooted(["experiment=mnist_small"]) == [f"data.root={tmp_path}"]
+
+
 def test_an_unknown_row_is_one_line(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     assert script("results").main(["run", "--only", "dp_sinkhorn_mnist_m9"]) == 2
     assert "There is no row 'dp_sinkhorn_mnist_m9': choose from" in capsys.readouterr().err

@@ -47,6 +47,13 @@ def test_the_wider_of_two_bands_is_shown() -> None:
         assert shown_map({"map": own.to_dict(), "start": {"map": start.to_dict()}}) == wide
 
 
+@pytest.mark.parametrize("start", [None, 5, "map", [1], {}, {"map": None}, {"records": 3}])
+def test_a_start_without_a_map_shows_the_run_s_own_band(start: object) -> None:
+    own = PooledPower((1, 4, 4), 2)
+    assert shown_map({"map": own.to_dict(), "start": start}) == own
+    assert shown_map({"start": start}) is None
+
+
 def test_pictures_are_drawn_beside_others_as_in_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
