@@ -105,15 +105,24 @@ def _idle_in_strategy(config: Mapping[str, Any]) -> list[str]:
     return idle
 
 
-@cache
 def configuration_of(arguments: tuple[str, ...]) -> str:
     """`configuration_hash` of the configuration that `fedsink simulate ARGUMENTS` would run.
 
     Raises:
         ConfigError: it would refuse to start.
     """
+    return configuration_hash(configured(arguments))
+
+
+@cache
+def configured(arguments: tuple[str, ...]) -> Mapping[str, Any]:
+    """The configuration that `fedsink simulate ARGUMENTS` would run.
+
+    Raises:
+        ConfigError: it would refuse to start.
+    """
     try:
-        return configuration_hash(compose_config(arguments))
+        return compose_config(arguments)
     except (HydraException, OmegaConfBaseException) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"fedsink simulate {' '.join(arguments)}: {reason}") from error

@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from result_protocol import configuration_hash, configuration_of, data_hash
+from result_protocol import configuration_hash, configuration_of, configured, data_hash
 from result_rows import Record, measured
 
-from fedsink.conf.acting import READ_FROM_FILES, compose_config
+from fedsink.conf.acting import READ_FROM_FILES
 from fedsink.errors import FedsinkError
 from fedsink.reporting.output_files import append_jsonl, write_json
 from fedsink.server.folder import RunFolder, stored_config
@@ -121,7 +121,7 @@ class Runs:
 
     def _rooted(self, arguments: Sequence[str]) -> list[str]:
         """Returns data.root for data that files hold: others refuse it."""
-        name = compose_config(list(arguments))["data"]["name"]
+        name = configured(tuple(arguments))["data"]["name"]
         return self._root if READ_FROM_FILES.holds(name) else []
 
     def _simulate(self, run: Path, arguments: Sequence[str]) -> dict[str, Any]:

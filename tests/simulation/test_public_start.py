@@ -95,6 +95,14 @@ def test_every_method_starts_from_public_data_at_no_epsilon(method: str, tmp_pat
         assert said["map"] == inner["map"]
 
 
+@pytest.mark.parametrize(("eps", "started"), [(2.0, 35.0), (60.0, 60.0)])
+def test_a_local_start_has_little_noise_and_never_more_than_the_run(
+    eps: float, started: float
+) -> None:
+    config = composed("mode=ldp", f"eps={eps}", "start=public")
+    assert public_start.public_run(config)["eps"] == started
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize(
     "keys",
