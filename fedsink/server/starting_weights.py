@@ -14,7 +14,8 @@ from typing import Any
 
 from fedsink.errors import ConfigError, FedsinkError, ModelError
 from fedsink.models import Generator, load
-from fedsink.models.generators import DESCRIPTION, WEIGHTS
+from fedsink.models.generators import DESCRIPTION, WEIGHTS, sample
+from fedsink.privacy.randomness.noise import Stream
 from fedsink.server.folder import SUMS, read_sums, sha256_of
 
 FOLDER = "start"
@@ -22,6 +23,8 @@ FOLDER = "start"
 
 _PRIVACY = "privacy.json"
 _FILES = (WEIGHTS, DESCRIPTION, _PRIVACY)
+_DRAWN = 64  # pictures, of all classes
+_ALIKE = 1 / 255  # of the pixel range: a step of eight bits
 
 MEANING = (
     "The weights before round 1 were trained on these data, which whoever started the run calls "
@@ -99,7 +102,7 @@ def put_in_place(generator: Generator, source: Path) -> None:
 
     Raises:
         ConfigError: the start is another architecture.
-        ModelError: it is damaged.
+        ModelError: it is damaged, or draws one picture only.
     """
     generator.load_state_dict(_fitting(source, generator).state_dict())
 
@@ -121,4 +124,21 @@ def _fitting(source: Path, generator: Generator) -> Generator:
                 f"start={source}: its {what} is {found}, and this run's {needed}. A start has the "
                 "run's architecture: say start=public, or choose the generator of the start."
             )
+    _refuse_one_picture(start, source)
     return start
+
+
+def _refuse_one_picture(start: Generator, source: Path) -> None:
+    """Refuses a start that draws the same for every class and latent: no training repairs it.
+
+    Steps that are too long for a loss without noise end in saturated pixels, where its gradient
+    is 0.
+    """
+    drawn = sample(start, _DRAWN, None, Stream(b"start", "pictures"))
+    if bool((drawn.amax(dim=0) - drawn.amin(dim=0)).max() < _ALIKE):
+        raise ModelError(
+            f"start={source} draws the same picture for every class and latent: its training "
+            "failed, and a run from it would too. Train another one, with a longer "
+            "strategy.optimizer.warmup, with a lower strategy.optimizer.lr, or with "
+            "strategy.tether=1.8 where the method has one."
+        )

@@ -259,6 +259,17 @@ def test_what_is_no_start_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.medium
+def test_a_start_that_draws_one_picture_is_refused_before_round_1(tmp_path: Path) -> None:
+    steps = ("strategy.optimizer.lr=1.0", "strategy.optimizer.warmup=0", "public.rounds=20")
+    keys = composed("start=public", "generator=conv", *steps)
+    with pytest.raises(FedsinkError, match="draws the same picture for every class and latent"):
+        start(keys, tmp_path / "black")
+    assert not (tmp_path / "black" / "generator.safetensors").exists()
+    black = f"start={tmp_path / 'black' / 'start'}"
+    assert "draws the same picture" in refused(tmp_path, black, "generator=conv")
+
+
+@pytest.mark.medium
 @pytest.mark.quick("keys0-*", "keys5-*")
 @pytest.mark.parametrize(
     ("keys", "said"),
