@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.commands.hydra_keys import one_sentence, overrides
-from fedsink.commands.sweep_objective import SweepObjective, price_of_choice
+from fedsink.commands.sweep_objective import NoFigureError, SweepObjective, price_of_choice
 from fedsink.conf.acting import composed_run, resolved
 from fedsink.conf.loading import application, choices, opened
 from fedsink.errors import ClientError, ConfigError, FedsinkError
@@ -95,7 +95,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     except KeyboardInterrupt:
         if not failures:
             raise
-        failures = failures[-1:]  # the run that was stopped, with its checkpoint
+        failures = failures[-1:]  # the run that ended the sweep
     except (HydraException, OmegaConfBaseException) as error:
         failures = [error]
     except ValueError as error:  # flags that exclude each other
@@ -300,6 +300,8 @@ def _task(
             if os.getpid() != here:
                 raise _portable(error) from None
             failures.append(error)
+            if isinstance(error, NoFigureError):
+                raise KeyboardInterrupt from error  # the next run would have none either
             if objective is not None:
                 raise
             return None

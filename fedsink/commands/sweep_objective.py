@@ -16,6 +16,10 @@ SOURCES = ("metrics", "evaluation")
 """First words of an objective: files of a run folder."""
 
 
+class NoFigureError(ConfigError):
+    """A finished run has no number of the objective's name: the sweep ends there."""
+
+
 @dataclass(frozen=True)
 class SweepObjective:
     """A figure of a finished run, by which a sweeper chooses among runs.
@@ -42,7 +46,8 @@ class SweepObjective:
         """Returns the figure of the run in a folder; evaluates the run first where that is asked.
 
         Raises:
-            ConfigError: there is no such figure, or it is no finite number.
+            NoFigureError: there is no such figure.
+            ConfigError: it is no finite number.
         """
         source, _, name = self.key.partition(".")
         figures = dict(leaves(_evaluation(folder) if source == SOURCES[1] else _metrics(folder)))
@@ -51,7 +56,7 @@ class SweepObjective:
             known = ", ".join(
                 f"{source}.{k}" for k, v in figures.items() if type(v) in (int, float)
             )
-            raise ConfigError(f"{folder} has no number {self.key}: choose one of {known}.")
+            raise NoFigureError(f"{folder} has no number {self.key}: choose one of {known}.")
         if not math.isfinite(value):
             raise ConfigError(f"{self.key} of {folder} is {value}: the run is no choice.")
         return float(value)

@@ -259,7 +259,7 @@ def refuse_idle(config: DictConfig, values: Config, overrides: Sequence[str]) ->
                 "Leave it out, or set the key that you mean by its own name."
             )
     if name := typed.get("experiment"):
-        for key, value in _of_experiment(str(name)):
+        for key, value in _of_experiment(str(name), values):
             needs = [] if _of(key, typed) else lacking(key, values)
             if needs and not any(_of(need.key, typed) for need in needs):
                 raise ConfigError(_refusal(f"{key}={_typed(value)} of experiment={name}", needs))
@@ -285,11 +285,19 @@ def _stated(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
         yield from ((k, v) for k, v in leaves(dict(plain)) if v is not None)  # type: ignore[arg-type]
 
 
-def _of_experiment(name: str) -> Iterator[tuple[str, Any]]:
-    """Yields the keys that an experiment's file sets, without its tables for other values."""
-    stated = file_of("experiment", name).items()
-    kept = {str(key): value for key, value in stated if key not in (*_REFERRED_TO, "paper")}
-    yield from ((key, value) for key, value in leaves(kept) if value is not None)
+def _of_experiment(name: str, values: Config) -> Iterator[tuple[str, Any]]:
+    """Yields the keys that an experiment's file sets, without its tables for other values.
+
+    A value that refers to others is the composed one: an inherited key is not in the file.
+    """
+    stated: Any = OmegaConf.to_container(file_of("experiment", name))
+    kept = {key: value for key, value in stated.items() if key not in (*_REFERRED_TO, "paper")}
+    composed = dict(leaves(values))
+    for key, value in leaves(kept):
+        if isinstance(value, str) and value.startswith("${"):
+            value = composed.get(key)
+        if value is not None:
+            yield key, value
 
 
 def _is_referred_to(key: str, config: DictConfig, values: Config) -> bool:

@@ -16,7 +16,7 @@ from fedsink.errors import ConfigError, FedsinkError, ModelError
 from fedsink.models import Generator, load
 from fedsink.models.generators import DESCRIPTION, WEIGHTS, sample
 from fedsink.privacy.randomness.noise import Stream
-from fedsink.server.folder import SUMS, read_sums, sha256_of
+from fedsink.server.folder import check_sums, sha256_of
 
 FOLDER = "start"
 """Name of the sub-folder of a run that holds its start."""
@@ -64,7 +64,8 @@ def statement_of(source: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: the folder's generator is not public.
-        ModelError: the generator is not the one that SHA256SUMS names.
+        ModelError: it has no generator yet.
+        CheckpointError: the generator or privacy.json is not the one that SHA256SUMS names.
     """
     try:
         stated: Any = json.loads((source / _PRIVACY).read_bytes())
@@ -78,10 +79,8 @@ def statement_of(source: Path) -> dict[str, Any]:
         raise ConfigError(f"start={source} was trained on private data: {_spent(stated, source)}")
     if not (source / WEIGHTS).is_file():
         raise ModelError(f"start={source} has no {WEIGHTS}: its run has not ended.")
+    check_sums(source, (WEIGHTS, _PRIVACY))
     digest = sha256_of(source / WEIGHTS)
-    sums = read_sums(source) if (source / SUMS).is_file() else {}
-    if sums.get(WEIGHTS, digest) != digest:
-        raise ModelError(f"start={source}: {WEIGHTS} has another SHA-256 than {SUMS} says.")
     kept = {"map": stated["map"]} if "map" in stated else {}
     return {"start": {"generator_sha256": digest, **public, **kept, "meaning": MEANING}}
 

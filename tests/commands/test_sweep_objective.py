@@ -154,6 +154,14 @@ def test_a_sweep_by_an_objective_says_its_price(sweep) -> None:  # type: ignore[
     assert "The best of" not in without.stderr
 
 
+@pytest.mark.medium
+def test_a_sweep_ends_at_the_first_run_without_the_figure(sweep, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    done = sweep("strategy.optimizer.lr=1e-3,1e-2,1e-1", "objective=metrics.los")
+    assert done.returncode == 2, done.stdout
+    assert "has no number metrics.los: choose one of metrics.round, " in done.stderr
+    assert len(list((tmp_path / "s").glob("*/metrics.json"))) == 1
+
+
 @pytest.mark.slow
 def test_a_launcher_of_other_processes_sees_failures(sweep) -> None:  # type: ignore[no-untyped-def]
     fine = sweep("hydra/launcher=forked", "strategy.optimizer.lr=1e-3,1e-2")

@@ -442,6 +442,28 @@ def test_an_experiment_s_own_key_is_refused(install_package: Install) -> None:
         compose_config(["experiment=idle"])
 
 
+@pytest.mark.parametrize("p", ["null", "${delta}"])
+def test_an_experiment_may_refer_to_a_key_that_it_inherits(
+    p: str, install_package: Install
+) -> None:
+    heir = (
+        "# @package _global_\ndefaults: [shapes_curator]\nrounds: ${scales.${scale}.rounds}\n"
+        f"strategy: {{p: '{p}'}}\n"
+    )
+    files = {
+        "plugin/__init__.py": "",
+        "plugin/conf/__init__.py": "",
+        "plugin/conf/experiment/heir.yaml": heir.replace("'null'", "null"),
+    }
+    install_package(files, "[fedsink.conf]\nplugin = plugin.conf\n")
+    keys = ["experiment=heir", "scale=smoke"]
+    if p == "null":
+        assert compose_config(keys)["rounds"] == 20
+    else:
+        with pytest.raises(ConfigError, match=r"strategy\.p=1e-05 of experiment=heir changes"):
+            compose_config(keys)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_no_experiment_sets_a_key_that_changes_nothing(name: str) -> None:

@@ -250,6 +250,10 @@ def test_what_is_no_start_is_named(tmp_path: Path) -> None:
     assert "its number of classes is 10, and this run's 1" in refused(
         tmp_path, f"start={first}", "conditional=false"
     )
+    privacy = (first / "privacy.json").read_text()
+    (first / "privacy.json").write_text(privacy.replace("20000", "20001"))
+    assert "privacy.json has another SHA-256 than" in refused(tmp_path, f"start={first}")
+    (first / "privacy.json").write_text(privacy)
     content = bytearray(weights(first))
     content[-1] ^= 1
     (first / "generator.safetensors").write_bytes(bytes(content))
