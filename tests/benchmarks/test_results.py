@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +42,8 @@ def test_every_declared_row_is_an_experiment_that_exists(script: Script) -> None
     assert {"dp_sinkhorn", "ablations"} <= {table.name for table in tables}
     for row in (row for table in tables for row in table.rows):
         text = (folder / f"{row.experiment}.yaml").read_text()
+        for base in re.findall(r"^  - (\w+)$", text, re.MULTILINE):
+            text += (folder / f"{base}.yaml").read_text()
         assert row.scales == ("/published/" in text or "scales:" in text)
 
 
