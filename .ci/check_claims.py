@@ -97,9 +97,9 @@ CLAIMS = {
         "reads {glyphs_005.cnn} from glyphs and {nothing_005.cnn} from nothing at ε = 0.05, and at "
         "ε = 0.2 {glyphs_02.cnn} and {nothing_02.cnn}",
         "read {softer_005.cnn} from glyphs and {softer_nothing_005.cnn} from nothing at ε = 0.05 "
-        "(`experiment=mnist_curator_eps005`). With a thousand clients that each add their own noise "
-        "such a recipe reads {softer_thousand.cnn} from glyphs at ε = 1, where that of a hundred "
-        "clients reads {own_thousand.cnn} from nothing",
+        "(`experiment=mnist_curator_eps005`). With a thousand clients that each add their own "
+        "noise such a recipe reads {softer_thousand.cnn} from glyphs at ε = 1, where that of a "
+        "hundred clients reads {own_thousand.cnn} from nothing",
         "In the local mode at ε = 10 it reads {local_glyphs.cnn} from glyphs, in a thousand steps "
         "at a low rate, and {local_nothing.cnn} from nothing",
     ),
