@@ -56,8 +56,10 @@ _ROWS = {
     "glyphs_005": "ε = 0.05, from glyphs",
     "softer_005": "ε = 0.05, λ = 40, from glyphs",
     "softer_nothing_005": "ε = 0.05, λ = 40, from nothing",
-    "own_thousand": "ε = 1, 1000 clients, own noise, λ = 20, from nothing",
-    "softer_thousand": "ε = 1, 1000 clients, own noise, from glyphs",
+    "thousand_eps1_nothing": "ε = 1, 1000 clients, own noise, from nothing",
+    "thousand_eps1_glyphs": "ε = 1, 1000 clients, own noise, from glyphs",
+    "thousand_eps02_nothing": "ε = 0.2, 1000 clients, own noise, from nothing",
+    "thousand_eps02_glyphs": "ε = 0.2, 1000 clients, own noise, from glyphs",
     "local_glyphs": "LDP, Gaussian, ε = 10, from glyphs",
     "local_nothing": "LDP, Gaussian, ε = 10, from nothing",
     "nothing_02": "ε = 0.2, from nothing",
@@ -94,14 +96,12 @@ CLAIMS = {
         "reads {critics.triple} over three seeds",
     ),
     "docs/public-start.md": (
-        "reads {glyphs_005.cnn} from glyphs and {nothing_005.cnn} from nothing at ε = 0.05, and at "
-        "ε = 0.2 {glyphs_02.cnn} and {nothing_02.cnn}",
-        "read {softer_005.cnn} from glyphs and {softer_nothing_005.cnn} from nothing at ε = 0.05 "
-        "(`experiment=mnist_curator_eps005`). With a thousand clients that each add their own "
-        "noise such a recipe reads {softer_thousand.cnn} from glyphs at ε = 1, where that of a "
-        "hundred clients reads {own_thousand.cnn} from nothing",
-        "In the local mode at ε = 10 it reads {local_glyphs.cnn} from glyphs, in a thousand steps "
-        "at a low rate, and {local_nothing.cnn} from nothing",
+        "one curator, ε = 0.2 | {nothing_02.cnn} | {glyphs_02.cnn} |",
+        "one curator, ε = 0.05 | {nothing_005.cnn} | {glyphs_005.cnn} |",
+        "`experiment=mnist_curator_eps005` | {softer_nothing_005.cnn} | {softer_005.cnn} |",
+        "`experiment=mnist_eps1_k1000` | {thousand_eps1_nothing.cnn} | {thousand_eps1_glyphs.cnn} |",
+        "the same, ε = 0.2 | {thousand_eps02_nothing.cnn} | {thousand_eps02_glyphs.cnn} |",
+        "Gaussian noise, ε = 10 | {local_nothing.cnn} | {local_glyphs.cnn} |",
     ),
     "docs/notebook/local.md": (
         "Gaussian, ε = 35 ({gauss_mlp.cnn} → {gauss.cnn} on the test set, three seeds",
