@@ -11,14 +11,14 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fedsink.errors import CheckpointError, ClientError, FedsinkError
@@ -100,103 +100,149 @@ def train(
         CheckpointError: the checkpoint belongs to another run.
         ClientError: clients failed.
     """
-    observer = observer or Observer()
-    elapsed = _restore(strategy, folder, identity)
-    observer.begin(strategy.round)
-    started = time.monotonic() - elapsed
-    saved = time.monotonic()
-    parts = settings.pictures + 1
-    voids: list[list[str]] = []  # of the last messages in a row
-    pictured = {strategy.rounds * part // parts for part in range(1, parts)}
-
-    def save() -> None:
-        nonlocal saved
-        # First, so that the clients can continue from whatever round the checkpoint holds.
-        if isinstance(grid, Keeper):
-            grid.keep(strategy.round)
-        observer.keep()
-        tensors, values = strategy.state()
-        values |= {
-            "round": strategy.round,
-            "identity": identity,
-            "seconds": time.monotonic() - started,
-            "missed": {str(client): count for client, count in strategy.missed.items()},
-            "void": strategy.void,
-        }
-        checkpoint.save(folder.checkpoint, tensors, values)
-        saved = time.monotonic()
-
-    def picture() -> None:
-        observer.picture(strategy.round, snapshot(strategy, folder, classes))
-
+    training = _Training(
+        grid, strategy, folder, settings, identity, classes, timeout, observer or Observer()
+    )
+    training.restore()
     with (
         Interruption() as stop,
         Progress(strategy.rounds, title, start_round=strategy.round) as progress,
     ):
         while strategy.round < strategy.rounds:
-            before, number = strategy.round, strategy.message + 1
-            strategy.absent = []
-            try:
-                messages = strategy.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
-                if number == 1:
-                    checkpoint.save_uploads(folder.checkpoint, strategy.uploads())
-                    picture()
-                replies = grid.send_and_receive(messages, timeout=timeout) if messages else []
-                lost = [*replies.void] if isinstance(replies, Reduction) else []
-                if isinstance(replies, Reduction) and replies.is_void:
-                    voids.append(lost)
-                    metrics: MetricRecord | None = strategy.skip(number)
-                    _refuse_standstill(voids)
-                else:
-                    voids.clear()
-                    _, metrics = strategy.aggregate_train(number, replies)
-            except ClientError:
-                # A simulation's clients remember this failed round already.
-                if before > 0 and not isinstance(grid, Keeper):
-                    save()
-                raise
-            line: dict[str, Any] = {
-                "round": strategy.round,
-                **dict(metrics or {}),
-                **({"absent": strategy.absent} if strategy.absent else {}),
-                **({"void": lost} if lost else {}),
-                "epsilon": _finite(epsilon := strategy.epsilon_bound()),
-                "seconds": round(time.monotonic() - started, 4),
-            }
+            before = strategy.round
+            line = training.step()
             folder.log(line)
-            observer.metrics(line)
-            unfinished = strategy.round < strategy.rounds
-            name = "ε ≤" if unfinished and epsilon > 0.0 and not math.isinf(epsilon) else "ε"
-            shown = "∞" if math.isinf(epsilon) else epsilon
-            loss = {"loss": line["loss"]} if "loss" in line else {"step": "none, see void"}
-            columns = {**loss, name: shown, **_signal(line)}
-            progress.update(strategy.round, **columns)
-            if unfinished and any(before < round <= strategy.round for round in pictured):
-                picture()
-            # Nodes unmask a message once: a run that is resumed never asks for a step it has taken.
-            once = isinstance(grid, MaskedGrid)
-            if once or stop.requested or time.monotonic() - saved > settings.checkpoint_seconds:
-                save()
-            if stop.requested and unfinished:
+            training.observer.metrics(line)
+            progress.update(strategy.round, **_columns(line, strategy.round < strategy.rounds))
+            training.picture_if_due(before)
+            stopped = stop.requested  # read once: no run stops at a round that was not saved
+            training.save_if_due(stopped)
+            if stopped and strategy.round < strategy.rounds:
                 raise InterruptedRunError(
                     f"Stopped after round {strategy.round} of {strategy.rounds}.",
                     command or command_for("simulate", "resume", folder.path),
                 )
-    picture()
-    save()
-    save_generator(strategy.generator, folder.path)
-    result = {
-        "rounds": strategy.rounds,
-        "seconds": round(time.monotonic() - started, 3),
-        "epsilon": _finite(strategy.epsilon_so_far()),
-        "label_prior": strategy.label_prior().tolist(),
-    }
-    if strategy.missed:
-        stated = json.loads(folder.privacy.read_text())
-        folder.write(folder.privacy, {**stated, "participation": _participation(strategy)})
-    note_sums(folder.path)
-    folder.write(folder.metrics, result)
-    return result
+    return training.finish()
+
+
+@dataclass
+class _Training:
+    """A run between its checkpoint and its last round; `train` describes what it is made of."""
+
+    grid: Grid
+    strategy: RoundStrategy
+    folder: RunFolder
+    settings: LoopSettings
+    identity: dict[str, Any]
+    classes: Sequence[str]
+    timeout: float | None
+    observer: Observer
+
+    def __post_init__(self) -> None:
+        parts = self.settings.pictures + 1
+        self._pictured = {self.strategy.rounds * part // parts for part in range(1, parts)}
+        self._voids: list[list[str]] = []  # of the last messages in a row
+
+    def restore(self) -> None:
+        """Continues from the checkpoint if there is one."""
+        elapsed = _restore(self.strategy, self.folder, self.identity)
+        self.observer.begin(self.strategy.round)
+        self._started = time.monotonic() - elapsed
+        self._saved = time.monotonic()
+
+    def step(self) -> dict[str, Any]:
+        """Sends one message, takes the strategy's step, and returns its line of metrics.jsonl."""
+        strategy = self.strategy
+        before, number = strategy.round, strategy.message + 1
+        strategy.absent = []
+        try:
+            replies = self._replies(number)
+            lost = [*replies.void] if isinstance(replies, Reduction) else []
+            metrics = self._aggregated(number, replies)
+        except ClientError:
+            # A simulation's clients remember this failed round already.
+            if before > 0 and not isinstance(self.grid, Keeper):
+                self.save()
+            raise
+        return {
+            "round": strategy.round,
+            **dict(metrics or {}),
+            **({"absent": strategy.absent} if strategy.absent else {}),
+            **({"void": lost} if lost else {}),
+            "epsilon": _finite(strategy.epsilon_bound()),
+            "seconds": round(time.monotonic() - self._started, 4),
+        }
+
+    def _replies(self, number: int) -> Iterable[Message]:
+        messages = self.strategy.configure_train(number, ArrayRecord(), ConfigRecord(), self.grid)
+        if number == 1:
+            checkpoint.save_uploads(self.folder.checkpoint, self.strategy.uploads())
+            self.picture()
+        return self.grid.send_and_receive(messages, timeout=self.timeout) if messages else []
+
+    def _aggregated(self, number: int, replies: Iterable[Message]) -> MetricRecord | None:
+        if isinstance(replies, Reduction) and replies.is_void:
+            self._voids.append([*replies.void])
+            skipped = self.strategy.skip(number)
+            _refuse_standstill(self._voids)
+            return skipped
+        self._voids.clear()
+        return self.strategy.aggregate_train(number, replies)[1]
+
+    def picture(self) -> None:
+        """Draws samples/round-NNNNNN.png and tells the observer."""
+        drawn = snapshot(self.strategy, self.folder, self.classes)
+        self.observer.picture(self.strategy.round, drawn)
+
+    def picture_if_due(self, before: int) -> None:
+        """Draws the picture of a round after `before`; `finish` draws that of the last round."""
+        now = self.strategy.round
+        if now < self.strategy.rounds and any(before < due <= now for due in self._pictured):
+            self.picture()
+
+    def save(self) -> None:
+        """Writes the checkpoint of this round."""
+        # First, so that the clients can continue from whatever round the checkpoint holds.
+        if isinstance(self.grid, Keeper):
+            self.grid.keep(self.strategy.round)
+        self.observer.keep()
+        tensors, values = self.strategy.state()
+        values |= {
+            "round": self.strategy.round,
+            "identity": self.identity,
+            "seconds": time.monotonic() - self._started,
+            "missed": {str(client): count for client, count in self.strategy.missed.items()},
+            "void": self.strategy.void,
+        }
+        checkpoint.save(self.folder.checkpoint, tensors, values)
+        self._saved = time.monotonic()
+
+    def save_if_due(self, requested: bool) -> None:
+        """Writes the checkpoint where it is requested or old."""
+        # Nodes unmask a message once: a run that is resumed never asks for a step it has taken.
+        once = isinstance(self.grid, MaskedGrid)
+        old = time.monotonic() - self._saved > self.settings.checkpoint_seconds
+        if once or requested or old:
+            self.save()
+
+    def finish(self) -> dict[str, Any]:
+        """Writes the last picture, the checkpoint, the generator and metrics.json."""
+        strategy, folder = self.strategy, self.folder
+        self.picture()
+        self.save()
+        save_generator(strategy.generator, folder.path)
+        result = {
+            "rounds": strategy.rounds,
+            "seconds": round(time.monotonic() - self._started, 3),
+            "epsilon": _finite(strategy.epsilon_so_far()),
+            "label_prior": strategy.label_prior().tolist(),
+        }
+        if strategy.missed:
+            stated = json.loads(folder.privacy.read_text())
+            folder.write(folder.privacy, {**stated, "participation": _participation(strategy)})
+        note_sums(folder.path)
+        folder.write(folder.metrics, result)
+        return result
 
 
 def _refuse_standstill(voids: Sequence[Sequence[str]]) -> None:
@@ -225,12 +271,19 @@ def _participation(strategy: RoundStrategy) -> dict[str, Any]:
     }
 
 
-def _signal(line: Mapping[str, Any]) -> dict[str, float | str]:
-    """Returns the signal-to-noise ratio as the display shows it; {} where there is none."""
-    ratio = line.get("signal_to_noise")
-    if ratio is None:
-        return {}
-    return {"S/N": f"{ratio:.2g}" if ratio > 0.0 else "below measurement"}
+def _columns(line: Mapping[str, Any], unfinished: bool) -> dict[str, float | str]:
+    """Returns what the display shows of a line: the loss, ε, and the signal-to-noise ratio."""
+    epsilon, ratio = line["epsilon"], line.get("signal_to_noise")
+    columns: dict[str, float | str] = (
+        {"loss": line["loss"]} if "loss" in line else {"step": "none, see void"}
+    )
+    if epsilon is None:
+        columns["ε"] = "∞"
+    else:
+        columns["ε ≤" if unfinished and epsilon > 0.0 else "ε"] = epsilon
+    if ratio is not None:
+        columns["S/N"] = f"{ratio:.2g}" if ratio > 0.0 else "below measurement"
+    return columns
 
 
 def _finite(epsilon: float) -> float | None:
