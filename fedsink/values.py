@@ -46,13 +46,13 @@ class Checks:
 
     def positive(self, name: str, value: Any, *, also: str = "") -> float:
         """A finite number above 0."""
-        if not is_number(value) or not math.isfinite(value) or value <= 0:
+        if not 0 < as_float(value) < math.inf:
             self._refuse(f"{name} must be {also}{self.above_zero}", value)
         return float(value)
 
     def number(self, name: str, value: Any, *, minimum: float = 0.0, also: str = "") -> float:
         """A finite number of at least `minimum`."""
-        if not is_number(value) or not minimum <= value < math.inf:
+        if not minimum <= as_float(value) < math.inf:
             self._refuse(f"{name} must be {also}a number of at least {minimum:g}", value)
         return float(value)
 
@@ -66,9 +66,10 @@ class Checks:
         """A number in an interval as it is written, "[0, 1)"."""
         low, high = (float(end) for end in interval[1:-1].split(","))
         excluded = [low] * interval.startswith("(") + [high] * interval.endswith(")")
-        if not is_number(value) or not low <= value <= high or value in excluded:
+        number = as_float(value)
+        if not low <= number <= high or number in excluded:
             self._refuse(f"{name} must {self.lie} {interval}", value)
-        return float(value)
+        return number
 
     def probability(self, name: str, value: Any) -> float:
         """A probability above 0."""
@@ -109,7 +110,11 @@ class Checks:
             ) from None
 
     def _refuse(self, sentence: str, value: object) -> NoReturn:
-        raise self.error(f"{sentence}, {self.but} {value!r}.")
+        try:
+            shown = repr(value)
+        except ValueError:  # Python prints no whole number of more than 4300 digits
+            shown = "a number of thousands of digits"
+        raise self.error(f"{sentence}, {self.but} {shown}.")
 
 
 checks = Checks(ConfigError)
@@ -119,6 +124,16 @@ privacy_checks = Checks(PrivacyError, "a finite number > 0", "an integer ≥", "
 def is_number(value: object) -> bool:
     """Tells whether `value` is a real number; True and False are none."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def as_float(value: object) -> float:
+    """Returns a real number as a float: ±∞ where it is too large, and NaN where it is no number."""
+    if not is_number(value):
+        return math.nan
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
 
 
 def strictly(cls: type[T], values: Config, where: str = "") -> T:

@@ -37,6 +37,16 @@ def test_an_interval_is_read_as_it_is_written(interval, inside, outside):
             checks.within("x", value, interval)
 
 
+@pytest.mark.parametrize("check", [checks, privacy_checks])
+@pytest.mark.parametrize("digits", [309, 5000])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_whole_number_that_no_float_holds_is_refused(check, digits, sign):
+    value = sign * 10**digits
+    for refuse in (check.positive, check.number, check.probability):
+        with pytest.raises(check.error, match=r"x must .*000|x must .*thousands of digits"):
+            refuse("x", value)
+
+
 def test_a_missing_library_is_named():
     with pytest.raises(
         PrivacyError, match=r"package no-such-library .*pip install no-such-library"

@@ -68,8 +68,9 @@ class Answer(ABC):
     An answer that learns from message to message reads and puts its state in
     `compute`: behind the ledger's commit and before the reply is stored. `Task.state` finds it by
     the reservation: lineage, account, client, run, whole plan and version of the data. After a
-    crash between its state t and the stored reply, the same message computes again with the same
-    streams: from state t − 1, which therefore stays until the next message. If that state is
+    crash between its state t and the stored reply, the same message computes again from state
+    t − 1, which therefore stays until the next message: with the same streams, if the node's key
+    can draw them again. If that state is
     missing, the answer calls `State.lost`. A `BatchedAnswer` computes all
     clients of a cohort at once.
 

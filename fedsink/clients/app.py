@@ -44,7 +44,7 @@ def owners_settings(context: Context) -> NodeSettings:
 
     Raises:
         ConfigError: the node was started without a policy, or with one that contains a mistake.
-        PrivacyError: its noise key cannot be made or used.
+        PrivacyError: its state folder cannot be made, or secure noise needs OpenDP.
     """
     policy = context.node_config.get("policy")
     if not isinstance(policy, str) or not policy:

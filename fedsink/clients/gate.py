@@ -68,16 +68,11 @@ class Admitted:
     stored: Mapping[str, Tensor] | None = None
     keep: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
 
-    @classmethod
-    def unrecorded(cls, digests: Sequence[bytes]) -> Admitted:
-        """Returns an admission whose reply is not stored."""
-        return cls(digests)
-
 
 @lru_cache(maxsize=16)
 def seeded(uses: int) -> Admitted:
     """Returns the admission in a seeded run, whose noise is keyed by round and needs no digest."""
-    return Admitted.unrecorded((b"",) * uses)
+    return Admitted((b"",) * uses)
 
 
 class LedgerGate:
@@ -144,7 +139,7 @@ class LedgerGate:
         claims = self._ledger.claim(reservation, fingerprint, uses)
         store = self._store
         if store is None:
-            return Admitted.unrecorded(digests)
+            return Admitted(digests)
         released = all(claim.released for claim in claims)
 
         def mark() -> None:
@@ -217,4 +212,4 @@ class PassGate:
             raise ReleaseRefusedError(
                 f"No charge of the run {answer.run} was committed for this message and these data."
             )
-        return Admitted.unrecorded(digests)
+        return Admitted(digests)

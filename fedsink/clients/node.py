@@ -254,7 +254,7 @@ class Node:
         if self._gate is None or not answer.protected:
             # A seed's noise is keyed by the round, whatever the message.
             uses, secret = len(answer.places), self.settings.seed is None
-            admitted = Admitted.unrecorded(use_digests(digest, uses)) if secret else seeded(uses)
+            admitted = Admitted(use_digests(digest, uses)) if secret else seeded(uses)
         else:
             charge = self._charge_of(answer)
             admitted = self._gate.admit(answer, charge, digest, lambda: self._content(answer))

@@ -40,7 +40,7 @@ class NodeSettings:
             answer only uses admitted there (`node.grant`). None: the key is in `key_file`.
         ledger: SQLite file of charges and releases; needed wherever there is no seed.
         states: folder where a simulation keeps its clients' states from message to message, for a
-            run that continues; None: keeps none. Under a policy it is the policy's.
+            run that continues; None: in memory only. Under a policy it is the policy's.
         states_at_once: write states after every message, because any process may get the client's
             next one; else when the server makes a checkpoint.
         masked: a simulated client answers the trips of secure aggregation; under a policy its
@@ -174,7 +174,7 @@ class NodeSettings:
 
         Raises:
             ConfigError: a simulation under a policy that names operators: nobody signs there.
-            PrivacyError: the noise key cannot be made or used.
+            PrivacyError: the state folder cannot be made, or secure noise needs OpenDP.
         """
         if partition is not None and policy.operators:
             raise ConfigError(

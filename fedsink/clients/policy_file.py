@@ -6,6 +6,7 @@ A misspelt limit would limit nothing. `read_policy` is the entry point.
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedsink.privacy.adjacency import ADD_REMOVE, ADJACENCIES
 from fedsink.protocol.signatures import read_key
 from fedsink.secagg.identities import Authority, Peers
 from fedsink.secagg.parameters import NO_CERTIFICATE, Trust
+from fedsink.values import as_float
 
 REQUIRED: Any = object()
 """The default of a key that must be there."""
@@ -51,11 +53,12 @@ def read_policy(path: Path) -> Policy:
     path = path.absolute()
     try:
         with path.open("rb") as file:
-            whole = TomlTable(tomllib.load(file), path.name, "", [*WORDS, *_own_limits()])
+            content = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"The policy {path} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # of the syntax, the encoding, or a number of too many digits
         raise ConfigError(f"The policy {path} is no TOML file: {error}.") from None
+    whole = TomlTable(content, path.name, "", [*WORDS, *_own_limits()])
     data, state, noise = (whole.table(name) for name in ("data", "state", "noise"))
     lineage = data.text("lineage")
     on_change = data.choice("on_change", ("inherit", "refuse"), "inherit")
@@ -99,7 +102,7 @@ def _aggregation(table: TomlTable | None, folder: Path) -> Aggregation | None:
             trust = Authority(read_key(authority))
         signed = NO_CERTIFICATE if certificate is None else bytes.fromhex(certificate)
     except ConfigError as error:
-        table.fail(str(error))
+        table.fail(f"{'authority' if peers is None else 'peers'}: {error}")
     except ValueError:
         signed = b""
     if len(signed) != len(NO_CERTIFICATE):
@@ -304,9 +307,11 @@ class TomlTable:
     def number(self, key: str, default: Any = REQUIRED) -> Any:
         """Returns a number ≥ 0 as a float; a default of None stays None."""
         value = self._take(key, (int, float), "a number ≥ 0", default)
-        if value is not None and not 0 <= value < float("inf"):
+        if value is None:
+            return None
+        if not 0 <= as_float(value) < math.inf:
             self.fail(f"{key} must be a number ≥ 0, not {value!r}.")
-        return None if value is None else float(value)
+        return float(value)
 
     def whole(self, key: str, default: Any = REQUIRED) -> Any:
         """Returns a whole number ≥ 0; a default of None stays None."""

@@ -85,7 +85,7 @@ class Sample:
         """Yields layouts of few different widths; none for empty samples.
 
         The width, and so the result, depends only on a client's own sample: 1,
-        2, 4, …, 64 places, and above that at most an eighth of them empty.
+        2, 4, …, 64 places, and above that less than a fifth of them empty.
         """
         sizes = self._sizes()
         # frexp gives the e with 2^(e−1) ≤ size − 1 < 2^e.
@@ -181,23 +181,13 @@ class Pool:
         Of a larger sample a uniformly random part stays, whatever the records. No shape depends on
         a sample.
         """
-        plan, labels = requests[0].plan, [request.label for request in requests]
+        plan = requests[0].plan
         if plan.capacity is None:
             raise ValueError("The plan fixes no capacity.")
-        return self.draw_places(PoissonSampler(plan.rate), plan.capacity, labels, part, samples)
-
-    def draw_places(
-        self,
-        sampler: PoissonSampler,
-        capacity: int,
-        labels: Sequence[int | None],
-        part: slice,
-        samples: Sequence[Stream],
-    ) -> PlaceLayout:
-        """Draws each client's sample, of the label that it is asked for, into `capacity` places."""
-        members, starts, sizes = self.runs(labels, part)
+        sampler = PoissonSampler(plan.rate)
+        members, starts, sizes = self.runs([request.label for request in requests], part)
         drawn = [
-            sampler.draw_at_most(size, capacity, stream)
+            sampler.draw_at_most(size, plan.capacity, stream)
             for size, stream in zip(sizes.tolist(), samples, strict=True)
         ]
         places, present = (torch.stack(parts) for parts in zip(*drawn, strict=True))

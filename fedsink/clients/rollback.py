@@ -143,6 +143,8 @@ class Receipts:
             content = bytes.fromhex(receipt)
         except ValueError:
             return None
+        if content.hex() != receipt:  # `fromhex` also reads capitals and spaces
+            return None
         masked, fact = content[:_NUMBER], content[_NUMBER : _NUMBER + _HASH]
         if not hmac.compare_digest(content, masked + fact + self._hash(b"receipt", masked, fact)):
             return None

@@ -44,7 +44,6 @@ class Shard:
         self.users = users
         self.slots = slots
         self._views: OrderedDict[str, tuple[Tensor, float]] = OrderedDict()
-        self._members: dict[int | None, Tensor] = {None: torch.arange(len(labels))}
 
     @classmethod
     def checked(
@@ -117,12 +116,6 @@ class Shard:
                 "source that does."
             )
         return self.users
-
-    def members(self, label: int | None) -> Tensor:
-        """Indices of the records of one class (all of them for None)."""
-        if label is not None and label not in self._members:
-            self._members[label] = torch.nonzero(self.labels == label).flatten()
-        return self._members[label]
 
     def coordinates(self, view: dict[str, Any]) -> Tensor:
         """Every record in a public linear view, (N, D), kept for the last two views asked for.

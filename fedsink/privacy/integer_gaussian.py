@@ -149,7 +149,7 @@ class IntegerGaussian:
 
     @property
     def sensitivity(self) -> float:
-        """Δ = S/γ + √d, in integers."""
+        """Δ = S/γ + √d, in integers; S/γ + 2√d where it is secret who was asked (step 1)."""
         return _sensitivity(self.plan, self.fixed_point, self.size)
 
     @property

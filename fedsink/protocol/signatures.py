@@ -104,13 +104,11 @@ def read_key(text: str) -> bytes:
     except (binascii.Error, ValueError):
         public = b""
     if not text.startswith(_PREFIX) or len(public) != _BYTES:
-        raise ConfigError(
-            f"{text[:60]!r} is no operator's key: fedsink operator prints one, {_PREFIX}…"
-        )
+        raise ConfigError(f"{text[:60]!r} is no public key of the form {_PREFIX}…")
     if is_weak(public):
         raise ConfigError(
-            f"{text!r} is a weak key: anybody can sign for it. Ask the operator for the line that "
-            "fedsink operator prints."
+            f"{text!r} is a weak key: anybody can sign for it. Ask its owner for the line that "
+            "fedsink prints."
         )
     return public
 

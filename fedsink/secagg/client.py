@@ -102,11 +102,12 @@ class _Memory:
 class ClientSession:
     """One client in one message.
 
-    A trip that is asked again with the same content is answered with the same bytes, until the
-    client has unmasked; with other content it is refused. A refusal changes nothing. A session can
-    be stored between trips (`to_bytes`); until the masked vector has left it is as secret as the
-    client's vector, and until the last trip it holds shares of its neighbours' secrets. A client
-    keeps one session for a run and message: a second one would mask its vector again.
+    A trip that is asked again with the same content is answered with the same bytes (the masked
+    vector until the client has unmasked); with other content it is refused. A refusal changes
+    nothing. A session can be stored between trips (`to_bytes`); until the masked vector has left it
+    is as secret as the client's vector, and until the last trip it holds shares of its neighbours'
+    secrets. A client keeps one session for a run and message: a second one would mask its vector
+    again.
 
     Guarantees:
         - Nothing is shared for a roster that the owner's rules refuse.
@@ -118,7 +119,7 @@ class ClientSession:
           two thirds of the clients that were asked.
         - No sum over fewer survivors than the parameters' and the owner's minimum is unmasked.
         - Once the masked vector has left, the session does not hold its masks; after the last trip
-          it holds no secret.
+          it holds no secret except the shares that it gave to the server.
         - Malformed bytes raise MalformedTripError.
 
     Args:
@@ -148,11 +149,6 @@ class ClientSession:
         self.parameters, self.client = parameters, client
         self._identity, self._rules, self._random = identity, rules, random
         self._memory = _Memory()
-
-    @property
-    def over(self) -> bool:
-        """True once the last trip is answered."""
-        return len(self._memory.answers) == len(TRIPS)
 
     # Trip 0 ------------------------------------------------------------------------------------
 
@@ -454,7 +450,12 @@ class ClientSession:
         rules: Rules,
         random: Callable[[int], bytes] = os.urandom,
     ) -> ClientSession:
-        """Reads what `to_bytes` wrote; raises MalformedTripError for all else."""
+        """Reads what `to_bytes` wrote.
+
+        Raises:
+            MalformedTripError: other bytes.
+            AggregationError: parameters that a new session would refuse, too.
+        """
         try:
             stated: dict[str, Any] = loads(content)
             session = cls(

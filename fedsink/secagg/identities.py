@@ -15,7 +15,8 @@ from fedsink.secagg.parameters import KEY_BYTES, NO_CERTIFICATE
 def is_weak(public: bytes) -> bool:
     """Returns True if the order of an encoded point of edwards25519 divides 8.
 
-    For such a key a signature of zeros verifies for one message in eight or more. Orders 1 and 2
+    For such a key the signature R = 1, S = 0, which anybody can write, verifies for about one
+    message in eight or more. Orders 1 and 2
     have y = ±1. A point of order 4 has y = 0; one of order 8 doubles to it, so that x² = -y², and
     the curve -x² + y² = 1 + dx²y² leaves dy⁴ + 2y² = 1.
     """

@@ -36,7 +36,8 @@ class Parameters:
         length: number of values in a vector.
         minimum: least number of survivors whose sum may be unmasked.
         neighbours: k; 0: by `graph.neighbourhood`.
-        threshold: t, number of shares, out of k + 1, that give a secret; 0: the least secure one.
+        threshold: t, number of shares, out of k + 1, that give a secret; 0: by
+            `graph.neighbourhood`, and for another k the least above two thirds of k + 1.
 
     Raises:
         MalformedTripError: a value is out of range.
@@ -116,7 +117,7 @@ class Parameters:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Parameters:
-        """Reads what `to_dict` wrote; raises MalformedTripError for all else."""
+        """Reads what `to_dict` wrote; raises as the class does, also for other keys."""
         try:
             return cls(**{**values, "clients": tuple(values["clients"])})
         except (TypeError, KeyError) as error:

@@ -100,7 +100,7 @@ def replied(node: Node, asked: CriticRequest) -> Tensor:
 def place(node: Node, asked: CriticRequest) -> State:
     """State that the node trains for this request."""
     answer = critic_answer.GSWGANAnswer([asked])
-    return node.task(answer, Admitted.unrecorded([])).state(critic_answer._names(asked))
+    return node.task(answer, Admitted([])).state(critic_answer._names(asked))
 
 
 def trained(node: Node, asked: CriticRequest) -> Mapping[str, Tensor]:
@@ -409,7 +409,7 @@ def test_each_purpose_and_round_has_numbers_of_its_own(settings: NodeSettings, r
         tasks = []
         for client in (0, 1):
             node, answer = open_node(settings, client), critic_answer.GSWGANAnswer([asked])
-            tasks.append(Listening(*node.task(answer, Admitted.unrecorded([b""]))))
+            tasks.append(Listening(*node.task(answer, Admitted([b""]))))
         critic_answer.critic_gradients(asked, tasks, Pool([t.shard for t in tasks]), slice(0, 2))
     purposes = ("critic", "noise") if rate == 1.0 else ("critic", "noise", "sample")
     wanted = {(purpose, t, k) for purpose in purposes for t in (1, 2) for k in (0, 1)}

@@ -130,7 +130,7 @@ def test_a_simulation_has_no_operator(policy_file: Callable[..., Path]) -> None:
 
 @pytest.mark.parametrize(
     ("operators", "why"),
-    [({"lab": "ed25519:AAAA"}, "lab: 'ed25519:AAAA' is no operator's key"), ({}, "at least one")],
+    [({"lab": "ed25519:AAAA"}, "lab: 'ed25519:AAAA' is no public key"), ({}, "at least one")],
 )
 def test_a_policy_with_a_key_that_is_none_is_refused(
     policy_file: Callable[..., Path], operators: dict[str, str], why: str

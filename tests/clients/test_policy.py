@@ -108,6 +108,8 @@ def test_a_filter_is_read_with_its_order(write: Write) -> None:
         ({"epsilon = 10.0": "epsilon = true"}, r"epsilon must be a number ≥ 0, not True"),
         ({"epsilon = 10.0": "epsilon = inf"}, r"epsilon must be a number ≥ 0, not inf"),
         ({"epsilon = 10.0": "epsilon = nan"}, r"epsilon must be a number ≥ 0, not nan"),
+        ({"epsilon = 10.0": f"epsilon = 1{'0' * 400}"}, r"epsilon must be a number ≥ 0, not 1000"),
+        ({"epsilon = 10.0": f"epsilon = 1{'0' * 5000}"}, r"policy.toml is no TOML file: Exceeds"),
         ({"epsilon = 10.0": "epsilon = 0"}, r"\[budget.add-remove\]: epsilon must be a finite"),
         ({"epsilon = 10.0": "epsilon = 10\norder = 8"}, r"order=8 belongs to admission"),
         ({"epsilon = 10.0": 'epsilon = 10\nadmission = "sum"'}, r"admission must be one of"),

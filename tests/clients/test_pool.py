@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedsink.clients.dp_sinkhorn import client_total
-from fedsink.clients.pool import Pool
+from fedsink.clients.pool import Pool, Sample
 from fedsink.clients.shard import Shard
 from fedsink.privacy import Stream
 from fedsink.protocol.dp_sinkhorn import GradientRequest
@@ -38,6 +38,16 @@ def test_every_record_of_the_class_is_sampled_with_the_plans_rate(
     error = math.sqrt(rate * (1 - rate) * candidates)
     assert abs(size - rate * candidates) < 5 * error
     assert (1 - 1 / 1.2) * rate * candidates > 10 * error
+
+
+def test_a_bucket_is_less_than_a_fifth_empty() -> None:
+    """Above 64 places; below, widths are powers of two."""
+    for size in (*range(1, 700), 4096, 4097, 100_000):
+        sample = Sample(torch.arange(size), torch.zeros(size, dtype=torch.int64), 1)
+        [layout] = sample.in_buckets()
+        width = layout.present.shape[1]
+        assert int(layout.present.sum()) == size
+        assert width == 2 ** math.ceil(math.log2(size)) if size <= 64 else width - size < width / 5
 
 
 def test_the_release_holds_the_sampled_records_and_no_others(make_request: Make) -> None:

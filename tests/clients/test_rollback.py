@@ -163,7 +163,9 @@ def test_what_is_no_receipt_of_this_node_changes_nothing(
         given[:place] + ("0" if given[place] != "0" else "1") + given[place + 1 :]
         for place in range(len(given))
     ]
-    receipts.check(ledger, [other, *flipped, "", "no hex", given[:-2], given + "00", "é" * 80])
+    spellings = [given.upper(), given.capitalize(), given[:2] + " " + given[2:], f"{given}\n"]
+    texts = ["", "no hex", given[:-2], given + "00", "é" * 80]
+    receipts.check(ledger, [other, *flipped, *spellings, *texts])
     assert not list(state.glob("ahead-*"))
 
 

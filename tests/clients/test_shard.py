@@ -12,14 +12,6 @@ from fedsink.clients.shard import Shard
 from fedsink.errors import DataError
 
 
-def test_members_are_the_indices_of_a_class() -> None:
-    shard = Shard(torch.zeros(5, 2), torch.tensor([1, 0, 1, 2, 1]))
-    assert shard.members(1).tolist() == [0, 2, 4]
-    assert shard.members(7).tolist() == []
-    assert shard.members(None).tolist() == [0, 1, 2, 3, 4]
-    assert len(shard) == 5
-
-
 def test_users_stay_beside_their_records() -> None:
     users = torch.tensor([2**62, 5])
     assert Shard.checked(torch.zeros(2, 3), torch.zeros(2), 1).users is None

@@ -436,7 +436,7 @@ def test_peers_are_read_strictly(tmp_path: Path) -> None:
     assert read_peers(path) == {KEYS[0].shown: "a", KEYS[1].shown: "ward 2"}
     for text, words in (
         ("[keys]", "must be a table"), ("[other]\na = 1", "must be a table"), ("{", "is no TOML"),
-        ('[keys]\na = "x"', "is no operator's key"),
+        ('[keys]\na = "x"', "is no public key"),
         (f'[keys]\na = "{KEYS[0].shown}"\nb = "{KEYS[0].shown}"', "a and b have one key"),
     ):  # fmt: skip
         path.write_text(text)

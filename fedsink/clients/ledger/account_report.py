@@ -110,22 +110,25 @@ def export(database: Database) -> dict[str, Any]:
     Guarantees:
         - No fingerprint and no digest is in it.
     """
-    accounts = []
-    for account in report(database):
-        rows = database.rows(
-            "SELECT plan, event, use FROM reservations JOIN runs ON run = runs.id"
-            " JOIN accounts ON account = accounts.id WHERE lineage=? AND adjacency=?"
-            " ORDER BY reservations.id",
-            account.lineage,
-            account.adjacency,
-        )
-        runs = [
-            asdict(run) | {"plan": json.loads(plan), "event": json.loads(event),
-                           "use": json.loads(use or "null")}
-            for run, (plan, event, use) in zip(account.runs, rows, strict=True)
-        ]  # fmt: skip
-        accounts.append(asdict(account) | {"runs": runs})
+    with database.snapshot():
+        accounts = [_exported(database, account) for account in report(database)]
     return {"format": FORMAT, "accounts": accounts}
+
+
+def _exported(database: Database, account: AccountReport) -> dict[str, Any]:
+    rows = database.rows(
+        "SELECT plan, event, use FROM reservations JOIN runs ON run = runs.id"
+        " JOIN accounts ON account = accounts.id WHERE lineage=? AND adjacency=?"
+        " ORDER BY reservations.id",
+        account.lineage,
+        account.adjacency,
+    )
+    runs = [
+        asdict(run) | {"plan": json.loads(plan), "event": json.loads(event),
+                       "use": json.loads(use or "null")}
+        for run, (plan, event, use) in zip(account.runs, rows, strict=True)
+    ]  # fmt: skip
+    return asdict(account) | {"runs": runs}
 
 
 def _run(

@@ -188,6 +188,7 @@ def extend(
         raise BudgetError(f"The plan of the run {reservation.name} has no instalments.")
     cost = Expense(priced.epsilon, part.delta)
     _check_sums(reservation.lineage, charge, budget, cost, earlier)
+    _note_ceiling(database, reservation.account, budget)
     database.append("instalments", reservation.id, part.rounds, priced.epsilon)
     return replace(reservation, rounds=part.rounds, uses=part.uses)
 

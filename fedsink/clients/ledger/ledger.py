@@ -29,7 +29,6 @@ from fedsink.errors import LedgerError, PrivacyError, ReleaseRefusedError
 from fedsink.protocol.charge_statement import StatedCharge
 
 _NOBODY = Requester()
-_DAYS = 30  # for which refusals are kept
 
 
 class Ledger:
@@ -181,7 +180,7 @@ class Ledger:
                     self._database.append("releases", reservation.run, round)
 
     def note_refused(self, reason: str) -> None:
-        """Counts a refusal for the owner, who sees those of the last days."""
+        """Counts a refusal for the owner, who sees those of today."""
         day = admission.today()
         with self._database.transaction() as connection:
             connection.execute(
@@ -189,7 +188,7 @@ class Ledger:
                 " ON CONFLICT (day, reason) DO UPDATE SET times = times + 1",
                 (day, reason),
             )
-            connection.execute("DELETE FROM refusals WHERE day < ? - ?", (day, _DAYS))
+            connection.execute("DELETE FROM refusals WHERE day < ?", (day,))
 
     def charged(self, lineage: str, run: str) -> list[StatedCharge]:
         """Returns the charges of one run of a lineage, for its owner to state to others."""
@@ -252,7 +251,9 @@ class Ledger:
             early = self._price(part.early, budget)
         except PrivacyError:  # already the plan's overflow costs more than this end's δ
             return whole
-        return min(early, whole, key=lambda part: part.epsilon or math.inf)
+        return min(
+            early, whole, key=lambda part: math.inf if part.epsilon is None else part.epsilon
+        )
 
     def _price(self, charge: Charge, budget: Budget | None) -> Price:
         """Returns the plan's price; keeps a price that takes seconds, to compute it once."""

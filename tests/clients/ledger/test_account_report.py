@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsink.clients.central import central_charge
-from fedsink.clients.ledger.account_report import export, report
+from fedsink.clients.ledger.account_report import AccountReport, export, report
 from fedsink.clients.ledger.budget import Budget
 from fedsink.clients.ledger.charge import Charge, Use, event_from_json
 from fedsink.clients.ledger.check import problems
@@ -82,6 +82,22 @@ def test_an_export_holds_events_and_nothing_of_the_records(used: Path) -> None:
         assert private.decode().strip() not in text
     assert "fingerprint" not in text
     assert "digest" not in text
+
+
+def test_an_export_is_of_one_moment(used: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node answers while its owner exports."""
+
+    def meanwhile(database: Database) -> list[AccountReport]:
+        found = report(database)
+        node = Ledger(used, durable=False)
+        node.reserve("ward", "next", central_charge(PLAN), Budget(20.0, 1e-4))
+        node.close()
+        return found
+
+    monkeypatch.setattr("fedsink.clients.ledger.account_report.report", meanwhile)
+    assert len(export(Database(used, writable=False))["accounts"][0]["runs"]) == 1
+    monkeypatch.undo()
+    assert len(export(Database(used, writable=False))["accounts"][0]["runs"]) == 2
 
 
 def test_a_sound_ledger_has_no_problems(used: Path, tmp_path: Path) -> None:

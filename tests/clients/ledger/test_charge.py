@@ -138,6 +138,28 @@ def test_an_instalment_beyond_the_ceiling_is_refused_and_charges_nothing(
     assert spent(path) == before
 
 
+def test_a_ceiling_raised_during_a_run_holds_for_its_next_instalment(
+    ledger: Ledger, path: Path
+) -> None:
+    early = CHARGE.instalment(12, 1).early
+    assert early is not None
+    ask(ledger, 1, budget=replace(BUDGET, epsilon=early.epsilon() * 1.01))
+    ask(ledger, 13)
+    ledger.close()
+    Ledger(path, durable=False).close()  # it is sound
+    [account] = report(Database(path, writable=False))
+    assert account.epsilon == BUDGET.epsilon
+    assert early.epsilon() < account.spent_epsilon < BUDGET.epsilon
+
+
+def test_an_end_that_costs_nothing_is_charged_as_nothing(ledger: Ledger, path: Path) -> None:
+    plan = replace(PLAN, rate=0.01, noise_multiplier=20.0, delta=1e-2)
+    charge = central_charge(plan)
+    assert charge.instalment(12, 1).early.epsilon() == 0.0
+    ask(ledger, 1, charge=charge, budget=replace(BUDGET, delta=0.1))
+    assert spent(path)[0] == 0.0
+
+
 def test_both_deltas_must_fit(ledger: Ledger) -> None:
     with pytest.raises(BudgetError, match="δ = 2e-06"):
         ask(ledger, 1, budget=replace(BUDGET, delta=1.5e-6))
