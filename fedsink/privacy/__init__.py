@@ -10,7 +10,7 @@ from fedsink.privacy.accounting.accountants import ACCOUNTANTS, LIBRARIES, poiss
 from fedsink.privacy.accounting.amplification import shuffled_epsilon, shuffling_statement
 from fedsink.privacy.accounting.calibration import delta_for, rate_for, sigma_for, uses_for
 from fedsink.privacy.accounting.capacity import capacity_for, overflow_probability
-from fedsink.privacy.accounting.comparison import account_table, solve_account
+from fedsink.privacy.accounting.comparison import solve_account
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.accounting.events import epsilon
 from fedsink.privacy.adjacency import ADJACENCIES
@@ -69,7 +69,6 @@ __all__ = [
     "Stream",
     "TurnSchedule",
     "UnprotectedPlan",
-    "account_table",
     "capacity_for",
     "delta_for",
     "epsilon",

@@ -120,15 +120,16 @@ class IntegerGaussian:
     ) -> IntegerGaussian:
         """The mechanism with the finest γ whose sums fit into b bits, of the largest cohort.
 
-        γ is the least power of two with m·(R/γ + ½) + 12·√m·s < 2^(b−1) for every cohort.
+        γ is the least power of two, from S·2⁻³⁰/√d on, with m·(R/γ + ½) + 12·√m·s < 2^(b−1) for
+        every cohort.
 
         Args:
             plan: of the sum.
             cohorts: the sizes m of the cohorts, increasing.
-            size: d.
+            size: d, number of values of one use.
             bits: b.
             radius: R.
-            tolerate_dropouts: t′ = m − d for this d.
+            tolerate_dropouts: number of shares that may be missing: t′ = m − this.
 
         Raises:
             PrivacyError: b bits leave room only for a γ that more than doubles the noise.

@@ -53,7 +53,8 @@ class NoiseShare:
         masked: replies are added up under masks (`fedsink.secagg`).
 
     Raises:
-        PrivacyError: If a value is unknown or out of range, or d > 0 under "local".
+        PrivacyError: If a value is unknown or out of range; or d > 0 or masks under "local", or
+            masks with draw="sum".
     """
 
     name: str = LOCAL

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -44,7 +44,7 @@ from fedsink.privacy.sampling import (
     Schedule,
     schedule_from_dict,
 )
-from fedsink.privacy.unprotected import UnprotectedPlan
+from fedsink.privacy.unprotected import UnprotectedPlan, refuse_other_entries
 from fedsink.values import privacy_checks as checks
 
 _CONSISTENT = 1.001  # a stated ε may be exceeded by the rounding of a stated σ
@@ -121,7 +121,7 @@ class PrivacyPlan:
             "noise_multiplier": domain.NOISE_MULTIPLIER.check(
                 checks.positive("sigma", self.noise_multiplier)
             ),
-            "rounds": checks.count("rounds", self.rounds),
+            "rounds": domain.ROUNDS.check_count(checks.count("rounds", self.rounds)),
             "delta": checks.failure_probability(self.delta),
             "capacity": cost.capacity,
             "nominal_records": cost.nominal_records,
@@ -248,7 +248,7 @@ class PrivacyPlan:
         return min(exactly(grid_point), filled)
 
     def epsilon_bound_after(self, rounds: int, accountant: str = "pld") -> float:
-        """An upper bound on `epsilon_after` that takes no time, for every round's progress.
+        """An upper bound on ε after the first rounds that takes no time, for a run's progress.
 
         Before the last round it is the lesser of the Rényi bound and the whole run's ε. After the
         last round, and where Rényi DP has no bound, it is `epsilon_after`.
@@ -297,18 +297,10 @@ class PrivacyPlan:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PrivacyPlan:
         """The plan written by `to_dict`. Raises PrivacyError for a missing or unknown entry."""
+        refuse_other_entries(values, [field.name for field in fields(cls)])
         try:
-            return cls(
-                rate=values["rate"],
-                noise_multiplier=values["noise_multiplier"],
-                rounds=values["rounds"],
-                clip=clip_from_dict(values["clip"]),
-                schedule=schedule_from_dict(values["schedule"]),
-                delta=values["delta"],
-                adjacency=values.get("adjacency", ADD_REMOVE),
-                capacity=values.get("capacity"),
-                nominal_records=values.get("nominal_records"),
-            )
+            clip, schedule = clip_from_dict(values["clip"]), schedule_from_dict(values["schedule"])
+            return cls(**{**values, "clip": clip, "schedule": schedule})
         except KeyError as missing:
             raise PrivacyError(
                 f"the plan's entry {missing} is missing or unknown: use PrivacyPlan.to_dict."
@@ -335,16 +327,19 @@ class PrivacyPlan:
         capacity: int | None = None,
         nominal_records: int | None = None,
     ) -> PrivacyPlan:
-        """A plan from any two of (eps, sigma, rounds), or from all three if they agree within 1 %.
+        """A plan from any two of (eps, sigma, rounds), or from all three if they agree.
+
+        Three agree where the plan costs at least 99 % and at most 100.1 % of eps.
 
         Args:
             rate: q in (0, 1].
             clip: as in the plan.
             schedule: as in the plan.
             delta: δ in (0, 1).
-            eps: target ε of the whole run under `adjacency`; the plan costs at most this much.
+            eps: target ε of the whole run under `adjacency`; a plan that is solved for costs at
+                most this much.
             sigma: noise multiplier; never rounded down where it is solved for.
-            rounds: T; where it is solved for, the largest that fits (within 1e-3).
+            rounds: T; where it is solved for, the largest that fits (within 1e-3), up to 10⁷.
             accountant: one of `ACCOUNTANTS`; under replace-one only ``"pld"``.
             adjacency: as in the plan.
             capacity: as in the plan.
@@ -364,7 +359,8 @@ class PrivacyPlan:
         elif rounds is None:
             if eps is None:
                 raise PrivacyError(_two_of_three(eps, sigma, rounds))
-            rounds = cost.rounds_within(uses_for(eps, rate=rate, sigma=sigma, **how))
+            most = cost.rounds_within(uses_for(eps, rate=rate, sigma=sigma, **how))
+            rounds = min(most, int(domain.ROUNDS.high))
         plan = cls(rate, sigma, rounds, clip, schedule, delta, adjacency, capacity, nominal_records)
         if eps is not None:
             checks.positive("eps", eps)

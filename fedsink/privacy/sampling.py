@@ -178,7 +178,7 @@ class ClassSchedule(Schedule):
     name: ClassVar[str] = "class"
 
     def __post_init__(self) -> None:
-        checks.count("classes", self.classes)
+        object.__setattr__(self, "classes", checks.count("classes", self.classes))
 
     @property
     def cohorts(self) -> int:
@@ -217,7 +217,7 @@ class TurnSchedule(Schedule):
     name: ClassVar[str] = "turn"
 
     def __post_init__(self) -> None:
-        checks.count("turns", self.turns)
+        object.__setattr__(self, "turns", checks.count("turns", self.turns))
 
     @property
     def cohorts(self) -> int:
@@ -261,8 +261,8 @@ class PickSchedule(Schedule):
     published: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        domain.CLIENTS.check_count(self.clients)
-        checks.count("seed", self.seed, minimum=0)
+        object.__setattr__(self, "clients", domain.CLIENTS.check_count(self.clients))
+        object.__setattr__(self, "seed", checks.count("seed", self.seed, minimum=0))
 
     @property
     def cohorts(self) -> int:
@@ -278,14 +278,13 @@ class PickSchedule(Schedule):
         return int(self._until(rounds).most[rounds - 1]) if rounds else 0
 
     def rounds_within(self, uses: int) -> int:
-        """The largest number of rounds that touch a record at most `uses` times.
-
-        Raises:
-            PrivacyError: it is outside the public domain.
-        """
-        rounds = checks.count("uses", uses, minimum=0) + 1
+        """The largest number of rounds that touch a record at most `uses` times, up to 10⁷."""
+        most = int(domain.ROUNDS.high)
+        rounds = min(most, checks.count("uses", uses, minimum=0) + 1)
         while self.uses(rounds) <= uses:
-            rounds *= 2
+            if rounds == most:
+                return most
+            rounds = min(most, 2 * rounds)
         return int(np.searchsorted(self._until(rounds).most, uses, side="right"))
 
     def answers(self, client: int, round: int) -> bool:

@@ -8,8 +8,8 @@ inf
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -28,6 +28,16 @@ from fedsink.values import privacy_checks as checks
 
 # No gradient at images is nearly as long, so that the factors of such a clip are exactly 1.
 UNREACHED = 2.0**100
+
+
+def refuse_other_entries(values: object, names: Iterable[str]) -> None:
+    """Raises PrivacyError unless a plan's table has exactly these entries."""
+    if not isinstance(values, Mapping):
+        raise PrivacyError(f"a plan is a table, as its to_dict writes it, not {values!r}.")
+    if other := sorted(map(str, set(values) ^ set(names))):
+        raise PrivacyError(
+            f"the plan's entry {other[0]!r} is missing or unknown: use the plan's to_dict."
+        )
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,8 @@ class UnprotectedPlan:
     unit: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rounds", checks.count("rounds", self.rounds))
+        rounds = domain.ROUNDS.check_count(checks.count("rounds", self.rounds))
+        object.__setattr__(self, "rounds", rounds)
         if self.kind not in CLIPS:
             raise PrivacyError(f"kind is {' or '.join(CLIPS)}, received {self.kind!r}.")
         object.__setattr__(self, "rate", self.clip.check_rate(self.rate))
@@ -124,15 +135,11 @@ class UnprotectedPlan:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> UnprotectedPlan:
         """The plan written by `to_dict`. Raises PrivacyError for a missing or unknown entry."""
+        names = [field.name for field in fields(cls)]
+        refuse_other_entries(values, ["unprotected", *names])
         try:
-            return cls(
-                rate=values["rate"],
-                rounds=values["rounds"],
-                kind=values["kind"],
-                schedule=schedule_from_dict(values["schedule"]),
-                capacity=values["capacity"],
-                nominal_records=values["nominal_records"],
-            )
+            schedule = schedule_from_dict(values["schedule"])
+            return cls(**{**{name: values[name] for name in names}, "schedule": schedule})
         except (KeyError, TypeError) as error:
             raise PrivacyError(
                 f"the plan's entry {error} is missing or unknown: use UnprotectedPlan.to_dict."

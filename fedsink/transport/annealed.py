@@ -140,13 +140,18 @@ def _without_padding(points: Tensor, real: Tensor) -> Tensor:
     return points.reshape(-1, d).index_select(0, rows.reshape(-1)).reshape(*batch, n, d)
 
 
+def warm_schedule(cost_range: float, lam: float) -> list[float]:
+    """Returns the values of `warm_start` for one problem."""
+    return epsilon_schedule(cost_range, lam, 0.5)
+
+
 def warm_start(problem: Problem, most_iterations: int) -> SinkhornState:
     """Returns the state after a schedule from the cost range down to λ by halves.
 
-    For λ far below the range it saves hundreds of iterations at fixed λ. A schedule longer than
-    `most_iterations` does not run: then potentials are zero.
+    For λ far below the range it saves hundreds of iterations at fixed λ. A schedule of
+    `most_iterations` or more does not run: then potentials are zero.
     """
-    schedules = [epsilon_schedule(span, problem.lam, 0.5) for span in problem.cost_range.tolist()]
+    schedules = [warm_schedule(span, problem.lam) for span in problem.cost_range.tolist()]
     longest = max(len(values) for values in schedules)
     if longest >= most_iterations:
         return SinkhornState.begin(problem)

@@ -35,12 +35,12 @@ _LIMITS = {torch.float32: _Limits(-60.0, 1e8), torch.float64: _Limits(-450.0, 1e
 _MOST_ABSORPTIONS = 20
 
 
-def supports(problem: Problem) -> bool:
-    """Returns whether λ is so large against the cost range that scalings pay.
+def supports(lam: float, cost_range: float) -> bool:
+    """Returns whether λ is so large against a problem's cost range that scalings pay.
 
     Below range/1000 nearly every iteration would have to absorb.
     """
-    return problem.lam * 1000.0 >= float(problem.cost_range.amax())
+    return lam * 1000.0 >= cost_range
 
 
 def iterate(
@@ -72,14 +72,17 @@ def iterate(
             if not last and iteration % CHECK_EVERY:
                 kernel.rows(v, s)
                 continue
-            if not _bounded(s, t, limits.growth):
-                break
+            within = _bounded(s, t, limits.growth)
             kernel.rows(v, s_next)
             met = None
             if tolerance > 0.0:
                 # Row sums of the plan are a∘(s_next/s).
                 error = torch.div(s_next, s).sub_(1.0).abs_().mul_(a).sum(-1)
-                met = error <= tolerance
+                met = (error <= tolerance) & within
+            if not bool((within | state.converged).all()):
+                if met is not None:  # no problem waits for another one's absorption
+                    state.update(*kernel.potentials(s, t), iteration, met, only=met)
+                break
             if last or (met is not None and bool(met.any())):
                 state.update(*kernel.potentials(s, t), iteration, met)
             if last or bool(state.converged.all()):
@@ -87,7 +90,8 @@ def iterate(
                 return state
             s, s_next = s_next, s
         f, g = kernel.potentials(s, t)
-        if not bool(torch.isfinite(f.sum() + g.sum())):
+        finite = torch.isfinite(f.sum(-1) + g.sum(-1))
+        if not bool((finite | state.converged).all()):
             return state
         state.update(f, g, iteration)
         g = state.g
@@ -165,9 +169,9 @@ def _smallest(values: Tensor, real: Tensor | None, dim: int) -> Tensor:
     return values.amin(dim).nan_to_num_(posinf=0.0)
 
 
-def _bounded(s: Tensor, t: Tensor, growth: float) -> bool:
-    for sums in (s, t):
-        low, high = torch.aminmax(sums)
-        if not (float(low) * growth >= 1.0 and float(high) <= growth):
-            return False
-    return True
+def _bounded(s: Tensor, t: Tensor, growth: float) -> Tensor:
+    """Returns which problems have sums between 1/growth and growth, (B,)."""
+    ranges = (torch.aminmax(sums, dim=-1) for sums in (s, t))
+    low_s, high_s, low_t, high_t = (end for ends in ranges for end in ends)
+    low, high = torch.minimum(low_s, low_t), torch.maximum(high_s, high_t)
+    return (low * growth >= 1.0) & (high <= growth)

@@ -45,13 +45,20 @@ class SinkhornState:
             converged=problem.log_a.new_zeros(batch, dtype=torch.bool),
         )
 
-    def update(self, f: Tensor, g: Tensor, iteration: int, met: Tensor | None = None) -> None:
-        """Sets the potentials of all problems that had not converged before.
+    def update(
+        self,
+        f: Tensor,
+        g: Tensor,
+        iteration: int,
+        met: Tensor | None = None,
+        only: Tensor | None = None,
+    ) -> None:
+        """Sets the potentials of all problems that had not converged before, or `only` of some.
 
         A problem that has met the tolerance is never touched again: its result does not
         depend on the other problems in its batch.
         """
-        running = ~self.converged
+        running = ~self.converged if only is None else ~self.converged & only
         if bool(running.all()):
             self.f, self.g = f, g
         else:
@@ -60,6 +67,11 @@ class SinkhornState:
         self.iterations = self.iterations.masked_fill(running, iteration)
         if met is not None:
             self.converged = self.converged | met
+
+    def set_part(self, chosen: Tensor, part: SinkhornState) -> None:
+        """Sets the results of some problems, by their numbers (k,)."""
+        for name in ("f", "g", "iterations", "converged"):
+            getattr(self, name)[chosen] = getattr(part, name)
 
     def resolved(self, lam: float, tolerance: float) -> Tensor:
         """Returns which problems have potentials fine enough to see the tolerance at λ, (B,).
@@ -118,7 +130,7 @@ def iterate(
     The column update comes last, so columns hold exactly and the row violation is the whole
     marginal error. The next row update gives it, every `CHECK_EVERY` iterations.
     """
-    done = int(state.iterations.max())
+    done = int(state.iterations.masked_fill(state.converged, 0).max())
     f, g = state.f, state.g
     fresh = True
     for iteration in range(done, max_iterations):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -93,6 +93,22 @@ class Problem:
             f_before=None if f_before is None else potential(f_before, self.real_rows),
             g_before=None if g_before is None else potential(g_before, self.real_columns),
             floor=self.floor,
+        )
+
+    def part(self, chosen: Tensor) -> Problem:
+        """Returns some problems of the batch, by their numbers (k,), as a batch of their own."""
+        log_a, log_b = self.log_a[chosen], self.log_b[chosen]
+        return replace(
+            self,
+            cost=self.cost[chosen],
+            log_a=log_a,
+            log_b=log_b,
+            real_rows=None if self.real_rows is None else self.real_rows[chosen],
+            real_columns=None if self.real_columns is None else self.real_columns[chosen],
+            cost_range=self.cost_range[chosen],
+            batch_shape=torch.Size([len(chosen)]),
+            given_log_a=log_a,
+            given_log_b=log_b,
         )
 
     def _empty(self) -> Tensor | None:

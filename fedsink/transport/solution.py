@@ -16,7 +16,8 @@ class Solution:
     `potential_cost`. They agree with each other only as said at each of them.
 
     Attributes:
-        f: potential on the source points, (..., n), in units of cost; 0 where a_i = 0.
+        f: potential on the source points, (..., n), in units of cost; 0 where a_i = 0, here and
+            below, except after a `FixedSolver`.
         g: potential on the target points, (..., m), in units of cost; 0 where b_j = 0.
         cost_matrix: C, (..., n, m); entries of zero-weight points are set to 0.
         lam: the entropic regularisation λ in units of cost (never blur).

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from fedsink.errors import ConfigError
 from fedsink.transport import exp_domain, log_domain
-from fedsink.transport.annealed import AnnealedSolver, anneal, warm_start
+from fedsink.transport.annealed import AnnealedSolver, anneal, warm_schedule, warm_start
 from fedsink.transport.log_domain import SinkhornState, SoftMinimum
-from fedsink.transport.problem import Points, Solver, Weights, bounded, prepare
+from fedsink.transport.problem import Points, Problem, Solver, Weights, bounded, prepare
 from fedsink.transport.solution import Solution
 
 Domain = Literal["auto", "log", "exp"]
@@ -39,8 +40,9 @@ def solve(
     One iteration is f_i = −λ·LSE_j(log b_j + (g_j − C_ij)/λ), then the same for g, so that
     columns hold exactly and only rows are violated (Cuturi 2013; Peyré and Cuturi 2019,
     eq. 4.43). It stops once Σ_i |Σ_j P_ij − a_i| ≤ tolerance, or after max_iterations.
-    Problems of one batch do not influence each other: each keeps the potentials at which it
-    met the tolerance. No gradient is recorded; `losses` has those of W.
+    Problems of one batch do not influence each other, beyond the rounding of floats: each begins as
+    it would alone, and keeps the potentials at which it met the tolerance. No gradient is recorded;
+    `losses` has those of W.
 
     Resolution: potentials are rounded to the dtype, so marginal errors below ε·max|C|/λ with
     ε = 1.2e-7 (float32) or 2.2e-16 (float64) cannot be seen or removed; for such λ use float64.
@@ -69,16 +71,43 @@ def solve(
     if domain not in ("auto", "log", "exp"):
         raise ValueError(f'The domain must be "auto", "log" or "exp", got "{domain}".')
     problem = prepare(cost_matrix, lam, log_a, log_b)
-    state = SinkhornState.begin(problem)
-    supported = exp_domain.supports(problem)
+    begins = [_beginning(problem.lam, span, domain) for span in problem.cost_range.tolist()]
+    if len(set(begins)) == 1:
+        state = _iterated(problem, begins[0], max_iterations, tolerance)
+    else:
+        state = SinkhornState.begin(problem)
+        for beginning in sorted(set(begins)):
+            alike = [place for place, other in enumerate(begins) if other == beginning]
+            chosen = torch.tensor(alike, device=state.f.device)
+            part = _iterated(problem.part(chosen), beginning, max_iterations, tolerance)
+            state.set_part(chosen, part)
+    converged = state.converged & state.resolved(problem.lam, tolerance)
+    return problem.solution(state.f, state.g, state.iterations, converged)
+
+
+_SCALINGS, _POTENTIALS = -1, 0
+
+
+def _beginning(lam: float, cost_range: float, domain: Domain) -> int:
+    """Returns how a problem begins: on scalings, on potentials, or by a schedule of this length."""
+    supported = exp_domain.supports(lam, cost_range)
     if domain == "exp" or (domain == "auto" and supported):
+        return _SCALINGS
+    return _POTENTIALS if supported else len(warm_schedule(cost_range, lam))
+
+
+def _iterated(
+    problem: Problem, beginning: int, max_iterations: int, tolerance: float
+) -> SinkhornState:
+    """Returns the end of the iterations of problems that begin alike."""
+    state = SinkhornState.begin(problem)
+    if beginning == _SCALINGS:
         state = exp_domain.iterate(problem, state, max_iterations, tolerance)
-    elif not supported:
+    elif beginning != _POTENTIALS:
         state = warm_start(problem, max_iterations)
     if not state.finished:
         state = log_domain.iterate(SoftMinimum(problem), state, max_iterations, tolerance)
-    converged = state.converged & state.resolved(problem.lam, tolerance)
-    return problem.solution(state.f, state.g, state.iterations, converged)
+    return state
 
 
 @dataclass(frozen=True)

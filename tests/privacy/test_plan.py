@@ -28,11 +28,14 @@ from fedsink.privacy import (
     overflow_probability,
 )
 from fedsink.privacy.accounting.accountants import pld_epsilon, rdp_epsilon
+from fedsink.privacy.plan import plan_from_dict
+from fedsink.privacy.unprotected import UnprotectedPlan
 
 PLAN = PrivacyPlan(0.2, 2.0, 3000, RecordClip(8.0), ClassSchedule(10), 1e-5)
 BATCH = PrivacyPlan(0.07, 0.9, 200, BatchClip(1.5), JointSchedule(), 1e-5)
 CLIENT = replace(BATCH, adjacency="client")
 FIXED = replace(PLAN, capacity=178, nominal_records=600)
+UNPROTECTED = UnprotectedPlan(0.2, 300, "record", ClassSchedule(10))
 PARTS = {"clip": RecordClip(8.0), "schedule": ClassSchedule(10), "delta": 1e-5}
 
 
@@ -152,11 +155,26 @@ def test_a_plan_cannot_be_changed_and_names_its_guarantee():
     assert (PLAN.unit, CLIENT.unit) == ("record", "client")
 
 
-def test_a_plan_written_before_adjacencies_is_read_as_add_remove():
-    table = PLAN.to_dict()
-    for key in ("adjacency", "capacity", "nominal_records"):
-        del table[key]
-    assert PrivacyPlan.from_dict(table) == PLAN
+@pytest.mark.parametrize("plan", [PLAN, UNPROTECTED])
+def test_a_table_with_an_entry_less_or_more_is_no_plan(plan):
+    """A misspelt adjacency would be another adjacency."""
+    table = plan.to_dict()
+    assert plan_from_dict(table) == plan
+    for name in table.keys() - {"unprotected"}:
+        wrong = {k: v for k, v in table.items() if k != name}
+        for other in (wrong, wrong | {f"{name}s": table[name]}, table | {f"{name}s": table[name]}):
+            with pytest.raises(PrivacyError, match=r"entry '\w+' is missing or unknown"):
+                plan_from_dict(other)
+    for other in (None, 3, "plan", [table]):
+        with pytest.raises(PrivacyError, match="a plan is a table"):
+            type(plan).from_dict(other)
+
+
+def test_rounds_stay_in_the_public_domain():
+    for plan in (PLAN, UNPROTECTED):
+        assert replace(plan, rounds=10**7).rounds == 10**7
+        with pytest.raises(PrivacyError, match=r"rounds must be at most 1e\+07, received 10000001"):
+            replace(plan, rounds=10**7 + 1)
 
 
 def test_under_the_client_adjacency_the_event_is_unsampled_and_counts_every_round():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -231,12 +233,20 @@ def test_bad_picks_are_refused(options, message):
     with pytest.raises(PrivacyError, match=message):
         PickSchedule(**({"clients": 5, "seed": 0} | options))
     assert PickSchedule(2**40).uses(1000) == 1  # where every pick is still exact
-    most = int(domain.ROUNDS.high)
-    for beyond in (
-        lambda: PickSchedule(5).uses(most + 1),
-        lambda: PickSchedule(5).rounds_within(most),
-    ):
-        with pytest.raises(PrivacyError, match="rounds must be at most 1e\\+07, received"):
-            beyond()
+    with pytest.raises(PrivacyError, match="rounds must be at most 1e\\+07, received"):
+        PickSchedule(5).uses(int(domain.ROUNDS.high) + 1)
     with pytest.raises(PrivacyError, match="rounds must be an integer ≥ 1, received -1"):
         PickSchedule(5).uses(-1)
+
+
+def test_picks_within_many_uses_end_at_the_public_domain():
+    schedule = PickSchedule(3)
+    within = schedule.rounds_within(2_500_000)
+    assert schedule.uses(within) <= 2_500_000 < schedule.uses(within + 1)
+    assert PickSchedule(1).rounds_within(10**7) == 10**7
+
+
+@pytest.mark.parametrize("kind", [ClassSchedule, TurnSchedule, PickSchedule])
+def test_numbers_of_numpy_become_built_in(kind):
+    assert kind(np.int64(3)) == kind(3)
+    assert json.loads(json.dumps(kind(np.int64(3)).to_dict()))["name"] == kind.name

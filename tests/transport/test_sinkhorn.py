@@ -99,6 +99,20 @@ def test_primal_cost_tends_to_unregularised_transport() -> None:
     assert float(solution.dual_cost) >= exact - 1e-9
 
 
+@pytest.mark.parametrize("domain", ["auto", "log"])
+@pytest.mark.parametrize("lam", [0.01, 0.1, 1.0])
+def test_problems_of_a_batch_do_not_influence_each_other(domain: str, lam: float) -> None:
+    """A client's answer would tell of another client's records."""
+    cost = SquaredEuclidean()(cloud(12, 3, seed=1), cloud(10, 3, seed=2))
+    costs = torch.stack([cost * 10.0**power for power in range(-3, 6)])
+    together = solve(costs, lam, domain=domain)
+    for number, alone in enumerate(solve(each, lam, domain=domain) for each in costs):
+        assert int(together.iterations[number]) == int(alone.iterations)
+        assert bool(together.converged[number]) == bool(alone.converged)
+        torch.testing.assert_close(together.f[number], alone.f, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(together.g[number], alone.g, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("lam", [1e-4, 0.05, 5.0])
 def test_padding_gives_the_unpadded_result(domain: str, lam: float) -> None:

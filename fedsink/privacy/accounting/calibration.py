@@ -19,7 +19,8 @@ from fedsink.values import privacy_checks as checks
 _TOLERANCE = 5e-4
 _SMALLEST_DELTA, _LARGEST_DELTA = 1e-12, 0.499  # wider than any useful range
 _DELTA_DECADES = 0.004  # 1 % of δ
-_MOST_USES = 10**9
+MOST_USES = 10**9
+"""Largest number of uses that is solved for."""
 _MOST_EVALUATIONS = 60
 
 Curve = Callable[[float], float]
@@ -82,8 +83,8 @@ def uses_for(
             eps,
             exact=lambda x: exact(rate, sigma, int(x), delta, accountant),
             quick=lambda x: quick(rate, sigma, int(x), delta, accountant),
-            guess=min(_MOST_USES, max(1, round(_largest_guess(eps, scale)))),
-            most=_MOST_USES,
+            guess=min(MOST_USES, max(1, round(_largest_guess(eps, scale)))),
+            most=MOST_USES,
             whole=True,
         )
     )
@@ -122,6 +123,9 @@ def delta_for(
 ) -> float:
     """The smallest δ (within 1 %, at least 1e-12) at which the cost does not exceed `eps`.
 
+    Where ε comes from pairs of data sets (`Cost.by_pairs`), δ is at least 1e-11: below that their
+    grids tell nothing.
+
     Raises:
         PrivacyError: If no δ below ½ is enough, or a value is out of range.
     """
@@ -132,14 +136,16 @@ def delta_for(
         delta = 10.0**exponent
         return exact(rate, sigma, uses, delta, accountant) <= eps
 
-    low, high = math.log10(_SMALLEST_DELTA), math.log10(_LARGEST_DELTA)
+    by_pairs = cost is not None and cost.by_pairs(rate)
+    smallest = 2 * grids.ERROR if by_pairs else _SMALLEST_DELTA
+    low, high = math.log10(smallest), math.log10(_LARGEST_DELTA)
     if not fits(high):
         raise PrivacyError(
             f"rate={rate:g} and sigma={sigma:g} cost more than eps={eps:g} over {uses} uses, "
             "whatever δ: raise eps or sigma."
         )
     if fits(low):
-        return _SMALLEST_DELTA
+        return smallest
     while high - low > _DELTA_DECADES:  # ε falls as δ grows
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)
@@ -213,6 +219,8 @@ def _search(
         elif bad:
             x = min(_root(bad), bad[0] / (1 + reach))
         reach *= 2
+        if whole and bad and bad[0] <= 1:
+            return 1.0  # `uses_for` has paid for one use; only a stand-in takes it to cost more
         if whole:
             low = good[0] + 1 if good else 1.0
             high = bad[0] - 1 if bad else most

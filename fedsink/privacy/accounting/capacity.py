@@ -31,7 +31,7 @@ from scipy import stats
 
 from fedsink.values import privacy_checks as checks
 
-_SHARE = 1e-3
+_SHARE = 1e-3  # of δ, that an overflow may cost
 
 
 def overflow_probability(rate: float, capacity: int, nominal_records: int, uses: int) -> float:
@@ -53,23 +53,21 @@ def overflow_probability(rate: float, capacity: int, nominal_records: int, uses:
     return min(1.0, checks.count("uses", uses) * one)
 
 
-def capacity_for(
-    rate: float, nominal_records: int, uses: int, delta: float, share: float = _SHARE
-) -> int:
-    """The smallest capacity whose overflow costs at most `share` of δ; never more than N.
+def capacity_for(rate: float, nominal_records: int, uses: int, delta: float) -> int:
+    """The smallest capacity whose overflow costs at most a thousandth of δ; never more than N.
 
     Args:
         rate: q in (0, 1].
         nominal_records: N ≥ 1, public; no client takes part with more.
         uses: In how many rounds one record may take part, ≥ 1.
         delta: δ of the whole run.
-        share: The part of δ that an overflow may cost.
 
     Raises:
         PrivacyError: If a value is out of range.
     """
-    allowed = checks.failure_probability(delta) * checks.probability("share", share)
-    low, high = 0, checks.count("nominal_records", nominal_records)  # N others never fit into N − 1
+    allowed = _SHARE * checks.failure_probability(delta)
+    # A record has only N − 1 others, so a capacity of N never overflows.
+    low, high = 0, checks.count("nominal_records", nominal_records)
     while high - low > 1:
         middle = (low + high) // 2
         if overflow_probability(rate, middle, nominal_records, uses) <= allowed:

@@ -2,7 +2,7 @@
 
 `solve_account` gets all but one of (rate, sigma, rounds, eps, delta) and solves for the other one.
 
->>> list(account_table(rate=0.2, sigma=2.0, rounds=3000, delta=1e-5, classes=10))
+>>> list(solve_account(rate=0.2, sigma=2.0, rounds=3000, delta=1e-5, classes=10))
 ['pld', 'prv', 'rdp', 'rdp-opacus', 'rdp-classic']
 """
 
@@ -12,7 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy.accounting.calibration import delta_for, rate_for, sigma_for, uses_for
+from fedsink.privacy.accounting.calibration import (
+    MOST_USES,
+    delta_for,
+    rate_for,
+    sigma_for,
+    uses_for,
+)
 from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.adjacency import ADD_REMOVE
 from fedsink.privacy.clips import CLIPS, Clip
@@ -21,18 +27,6 @@ from fedsink.values import privacy_checks as checks
 
 CLIP_NAMES = tuple(name for name, clip in CLIPS.items() if not clip.published)
 """Names of the clips that are accounted for here."""
-
-
-def account_table(
-    rate: float, sigma: float, rounds: int, delta: float, classes: int = 1, **options: Any
-) -> dict[str, float]:
-    """ε by each accountant for T rounds, of which a record takes part in ⌈T/classes⌉.
-
-    The arguments are those of `solve_account`.
-    """
-    return solve_account(
-        rate=rate, sigma=sigma, rounds=rounds, delta=delta, classes=classes, **options
-    )
 
 
 def solve_account(
@@ -57,7 +51,7 @@ def solve_account(
         delta: δ in (0, 1).
         rate: Sampling probability q in (0, 1]; 1 unless given where the clip samples no records.
         sigma: Noise multiplier, noise std / the clip's `claimed_sensitivity`.
-        rounds: T ≥ 1.
+        rounds: T, from 1 to 10⁹.
         eps: ε; the solution costs at most this much.
         classes: Number of public classes of a `ClassSchedule`; 1 for a joint one.
         clip: one of `CLIP_NAMES`.
@@ -93,7 +87,9 @@ def solve_account(
         name: known[name] for name in ("rate", "sigma", "delta") if name in known
     }
     if rounds is not None:
-        given["uses"] = clients * cost.uses(checks.count("rounds", rounds))
+        if checks.count("rounds", rounds) > MOST_USES:
+            raise PrivacyError(f"rounds must be at most {MOST_USES:g}, received {rounds:g}.")
+        given["uses"] = clients * cost.uses(rounds)
 
     def solve(accountant: str) -> float:
         how: dict[str, Any] = {**given, "accountant": accountant}
@@ -102,7 +98,13 @@ def solve_account(
             return cost.epsilon(**how)
         how["cost"] = cost
         if rounds is None:
-            return cost.rounds_within(uses_for(eps, **how) // clients)
+            uses = uses_for(eps, **how) // clients
+            if uses == 0:
+                raise PrivacyError(
+                    f"eps={eps:g} pays for less than one use at each of clients={clients}: raise "
+                    "sigma or eps, or lower the rate."
+                )
+            return cost.rounds_within(uses)
         if sigma is None:
             return claimed * sigma_for(eps, **how)
         if rate is None:

@@ -152,7 +152,8 @@ def shrunk(
         cast: the type of the result, float32 (only for float32 vectors) or float64.
 
     Returns:
-        (K, N). A vector within the bound is unchanged, one with a non-finite entry becomes zero.
+        (K, N). A vector within Δ·(1 − slack) is unchanged, one with a non-finite entry becomes
+        zero.
 
     Guarantees:
         - Every result has norm at most Δ, in exact arithmetic.

@@ -32,8 +32,9 @@ class GaussianMechanism(LocalMechanism):
 
     ``calibration="equation5"`` takes the closed form that Reshetova, Chen, Özgür (2024) print as
     their equation (5), ``σ = Δ₂(√z + √(z + ε))/(√2 ε)`` with z = −ln(4δ(1 − δ)), valid for every ε
-    and δ ≤ ½ (Vinterbo 2020, arXiv:2012.10523). It adds some 5 % more noise than needed; the
-    scales in the paper's experiments are the analytic ones.
+    and δ ≤ ½ (Vinterbo 2020, arXiv:2012.10523). At δ = 1e-5 it adds 24 % more noise than needed at
+    ε = 1, 9 % at ε = 10 and 6 % at ε = 20; the scales in the paper's experiments are the analytic
+    ones.
 
     Guarantees:
         - The exact δ of the scale at ε does not exceed δ, whichever the calibration.
@@ -112,10 +113,6 @@ class GaussianMechanism(LocalMechanism):
         return checks.require("dp_accounting").GaussianDpEvent(
             self.scale / slackened(self.sensitivity)
         )
-
-    def describe(self) -> dict[str, Any]:
-        """Returns the words and numbers to print and to write into privacy.json."""
-        return {**super().describe(), "calibration": self.calibration}
 
 
 def _equation5(epsilon: float, delta: float) -> float:

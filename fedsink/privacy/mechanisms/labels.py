@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy.mechanisms.local import LocalMechanism, MatchedCost
+from fedsink.privacy.mechanisms.local import LocalMechanism
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.values import privacy_checks as checks
 
@@ -46,18 +46,13 @@ class RandomizedResponse:
     delta: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        checks.count("classes", self.classes, minimum=2)
+        object.__setattr__(self, "classes", checks.count("classes", self.classes, minimum=2))
         checks.positive("epsilon", self.epsilon)
         if self.epsilon > _LARGEST_EPSILON:
             raise PrivacyError(
                 f"randomized response at epsilon={self.epsilon:g} changes labels too rarely for "
                 f"its random numbers: give the label at most {_LARGEST_EPSILON:g}."
             )
-
-    @property
-    def sensitivity(self) -> float:
-        """1, the distance of two labels: the answer does not depend on how they differ."""
-        return 1.0
 
     @property
     def event(self) -> Any:
@@ -122,18 +117,6 @@ class RandomizedResponse:
         other = self.other_probability
         return _onto_simplex((frequencies - other) / (self.keep_probability - other))
 
-    def describe(self) -> dict[str, Any]:
-        """Returns the words and numbers to print and to write into privacy.json."""
-        return {
-            "mechanism": self.name,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "classes": self.classes,
-            "keep_probability": self.keep_probability,
-            "adjacency": self.adjacency,
-            "unit": self.unit,
-        }
-
     @property
     def _log_keep(self) -> float:
         return -math.log1p((self.classes - 1) * math.exp(-self.epsilon))
@@ -182,11 +165,6 @@ class ProductMechanism:
         return self.image.delta
 
     @property
-    def sensitivity(self) -> float:
-        """The image's sensitivity, in the image mechanism's norm."""
-        return self.image.sensitivity
-
-    @property
     def event(self) -> Any:
         """Both channels as one `dp_accounting.ComposedDpEvent`, to be read under replace-one."""
         events = checks.require("dp_accounting")
@@ -209,23 +187,6 @@ class ProductMechanism:
             self.image.privatize(values, stream.child("image")),
             self.label.privatize(labels, stream.child("label")),
         )
-
-    @property
-    def matched_cost(self) -> MatchedCost:
-        """The image's cost and λ; add −λ·log Q(ỹ|label) in the same cost units."""
-        return self.image.matched_cost
-
-    def describe(self) -> dict[str, Any]:
-        """Returns the words and numbers to print and to write into privacy.json."""
-        return {
-            "mechanism": self.name,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "adjacency": self.adjacency,
-            "unit": self.unit,
-            "image": self.image.describe(),
-            "label": self.label.describe(),
-        }
 
 
 def _onto_simplex(point: torch.Tensor) -> torch.Tensor:

@@ -131,18 +131,6 @@ class LocalMechanism(ABC):
     def event(self) -> Any:
         """The mechanism as a `dp_accounting.DpEvent`, its noise in units of the sensitivity."""
 
-    def describe(self) -> dict[str, Any]:
-        """Returns the words and numbers to print and to write into privacy.json."""
-        return {
-            "mechanism": self.name,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            f"sensitivity_{self.norm}": self.sensitivity,
-            "scale": self.scale,
-            "adjacency": self.adjacency,
-            "unit": self.unit,
-        }
-
 
 def slackened(sensitivity: float) -> float:
     """Δ with room for the float32 rounding of the map that promises it."""

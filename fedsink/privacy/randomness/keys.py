@@ -146,20 +146,19 @@ class SecretKey:
         """Reads a key file; raises PrivacyError if it is missing, damaged or readable by others."""
         path = Path(path)
         try:
-            handle = os.open(path, os.O_RDONLY)
+            with path.open("rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                content = file.read()
         except OSError as error:
             raise PrivacyError(
                 f"the key file {path} cannot be read ({error.strerror}): "
                 "check the path, or make one with SecretKey.create."
             ) from None
-        with os.fdopen(handle, "rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if os.name == "posix" and mode & 0o077:
-                raise PrivacyError(
-                    f"the key file {path} has mode {mode:04o}, so others can read or write it: "
-                    "its noise is no longer secret, so make a new key (files need mode 0600)."
-                )
-            content = file.read()
+        if os.name == "posix" and mode & 0o077:
+            raise PrivacyError(
+                f"the key file {path} has mode {mode:04o}, so others can read or write it: "
+                "its noise is no longer secret, so make a new key (files need mode 0600)."
+            )
         try:
             fields = json.loads(content)
             return cls(bytes.fromhex(fields["secret"]), fields["run"])

@@ -283,7 +283,7 @@ import fedsink.privacy as privacy
 privacy.GaussianMechanism(1.0, 1.0, 1e-5)
 for accountant, package in (("pld", "dp-accounting"), ("rdp", "dp-accounting"), ("prv", "opacus")):
     try:
-        privacy.account_table
+        privacy.solve_account
         privacy.accounting.accountants.poisson_gaussian_epsilon(0.1, 1.0, 10, 1e-5, accountant)
     except PrivacyError as error:
         assert f"pip install {package}" in str(error), error

@@ -5,12 +5,14 @@ import math
 import pytest
 
 from fedsink.errors import PrivacyError
-from fedsink.privacy import rate_for, sigma_for, uses_for
+from fedsink.privacy import BatchClip, JointSchedule, RecordClip, rate_for, sigma_for, uses_for
 from fedsink.privacy.accounting.accountants import (
     pld_epsilon,
     poisson_gaussian_epsilon,
     rdp_epsilon,
 )
+from fedsink.privacy.accounting.calibration import delta_for
+from fedsink.privacy.accounting.cost import Cost
 from fedsink.privacy.mechanisms.gaussian import GaussianMechanism
 
 SETTINGS = [
@@ -70,6 +72,23 @@ def test_one_use_without_sampling_is_the_analytic_gaussian(eps):
 
 def test_a_rate_that_need_not_be_bounded_is_one():
     assert rate_for(10, sigma=5.0, uses=2, delta=1e-5) == 1.0
+
+
+@pytest.mark.parametrize("above", [1.0000001, 1.0005, 1.002])
+def test_a_target_that_just_pays_for_one_use_is_one_use(above):
+    one = pld_epsilon(0.1, 1.0, 1, 1e-5)
+    assert uses_for(one * above, rate=0.1, sigma=1.0, delta=1e-5) == 1
+
+
+@pytest.mark.parametrize("clip", [BatchClip(1.0), RecordClip(1.0)])
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+def test_delta_is_solved_for_under_each_adjacency(clip, adjacency):
+    cost = Cost(clip, JointSchedule(), adjacency, None, None)
+    setting = {"rate": 0.1, "sigma": 2.0, "uses": 50}
+    delta = delta_for(3.0, **setting, cost=cost)
+    assert cost.epsilon(**setting, delta=delta) <= 3.0 < cost.epsilon(**setting, delta=delta / 1.02)
+    least = delta_for(60.0, **setting, cost=cost)
+    assert least == (1e-11 if adjacency == "replace-one" else 1e-12)
 
 
 def test_a_target_below_one_use_is_refused():

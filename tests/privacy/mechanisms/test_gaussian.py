@@ -52,7 +52,7 @@ def test_equation_5_is_enough_and_never_less_than_the_analytic_scale(sensitivity
     printed = GaussianMechanism(sensitivity, eps, delta, calibration="equation5")
     assert gaussian_delta(printed.scale / sensitivity, eps) <= delta
     assert printed.scale >= GaussianMechanism(sensitivity, eps, delta).scale * (1 - 1e-9)
-    assert printed.describe()["calibration"] == "equation5"
+    assert printed.calibration == "equation5"
 
 
 def test_unknown_calibrations_are_refused():
@@ -91,12 +91,10 @@ def test_noise_so_large_that_delta_alone_suffices_has_epsilon_about_zero():
     assert 0 < GaussianMechanism.from_scale(1.0, 1e6, 1e-3).epsilon < 1e-11
 
 
-def test_description():
-    described = GaussianMechanism(2.0, 5.0, 1e-5).describe()
-    assert described["mechanism"] == "gaussian"
-    assert described["adjacency"] == "replace-one"
-    assert (described["epsilon"], described["delta"]) == (5.0, 1e-5)
-    assert described["sensitivity_l2"] == 2.0
+@pytest.mark.parametrize(("eps", "more"), [(1.0, 1.24), (10.0, 1.09), (20.0, 1.06)])
+def test_equation_5_adds_as_much_more_as_is_said(eps, more):
+    scales = [GaussianMechanism(1.0, eps, 1e-5, kind).scale for kind in ("equation5", "analytic")]
+    assert scales[0] / scales[1] == pytest.approx(more, abs=0.006)
 
 
 def test_bad_values_are_refused():

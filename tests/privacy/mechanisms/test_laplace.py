@@ -67,18 +67,6 @@ def test_an_accountant_agrees_on_the_event():
     assert epsilon(mechanism.event, 1e-12) == pytest.approx(5.0, rel=1e-3)
 
 
-def test_description():
-    assert LaplaceMechanism.from_scale(2.0, 4.0).describe() == {
-        "mechanism": "laplace",
-        "epsilon": pytest.approx(0.5, rel=1e-5),
-        "delta": 0.0,
-        "sensitivity_l1": 2.0,
-        "scale": 4.0,
-        "adjacency": "replace-one",
-        "unit": "record",
-    }
-
-
 def test_bad_values_are_refused():
     with pytest.raises(PrivacyError, match="sensitivity must be a finite number > 0, received 0"):
         LaplaceMechanism(0, 1.0)

@@ -81,14 +81,6 @@ def test_calibrations_are_accepted_and_others_are_not(name: str) -> None:
         assert (chosen == default) == (number == 0)
 
 
-@EVERY
-def test_the_description_names_the_norm_of_the_sensitivity(name: str) -> None:
-    mechanism = local_mechanism(name).from_epsilon(2.0, 3.0, DELTA)
-    described = mechanism.describe()
-    assert (described["mechanism"], described["scale"]) == (name, mechanism.scale)
-    assert described[f"sensitivity_{mechanism.norm}"] == 2.0
-
-
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(PrivacyError, match=r"mechanisms \['gaussian', 'laplace'\], not 'cauchy'"):
         local_mechanism("cauchy")

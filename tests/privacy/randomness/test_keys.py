@@ -125,6 +125,8 @@ def test_a_key_file_that_others_can_read_or_write_is_refused(tmp_path, mode):
 def test_a_missing_or_damaged_key_file_is_refused_without_showing_it(tmp_path):
     with pytest.raises(PrivacyError, match="cannot be read"):
         SecretKey.load(tmp_path / "absent.key")
+    with pytest.raises(PrivacyError, match="cannot be read"):
+        SecretKey.load(tmp_path)
     path = tmp_path / "client.key"
     for content in ("", "{}", "[1]", json.dumps({"run": "a", "secret": "abcd" * 4}), "\xff"):
         path.write_bytes(content.encode("latin-1"))
