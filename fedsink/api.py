@@ -90,7 +90,7 @@ def resume(folder: str | os.PathLike[str]) -> Run:
     """Continues the run in a folder, with the same result as if it had never stopped.
 
     Raises:
-        CheckpointError: the folder holds no run, or its checkpoint or key is unusable.
+        FedsinkError: the folder holds no run that can be continued, or the run failed again.
         KeyboardInterrupt: the run was stopped again.
     """
     path = Path(folder).expanduser().resolve()
@@ -101,7 +101,7 @@ def resume(folder: str | os.PathLike[str]) -> Run:
 
 
 def load(folder: str | os.PathLike[str]) -> Run:
-    """Opens the run in a folder, finished or not; every file is read at most once.
+    """Opens the run in a folder, finished or not; a file is read when it is first needed.
 
     Raises:
         CheckpointError: the folder holds no run.
@@ -115,7 +115,8 @@ class Run:
     The folder of a study has several runs in `parts`, and no figures itself. A run that has not
     finished has its files so far, and no generator.
 
-    Every attribute raises CheckpointError, which says what to do, where the folder lacks it.
+    `privacy`, `generator` and the methods raise CheckpointError, which says what to do, where the
+    folder lacks what they need; `metrics`, `pictures` and `evaluations` are then empty.
 
     Args:
         folder: the run folder; "~" is the user's home.
@@ -159,7 +160,7 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """Line of metrics.jsonl for each round: `round`, `loss`, `epsilon`, `seconds` and more.
+        """Lines of metrics.jsonl, one for each message: `round` (its last), `loss`, `epsilon`, ….
 
         pandas.DataFrame(run.metrics) makes a table of the lines.
         """
@@ -225,19 +226,8 @@ class Run:
         """Trains classifiers on drawn pictures and tests them on real ones, as `fedsink evaluate`.
 
         The figures are written into the run folder. They are computed on real data without
-        privacy, for public benchmarks.
-
-        Args:
-            suite: "fast", "paper" or "full" (docs/evaluation.md).
-            classifiers: "ours"; "published", in suite "full"; or "dpimagebench", in suite "paper".
-            n: number of drawn pictures; None: 10000 (fast), or the dataset's nominal size.
-            runs: repetitions in the suites "paper" and "full"; None: five.
-            seed: of the pictures and the classifiers.
-            threads: processor threads; None: all cores, and one for small pictures.
-            reference: also measure real training pictures and class means; None: not in "fast".
-            observation: with the run's observation model.
-            inception: weights of torchvision's Inception v3, for FID in suites "fast" and "full".
-            report: receives lines of text during the measurement.
+        privacy, for public benchmarks. The arguments are the command's keys (docs/evaluation.md);
+        None stands for its default.
 
         Returns:
             The `figures`, a `table` of them to print, and the `path` of their file.

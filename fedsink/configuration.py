@@ -133,7 +133,7 @@ class PublicData:
         root: folder with its files; None where no file holds it.
         classes: for each class of the run the public class that stands for it. None: the class of
             the same name, or labels at random where a name is missing.
-        rounds: of the start; None: as many as of the run.
+        rounds: of the start; None: `rounds` of the run, else the recipe's.
 
     Raises:
         ConfigError: a value of another type.

@@ -65,6 +65,7 @@ from flwr.supercore.run import Run as Run  # the type of `Grid.run`
 from flwr.supercore.task_identity import TaskIdentity
 
 if TYPE_CHECKING:
+    from flwr.supercore.heartbeat import HeartbeatSender
     from flwr.superlink.grid import HttpGrid
 
 _INFLATABLE = "flwr.supercore.inflatable"  # a folder of modules
@@ -474,21 +475,11 @@ class FleetClient:
         return lambda request: self._calling(call, request)
 
 
-class Heartbeats:
-    """Calls `beat` in a thread, until it is stopped, in Flower's rhythm; `beat` returns success."""
+def heartbeats(beat: Callable[[], bool]) -> HeartbeatSender:
+    """Returns a thread that calls `beat` in Flower's rhythm; `beat` returns success."""
+    from flwr.supercore.heartbeat import HeartbeatSender
 
-    def __init__(self, beat: Callable[[], bool]) -> None:
-        from flwr.supercore.heartbeat import HeartbeatSender
-
-        self._sender = HeartbeatSender(beat)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._sender.start()
-
-    def stop(self) -> None:
-        """Stops the thread."""
-        self._sender.stop()
+    return HeartbeatSender(beat)
 
 
 def told_by_superlink(text: str) -> str | None:

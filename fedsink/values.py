@@ -151,7 +151,7 @@ def strictly(cls: type[T], values: Config, where: str = "") -> T:
         raise ConfigError(f"{where} is a group of keys, not {values!r}.")
     group = f"{where}." if where else ""
     known = [f for f in fields(cls) if f.init]  # type: ignore[arg-type]
-    if unknown := sorted(set(values) - {f.name for f in known}):
+    if unknown := sorted(map(str, set(values) - {f.name for f in known})):
         names = ", ".join(f.name for f in known)
         raise ConfigError(f"Unknown key {group}{unknown[0]}; there are {names}.")
     needed = (f.name for f in known if f.default is MISSING and f.default_factory is MISSING)

@@ -29,8 +29,8 @@ Usage: fedsink deploy app=DIR superlink=NAME [name=NAME] [folder=DIR] [group=cho
   clients    number of nodes; fedsink node client=N, from 0, is one of them
 
 All other keys are those of fedsink simulate, except what each node's owner decides: data.root,
-data.clients_file, data.corrupt, seed, noise.backend and policy. Of noise, share and
-tolerate_dropouts act; of engine, wait, round_timeout, ask_again and timeout
+data.clients_file, data.corrupt, seed, noise.backend and policy. Of noise, share,
+tolerate_dropouts and bits act; of engine, wait, round_timeout, ask_again and timeout
 (docs/missing-nodes.md).
 
 Examples:
@@ -38,7 +38,8 @@ Examples:
     strategy.uses_per_message=60
   fedsink deploy app=deploy superlink=lab mode=ldp clients=2 eps=20
 A message of any size takes seconds: give it many uses (strategy.uses_per_message).
-A run continues without this command: fedsink fetch run=NAME gets its results."""
+A run continues without this command; its results come by
+  fedsink fetch app=DIR superlink=NAME run=NAME"""
 
 _OWN = ("app", "superlink", "name", "folder", "resume")
 
@@ -87,6 +88,8 @@ def _read(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     for key, example in (("app", "app=deploy"), ("superlink", "superlink=lab")):
         if not own.get(key):
             raise ConfigError(f"{key} must be given, for example {example}; see fedsink deploy -h.")
+    if own.get("resume") == "":
+        raise ConfigError("resume needs the name of a run, which its first line said.")
     if "resume" in own and (overrides or "name" in own):
         raise ConfigError(
             f"resume={own['resume']} uses the configuration that the server has stored: leave "

@@ -66,7 +66,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if keys.get("classifiers") == "dpimagebench":
         keys.setdefault("suite", "paper")
     measured = evaluate_run(**keys, report=_report)
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         print(file=sys.stderr)
     if "label_histogram" in measured.figures and "accuracy" not in measured.figures:
         print("The generator is unconditional: no labels to train classifiers on.", file=sys.stderr)
@@ -77,5 +77,5 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
 
 def _report(text: str) -> None:
     """Redraws one line on a terminal: a line per epoch would bury the table."""
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

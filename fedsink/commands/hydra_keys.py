@@ -167,6 +167,12 @@ def _parsed(text: str) -> Override | None:
         return None
 
 
+def typed_value(argument: str) -> str:
+    """Returns the value of `key=value` without the quotes of Hydra's grammar."""
+    parsed = _parsed(argument)
+    return argument.partition("=")[2] if parsed is None else str(parsed.value())
+
+
 def one_sentence(error: Exception) -> str:
     """Turns an error of Hydra or OmegaConf into a sentence: the mistake, the value, the remedy."""
     text = str(error)
@@ -223,7 +229,7 @@ def _of_other_mode(error: InterpolationResolutionError) -> FedsinkError | None:
 
 @lru_cache(maxsize=1)
 def known_keys() -> list[str]:
-    """Lists every group and dotted key of the default configuration and of all group files."""
+    """Lists every group and dotted key of the default configuration of each mode."""
     keys: list[str] = []
     for mode in ("central", "ldp"):
         config = composed([f"mode={mode}"])
@@ -254,8 +260,8 @@ def _unknown_key(key: str) -> str:
 
 def _has(group: str, choice: str, option: str) -> bool:
     """Tells whether a choice's own file has an option."""
-    missing = object()
-    return OmegaConf.select(file_of(group, choice), option, default=missing) is not missing
+    values: Any = OmegaConf.to_container(file_of(group, choice), resolve=False)
+    return option in _dotted(values, "")
 
 
 def _no_recipe(mode: str, mechanism: str, records: str) -> str:

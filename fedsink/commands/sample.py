@@ -12,6 +12,7 @@ from fedsink.commands.command_keys import Parser, choice, flag, parse, whole
 from fedsink.commands.hydra_keys import names
 from fedsink.errors import ConfigError
 from fedsink.reporting.samples import (
+    check_folders,
     check_pictures,
     pyarrow,
     write_folder,
@@ -74,6 +75,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     finished = open_run(keys["run"], observed=keys.get("observation", True))
     if out.suffix != ".npz" or "format" in keys:
         check_pictures(finished.data.shape)
+    if not out.suffix:
+        check_folders(finished.names)
     images, labels = finished.draw(
         keys.get("n", 60_000 if "format" in keys else 1000),
         keys.get("seed", 0),
@@ -87,8 +90,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         write(out, images, labels, finished.names)
     print(f"{len(labels)} images", file=sys.stderr)
     if keys.get("balanced"):
-        counts = torch.bincount(labels)
-        counts = counts[counts > 0]
+        drawn = [finished.names.index(name) for name in keys.get("classes", finished.names)]
+        counts = torch.bincount(labels, minlength=len(finished.names))[drawn]
         if counts.min() < counts.max():
             print(
                 f"{int(counts.max())} of some classes and {int(counts.min())} of others: n is no "

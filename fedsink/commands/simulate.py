@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsink.commands.hydra_keys import one_sentence, overrides
+from fedsink.commands.hydra_keys import one_sentence, overrides, typed_value
 from fedsink.commands.sweep_objective import NoFigureError, SweepObjective, price_of_choice
 from fedsink.conf.acting import composed_run, resolved
 from fedsink.conf.loading import application, choices, opened
@@ -173,6 +173,8 @@ def _parted(arguments: Sequence[str]) -> tuple[list[str], list[str], bool]:
 def _objective(typed: Sequence[str]) -> tuple[SweepObjective | None, list[str]]:
     """Parts `objective=KEY` from the other keys: it belongs to the sweep, not to a run."""
     of_sweep = [key for key in typed if key.startswith("objective=")]
+    if len(of_sweep) > 1:
+        raise ConfigError("objective was given twice.")
     others = [key for key in typed if key not in of_sweep]
     return (SweepObjective(of_sweep[-1].partition("=")[2]) if of_sweep else None), others
 
@@ -341,8 +343,8 @@ def _resume(path: str, others: list[str], debug: bool) -> None:
 def _standing(arguments: Sequence[str]) -> set[Path]:
     """Folders that are there already, among those that a run folder could lie in."""
     keys = ("hydra.run.dir=", "hydra.sweep.dir=")
-    named = [a.partition("=")[2] for a in arguments if a.startswith(keys)]
-    paths = [Path.cwd() / name for name in ("runs", *named)]
+    named = [typed_value(a) for a in arguments if a.startswith(keys)]
+    paths = [Path.cwd() / Path(name).expanduser() for name in ("runs", *named)]
     return {p.resolve() for path in paths for p in (path, *path.parents) if os.path.exists(p)}
 
 

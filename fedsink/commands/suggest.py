@@ -57,7 +57,8 @@ def _suggest(stated: list[str]) -> int:
     place = ["data.root=DIR"] if nowhere else []
     config = compose_config([*stated, *place])
     sizes = _sizes(config)
-    settings = _central(sizes) if config["mode"] == "central" else _local(sizes, config)
+    central = config["mode"] == "central"
+    settings = _central(sizes, config["clip"]) if central else _local(sizes, config)
     chosen = [s for s in settings if s[0] not in keys and not lacking(s[0], config)]
     typed = [*place, *(f"{key}={_typed(value)}" for key, value, _ in chosen)]
     planned = settings_of(Configuration.read(compose_config([*stated, *typed])), UNNAMED)
@@ -96,22 +97,40 @@ def _sizes(config: dict[str, Any]) -> Sizes:
     return sizes
 
 
-def _central(sizes: Sizes) -> list[Setting]:
+def _central(sizes: Sizes, clip: str) -> list[Setting]:
     rule = sizes.central()
-    record, noisy = rule["record"], "noise limits" if sizes.noisy else "the generator limits"
+    of_clip, noisy = rule[clip], "noise limits" if sizes.noisy else "the generator limits"
     signal = f"{noisy}: (N/C)·μ/√K = {sizes.signal:,.0f}, the border is 2500"
+    if clip == "record":
+        why = {
+            "rate": f"{signal}; σ/q falls with q",
+            "rows": "√(N/C)/4, from 5 to 20",
+            "bound": f"0.3·√(C·H·W){', halved' if sizes.noisy else ''}",
+            "lam": f"0.16·√(C·H·W){' times 4' if sizes.noisy else ''}",
+        }
+    else:
+        why = {
+            "rate": "four records of a class in a client's batch",
+            "rows": "√(N/C)/8, from 3 to 10",
+            "bound": "the same for every size",
+            "lam": "0.16·√(C·H·W)",
+        }
     return [
-        ("rate", record["rate"], f"{signal}; σ/q falls with q"),
+        ("rate", of_clip["rate"], why["rate"]),
         ("rounds", 4000, "more rounds than this bring little at any ε"),
-        ("view.radius", rule["radius"], "half the shorter side, at most about 200 coordinates"),
+        (
+            "view.radius",
+            rule["radius"],
+            "half the shorter side, at least 6, at most about 200 coordinates",
+        ),
         ("generator.radius", rule["radius"], "the band in which there is a gradient"),
         ("generator.latent_dim", rule["latent_dim"], "grows with log₂(N/C)"),
         ("generator.hidden", rule["hidden"], "by the size of a picture"),
-        ("strategy.rows", record["rows"], "√(N/C)/4, from 5 to 20"),
-        ("strategy.bound", record["bound"], f"0.3·√(C·H·W){', halved' if sizes.noisy else ''}"),
-        ("strategy.lam", record["lam"], f"0.16·√(C·H·W){' times 4' if sizes.noisy else ''}"),
-        ("strategy.history", record["history"], "about 50 remembered rows"),
-        ("strategy.optimizer.lr", record["lr"], "falls with √(N/C) below 6000 records of a class"),
+        ("strategy.rows", of_clip["rows"], why["rows"]),
+        ("strategy.bound", of_clip["bound"], why["bound"]),
+        ("strategy.lam", of_clip["lam"], why["lam"]),
+        ("strategy.history", of_clip["history"], "about 50 remembered rows"),
+        ("strategy.optimizer.lr", of_clip["lr"], "falls with √(N/C) below 6000 records of a class"),
         ("observation.latent_range", rule["latent_range"], "noise leaves generators too narrow"),
     ]
 
@@ -124,7 +143,7 @@ def _local(sizes: Sizes, config: dict[str, Any]) -> list[Setting]:
         *(label if sizes.classes > 1 else []),
         *(pool if config["map"]["pool"] is not None else []),
         ("map.block", rule["block"], "1.6 ln ε, more for more records of a class"),
-        ("strategy.batch", rule["batch"], "a quarter of the records, at most 1000"),
+        ("strategy.batch", rule["batch"], "a quarter of the records, from 100 to 1000"),
         ("strategy.finite_batch_factor", rule["finite_batch_factor"], "smaller for little noise"),
         ("rounds", rule["rounds"], "they cost nothing"),
         ("generator.latent_dim", rule["latent_dim"], "grows with log₂(N/C)"),

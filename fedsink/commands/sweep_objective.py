@@ -93,7 +93,7 @@ def price_of_choice(folders: Sequence[Path]) -> str:
         folders: of the finished runs.
 
     Returns:
-        Two or three sentences; "" where no run has a guarantee.
+        One or two sentences; "" where fewer than two runs have a guarantee.
     """
     stated = [json.loads((folder / "privacy.json").read_text()) for folder in folders]
     stated = [entries for entries in stated if entries.get("epsilon") is not None]

@@ -135,7 +135,7 @@ class Sizes:
         delta = self.delta if mechanism.needs_delta else 0.0
 
         def known(share: float) -> float:
-            kept = math.expm1(share) / (math.exp(share) + self.classes - 1)
+            kept = -math.expm1(-share) / (1 + (self.classes - 1) * math.exp(-share))
             return kept / mechanism.from_epsilon(1.0, self.eps - share, delta).scale
 
         step = min(0.1, self.eps / 100)

@@ -111,10 +111,9 @@ class Unequal:
     def __post_init__(self) -> None:
         """Accepts a list for `sizes` and refuses weights that are not positive."""
         if self.sizes is not None:
-            object.__setattr__(self, "sizes", tuple(self.sizes))
+            sizes = tuple(checks.positive("partition.sizes", size) for size in self.sizes)
+            object.__setattr__(self, "sizes", sizes)
         checks.within("partition.ratio", self.ratio, "(0, 1]")
-        if self.sizes is not None and not all(0 < s < float("inf") for s in self.sizes):
-            raise ConfigError(f"partition.sizes must all be positive, got {self.sizes}.")
 
     def deal(self, labels: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
         """Returns one index array per client."""

@@ -292,7 +292,9 @@ def _fetch(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None
     name, why = folder.path.name, "it was stopped"
     if folder.failed.is_file():
         why = str(json.loads(folder.failed.read_text())["message"]).removesuffix(".")
-    raise ClientError(f"The run {name} has not ended ({why}): {COMMAND} resume={name}.")
+    raise ClientError(
+        f"The run {name} has not ended ({why}): {COMMAND} app=… superlink=… resume={name}."
+    )
 
 
 _ACTIONS = {"run": _run, "resume": _resume, "fetch": _fetch}

@@ -16,10 +16,10 @@ from flwr.app import Message
 from fedsink.errors import ClientError
 from fedsink.flower_internals import (
     FleetClient,
-    Heartbeats,
     LostMessageError,
     Request,
     Response,
+    heartbeats,
     told_by_superlink,
 )
 
@@ -65,7 +65,7 @@ class Fleet:
         )
         self._closing = threading.Event()
         self._lost = ""
-        self._heartbeats = Heartbeats(self._beat)
+        self._heartbeats = heartbeats(self._beat)
 
     def __enter__(self) -> Self:
         try:

@@ -74,7 +74,8 @@ class NodeGrid(ForwardingGrid):
         """Returns client number → node id of the connected clients.
 
         Raises:
-            ClientError: too few clients are connected for too long, or two nodes are one client.
+            ClientError: too few clients are connected for too long, or two new nodes say at once
+                that they are one client.
         """
         deadline = time.monotonic() + self._patience.wait
         # Only the first call waits for all clients; later calls take the connected ones.
@@ -173,7 +174,7 @@ class NodeGrid(ForwardingGrid):
             if client in node_of:
                 raise ClientError(
                     f"The nodes {node_of[client]} and {node} both are client {client}: give each "
-                    "another partition-id."
+                    "another client=."
                 )
             node_of[client] = node
         return node_of

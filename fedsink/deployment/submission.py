@@ -84,7 +84,10 @@ class Submission:
             self._ask("stop")
         if self._process.poll() is None:
             self._process.terminate()
-            self._process.wait(_PATIENCE)
+            try:
+                self._process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
 
     def what_happened(self) -> str:
         """Returns the SuperLink's status of a run that told no results."""
@@ -103,9 +106,12 @@ class Submission:
             words += [self.superlink, options[0], run_id, *options[1:]]
         else:
             words += [run_id, self.superlink]
-        done = subprocess.run(
-            words, capture_output=True, text=True, env=_quiet(), timeout=_PATIENCE, check=False
-        )
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, env=_quiet(), timeout=_PATIENCE, check=False
+            )
+        except subprocess.TimeoutExpired:  # what the user can do next is said without its answer
+            return ""
         return done.stdout + done.stderr
 
 

@@ -20,7 +20,7 @@ from fedsink.models import Observation
 from fedsink.pages.command_line import CommandLine
 from fedsink.pages.page import number
 from fedsink.reporting.drawing import save_grid, save_points
-from fedsink.reporting.output_files import RELEASED
+from fedsink.reporting.output_files import RELEASED, new_folder
 from fedsink.server.finished import FinishedRun
 from fedsink.server.folder import RunFolder, check_sums, note_sums
 from fedsink.server.recorded import RecordedRun
@@ -108,7 +108,7 @@ def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) 
         options=Markup(
             ", mix=mix" * mixed + ", latent_range=observe.latent_range" * observed
         ),
-        observed=pictures,
+        observed=observed,
         sampling=Markup(
             "fedsink sample run=RUN n=60000 "
             + ("balanced=true " if classes > 1 else "")
@@ -128,7 +128,7 @@ def sampled_picture(run: FinishedRun) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / PICTURE
         if points:
-            save_points(torch.nn.functional.pad(samples, (0, 1))[:, :2], None, path)
+            save_points(torch.nn.functional.pad(samples, (0, 1))[:, :2], path)
         else:
             save_grid(samples, labels, names, path, columns=_SHOWN_OF_A_CLASS)
         return path.read_bytes()
@@ -146,23 +146,15 @@ def write_publication(out: Path, run: Path, card: str, picture: bytes) -> None:
         OSError: it cannot be written; then there is no folder `out`.
     """
     check_sums(run, (*RELEASED, RunFolder(run).nodes.name))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # Written aside and renamed: a stopped command leaves no half-filled folder behind.
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
+    with new_folder(out) as folder:
         for name in RELEASED:
-            shutil.copyfile(run / name, partial / name)
+            shutil.copyfile(run / name, folder / name)
         statements = RunFolder(run).nodes
         if statements.is_file():  # of real nodes
-            shutil.copyfile(statements, partial / statements.name)
-        note_sums(partial)
-        (partial / PICTURE).write_bytes(picture)
-        (partial / "README.md").write_text(card, encoding="utf-8")
-        partial.chmod(0o755)
-        partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+            shutil.copyfile(statements, folder / statements.name)
+        note_sums(folder)
+        (folder / PICTURE).write_bytes(picture)
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _header(

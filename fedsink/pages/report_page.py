@@ -304,7 +304,7 @@ def _configuration(run: RecordedRun) -> dict[str, Any]:
     differences = [
         [d.key, d.value, MISSING if d.usual is None else d.usual] for d in line.differences
     ]
-    values = shown_settings({k: v for k, v in run.config.items() if k != "plan"})
+    values = shown_settings(run.config)
     return {
         "command": line.command,
         "chosen": line.chosen,

@@ -60,7 +60,9 @@ def _in_rounds(run: RecordedRun, settings: StrategySettings, weights: int, round
         messages, left = divmod(settings.asked(client, rounds), together)
         full, last = sizes(together), sizes(left) if left else 0
         told = (MISSING, MISSING)
-        if full is not None and last is not None:
+        if absent and left and full is not None:  # it may have missed the last message, a short one
+            told = (size(full), MISSING)
+        elif full is not None and last is not None:
             told = (size(full), size((messages - absent) * full + last))
         replies = number(messages + (left > 0) - absent)
         return (replies, *told, spent.get(client, MISSING))

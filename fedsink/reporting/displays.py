@@ -34,8 +34,8 @@ class ForgivingStream:
     continues. (rich by itself answers a broken pipe by closing standard output and exiting.)
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream: TextIO | None = stream
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream  # None: it was closed before the program began
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
@@ -224,11 +224,11 @@ def in_notebook() -> bool:
 MISSING = "-"
 
 
-def format_table(rows: Sequence[Mapping[str, object]], *, digits: int = 3) -> str:
+def format_table(rows: Sequence[Mapping[str, object]]) -> str:
     """Aligns rows under their keys; the columns are the keys in order of first appearance.
 
-    Numbers are set flush right with `digits` decimals (or significant digits where those would
-    show only zeros), text flush left; a missing key or None shows as "-". The text has no final
+    Numbers are set flush right with three decimals (or significant digits where those would show
+    only zeros), text flush left; a missing key or None shows as "-". The text has no final
     newline.
 
     >>> print(format_table([{"run": "a", "loss": 0.25}, {"run": "b", "loss": None}]))
@@ -243,7 +243,7 @@ def format_table(rows: Sequence[Mapping[str, object]], *, digits: int = 3) -> st
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if not columns:
         raise ValueError(f"A table needs at least one row with one column; received {rows!r}.")
-    cells = [[_cell(row.get(column), digits) for column in columns] for row in rows]
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
     numeric = [
         any(_is_number(row.get(column)) for row in rows)
         and all(row.get(column) is None or _is_number(row.get(column)) for row in rows)
@@ -269,10 +269,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _cell(value: object, digits: int) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return MISSING
     if isinstance(value, float):
-        small = 0 < abs(value) < 0.5 * 10**-digits
-        return f"{value:.{digits}g}" if small else f"{value:.{digits}f}"
+        return f"{value:.3g}" if 0 < abs(value) < 5e-4 else f"{value:.3f}"
     return " ".join(str(value).split())

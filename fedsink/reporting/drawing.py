@@ -31,7 +31,7 @@ READABLE_SIDE = 48
 SIDE = 480
 LEFT, TOP = 56, 34
 OVERSAMPLING = 3
-REFERENCE_COLOUR, POINT_COLOUR = (190, 190, 190), (31, 95, 180)
+POINT_COLOUR = (31, 95, 180)
 TICK_SIZE = 13
 TICKS = 5
 
@@ -162,31 +162,20 @@ def _check_grid(
         raise ValueError("A grid needs finite images; received values that are not finite.")
 
 
-def save_points(
-    points: Tensor,
-    reference: Tensor | None,
-    path: str | os.PathLike[str],
-    *,
-    names: tuple[str, str] = ("generated", "reference"),
-) -> None:
-    """Draws points over a reference, both axes to one scale, and writes a PNG, atomically.
+def save_points(points: Tensor, path: str | os.PathLike[str]) -> None:
+    """Draws points in the plane, both axes to one scale, and writes a PNG, atomically.
 
     Args:
-        points: (N, 2), N > 0, drawn in blue.
-        reference: (M, 2), M > 0, drawn in grey underneath; None for none.
+        points: (N, 2), N > 0.
         path: the PNG file; its folder is made if it is missing.
-        names: of both in the legend.
 
     Raises:
         ValueError: a shape other than (N, 2), no points, or points that are not finite.
     """
-    clouds = [(_checked_points(points, names[0]), POINT_COLOUR, names[0])]
-    if reference is not None:
-        clouds.insert(0, (_checked_points(reference, names[1]), REFERENCE_COLOUR, names[1]))
+    points = _checked_points(points)
     from PIL import Image, ImageDraw
 
-    everything = torch.cat([cloud for cloud, _, _ in clouds])
-    low, high = everything.amin(dim=0), everything.amax(dim=0)
+    low, high = points.amin(dim=0), points.amax(dim=0)
     centre = (low + high) / 2
     span = max(float((high - low).max()), 1e-9) * 1.08
     origin = centre - span / 2
@@ -195,11 +184,9 @@ def save_points(
     inner = Image.new("RGB", (SIDE * OVERSAMPLING, SIDE * OVERSAMPLING), PAPER)
     draw = ImageDraw.Draw(inner)
     radius = 1.8 * OVERSAMPLING
-    for cloud, colour, _ in clouds:
-        across = (cloud - origin) / span * SIDE * OVERSAMPLING
-        for x, y in across.tolist():
-            y = SIDE * OVERSAMPLING - y
-            draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=colour)
+    for x, y in ((points - origin) / span * SIDE * OVERSAMPLING).tolist():
+        y = SIDE * OVERSAMPLING - y
+        draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=POINT_COLOUR)
     inner = inner.resize((SIDE, SIDE), Image.Resampling.BOX)
 
     page = Image.new("RGB", (LEFT + SIDE + 20, TOP + SIDE + 30), PAPER)
@@ -208,10 +195,8 @@ def save_points(
     draw.rectangle((LEFT, TOP, LEFT + SIDE, TOP + SIDE), outline=INK)
     for horizontal in (True, False):
         _ticks(draw, float(origin[0 if horizontal else 1]), span, horizontal=horizontal)
-    for entry, (_, colour, name) in enumerate(reversed(clouds)):
-        x = LEFT + entry * SIDE // 2
-        draw.ellipse((x, TOP / 2 - 4, x + 8, TOP / 2 + 4), fill=colour)
-        draw_text(draw, (x + 14, TOP / 2), name, TICK_SIZE)
+    draw.ellipse((LEFT, TOP / 2 - 4, LEFT + 8, TOP / 2 + 4), fill=POINT_COLOUR)
+    draw_text(draw, (LEFT + 14, TOP / 2), "generated", TICK_SIZE)
     write_png(page, Path(path))
 
 
@@ -242,15 +227,15 @@ def _ticks(draw: ImageDraw, low: float, span: float, *, horizontal: bool) -> Non
             draw_text(draw, (LEFT - 8, y), text, TICK_SIZE, anchor="rm")
 
 
-def _checked_points(points: Tensor, name: str) -> Tensor:
+def _checked_points(points: Tensor) -> Tensor:
     if points.ndim != 2 or points.shape[1] != 2 or len(points) == 0:
         raise ValueError(
-            f"A scatter plot needs {name} points of shape (N, 2) with N > 0; "
+            f"A scatter plot needs points of shape (N, 2) with N > 0; "
             f"received {tuple(points.shape)}."
         )
     points = points.detach().to("cpu", torch.float64)
     if not bool(torch.isfinite(points).all()):
-        raise ValueError(f"A scatter plot needs finite points; {name} holds others.")
+        raise ValueError("A scatter plot needs finite points; received others.")
     return points
 
 

@@ -107,7 +107,11 @@ class Logger(Observer, ABC):
         self._name = str(config.get("run", {}).get("name", folder.name))
         # No tracking server needs the names of this machine's files.
         stated = leaves({group: values for group, values in config.items() if group != "run"})
-        self._config = {key: value for key, value in stated if key not in PLACES}
+        self._config = {
+            key: value
+            for key, value in stated
+            if key not in PLACES and (key != "start" or value in (None, "public"))
+        }
         self._observation = config.get("observation", {})
         self._privacy = dict(privacy)
 

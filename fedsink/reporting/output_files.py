@@ -7,6 +7,8 @@ import json
 import math
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -50,6 +52,26 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Gives a folder to fill, which takes the name `path` when the context ends without an error.
+
+    It is made aside and renamed: a stopped command leaves no half-filled folder behind.
+
+    Raises:
+        OSError: it cannot be written, or `path` is there and not an empty folder.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        yield partial
+        partial.chmod(0o755)
+        partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def _sync_folder(folder: Path) -> None:

@@ -139,6 +139,10 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def _redraws(stream: TextIO) -> bool:
+def _redraws(stream: TextIO | None) -> bool:
     # Editors' shells and some build servers are terminals that cannot move the cursor.
-    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    return (
+        stream is not None  # where it was closed before the program began
+        and stream.isatty()
+        and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
-import shutil
-import tempfile
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsink.errors import ConfigError, DataError
-from fedsink.reporting.output_files import atomic_file, write_atomic
+from fedsink.reporting.output_files import atomic_file, new_folder, write_atomic
 
 ROWS = 1000
 """Pictures in a row group of Parquet, as many as memory holds as PNG at a time."""
@@ -40,23 +39,28 @@ def write_folder(path: Path, images: Tensor, labels: Tensor, names: Sequence[str
     """Writes path/CLASS/NUMBER.png.
 
     Raises:
+        ConfigError: a class is no name of a folder.
         DataError: PNG cannot hold the samples.
     """
     check_pictures(tuple(images.shape[1:]))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Written aside and renamed: a stopped command leaves no half-filled folder behind.
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
+    check_folders(names)
+    with new_folder(path) as folder:
         for name in names:
-            (partial / name).mkdir()
+            (folder / name).mkdir()
         pictures = zip(_pngs(images), labels.tolist(), strict=True)
         for number, (picture, label) in enumerate(pictures):
-            (partial / names[label] / f"{number:06d}.png").write_bytes(picture)
-        partial.chmod(0o755)
-        partial.rename(path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+            (folder / names[label] / f"{number:06d}.png").write_bytes(picture)
+
+
+def check_folders(names: Sequence[str]) -> None:
+    """Refuses classes that no folder can be called after, such as "../b" of a stranger's run.
+
+    Raises:
+        ConfigError: by the class's name.
+    """
+    for name in names:
+        if name in ("", ".", "..") or re.search(r"[/\\\0]", name):
+            raise ConfigError(f"The class {name!r} is no name of a folder: take out=NAME.npz.")
 
 
 def write_parquet(path: Path, images: Tensor, labels: Tensor, names: Sequence[str]) -> None:

@@ -324,7 +324,7 @@ def snapshot(strategy: RoundStrategy, folder: RunFolder, classes: Sequence[str])
     if len(generator.shape) == 1:
         labels = torch.zeros(_POINTS, dtype=torch.int64)
         points = sample(generator, _POINTS, labels, stream)
-        save_points(torch.nn.functional.pad(points, (0, 1))[:, :2], None, path)
+        save_points(torch.nn.functional.pad(points, (0, 1))[:, :2], path)
         return path
     labels = torch.arange(generator.classes).repeat_interleave(_COLUMNS)
     images = sample(generator, len(labels), labels, stream, mix=strategy.label_prior())

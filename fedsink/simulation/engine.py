@@ -2,7 +2,7 @@
 
 `chosen_engine` chooses local or ray once, before a run begins, by public numbers only. Ray's
 processes share the clients' work. Against that they take seconds to start, and some milliseconds
-for each message there and back. Measured on two cores of one machine by
+for each message there and back. Measured on two cores, of two machines, by
 `benchmarks/simulation_rounds.py engines`; the table is in docs/cluster.md.
 
 `run_flower` is Flower's own simulation on Ray, unmodified; it is slow, and there for parity.
@@ -15,7 +15,6 @@ import os
 import re
 import time
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Literal, Self
 
 import torch
@@ -77,8 +76,7 @@ class EngineSettings(ServerEngine):
             checks.count("engine.actors", self.actors, also="null or ")
         if self.num_cpus is not None:
             # Ray counts its own whole cores; stock Flower deals out fractions of cores.
-            whole = partial(checks.number, minimum=1.0)
-            check = checks.positive if self.name == "flower" else whole
+            check = checks.positive if self.name == "flower" else checks.count
             check("engine.num_cpus", self.num_cpus, also="null or ")
         gpus = checks.number("engine.num_gpus", self.num_gpus)
         if gpus > 1 and gpus % 1:  # Ray refuses it

@@ -2,7 +2,8 @@
 
 `start=public` is a run of its own in the folder `start` of the run: the same method, generator and
 loss on `public.data`, by one client in this process. The central mode clips and noises nothing
-there. The local mode adds the little noise of ε = 35, because its loss is matched to a noise.
+there. The local mode adds the little noise of ε = 35, or of the run's ε where that is larger,
+because its loss is matched to a noise.
 Nothing is spent: the data are public. `start=DIR` takes the start of another run.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +91,7 @@ def begin(
             if RunFolder(place).config.is_file():
                 runs.resume(place)
             else:
+                shutil.rmtree(place, ignore_errors=True)  # a kill came before its config.yaml
                 runs.start(public_run(config), place)
         except InterruptedRunError as error:
             command = command_for("simulate", "resume", folder.path)

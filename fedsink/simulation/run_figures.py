@@ -88,11 +88,12 @@ def evaluate_run(
         classifiers: "ours"; "published", in suite "full"; or "dpimagebench", in suite "paper", with
             the run's ε, one run and no reference unless told.
         n: synthetic images; None: 10000, and fewer where one has more than 784 values, but 1000
-            at least (fast), or as many as the dataset nominally has.
-        runs: of the suites "paper" and "full"; None: five.
+            at least (fast), or as many as the dataset nominally has. Of points at most 2000.
+        runs: of the suites "paper" and "full"; None: five, and one of "dpimagebench".
         seed: of the images and the classifiers.
         threads: processor threads; None: all cores, and one for pictures of at most 16×16.
-        reference: also measure real training images and class means.
+        reference: also measure real training images and class means; None: yes, except with
+            "dpimagebench".
         observation: with the run's observation model; without, the files' names end in -bare.
         inception: a file with the weights of torchvision's Inception v3, for FID in suites "fast"
             and "full"; None: "full" looks in PyTorch's cache.
@@ -104,6 +105,8 @@ def evaluate_run(
     """
     checks.choice("suite", suite, *SUITES)
     checks.count("seed", seed, minimum=0)
+    if seed >= 1 << 63:
+        raise ConfigError(f"seed must be below 2^63, not {seed}.")
     for name, value, minimum in (("n", n, 20), ("runs", runs, 1), ("threads", threads, 1)):
         if value is not None:
             checks.count(name, value, minimum=minimum)
@@ -266,7 +269,11 @@ def _points(finished: FinishedRun, n: int, seed: int, inception: Path | None) ->
     test = load(finished.data, "test")
     real, _ = test.take(torch.arange(min(n, 2000, len(test.labels))))
     synthetic, _ = finished.draw(len(real), seed)
-    return {"w2": exact_w2(synthetic, real), "sliced_w2": sliced_w2(synthetic, real, seed=seed)}
+    distances = {
+        "w2": exact_w2(synthetic, real),
+        "sliced_w2": sliced_w2(synthetic, real, seed=seed),
+    }
+    return {"n": len(real), **distances}
 
 
 def _threads(shape: tuple[int, ...]) -> int:

@@ -151,7 +151,12 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
     strategy.check_address(engine.address)
     server = ServerSettings.from_config(config, strategy, engine, folder, run.server_seed)
     require_packages(server.log)
-    return RunSettings(server, node_settings(config, engine, run, strategy), engine)
+    node = node_settings(config, engine, run, strategy)
+    if engine.address is not None and node.seed is None:
+        from fedsink.simulation.ray.ray_grid import DriverAdmission
+
+        DriverAdmission.lendable(node)
+    return RunSettings(server, node, engine)
 
 
 def _single_runs(debug: bool, *, public: bool = False) -> SingleRuns:

@@ -172,3 +172,10 @@ def test_an_impossible_epsilon_is_the_plans_to_refuse(eps: str) -> None:
     config = compose_config([*DATA, eps])
     with pytest.raises(FedsinkError, match="eps must be a finite number > 0"):
         settings_of(Configuration.read(config), UNNAMED)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
+def test_a_huge_epsilon_of_the_local_mode_is_planned(mechanism: str) -> None:
+    sizes = replace(MNIST, eps=1500.0, mechanism=mechanism)
+    assert 0.0 < sizes.local()["label_eps"] <= 750.0

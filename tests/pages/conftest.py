@@ -79,7 +79,7 @@ def begin(tmp_path: Path) -> Begin:
 def _picture(data: DataSpec, path: Path) -> None:
     random = torch.Generator().manual_seed(1)
     if len(data.shape) == 1:
-        save_points(torch.rand(50, 2, generator=random), None, path)
+        save_points(torch.rand(50, 2, generator=random), path)
         return
     labels = torch.arange(len(data.classes)).repeat_interleave(10)
     images = torch.rand(len(labels), *data.shape, generator=random)

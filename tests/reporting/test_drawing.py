@@ -13,7 +13,6 @@ from fedsink.reporting.drawing import (
     GROUND,
     LEFT,
     POINT_COLOUR,
-    REFERENCE_COLOUR,
     SIDE,
     TOP,
     fit_text,
@@ -172,9 +171,9 @@ def test_grids_stand_beside_one_another_under_their_names(tmp_path):
     assert sheet.shape[1] == left
 
 
-def plot(tmp_path, points, reference):
+def plot(tmp_path, points):
     path = tmp_path / "points.png"
-    save_points(points, reference, path)
+    save_points(points, path)
     assert os.listdir(tmp_path) == ["points.png"]
     with Image.open(path) as picture:
         return np.asarray(picture)
@@ -189,26 +188,28 @@ def centre(pixels, colour):
 
 
 def test_points_stand_where_they_should(tmp_path):
-    corners = torch.tensor([[0.0, 0.0], [10.0, 10.0]])
-    pixels = plot(tmp_path, torch.tensor([[2.0, 7.0]]), corners)
-    across, up = centre(pixels, POINT_COLOUR)
+    corners = [[0.0, 0.0], [10.0, 10.0]]
+    pixels = plot(tmp_path, torch.tensor([*corners, *[[2.0, 7.0]] * 2]))
     # The frame is 8 % wider than the points: 10 units take 1/1.08 of it, centred.
-    assert across == pytest.approx(0.5 + (2 - 5) / 10.8, abs=0.01)
-    assert up == pytest.approx(0.5 + (7 - 5) / 10.8, abs=0.01)
-    assert centre(pixels, REFERENCE_COLOUR) == pytest.approx((0.5, 0.5), abs=0.01)
+    for x, y in (*corners, [2.0, 7.0]):
+        column = LEFT + (0.5 + (x - 5) / 10.8) * SIDE
+        row = TOP + (0.5 - (y - 5) / 10.8) * SIDE
+        assert tuple(pixels[round(row), round(column)]) == POINT_COLOUR
+    assert centre(pixels, POINT_COLOUR) == pytest.approx(
+        (0.5 - 1 / 10.8, 0.5 + 2 / 3 / 10.8), abs=0.01
+    )
 
 
 def test_both_axes_have_one_scale(tmp_path):
-    flat = torch.tensor([[-5.0, 1.0], [5.0, 1.0]])
-    across, up = centre(plot(tmp_path, torch.tensor([[0.0, 3.0]]), flat), POINT_COLOUR)
+    pixels = plot(tmp_path, torch.tensor([[-5.0, 1.0], [5.0, 1.0], [0.0, 4.0]]))
+    across, up = centre(pixels, POINT_COLOUR)
     assert across == pytest.approx(0.5, abs=0.01)
-    assert up == pytest.approx(0.5 + 1 / 10.8, abs=0.01)
+    assert up == pytest.approx(0.5 + (2 - 2.5) / 10.8, abs=0.01)  # the mean, from the middle
 
 
-def test_without_a_reference(tmp_path):
-    pixels = plot(tmp_path, torch.tensor([[3.0, 3.0]]), None)
+def test_one_point(tmp_path):
+    pixels = plot(tmp_path, torch.tensor([[3.0, 3.0]]))
     assert centre(pixels, POINT_COLOUR) == pytest.approx((0.5, 0.5), abs=0.01)
-    assert not (pixels == REFERENCE_COLOUR).all(axis=-1).any()
 
 
 @pytest.mark.parametrize(
@@ -231,17 +232,16 @@ def test_there_are_always_a_few_ticks(span):
 
 
 @pytest.mark.parametrize(
-    ("points", "reference", "message"),
+    ("points", "message"),
     [
-        (torch.zeros(3, 3), None, r"generated points of shape \(N, 2\).*received \(3, 3\)"),
-        (torch.zeros(0, 2), None, r"N > 0; received \(0, 2\)"),
-        (torch.zeros(3, 2), torch.zeros(3), r"reference points of shape .*received \(3,\)"),
-        (torch.full((3, 2), math.inf), None, "finite points; generated holds others"),
+        (torch.zeros(3, 3), r"points of shape \(N, 2\).*received \(3, 3\)"),
+        (torch.zeros(0, 2), r"N > 0; received \(0, 2\)"),
+        (torch.full((3, 2), math.inf), "finite points; received others"),
     ],
 )
-def test_a_plot_says_what_does_not_fit(tmp_path, points, reference, message):
+def test_a_plot_says_what_does_not_fit(tmp_path, points, message):
     with pytest.raises(ValueError, match=message):
-        save_points(points, reference, tmp_path / "points.png")
+        save_points(points, tmp_path / "points.png")
     assert os.listdir(tmp_path) == []
 
 

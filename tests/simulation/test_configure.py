@@ -341,7 +341,13 @@ def test_an_unmatched_lam_needs_the_word(configured: Configure) -> None:
         ("engine=ray engine.timeout=0", "engine.timeout must be null or a positive number, not 0"),
         (
             "engine=ray engine.num_cpus=0.5",
-            "must be null or a number of at least 1, not 0.5",
+            "must be null or a whole number of at least 1, not 0.5",
+        ),
+        ("engine=ray engine.num_cpus=1.5", "must be null or a whole number of at least 1, not 1.5"),
+        ("data.corrupt={1:2,a:3}", "Unknown key data.corrupt.1; there are"),
+        (
+            "partition=unequal +partition.sizes=[1,true]",
+            "sizes must be a positive number, not True",
         ),
         (
             "engine=flower engine.num_cpus=0",

@@ -80,7 +80,7 @@ def test_an_option_that_ray_alone_has_takes_ray(configured: Configure, option: s
 
 @pytest.mark.medium
 def test_an_option_of_ray_is_checked_as_ever(configured: Configure) -> None:
-    with pytest.raises(ConfigError, match=r"num_cpus must be null or a number of at least 1"):
+    with pytest.raises(ConfigError, match=r"num_cpus must be null or a whole number of at least 1"):
         configured("seed=0", "engine=auto", "engine.num_cpus=0.5")
     with pytest.raises(ConfigError, match=r"keeps on this machine's disk.*leave out engine\.add"):
         configured("seed=0", "engine=auto", "engine.address=auto", "strategy=gs_wgan")

@@ -176,6 +176,8 @@ def test_a_run_that_was_killed_continues_with_its_start(
         patch.setattr(RunFolder, "log", logged)
         with pytest.raises(Killed):
             start(keys, tmp_path / "killed")
+    if before == "start":  # and like a kill before its config.yaml
+        (tmp_path / "killed" / "start" / "config.yaml").unlink()
     assert weights(resume(tmp_path / "killed")) == weights(whole)
     assert stated(tmp_path / "killed") == stated(whole)
 

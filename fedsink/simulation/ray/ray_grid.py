@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -75,20 +76,19 @@ class RayGrid(SimulationGrid):
         data: Literal["path", "object_store"] = "path",
         timeout: float | None = None,
         revive_seconds: float = 300.0,
-        run_id: int = 1,
         debug: bool = False,
         host: Callable[[Any], Hosted] = fedsink_apps,
         revivals: int = 3,
     ) -> None:
-        super().__init__(settings.clients, run_id)
+        super().__init__(settings.clients)
         keep_freed_memory()
         self._ray = start(address, num_cpus, debug)
-        self._batched = host(settings).batched
         self._admission: DriverAdmission | None = None
-        if address is not None:
-            settings = self._without_files(settings)
         records = None
         try:
+            self._batched = host(settings).batched
+            if address is not None:
+                settings = self._without_files(settings)
             places = CohortPlaces(self._ray, settings.clients, actors, num_gpus)
             if address is not None or data == "object_store":
                 records = NodeRecords(self._ray, settings.data, sent=data == "object_store")
@@ -98,7 +98,7 @@ class RayGrid(SimulationGrid):
         self.cohorts = Cohorts(
             self._ray,
             places,
-            partial(cohort_of, host, settings, run_id),
+            partial(cohort_of, host, settings),
             # Processes of this machine start from the files that this one has started from.
             versions=None if address is None else versions(),
             records=records,
@@ -200,16 +200,20 @@ class DriverAdmission:
     """
 
     def __init__(self, settings: NodeSettings) -> None:
+        key = SecretKey.load(self.lendable(settings))
+        self._clients = NodeCohort(replace(settings, device="cpu"))  # they compute nothing here
+        self.settings = replace(settings, lent=key, key_file=None, ledger=None)
+
+    @staticmethod
+    def lendable(settings: NodeSettings) -> Path:
+        """Returns the key file; raises PrivacyError where replies must be stored on this disk."""
         if settings.policy is not None or settings.noise == "secure" or settings.key_file is None:
             kept = "policy=" if settings.policy is not None else "noise=secure"
             raise PrivacyError(
                 f"{kept} keeps its replies on this machine's disk, where a cluster's nodes cannot "
                 "store any: leave out engine.address, or use the fast noise of a run without it."
             )
-        self._clients = NodeCohort(replace(settings, device="cpu"))  # they compute nothing here
-        self.settings = replace(
-            settings, lent=SecretKey.load(settings.key_file), key_file=None, ledger=None
-        )
+        return settings.key_file
 
     def admit(self, exchange: Exchange) -> list[bytes]:
         """Charges a round of broadcasts; returns the passes of all admitted clients."""
@@ -241,6 +245,6 @@ def _read_only(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values)
 
 
-def cohort_of(host: Callable[[Any], Hosted], settings: Any, run_id: int) -> Cohort:
+def cohort_of(host: Callable[[Any], Hosted], settings: Any) -> Cohort:
     """The cohort that an actor builds in its process."""
-    return Cohort(host(settings), settings.clients, run_id)
+    return Cohort(host(settings), settings.clients, run_id=1)
