@@ -82,3 +82,16 @@ sys.exit(pytest.main(
     )
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
+
+
+def test_flower_sends_no_telemetry_where_fedsink_is_used_from_python() -> None:
+    """Flower reads the environment when it is imported."""
+    code = (
+        "import fedsink; fedsink.load; from flwr.supercore import telemetry;"
+        " print(telemetry.FLWR_TELEMETRY_ENABLED)"
+    )
+    bare = {name: text for name, text in os.environ.items() if not name.startswith("FLWR_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=bare, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "0\n"

@@ -90,7 +90,7 @@ def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[flo
     k = checks.count("successes", successes, minimum=0)
     if k > n:
         raise PrivacyError(f"{k} successes do not fit into {n} trials: pass at most {n}.")
-    tail = (1.0 - checked_confidence(confidence)) / 2.0
+    tail = (1.0 - checks.within("confidence", confidence, "(0, 1)")) / 2.0
     low = float(betaincinv(k, n - k + 1, tail)) if k else 0.0
     high = float(betaincinv(k + 1, n - k, 1.0 - tail)) if k < n else 1.0
     return low, high
@@ -192,7 +192,7 @@ def one_run_epsilon(
     Guarantees:
         - A run that is (ε, δ) private exceeds ε with probability at most 1 − confidence.
     """
-    level = 1.0 - checked_confidence(confidence)
+    level = 1.0 - checks.within("confidence", confidence, "(0, 1)")
 
     def excess(epsilon: float) -> float:
         p = one_run_p_value(
@@ -254,13 +254,6 @@ def _checked(correct: int, guesses: int, canaries: int) -> tuple[int, int, int]:
             f"correct ≤ guesses ≤ canaries is needed, received {v}, {r} and {m}: count again."
         )
     return v, r, m
-
-
-def checked_confidence(value: float) -> float:
-    """`value` as a float; raises PrivacyError unless it lies in (0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-        raise PrivacyError(f"confidence must lie in (0, 1), received {value!r}: use 0.95.")
-    return float(value)
 
 
 def checked_delta(value: float) -> float:

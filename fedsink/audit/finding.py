@@ -160,7 +160,7 @@ def fisher_direction(present: Features, absent: Features) -> Features:
 def inverse_times(scatter: Features, signal: Features) -> Features:
     """Σ⁻¹s of unit length, with a ridge that only tells a zero variance from a small one."""
     ridge = _RIDGE * scatter.trace() / len(scatter) + np.finfo(float).tiny
-    # Scaled to a trace near one, so that the ridge survives whatever the units are.
+    # In units of the ridge: it is one then, and survives whatever the units of the scatter.
     direction: Features = np.linalg.solve((scatter + ridge * np.eye(len(scatter))) / ridge, signal)
     length = np.linalg.norm(direction)
     return direction / length if length > 0 else direction

@@ -69,7 +69,7 @@ class GSWGANAudit(MethodAudit):
     mode: ClassVar[str] = "central"
     clips: ClassVar[tuple[str, ...]] = (CriticClip.name,)
     usage: ClassVar[str] = """mode=central clip=critic [critics=4] [adjacency=add-remove] [eps=1]
-                                  [delta=1e-5] [rounds=4] [trials=4000]"""
+                                  [delta=1e-5] [rounds=4] [rate=1] [trials=4000]"""
     explanation: ClassVar[str] = """\
 clip=critic   the critics of strategy=gs_wgan, each asked with probability `rate` (default 1):
               adjacency=add-remove, replace-one, user or client. A change of one critic's records

@@ -165,7 +165,8 @@ class PrivatizeOnceAudit(MethodAudit):
 
     name: ClassVar[str] = "privatize_once"
     mode: ClassVar[str] = "ldp"
-    usage: ClassVar[str] = "mode=ldp [mechanism=laplace] [eps=1] [delta=1e-5] [trials=10000]"
+    usage: ClassVar[str] = """mode=ldp [mechanism=laplace] [eps=1] [trials=10000]
+                                  (mechanism=gaussian: also [delta=1e-5])"""
     explanation: ClassVar[str] = (
         "mode=ldp      uploads of two records a diameter apart, on a line and, from beyond the\n"
         "              ball, in the plane with other labels; mechanism=laplace or\n"

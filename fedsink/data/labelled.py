@@ -119,7 +119,7 @@ class LabelledData:
         """Returns the records under the label map of a run, by its `spec.relabel`.
 
         Raises:
-            DataError: a class of the run gets no record.
+            DataError: a class that was taken has no record.
         """
         if spec.relabel is None:
             return self
@@ -185,8 +185,8 @@ def checked_records(reading: Reading, spec: DataSpec) -> LabelledData:
                 f"shape {tuple(numbers.shape)}."
             )
     if values.dtype != torch.uint8:
+        values = values.to(torch.float32)  # before the check: a float64 may be infinite then
         _check_floats(values, spec)
-        values = values.to(torch.float32)
     return LabelledData(values.contiguous(), labels.to(torch.int64), users, slots)
 
 
@@ -233,7 +233,8 @@ def _check_floats(values: Tensor, spec: DataSpec) -> None:
 
 def number_of(name: str) -> int:
     """Returns a number in [0, 2⁶³) for a name: the leading bits of its SHA-256."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
+    content = name.encode(errors="surrogateescape")  # some names of files are not UTF-8
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
 
 
 def participants(path: str | Path) -> frozenset[int]:
@@ -249,7 +250,7 @@ def participants(path: str | Path) -> frozenset[int]:
     path = Path(path).expanduser()
     marks: dict[str, bool] = {}
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file, skipinitialspace=True, strict=True)
             for row in rows:
                 mark = row[1].strip() if len(row) == 2 else ""

@@ -23,6 +23,7 @@ from torch import Tensor
 from fedsink.data import dct
 from fedsink.errors import ConfigError
 from fedsink.registry import Registry
+from fedsink.values import as_float, checks
 
 # Points have no natural range; this one is public, and far beyond any point set in use.
 POINT_LIMIT = 128.0
@@ -55,11 +56,6 @@ class View(ABC):
         It holds for images in [0, 1] and for points whose coordinates are at most `POINT_LIMIT`.
         """
 
-    @property
-    def diagonal_bound(self) -> float:
-        """Public bound on the diagonal of a box, parallel to the axes, around images."""
-        return 2.0 * self.norm_bound * math.sqrt(self.dimension)
-
     @abstractmethod
     def __call__(self, images: Tensor) -> Tensor:
         """Maps images (N, C, H, W) in [0, 1], or points (N, d), to (N, D); differentiable."""
@@ -90,11 +86,6 @@ class PixelView(View):
         largest = POINT_LIMIT if len(self.shape) == 1 else 1.0
         return _ROOM * largest * math.sqrt(self.dimension)
 
-    @property
-    def diagonal_bound(self) -> float:
-        """Bound of twice the norm bound: the images fill the box."""
-        return 2.0 * self.norm_bound
-
     def __call__(self, images: Tensor) -> Tensor:
         """Returns (N, C·H·W)."""
         return images if len(self.shape) == 1 else 2.0 * images.flatten(1) - 1.0
@@ -116,7 +107,8 @@ class DctView(View):
         dc: keep the coefficient (0, 0).
 
     Raises:
-        ConfigError: for a shape that is not an image, a radius that keeps nothing, or r₀ ≤ 0.
+        ConfigError: for a shape that is not an image, a radius that keeps nothing, or r₀ outside
+            2⁻²⁰ to 2²⁰.
     """
 
     name: ClassVar[str] = "dct"
@@ -126,6 +118,7 @@ class DctView(View):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        checks.positive("view.radius", self.radius)
         if len(self.shape) != 3:
             raise ConfigError(
                 f"the DCT view needs images (channels, height, width), got shape {self.shape}; "
@@ -137,7 +130,7 @@ class DctView(View):
                 f"a larger radius."
             )
         weight = self.frequency_weight
-        if weight is not None and not 2.0**-20 <= weight <= 2.0**20:
+        if weight is not None and not 2.0**-20 <= as_float(weight) <= 2.0**20:
             raise ConfigError(
                 f"view.frequency_weight must be from 1e-6 to 1e6 or empty, got {weight}."
             )

@@ -33,12 +33,12 @@ from fedsink.evaluation.networks import (
     convolutions,
     epoch_cap,
     fit,
-    initialise,
     train_cnn,
     train_lenet,
     train_mlp,
 )
 from fedsink.evaluation.sets import Classifier, ClassifierTrainer, Report, TrainingSet, class_means
+from fedsink.models.layers import initialise
 
 
 def train_nearest_class_mean(

@@ -19,6 +19,7 @@ from torch.nn.utils import skip_init
 
 from fedsink.errors import DataError
 from fedsink.evaluation.sets import Classifier, Report, shuffled
+from fedsink.models.layers import initialise
 from fedsink.reporting.progress import duration
 
 HOLD_OUT = 0.1
@@ -284,19 +285,6 @@ def train_epoch(
         optimiser.zero_grad(set_to_none=True)
         functional.cross_entropy(network(images[batch]), labels[batch]).backward()
         optimiser.step()
-
-
-def initialise(network: nn.Module, generator: torch.Generator) -> None:
-    """Draws every weight and bias from U(-1/√fan_in, 1/√fan_in), PyTorch's default, in place.
-
-    Modules draw from the global generator when they are built; this lets them be built without
-    drawing (`torch.nn.utils.skip_init`) and be filled from `generator` instead.
-    """
-    for module in network.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            bound = 1 / math.sqrt(module.weight[0].numel())
-            for parameter in module.parameters():
-                nn.init.uniform_(parameter, -bound, bound, generator=generator)
 
 
 def logits(network: nn.Module, images: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class TrainingSet:
 
     @classmethod
     def of(cls, data: Labelled, *, classes: int, origin: Origin) -> TrainingSet:
-        """Checks the images and wrap them.
+        """Checks the images and wraps them.
 
         Raises:
             DataError: shapes, labels or sizes that do not fit, or fewer than 10 images.
@@ -99,7 +99,7 @@ class HeldOut:
     Guarantees:
         `fit_classifiers` refuses it.
         Its labels leave it only as the accuracy of a finished classifier.
-        A training set that holds its images is refused.
+        A training set is refused if more than a tenth of it are its images.
     """
 
     def __init__(self, data: Labelled, *, classes: int) -> None:

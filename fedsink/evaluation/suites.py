@@ -40,7 +40,7 @@ class Evaluation:
 
     Attributes:
         suite: its name.
-        classifiers: the set of classifiers and options, "ours" or "published".
+        classifiers: the set of classifiers and options, "ours", "published" or "dpimagebench".
         n: synthetic images drawn per run.
         seeds: one per run.
         train_images: number of real training images.

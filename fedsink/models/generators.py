@@ -106,7 +106,7 @@ def load(folder: str | Path) -> Generator:
             description["classes"],
             **description["options"],
         )
-    except (KeyError, TypeError, AttributeError, ModelError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RuntimeError) as error:
         raise ModelError(
             f"{folder / DESCRIPTION} describes no generator that fedsink {fedsink.__version__} "
             f"can build ({error})."

@@ -51,6 +51,7 @@ class Mlp(Generator):
             "conditional": conditional,
         }
         super().__init__(shape, classes, latent_dim, latent_law, options)
+        checked_sizes(self.name, latent_dim, *hidden)
         if output not in ("sigmoid", "linear"):
             raise ModelError(f"mlp output must be 'sigmoid' or 'linear', got {output!r}.")
         if output == "linear" and len(self.shape) == 3:
@@ -136,6 +137,7 @@ class DctMlp(Generator):
             "output_gain": output_gain,
         }
         super().__init__(shape, classes, latent_dim, latent_law, options)
+        checked_sizes(self.name, latent_dim, *hidden)
         if not hidden:
             raise ModelError("dct_mlp needs at least one hidden layer, got hidden=[].")
         basis = low_pass_basis(self.name, self.shape, radius)

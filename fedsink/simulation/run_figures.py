@@ -20,6 +20,7 @@ from fedsink.evaluation import (
     label_histogram,
     sliced_w2,
 )
+from fedsink.evaluation.classifiers import train_nearest_class_mean
 from fedsink.evaluation.downstream import FLOOR_IMAGES
 from fedsink.evaluation.image_quality import fid
 from fedsink.evaluation.inception import load_inception
@@ -30,7 +31,6 @@ from fedsink.evaluation.sets import (
     Report,
     TrainingSet,
     class_mean_set,
-    class_means,
 )
 from fedsink.evaluation.suites import RUNS, SUITES_OF
 from fedsink.pages.report_page import renew_report
@@ -258,9 +258,8 @@ def nearest_mean_accuracy(train: Labelled, test: Labelled) -> float:
         train: images (N, ...) and labels (N,), whose means are taken.
         test: images and labels.
     """
-    means, present = class_means(*train)
-    nearest = torch.cdist(test[0].flatten(1), means.flatten(1)).argmin(1)
-    return float((present[nearest] == test[1]).double().mean())
+    classify = train_nearest_class_mean(*train, classes=int(train[1].max()) + 1, seed=0)
+    return float((classify(test[0]) == test[1]).double().mean())
 
 
 def _points(finished: FinishedRun, n: int, seed: int, inception: Path | None) -> dict[str, Any]:

@@ -253,6 +253,21 @@ _BAD: dict[str, tuple[list[str], str]] = {
         ["simulate", "resume=x", "eps=3", "rounds=5"],
         "uses the configuration stored in that folder: leave out eps=3 rounds=5.",
     ),
+    "a key of another mode": (
+        ["simulate", *SMALL[:-2], "mode=ldp", "strategy.rows=20"],
+        "strategy.rows acts with strategy=dp_sinkhorn",
+    ),
+    "two objectives": (
+        [
+            "simulate",
+            *SMALL[:-2],
+            "-m",
+            "objective=metrics.loss",
+            "objective=metrics.epsilon",
+            "eps=1,3",
+        ],
+        "objective was given twice.",
+    ),
     "unknown command": (["simulat"], "unknown command 'simulat'. Did you mean simulate?"),
     "sample without run": (["sample", "out=x.npz"], "run= is missing"),
     "sample without out": (["sample", "run=x"], "out= is missing"),
@@ -327,11 +342,13 @@ def test_the_installed_script_refuses_in_the_same_way(fedsink: Command, tmp_path
 
 @pytest.mark.slow
 def test_an_empty_folder_of_the_users_own_stays(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    arguments = [*_LOCAL, "eps=0", "hydra.run.dir=mine/a/b"]
-    (outcome,) = run_many([(tmp_path, arguments)])
-    assert outcome.code == 2
-    assert outcome.left == ("mine",)
+    for name in ("mine", "été"):
+        folder = tmp_path / f"in {name}"
+        (folder / name).mkdir(parents=True)
+        arguments = [*_LOCAL, "eps=0", f"hydra.run.dir={name}/a/b"]
+        (outcome,) = run_many([(folder, arguments)])
+        assert outcome.code == 2
+        assert outcome.left == (name,)
 
 
 @pytest.mark.slow

@@ -37,13 +37,16 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[str]
         ["data=shapes", "mode=ldp", "conditional=false"],
         [*COUNTED, "clients=20"],
         ["data=shapes", "eps=inf"],
+        ["data=shapes", "eps=3", "clip=batch"],
     ],
 )
 def test_the_command_it_prints_can_be_typed(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     overrides, out = said(capsys, *arguments)
-    settings_of(Configuration.read(compose_config(overrides)), UNNAMED)
+    suggested = settings_of(Configuration.read(compose_config(overrides)), UNNAMED)
+    if "data=shapes" in arguments and "eps=3" in arguments:  # it follows the rule by itself
+        assert suggested == settings_of(Configuration.read(compose_config(arguments)), UNNAMED)
     assert overrides[: len(arguments)] == arguments
     for word in overrides[len(arguments) :]:
         key, _, value = word.partition("=")

@@ -97,6 +97,12 @@ def test_values_that_are_not_finite_are_refused(bad: float) -> None:
         checked(values, torch.tensor([0]), SPEC)
 
 
+def test_a_float64_that_float32_cannot_hold_is_refused() -> None:
+    spec = DataSpec("points", (2,), ("a",), 1)
+    with pytest.raises(DataError, match="finite"):
+        checked(torch.tensor([[1e39, 0.0]], dtype=torch.float64), torch.tensor([0]), spec)
+
+
 @pytest.mark.parametrize("bad", [-0.01, 1.5])
 def test_images_out_of_range_are_refused(bad: float) -> None:
     with pytest.raises(DataError, match=r"must lie in \[0, 1\], got values from"):

@@ -249,6 +249,8 @@ def test_only_images_need_a_basis_and_it_is_not_stored() -> None:
         ("mlp", (1, 8, 8), {"output": "linear"}, r"images are in \[0, 1\] and need 'sigmoid'"),
         ("dct_mlp", (2,), {}, r"dct_mlp makes images .* got shape \(2,\); use mlp"),
         ("dct_mlp", (1, 8, 8), {"hidden": []}, "at least one hidden layer"),
+        ("dct_mlp", (1, 8, 8), {"hidden": [0]}, "whole sizes from 1 to .*, got 0"),
+        ("mlp", (1, 8, 8), {"hidden": [4, 0]}, "whole sizes from 1 to .*, got 0"),
         ("dct_mlp", (1, 8, 8), {"radius": 0}, "positive radius, got 0"),
         ("dct_mlp", (1, 8, 8), {"output_gain": 0.0}, r"positive output_gain, got 0\.0"),
         ("conv", (2,), {}, r"conv makes images .* got shape \(2,\); use mlp"),

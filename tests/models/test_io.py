@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,17 @@ def test_torn_weights_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"name": "vae"}, {"classes": "four"}, {"options": {"depth": 1}}, {"options": 3}]
+    "change",
+    [
+        {"name": "vae"},
+        {"classes": "four"},
+        {"options": {"depth": 1}},
+        {"options": 3},
+        {"shape": ["a", 8, 8]},
+        {"shape": [1, math.inf, 8]},
+        {"options": {"hidden": [0]}},
+        {"options": {"hidden": [-1]}},
+    ],
 )
 def test_descriptions_of_no_generator_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     save(make(), tmp_path)

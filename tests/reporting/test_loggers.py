@@ -86,6 +86,13 @@ def test_csv(tmp_path: Path, picture: Path) -> None:
     assert rows[-1]["mean_noise_std"] == "0.25"
 
 
+@pytest.mark.parametrize(("start", "shown"), [("/home/me/start", False), ("public", True)])
+def test_no_path_of_this_machine_is_logged(tmp_path: Path, start: str, shown: bool) -> None:
+    config = {"start": start, "policy": "/home/me/p", "data": {"root": "/home/me", "name": "x"}}
+    logger = module.CSVLogger(tmp_path, config, {})
+    assert logger._config == {"data.name": "x"} | ({"start": start} if shown else {})
+
+
 def test_csv_begins_anew_without_a_checkpoint(tmp_path: Path) -> None:
     for _ in range(2):
         logger = loggers(["csv"], tmp_path, CONFIG, PRIVACY)

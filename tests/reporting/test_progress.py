@@ -303,3 +303,10 @@ def test_importing_the_package_is_light():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_standard_error_that_was_closed_before_the_program_began(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    with Progress(2, "central") as progress:
+        progress.update(1, loss=0.5)
+        progress.update(2, loss=0.25)

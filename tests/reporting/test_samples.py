@@ -50,6 +50,15 @@ def test_a_file_that_fails_half_way_is_not_there(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["../up", "/tmp/up", "a/b", "a\\b", "..", ".", "", "a\0"])
+def test_a_class_never_leaves_the_folder(tmp_path: Path, name: str) -> None:
+    """A run's classes may be a stranger's."""
+    images, labels = _pictures(2)
+    with pytest.raises(ConfigError, match="is no name of a folder"):
+        write_folder(tmp_path / "deep" / "x", images, labels * 0, [name])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
     images, labels = _pictures(2, channels=2)
     for write in (write_parquet, write_folder):

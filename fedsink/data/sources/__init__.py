@@ -61,8 +61,7 @@ def give(spec: DataSpec, split: Split, data: LabelledData) -> None:
 def load(spec: DataSpec, split: Split = "train") -> LabelledData:
     """Reads one split of a dataset, of the users that take part, and checks it.
 
-    The result is kept for the life of the process, so that a hundred simulated clients share one
-    copy.
+    The last eight results are kept, so that a hundred simulated clients share one copy.
 
     Raises:
         ConfigError: for an unknown source or split, or a list of users for a source without any.

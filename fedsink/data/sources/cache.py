@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, cast
@@ -31,23 +32,24 @@ def fill_once(folder: Path, fill: Callable[[Path], None]) -> Path:
     """
     if folder.is_dir():
         return folder
+    temporary = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    except OSError as error:
-        raise DataError(
-            f"the cache folder {folder.parent} cannot be written ({error.strerror}); "
-            f"set XDG_CACHE_HOME to a folder that can."
-        ) from error
-    try:
         fill(temporary)
         try:
             temporary.rename(folder)
         except OSError:
             if not folder.is_dir():
                 raise
+    except OSError as error:
+        raise DataError(
+            f"the cache folder {folder.parent} cannot be written ({error.strerror}); "
+            f"set XDG_CACHE_HOME to a folder that can."
+        ) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
@@ -80,9 +82,13 @@ def unpacked(root: Path, files: Sequence[Path]) -> Path:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                with _reader(source) as packed, target.open("wb") as plain:
+                packed = _reader(source)
+            except OSError as error:
+                raise DataError(f"{source} cannot be read ({error.strerror}).") from error
+            try:
+                with packed, target.open("wb") as plain:
                     shutil.copyfileobj(packed, plain, 1 << 20)
-            except (OSError, EOFError) as error:
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise DataError(
                     f"{source} cannot be unpacked ({error}); replace it with an intact copy."
                 ) from error

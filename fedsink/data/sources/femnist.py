@@ -140,7 +140,7 @@ def _decoded(files: list[Path]) -> _Decoded:
 
 
 def _checked(file: Path, writer: _Writer) -> _Decoded:
-    """Checks one writer's records and decode them: ink 255 on paper 0, uint8."""
+    """Checks one writer's records and decodes them: ink 255 on paper 0, uint8."""
 
     def wrong(fault: str) -> DataError:
         return DataError(
@@ -150,7 +150,7 @@ def _checked(file: Path, writer: _Writer) -> _Decoded:
     try:
         labels = np.asarray(writer.characters).reshape(-1)
         paper = np.array(writer.pixels, dtype=np.float32)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise wrong("has records that are not numbers, or of different lengths") from None
     if paper.shape[:1] != labels.shape or paper.size != len(labels) * _PIXELS:
         raise wrong(

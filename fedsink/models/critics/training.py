@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,9 @@ from torch import Tensor
 
 from fedsink.errors import ModelError
 from fedsink.models.critics.architectures import Critic
+from fedsink.values import Checks
+
+_checks = Checks(ModelError)
 
 
 @dataclass(frozen=True)
@@ -52,20 +54,11 @@ class CriticTraining:
             ("critics", 1), ("steps", 0), ("warm", 0), ("batch", 1), ("history", 1),
             ("warm_generator", 0),
         ):  # fmt: skip
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ModelError(f"{name} must be a whole number of at least {least}, not {value}.")
-        for name in ("lr", "penalty", "drift", "late", "mismatch"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ModelError(f"{name} must be a number, not {value!r}.")
-            if not 0.0 <= value < math.inf:
-                raise ModelError(f"{name} must be a finite number of at least 0, not {value}.")
-            object.__setattr__(self, name, float(value))
+            _checks.count(name, getattr(self, name), minimum=least)
+        for name in ("lr", "penalty", "drift"):
+            object.__setattr__(self, name, _checks.number(name, getattr(self, name)))
         for name in ("late", "mismatch"):
-            if getattr(self, name) > 1.0:
-                raise ModelError(f"{name} must lie in [0, 1], not {getattr(self, name)}.")
-
+            object.__setattr__(self, name, _checks.within(name, getattr(self, name), "[0, 1]"))
         if self.warm_generator and not self.steps:
             raise ModelError(
                 f"warm_generator={self.warm_generator} trains a generator against a critic that "

@@ -209,6 +209,8 @@ def test_only_users_that_the_list_marks_true_take_part(form: str, tmp_path: Path
     assert data.labels.tolist() == whole.labels[4:].tolist()
     assert torch.equal(data.values, whole.values[4:])
     assert set(data.users.tolist()) == {number_of("f0002_00"), number_of("f0003_12")}
+    by_excel = selected(tmp_path, "\ufefff0002_00, True\nf0003_12,True\n")
+    assert torch.equal(by_excel.values, data.values)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 import unicodedata
 from pathlib import Path
@@ -82,6 +83,13 @@ def test_a_slot_depends_only_on_a_pictures_name(tmp_path: Path) -> None:
     assert slots("less", "cat/d.png", colour=2) == {(0, 2): whole[0, 2]}
     assert slots("replaced", "cat/b.png", colour=7) == {(0, 7): whole[0, 1]}
     assert slots("relabelled", "owl/ward/c.png", colour=4) == {(2, 4): whole[1, 4]}
+
+
+def test_a_name_of_another_encoding_is_read(tmp_path: Path) -> None:
+    picture(tmp_path / "train" / "cat" / os.fsdecode(b"\xe9t\xe9.png"), (1, 1, 1))
+    data = load(spec(tmp_path), "train")
+    assert data.slots is not None
+    assert len(data.slots) == 1
 
 
 @pytest.mark.parametrize("size", [(12, 8), (8, 12), (3, 3), (5, 90), (4, 4), (1, 1)])

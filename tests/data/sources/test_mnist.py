@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import gzip
 import os
+import shutil
 import struct
 from pathlib import Path
 
@@ -150,6 +152,20 @@ def test_an_unwritable_cache_folder_is_reported(
         DataError, match=r"file/fedsink/unpacked cannot be written .*XDG_CACHE_HOME"
     ):
         load(spec(tmp_path / "data"), "train")
+
+
+def test_a_full_disk_is_not_blamed_on_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    write(tmp_path / "data")
+
+    def full(*files: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(DataError, match=r"unpacked cannot be written \(No space left on device\)"):
+        load(spec(tmp_path / "data"), "train")
+    assert not any(cache.rglob("*.*"))
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
