@@ -97,7 +97,7 @@ class Objective:
         return by_backend(self.backend, self.ground_cost, solver_named(self.solver))
 
     def check_plan(self, plan: CentralPlan) -> None:
-        """Refuses a library in a run whose clients solve no transport problem.
+        """Refuses a library where clients solve no transport problem, or one of fixed work.
 
         Raises:
             ConfigError: names the option that leaves the library nothing to do.

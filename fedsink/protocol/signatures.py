@@ -1,7 +1,7 @@
 """Signs requests of a named operator for one node, and verifies the signatures.
 
 A signature (ed25519) covers everything that a request says (its type, run, rounds, plan and rows,
-by `records.digest`; its trip of secure aggregation) and the name of the node that it is for.
+by `packing.digest`; its trip of secure aggregation) and the name of the node that it is for.
 """
 
 from __future__ import annotations

@@ -94,8 +94,16 @@ class FinishedRun:
                 raise ConfigError(
                     f"The run has no class {unknown[0]!r}: choose of {', '.join(self.names)}."
                 )
+            if not classes:
+                raise ConfigError("classes= names no class: name one, or leave it out.")
             chosen = torch.tensor([self.names.index(name) for name in classes])
-            prior = prior[chosen] / prior[chosen].sum()
+            prior = prior[chosen]
+            if not balanced and not prior.sum() > 0:
+                raise ConfigError(
+                    f"No record of {' or '.join(classes)} was found in training, so that nothing "
+                    "says how often to draw them: say balanced=true."
+                )
+            prior = prior / prior.sum()
         if balanced:
             return chosen[torch.arange(n) % len(chosen)][stream.child("order").permutation(n)]
         place = torch.searchsorted(prior.cumsum(0), stream.uniform(n).to(prior))
@@ -134,6 +142,8 @@ def shown_map(privacy: Mapping[str, Any]) -> Map | None:
     Args:
         privacy: of the run's privacy.json.
     """
+    if privacy.get("model") != "ldp":
+        return None  # also after a local start, whose map the run's own method does not know
     start = privacy.get("start")
     stated = (privacy, start if isinstance(start, Mapping) else {})
     maps = [map_from_dict(entry["map"]) for entry in stated if entry.get("map")]

@@ -73,7 +73,7 @@ class RecordedRun:
 
     @cached_property
     def rounds(self) -> tuple[dict[str, Any], ...]:
-        """metrics.jsonl: a record per round in their order; none before the first round.
+        """metrics.jsonl: a record for each message, in order; none before the first.
 
         A last line that a kill has torn, or that is being written just now, is left out.
         """

@@ -1,13 +1,13 @@
 """Weights before round 1, of a generator that was trained on public data.
 
-`adopt` copies them into a run's folder and returns what privacy.json says of them. Weights that
+`adopt` copies them into a run's folder, and `statement_of` returns what privacy.json says of them.
+Weights that
 private records trained are refused: a start from them would spend their ε again, unseen.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from fedsink.errors import ConfigError, FedsinkError, ModelError
 from fedsink.models import Generator, load
 from fedsink.models.generators import DESCRIPTION, WEIGHTS, sample
 from fedsink.privacy.randomness.noise import Stream
+from fedsink.reporting.output_files import write_atomic
 from fedsink.server.folder import check_sums, sha256_of
 
 FOLDER = "start"
@@ -50,7 +51,7 @@ def adopt(source: Path, folder: Path, generator: Generator) -> None:
     target = folder / FOLDER
     target.mkdir(exist_ok=True)
     for name in _FILES:
-        shutil.copyfile(source / name, target / name)
+        write_atomic(target / name, (source / name).read_bytes())
 
 
 def statement_of(source: Path) -> dict[str, Any]:

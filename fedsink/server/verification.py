@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,10 @@ def read_peers(path: Path) -> dict[str, str]:
         raise ConfigError(f'peers={path} must be a table [keys] with lines NAME = "ed25519:…".')
     names: dict[str, str] = {}
     for name, key in keys.items():
-        shown = shown_key(read_key(str(key)))
+        try:
+            shown = shown_key(read_key(str(key)))
+        except ConfigError as error:
+            raise ConfigError(f"peers={path}, {name}: {error}") from None
         if shown in names:
             raise ConfigError(f"peers={path}: {names[shown]} and {name} have one key.")
         names[shown] = name
@@ -262,10 +265,11 @@ def _check_nodes(
     statements = _statements(listed if isinstance(listed, list) else [], verdict)
     clients = plan.entries["clients"]
     clients = len(clients) if isinstance(clients, list) else int(clients)
-    _check_everybody(stated, statements, clients, verdict)
+    absent = _absent(stated, plan, clients)
+    _check_everybody(absent, statements, clients, verdict)
     for statement, key in statements:
         name = f"The node of client {statement.client}"
-        for reason in _charged_wrongly(statement, stated, plan, clients):
+        for reason in _charged_wrongly(statement, stated, plan, clients, absent):
             verdict.reasons.append(f"{name} {reason}.")
         if known is not None and key not in known:
             verdict.reasons.append(f"{name} signed with {key}, which is none of the known keys.")
@@ -298,13 +302,12 @@ def _statements(listed: Sequence[object], verdict: Verdict) -> list[tuple[Charge
 
 
 def _check_everybody(
-    stated: Mapping[str, Any],
+    absent: Collection[int],
     statements: Sequence[tuple[ChargeStatement, str]],
     clients: int,
     verdict: Verdict,
 ) -> None:
     """Refuses missing and doubled statements, and statements on other runs."""
-    absent = _absent(stated)
     numbers = Counter(statement.client for statement, _ in statements)
     missing = [k for k in range(clients) if k not in numbers]
     if unsigned := [k for k in missing if k not in absent]:
@@ -325,14 +328,18 @@ def _check_everybody(
 
 
 def _charged_wrongly(
-    statement: ChargeStatement, stated: Mapping[str, Any], plan: Restated, clients: int
+    statement: ChargeStatement,
+    stated: Mapping[str, Any],
+    plan: Restated,
+    clients: int,
+    absent: Collection[int],
 ) -> Iterator[str]:
     """Yields what contradicts the promise in one statement."""
     if not 0 <= statement.client < clients:
         yield f"is none of the run's {clients}"
     if statement.clients != clients:
         yield f"says that {statement.clients} clients take part, and privacy.json {clients}"
-    if not statement.charges and statement.client not in _absent(stated):
+    if not statement.charges and statement.client not in absent:
         yield "charged nothing for this run, and privacy.json says that it answered"
     most = _most(plan)
     for charge in statement.charges:
@@ -345,7 +352,9 @@ def _charged_wrongly(
         if charge.epsilon is not None and charge.epsilon > most * (1 + 1e-4):
             yield f"was charged ε = {charge.epsilon:.4g}, more than the {most:.4g} that is promised"
         delta, rounds = plan.entries["delta"], plan.entries["rounds"]
-        if charge.delta > 2 * delta * (1 + 1e-4):  # 2δ: a plan that may end early
+        if delta is None:
+            yield "was charged for a plan that protects nothing"
+        elif charge.delta > 2 * delta * (1 + 1e-4):  # 2δ: a plan that may end early
             yield f"was charged δ = {charge.delta:.4g}, more than twice the {delta:.4g} promised"
         if charge.rounds > rounds:
             yield f"answered {charge.rounds:.0f} rounds of a plan of {rounds}"
@@ -359,8 +368,8 @@ def _most(plan: Restated) -> float:
     return max(*bounds, entries.get("epsilon_without_aggregator", 0.0))
 
 
-def _absent(stated: Mapping[str, Any]) -> frozenset[int]:
-    """Returns the clients that answered no message, by privacy.json."""
+def _absent(stated: Mapping[str, Any], plan: Restated, clients: int) -> frozenset[int]:
+    """Returns the clients that answered no message in which they were asked, by privacy.json."""
     taken = stated.get("participation")
     if not isinstance(taken, dict) or not isinstance(taken.get("missed"), list):
         return frozenset()
@@ -372,7 +381,8 @@ def _absent(stated: Mapping[str, Any]) -> frozenset[int]:
         and isinstance(entry.get("client"), int)
         and isinstance(entry.get("messages"), int)
         and isinstance(every, int)
-        and entry["messages"] >= every
+        and 0 <= entry["client"] < clients
+        and entry["messages"] >= min(every, plan.asked(entry["client"]))
     )
 
 

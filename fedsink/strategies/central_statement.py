@@ -248,8 +248,8 @@ _NULL_WITHOUT_PRIVACY = (
 def unprotected_statement(plan: UnprotectedPlan, clients: int) -> dict[str, Any]:
     """Returns the content of privacy.json for the central mode without clip and noise.
 
-    It has the keys of `central_statement`, and null for every number of a guarantee: JSON has no ∞,
-    and a reader that looks for a number should find none.
+    It has the keys of `central_statement` without a capacity, and null for every number of a
+    guarantee: JSON has no ∞, and a reader that looks for a number should find none.
 
     Args:
         plan: the plan that every client runs.
@@ -259,7 +259,7 @@ def unprotected_statement(plan: UnprotectedPlan, clients: int) -> dict[str, Any]
     return {
         "model": "central",
         **dict.fromkeys(_NULL_WITHOUT_PRIVACY),
-        "mechanism": "none: gradients of the generated images, neither clipped nor noised (ε = ∞)",
+        "mechanism": "none: neither clip nor noise (ε = ∞)",
         "clip": "none",
         "sigma": 0.0,
         "noise_std": 0.0,

@@ -24,7 +24,7 @@ from fedsink.privacy import (
     CentralPlan,
     NoiseShare,
     PrivacyPlan,
-    Stream,
+    TurnSchedule,
     UnprotectedPlan,
     capacity_for,
 )
@@ -99,15 +99,20 @@ class CentralSettings(StrategySettings):
                 parts = self.plan.schedule.cohorts
                 raise ConfigError(
                     f"clients={self.clients} are asked in {parts} parts, some of which have one "
-                    "client, and a masked sum needs two: say strategy.schedule=joint, or "
+                    f"client, and a masked sum needs two: say {self._fewer_parts}, or "
                     f"clients={2 * parts} or more."
                 )
             if cohort - spared < least:
                 raise ConfigError(
                     f"Under masks at least {least} of the {cohort} clients that are asked the same "
                     f"must answer, and noise.tolerate_dropouts={spared} leaves {cohort - spared}: "
-                    "lower it, choose more clients, or strategy.schedule=joint."
+                    f"lower it, choose more clients, or {self._fewer_parts}."
                 )
+
+    @property
+    def _fewer_parts(self) -> str:
+        of_turns = self.plan.schedule.name == TurnSchedule.name
+        return "fewer strategy.turns" if of_turns else "strategy.schedule=joint"
 
     @property
     def enough(self) -> Quorum:
@@ -347,10 +352,6 @@ class CentralRounds(RoundStrategy):
     def epsilon_bound(self) -> float:
         """Returns ε of the rounds so far; before the last round a cheap Rényi upper bound."""
         return self.settings.plan.epsilon_bound_after(self.round, self.settings.accountant)
-
-    def latent_stream(self, purpose: str, number: int) -> Stream:
-        """Returns the server's randomness of one round."""
-        return Stream(self._key, purpose, number)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Returns weights, moments and average."""

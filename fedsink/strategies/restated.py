@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from fedsink.strategies.central_statement import (
     central_statement,
     unprotected_statement,
 )
+from fedsink.strategies.gs_wgan.settings import published_claim
 from fedsink.strategies.methods import STRATEGIES
 from fedsink.strategies.privatize_once.settings import local_statement
 
@@ -36,12 +37,14 @@ class Restated:
 
     Attributes:
         entries: of privacy.json, numbers and words.
-        epsilons: ε at the plan's δ by each accountant that has a bound; none where nothing is
-            protected.
+        epsilons: ε at the plan's δ by each accountant that has a bound (prv only up to 20,000 uses,
+            or where the run named it); none where nothing is protected.
+        asked: number of messages in which a client is asked, at most.
     """
 
     entries: Mapping[str, Any]
     epsilons: Mapping[str, float]
+    asked: Callable[[int], int]
 
 
 def restated(stated: Mapping[str, Any]) -> Restated:
@@ -74,10 +77,18 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
         raise ConfigError("its plan has entries that no plan has")
     domain.ROUNDS.check_count(plan.rounds)
     clients = _clients(len(stated["clients"]))
+
+    def asked(client: int) -> int:
+        return (
+            plan.rounds
+            if plan.schedule.published
+            else plan.schedule.answered(client, plan.rounds + 1)
+        )
+
     if not plan.protected:
         entries = unprotected_statement(plan, clients)
         del entries["mechanism"]
-        return Restated(entries, {})
+        return Restated(entries, {}, asked)
     accountant, shared = str(stated["accountant"]), stated.get("noise_share")
     share = LOCAL_NOISE
     integers: tuple[IntegerGaussian, ...] = ()
@@ -91,11 +102,12 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
         plan, clients, str(stated["noise"]), accountant, share, _sample(stated.get("method")),
         integers,
     )  # fmt: skip
+    entries |= published_claim(plan)
     del entries["mechanism"]  # methods say more of it than the plan
     names = plan.cost.accountants(plan.rate)
     if plan.uses > _PRV_USES and accountant != "prv":
         names = tuple(name for name in names if name != "prv")
-    return Restated(entries, {name: plan.epsilon(name) for name in names})
+    return Restated(entries, {name: plan.epsilon(name) for name in names}, asked)
 
 
 def _integers(
@@ -122,7 +134,7 @@ def _local(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
         entries["shuffling"] = shuffling_statement(
             plan.total_epsilon, plan.delta, behind["reports"], behind["delta"]
         )
-    return Restated(entries, epsilons)
+    return Restated(entries, epsilons, lambda client: 1)
 
 
 def _clients(number: object) -> int:
@@ -146,6 +158,6 @@ def agree(expected: float, stated: object) -> bool:
     return (
         isinstance(stated, int | float)
         and not isinstance(stated, bool)
-        and abs(stated) < _BEYOND  # a longer whole number is no float
+        and max(abs(stated), abs(expected)) < _BEYOND  # a longer whole number is no float
         and math.isclose(expected, stated, rel_tol=1e-4, abs_tol=1e-300)
     )

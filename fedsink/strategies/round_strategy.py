@@ -46,6 +46,7 @@ class RoundStrategy(Strategy):
     """
 
     Settings: ClassVar[type[StrategySettings]]
+    _key: bytes
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class RoundStrategy(Strategy):
         Raises:
             ClientError: a node does not answer, two nodes state one client, or more clients are
                 missing than the quorum allows.
+            ProtocolVersionError, ValueError: a node's answer does not say which client it is.
         """
         if isinstance(grid, Roster):
             found = grid.roster()
@@ -101,7 +103,10 @@ class RoundStrategy(Strategy):
         found: dict[int, int] = {}
         for reply in grid.send_and_receive([identity_query(node) for node in grid.get_node_ids()]):
             check(reply, "saying which client it is")
-            found[stated_client(reply.content)] = reply.metadata.src_node_id
+            client, node = stated_client(reply.content), reply.metadata.src_node_id
+            if client in found:
+                raise ClientError(f"The nodes {found[client]} and {node} both are client {client}.")
+            found[client] = node
         return found
 
     def answers(
@@ -159,10 +164,15 @@ class RoundStrategy(Strategy):
         Args:
             number: of the message, from 1.
         """
-        self.note_absent(range(self.clients))
+        self.note_absent(self.asked)
         self.void += 1
         self.round = min(self.rounds_per_message * number, self.rounds)
         return MetricRecord()
+
+    @property
+    def asked(self) -> Sequence[int]:
+        """The clients that the present exchange is for, including those out of reach."""
+        return range(self.clients)
 
     def note_absent(self, clients: Sequence[int]) -> None:
         """Counts clients whose answers are not part of this exchange."""
@@ -187,9 +197,9 @@ class RoundStrategy(Strategy):
         """Returns an upper bound on `epsilon_so_far` that is cheap enough for every round."""
         return self.epsilon_so_far()
 
-    @abstractmethod
     def latent_stream(self, purpose: str, number: int) -> Stream:
-        """Returns keyed randomness of the server (not secret)."""
+        """Returns keyed randomness of the server (not secret) for one round or step."""
+        return Stream(self._key, purpose, number)
 
     @abstractmethod
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -53,7 +53,7 @@ class Quorum:
             return max(1, clients - self.spare)
         if isinstance(self.value, int):
             return min(self.value, clients)
-        return math.ceil(self.value * clients - 1e-9)  # 0.56 · 25 is 14.000000000000002
+        return max(1, math.ceil(self.value * clients - 1e-9))  # 0.56 · 25 is 14.000000000000002
 
 
 def check_quorum(value: float | None, clients: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedsink.data.maps import L2Ball, Map, PooledPower
 from fedsink.data.spec import DataSpec
+from fedsink.errors import ConfigError
 from fedsink.models import Observation, build
 from fedsink.models.observation import LowPassNoise
 from fedsink.server import finished
@@ -42,16 +43,18 @@ def test_the_wider_of_two_bands_is_shown() -> None:
     """A public start may have learnt more of a picture than private records tell."""
     narrow, wide = (PooledPower((1, 4, 4), block) for block in (2, 3))
     assert shown_map({}) is None
-    assert shown_map({"map": narrow.to_dict()}) == narrow
+    assert shown_map({"model": "ldp", "map": narrow.to_dict()}) == narrow
     for own, start in ((narrow, wide), (wide, narrow)):
-        assert shown_map({"map": own.to_dict(), "start": {"map": start.to_dict()}}) == wide
+        stated = {"map": own.to_dict(), "start": {"map": start.to_dict()}}
+        assert shown_map({"model": "ldp", **stated}) == wide
+        assert shown_map({"model": "central", "start": stated["start"]}) is None
 
 
 @pytest.mark.parametrize("start", [None, 5, "map", [1], {}, {"map": None}, {"records": 3}])
 def test_a_start_without_a_map_shows_the_run_s_own_band(start: object) -> None:
     own = PooledPower((1, 4, 4), 2)
-    assert shown_map({"map": own.to_dict(), "start": start}) == own
-    assert shown_map({"start": start}) is None
+    assert shown_map({"model": "ldp", "map": own.to_dict(), "start": start}) == own
+    assert shown_map({"model": "ldp", "start": start}) is None
 
 
 def test_pictures_are_drawn_beside_others_as_in_training(
@@ -80,6 +83,16 @@ def test_labels_follow_the_prior_or_are_balanced(tmp_path: Path) -> None:
     balanced = run.draw(20, 0, balanced=True)[1]
     assert torch.bincount(balanced).tolist() == [7, 7, 6]
     assert not torch.equal(balanced, torch.arange(20) % 3)  # in no order that a split could follow
+
+
+def test_classes_that_say_nothing_of_their_frequency_are_refused(tmp_path: Path) -> None:
+    run = of_run(tmp_path, [1.0, 0.0, 0.0])
+    with pytest.raises(ConfigError, match=r"No record of b or c .*: say balanced=true"):
+        run.draw(10, 0, classes=["b", "c"])
+    counts = torch.bincount(run.draw(10, 0, classes=["b", "c"], balanced=True)[1])
+    assert counts.tolist() == [0, 5, 5]
+    with pytest.raises(ConfigError, match="names no class"):
+        run.draw(10, 0, classes=[])
 
 
 def test_the_seed_decides_the_pictures(tmp_path: Path) -> None:

@@ -372,7 +372,7 @@ def test_a_snapshot_shows_the_band_that_was_released(
     strategy = build_strategy(make_settings("central", tmp_path))
     folder = folder_at(tmp_path / "run")
     band = L2Ball(strategy.generator.shape, 0.5)
-    for privacy in ({}, {"map": band.to_dict()}):
+    for privacy in ({}, {"model": "ldp", "map": band.to_dict()}):
         folder.write(folder.privacy, privacy)
         loop.snapshot(strategy, folder, ("a", "b"))
     whole, cut = shown

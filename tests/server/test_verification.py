@@ -58,6 +58,7 @@ HONEST = {
     "gs_wgan": ("strategy=gs_wgan", *CENTRAL),
     "gs_wgan at a rate": ("strategy=gs_wgan", "rate=0.5", *CENTRAL),
     "gs_wgan in turns": ("strategy=gs_wgan", "strategy.turns=2", *CENTRAL),
+    "gs_wgan published": ("experiment=gs_wgan_published_digits",),
     "ldp": ("mode=ldp", "clients=2"),
     "ldp without labels": ("mode=ldp", "clients=2", "conditional=false"),
     "ldp gaussian": ("mode=ldp", "clients=2", "mechanism=gaussian", "delta=1e-5"),
@@ -361,10 +362,15 @@ def test_a_key_that_nobody_knows_is_a_reason(handed: Callable[..., Path]) -> Non
     assert refuted(verdict_on(folder, known), "none of the known keys", KEYS[3].shown)
 
 
-def test_a_client_that_never_answered_needs_no_statement(handed: Callable[..., Path]) -> None:
-    stated = promised(*CENTRAL, noise="node")
-    for missed, verdict in ((2, VERIFIED), (1, REFUTED)):
-        taken = {"messages": 2, "missed": [{"client": 1, "messages": missed}]}
+@pytest.mark.parametrize(
+    ("name", "messages", "asked"), [("class", 2, 2), ("ldp", 800, 1), ("gs_wgan in turns", 20, 10)]
+)
+def test_a_client_that_never_answered_needs_no_statement(
+    handed: Callable[..., Path], name: str, messages: int, asked: int
+) -> None:
+    stated = promised(*HONEST[name], noise="node")
+    for missed, verdict in ((asked, VERIFIED), (asked - 1, REFUTED)):
+        taken = {"messages": messages, "missed": [{"client": 1, "messages": missed}]}
         folder = handed({**stated, "participation": taken}, [signed(stated, 0)])
         assert verdict_on(folder).verdict == verdict
 
@@ -389,6 +395,26 @@ def test_a_node_that_vouches_for_no_aggregation_is_charged_for_its_reply_alone(
             for k in range(20)
         ]  # fmt: skip
         assert verdict_on(handed(stated, nodes)).verdict == verdict
+
+
+def test_a_charge_for_a_run_that_protects_nothing_is_a_reason(handed: Callable[..., Path]) -> None:
+    stated = promised("eps=inf", "clients=2", "rounds=20", noise="node")
+    charge = {"epsilon": 1.0, "delta": 1e-5, "adjacency": "add-remove"}
+    nodes = [signed(stated, k, **charge) for k in range(2)]
+    verdict = verdict_on(handed(stated, nodes))
+    assert verdict.verdict == REFUTED
+    assert any("was charged for a plan that protects nothing" in r for r in verdict.reasons)
+
+
+def test_long_whole_numbers_in_a_plan_are_no_traceback(handed: Callable[..., Path]) -> None:
+    stated = promised(*HONEST["ldp"])
+    for place in (stated["plan"]["map"]["shape"], stated["plan"], stated["plan"]["map"]):
+        before = copy.copy(place)
+        for name in range(len(place)) if isinstance(place, list) else list(place):
+            place[name] = 10**400
+            verdict = verdict_on(handed(stated)).verdict
+            assert verdict == (VERIFIED if name == "classes" else REFUTED)  # ε holds for any number
+            place[name] = before[name]
 
 
 def test_long_whole_numbers_are_no_traceback(handed: Callable[..., Path]) -> None:
@@ -436,7 +462,7 @@ def test_peers_are_read_strictly(tmp_path: Path) -> None:
     assert read_peers(path) == {KEYS[0].shown: "a", KEYS[1].shown: "ward 2"}
     for text, words in (
         ("[keys]", "must be a table"), ("[other]\na = 1", "must be a table"), ("{", "is no TOML"),
-        ('[keys]\na = "x"', "is no public key"),
+        ('[keys]\na = "x"', "toml, a: 'x' is no public key"),
         (f'[keys]\na = "{KEYS[0].shown}"\nb = "{KEYS[0].shown}"', "a and b have one key"),
     ):  # fmt: skip
         path.write_text(text)

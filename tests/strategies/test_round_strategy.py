@@ -122,9 +122,8 @@ def test_every_message_that_a_client_misses_is_counted(make_central: Make, make_
 
 def test_signal_to_noise_counts_those_who_answered(make_central: Make) -> None:
     settings = make_central(clients=6).settings
-    alone = settings.signal_to_noise(1e9)["signal_to_noise"]
-    assert settings.signal_to_noise(1e9, 1, [2, 2, 2])["signal_to_noise"] == pytest.approx(alone)
-    less = settings.signal_to_noise(1e9, 1, [1, 0, 1])["signal_to_noise"]
+    alone = settings.signal_to_noise(1e9, [2, 2, 2])["signal_to_noise"]
+    less = settings.signal_to_noise(1e9, [1, 0, 1])["signal_to_noise"]
     assert less == pytest.approx(alone * (1.5 / 2) ** 0.5, rel=1e-3)
 
 
@@ -177,3 +176,30 @@ def test_shared_noise_needs_everybody(make_central: Make) -> None:
     with pytest.raises(ConfigError, match=r"leave strategy\.quorum=2 out"):
         replace(settings, share=shared, quorum=2)
     assert replace(settings, share=shared).quorum is None
+
+
+def test_a_void_message_is_missed_by_those_who_were_asked(make_central: Make) -> None:
+    strategy = make_central(clients=3)
+    strategy.skip(1)
+    assert strategy.missed == {0: 1, 1: 1, 2: 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(strategy), "asked", [1])
+        strategy.skip(2)
+    assert strategy.missed == {0: 1, 1: 2, 2: 1}
+
+
+def test_two_nodes_that_are_one_client_are_refused(make_central: Make, make_grid: Make) -> None:
+    class Doubled:
+        """A grid without a roster, whose last node calls itself by the first one's number."""
+
+        def __init__(self) -> None:
+            self.grid = make_grid()
+            self.get_node_ids = self.grid.get_node_ids
+
+        def send_and_receive(self, messages: Any, **options: Any) -> list[Any]:
+            replies = list(self.grid.send_and_receive(messages, **options))
+            replies[-1].content = replies[0].content
+            return replies
+
+    with pytest.raises(ClientError, match="both are client 0"):
+        make_central().discover(Doubled())

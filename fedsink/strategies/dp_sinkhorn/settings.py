@@ -191,23 +191,17 @@ class DPSinkhornSettings(CentralSettings):
         """Divisor of the clients' mean, which is a sum over records with `clip=record`."""
         return self.nominal_batch if self.plan.clip.per_record else 1.0
 
-    def signal_to_noise(
-        self, energy: float, rounds: int = 1, answers: Sequence[int] | None = None
-    ) -> dict[str, float]:
+    def signal_to_noise(self, energy: float, answers: Sequence[int]) -> dict[str, float]:
         """Estimates ‖signal‖/‖noise‖ of the clients' mean gradients, as `signal_to_noise`.
 
         Args:
             energy: squared norm of the mean gradients of all blocks.
-            rounds: number of the plan's rounds that they are from.
-            answers: number of answers about each block of each round; None: from everybody.
+            answers: number of answers about each block of each round.
 
         Returns:
             {} without noise.
         """
-        blocks = self.layout.blocks
-        means = rounds * blocks * blocks / self.clients
-        if answers is not None:
-            means = sum(1 / count for count in answers if count)
+        means = sum(1 / count for count in answers if count)
         return signal_to_noise(energy, self.use_size * self.mean_noise_variance * means)
 
     @property

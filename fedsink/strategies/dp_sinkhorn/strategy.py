@@ -8,7 +8,7 @@ The algorithm in the paper's order, and the place that computes each step:
 | 2 | self term −Ŵ(X[0:n], X[n′:n+n′]) (Definition 4.3) | `SelfTerm.__call__` |
 | 3 | sample records Y; ∂/∂X of 2Ŵ(X[0:n], Y) and self term; clip to Δ; noise 2Δσ | a client |
 | 4 | mean over clients; the self term's gradient at rows that no client sees | `RoundRows` |
-| 5 | backpropagate the gradient at X into θ (line 9), one step of Adam | `Trainer.step` |
+| 5 | backpropagate the gradient at X into θ (line 9), one step of the optimiser | `Trainer.step` |
 
 `configure_train` is steps 1 and 2, and asks the clients for step 3
 (`fedsink/clients/dp_sinkhorn.py`); `aggregate_train` is steps 4 and 5. Only step 3 sees private
@@ -104,7 +104,7 @@ class DPSinkhorn(CentralRounds):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Averages the replies per round and class, adds the self term, takes one Adam step."""
+        """Averages the replies per round and class, adds the self term, takes one step."""
         if self._points is None:
             raise ClientError(f"Replies for round {server_round} came before its request.")
         first, last = self._rounds[0].round, self._rounds[-1].round
@@ -132,7 +132,7 @@ class DPSinkhorn(CentralRounds):
         return None, MetricRecord(
             {
                 "loss": float((gradient.square().sum() / uses).sqrt()),
-                **self.settings.signal_to_noise(energy, uses, answers if self.absent else None),
+                **self.settings.signal_to_noise(energy, answers),
                 **self._mean_noise(min(answers)),
             }
         )

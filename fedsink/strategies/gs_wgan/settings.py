@@ -186,7 +186,7 @@ class GSWGANSettings(CentralSettings):
         critics: dict[str, Any] = {"critics": self.critics.training.critics, "adjacencies": also}
         if self.plan.rate < 1.0:
             critics["mechanism"] = f"Poisson-subsampled {self.sample.mechanism}"
-        return {**stated, **critics, **self._claim(self.plan)}
+        return {**stated, **critics, **published_claim(self.plan)}
 
     def notice(self, stated: Mapping[str, Any]) -> str | None:
         """Returns the ε proved of the published form, beside the ε claimed of it."""
@@ -197,29 +197,30 @@ class GSWGANSettings(CentralSettings):
             f"{stated['epsilon_published']:.4g} is {_CLAIM}."
         )
 
-    def _claim(self, plan: PrivacyPlan) -> dict[str, Any]:
-        """Returns the entries of privacy.json for only the published form."""
-        clip, schedule = plan.clip, plan.schedule
-        if not isinstance(clip, RowClip) or not isinstance(schedule, PickSchedule):
-            return {}
-        sigma = plan.noise_std / (2.0 * clip.bound)
-        claimed = gs_wgan_epsilon(
-            sigma, uses=plan.rounds * clip.rows, critics=schedule.clients, delta=plan.delta
-        )
-        return {
-            "mechanism": (
-                "Gaussian on one critic's gradient at the generated images, each row of which is "
-                "clipped by itself"
-            ),
-            "row_sigma": sigma,
-            "pick_seed": schedule.seed,
-            "epsilon_published": claimed,
-            "epsilon_published_meaning": _CLAIM,
-        }
-
 
 _CLAIM = "the paper's claim (Theorem A.1), not proved"
 _Mechanism = tuple[ClipOfCritics, Schedule, float | None]
+
+
+def published_claim(plan: PrivacyPlan) -> dict[str, Any]:
+    """Returns the entries of privacy.json for only the published form; {} for any other plan."""
+    clip, schedule = plan.clip, plan.schedule
+    if not isinstance(clip, RowClip) or not isinstance(schedule, PickSchedule):
+        return {}
+    sigma = plan.noise_std / (2.0 * clip.bound)
+    claimed = gs_wgan_epsilon(
+        sigma, uses=plan.rounds * clip.rows, critics=schedule.clients, delta=plan.delta
+    )
+    return {
+        "mechanism": (
+            "Gaussian on one critic's gradient at the generated images, each row of which is "
+            "clipped by itself"
+        ),
+        "row_sigma": sigma,
+        "pick_seed": schedule.seed,
+        "epsilon_published": claimed,
+        "epsilon_published_meaning": _CLAIM,
+    }
 
 
 def _all_critics(config: Configuration) -> _Mechanism:
@@ -260,6 +261,10 @@ def _published(config: Configuration) -> _Mechanism:
             "of them out."
         )
     clip = RowClip(chosen["bound"], checks.count("strategy.rows", chosen["rows"]))
+    if sigma is not None and config.eps == math.inf:
+        raise ConfigError(
+            f"eps=inf adds no noise, so strategy.row_sigma={sigma} has no meaning: leave one out."
+        )
     if sigma is not None:
         sigma = checks.positive("strategy.row_sigma", chosen["row_sigma"], also="null or ")
         sigma /= math.sqrt(clip.rows)
@@ -312,4 +317,6 @@ def _renyi(rate: float, variance: float, order: int) -> float:
 
 
 def _log_expm1(value: float) -> float:
+    if value < 1.0:  # 1 − e^(−x) would round to 0
+        return math.log(math.expm1(value))
     return value + math.log1p(-math.exp(-value))

@@ -21,7 +21,7 @@ The client's half is `fedsink/clients/gs_wgan.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -137,6 +137,11 @@ class GSWGAN(CentralRounds):
                 **self._mean_noise(answered.clients),
             }
         )
+
+    @property
+    def asked(self) -> Sequence[int]:
+        """The clients whose turn it is."""
+        return self._turn
 
     def _members(self, round: int, grid: Grid) -> tuple[dict[int, int], int]:
         """Returns client → node of the connected clients whose turn it is, and the quorum."""

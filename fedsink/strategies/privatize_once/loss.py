@@ -157,8 +157,8 @@ class LabelStrata:
     was: so Theorem 1 holds within every stratum, and the minimiser of
     Σ_c P(ỹ = c) W_{c,λ}(P_{f(G) | c}, P_{Y | c}) is the labelled distribution before both
     channels. It needs Q to be invertible and the prior π. A step of b records in C strata solves C
-    problems of b/C points instead of one of b: the points of a class lie as densely as in C
-    times the batch, at the same cost in pairs of b/√C.
+    problems of b/C points instead of one of b: the points of a class lie as densely as with a
+    batch of C·b, and b²/C pairs are compared instead of b².
 
     Without labels there is one stratum.
 
@@ -261,8 +261,9 @@ def denoised(images: Tensor, std: float) -> Tensor:
     """Returns images with every detail d replaced by sign(d)·max(|d| − t, 0), t = std·√(2 ln n).
 
     The universal threshold of Donoho and Johnstone (1994) for n pixels (channels included) with
-    white noise of standard deviation `std`: pure noise stays below it almost surely. The
-    averages are kept. The threshold is public, so this is post-processing.
+    white noise of standard deviation `std`. Of pictures of pure Gaussian noise, five in six of 784
+    pixels keep no detail; Laplace noise passes more often. The averages are kept. The threshold is
+    public, so this is post-processing.
 
     Args:
         images: (N, C, H, W).

@@ -3,7 +3,7 @@
 1. Clients privatize their records once and upload them, chunk by chunk       `collect`
 2. In every step, draw privatized records Y and generated points X = f(G_θ(z, labels))  `_batch`
 3. W_{c,λ}(X, Y) and its gradient at X (Theorem 1)                            `LocalLoss`
-4. Backpropagate the gradient into θ, one step of Adam                        `Trainer.step`
+4. Backpropagate the gradient into θ, one step of the optimiser               `Trainer.step`
 
 Only step 1 meets records, at `fedsink/clients/privatize_once.py`. All later steps are
 post-processing: their number costs no ε.
@@ -70,10 +70,6 @@ class PrivatizeOnce(RoundStrategy):
     def epsilon_so_far(self) -> float:
         """Returns the whole ε once records arrived: training releases nothing more."""
         return self.settings.plan.total_epsilon if len(self._values) else 0.0
-
-    def latent_stream(self, purpose: str, number: int) -> Stream:
-        """Returns the server's randomness of one step."""
-        return Stream(self._key, purpose, number)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -260,7 +260,7 @@ def test_the_reduced_published_run_is_what_its_name_says() -> None:
         (["capacity=5"], "clip=row draws no batch of records, so capacity=5"),
         (["strategy.row_sigma=1", "sigma=1"], "strategy.row_sigma=1 and sigma=1 both state"),
         (["strategy.row_sigma=0"], "strategy.row_sigma must be null or a positive number"),
-        (["strategy.row_sigma=1", "eps=inf"], "eps=inf adds no noise"),
+        (["strategy.row_sigma=1", "eps=inf"], "eps=inf adds no noise, so strategy.row_sigma=1 has"),
         (["strategy.row_sigma=9", "eps=1", "rounds=20000"], "cost ε = .*, not eps=1: leave one"),
         (["strategy.rows=0"], "strategy.rows must be a whole number of at least 1"),
         (["noise.tolerate_dropouts=1"], "noise.tolerate_dropouts=1 belongs to noise.share"),
