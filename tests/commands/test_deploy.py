@@ -188,7 +188,7 @@ def test_a_superlink_that_cannot_be_reached_is_named(
         (("seed=1",), "takes no seed=1: every node draws its own noise"),
         (("data.root=x",), "the server sees no data"),
         (("engine=ray",), "runs on real nodes: leave out engine=ray"),
-        (("generator.hidden=x",), "generator=dct_mlp cannot be built"),
+        (("generator.hidden=x",), "dct_mlp needs whole sizes from 1 to"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_submitted(

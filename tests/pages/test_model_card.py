@@ -44,3 +44,9 @@ def test_real_data_stand_beside_the_generator_and_class_means_do_not(begin: Begi
 @pytest.mark.medium
 def test_points_are_not_observed(begin: Begin) -> None:
     assert "observation model" not in card(begin, "mode=ldp", "data=half_circle")
+
+
+@pytest.mark.medium
+def test_pictures_without_an_observation_model_are_not_said_to_have_one(begin: Begin) -> None:
+    keys = [f"observation.{key}" for key in ("deformation.std=0", "noise.std=0", "latent_range=1")]
+    assert "with its observation model" not in card(begin, "mode=central", *keys)
