@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedsink.commands.command_keys import parse
 from fedsink.errors import ConfigError
+from fedsink.reporting.displays import printable
 
 HELP = """Usage: fedsink compare run=[A,B,…] [out=compare.html]
        fedsink compare run=SWEEP|STUDY [out=…]
@@ -42,7 +43,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     place = Path(named[0]).expanduser() if len(named) == 1 else Path()
     out = Path(keys["out"]).expanduser() if keys.get("out") else place / NAME
     comparison.write(out.resolve())
-    print(comparison.text())
+    print("\n".join(map(printable, comparison.text().split("\n"))))
     print(out)
     return 0
 

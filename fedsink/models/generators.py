@@ -9,7 +9,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,19 +99,19 @@ def load(folder: str | Path) -> Generator:
 
     folder = Path(folder)
     description = _read(folder / DESCRIPTION, json.loads)
+    tensors = _read(folder / WEIGHTS, from_bytes)
     try:
-        generator = build(
-            description["name"],
-            tuple(description["shape"]),
-            description["classes"],
-            **description["options"],
-        )
+        what = description["name"], tuple(description["shape"]), description["classes"]
+        # Before anything is built: a received description may name sizes beyond any memory.
+        needed, there = parameter_count(*what, **description["options"]), _numel(tensors)
+        if needed > there:
+            raise ModelError(f"it has {needed} weights, and {WEIGHTS} holds {there} numbers")
+        generator = build(*what, **description["options"])
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RuntimeError) as error:
         raise ModelError(
             f"{folder / DESCRIPTION} describes no generator that fedsink {fedsink.__version__} "
             f"can build ({error})."
         ) from error
-    tensors = _read(folder / WEIGHTS, from_bytes)
     try:
         generator.load_state_dict(tensors)
     except RuntimeError as error:
@@ -121,6 +121,10 @@ def load(folder: str | Path) -> Generator:
             f"describes ({reason})."
         ) from error
     return generator
+
+
+def _numel(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors.values())
 
 
 def _read(path: Path, parse: Callable[[bytes], Any]) -> Any:
@@ -171,7 +175,8 @@ def sample(
     A generator without BatchNorm makes each row from its z and label only, so the first rows do
     not depend on n, and the batch size changes results by rounding at most. With BatchNorm rows
     depend on their batch: every batch has `batch_size` rows whose classes follow `mix`, as in
-    training, whatever the distribution of `labels`. Rows that complete a batch are dropped, so
+    training, whatever the distribution of `labels` (a class that `mix` leaves out gets one row of
+    a batch more). Rows that complete a batch are dropped, so
     pictures of a single class look as in training.
 
     Args:

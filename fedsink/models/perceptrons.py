@@ -14,6 +14,9 @@ from fedsink.data import dct
 from fedsink.errors import ModelError
 from fedsink.models.generator_base import Generator, LatentLaw, checked_sizes
 from fedsink.models.layers import batch_norm_1d, class_inputs, initialise, linear, low_pass_basis
+from fedsink.values import as_float
+
+_LARGEST_FACTOR = 2.0**20  # of inputs: far from the limits of floats
 
 
 class Mlp(Generator):
@@ -141,8 +144,14 @@ class DctMlp(Generator):
         if not hidden:
             raise ModelError("dct_mlp needs at least one hidden layer, got hidden=[].")
         basis = low_pass_basis(self.name, self.shape, radius)
-        if not 0.0 < output_gain < float("inf"):
-            raise ModelError(f"dct_mlp needs a positive output_gain, got {output_gain}.")
+        if not 0.0 < as_float(output_gain) <= _LARGEST_FACTOR:
+            raise ModelError(f"dct_mlp needs a positive output_gain, got {output_gain!r}.")
+        if not abs(as_float(one_hot_scale)) <= _LARGEST_FACTOR:
+            raise ModelError(f"dct_mlp needs a number as one_hot_scale, got {one_hot_scale!r}.")
+        if not isinstance(per_class_first_layer, bool):
+            raise ModelError(
+                f"dct_mlp's per_class_first_layer is true or false, not {per_class_first_layer!r}."
+            )
         self.one_hot_scale = one_hot_scale
         self.output_gain = output_gain
         self.per_class_first_layer = per_class_first_layer

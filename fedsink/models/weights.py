@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +74,7 @@ class Ema:
         updates: t.
 
     Raises:
-        ModelError: for a decay outside [0, 1), or a state of another architecture.
+        ModelError: for a decay outside [0, 1).
     """
 
     def __init__(self, generator: Generator, decay: float) -> None:
@@ -104,20 +103,3 @@ class Ema:
             else:
                 average.copy_(present[key])
         torch._foreach_lerp_(averages, values, 1.0 - decay)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns copies of everything needed to continue after a restart."""
-        average = {key: tensor.clone() for key, tensor in self.model.state_dict().items()}
-        return {"decay": self.decay, "updates": self.updates, "average": average}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from what `state_dict` returned."""
-        try:
-            self.model.load_state_dict(state["average"])
-        except RuntimeError as error:
-            raise ModelError(
-                "the saved moving average belongs to a generator of another architecture; resume "
-                "with the options it was started with."
-            ) from error
-        self.decay = float(state["decay"])
-        self.updates = int(state["updates"])

@@ -19,6 +19,7 @@ from fedsink import __version__
 from fedsink.models import Observation
 from fedsink.pages.command_line import CommandLine
 from fedsink.pages.page import number
+from fedsink.reporting.displays import printable
 from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.reporting.output_files import RELEASED, new_folder
 from fedsink.server.finished import FinishedRun
@@ -114,7 +115,7 @@ def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) 
             + ("balanced=true " if classes > 1 else "")
             + ("out=samples.parquet" if pictures else "out=samples.npz")
         ),
-        command=Markup(line.command),
+        command=Markup(printable(line.command)),  # a line break would end its block of code
         places=any(word in line.command for word in ("FOLDER", "FILE", "ADDRESS")),
         repeatable=config.get("seed") is not None,
     )  # fmt: skip

@@ -123,7 +123,9 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Writes a time in its two largest units."""
+    """Writes a time in its two largest units; a figure that is none as one that is missing."""
+    if not math.isfinite(seconds):
+        return MISSING
     whole = round(seconds)
     if whole < 1:
         return f"{seconds:.2g} s"

@@ -18,7 +18,7 @@ from fedsink.models import Generator, Observation, load, sample
 from fedsink.privacy import Stream
 from fedsink.server.folder import RunFolder, command_for
 from fedsink.server.recorded import RecordedRun
-from fedsink.values import checks
+from fedsink.values import as_float, checks
 
 
 @dataclass(frozen=True)
@@ -202,5 +202,12 @@ def finished_record(text: str) -> tuple[RecordedRun, dict[str, Any], dict[str, A
     if privacy is None:
         raise CheckpointError(
             f"The run in {path} is damaged: {recorded.folder.privacy.name} is missing."
+        )
+    prior = result.get("label_prior")
+    shares = [as_float(share) for share in prior] if isinstance(prior, list) else []
+    if not shares or not all(0.0 <= share <= 1.0 for share in shares) or not sum(shares) > 0.0:
+        raise CheckpointError(
+            f"The run in {path} is damaged: label_prior in {recorded.folder.metrics.name} is no "
+            "list of probabilities."
         )
     return recorded, privacy, result

@@ -82,6 +82,19 @@ class RunFolder:
             )
         return folder
 
+    def refuse_links(self) -> None:
+        """Refuses links below the folder: a received one could lead anywhere, and be written to.
+
+        Raises:
+            CheckpointError: by the link's name.
+        """
+        for path in self.path.rglob("*"):
+            if path.is_symlink():
+                raise CheckpointError(
+                    f"{path} is a link, and a run that continues writes through it: put the file "
+                    "or folder itself there."
+                )
+
     def create(self) -> None:
         """Makes the folder and its parts."""
         self.samples.mkdir(parents=True, exist_ok=True)

@@ -106,9 +106,10 @@ def resume(path: Path, *, debug: bool = False) -> Path:
     """Continues with the run or the study in a folder, to the same end as if it had never stopped.
 
     Raises:
-        CheckpointError: the folder holds no run, or its checkpoint or key is unusable.
+        CheckpointError: the folder holds no run or a link, or its checkpoint or key is unusable.
     """
     folder = RunFolder.existing(path)
+    folder.refuse_links()
     with folder.held():
         config = stored_config(folder)
         if config.get("study") is not None:

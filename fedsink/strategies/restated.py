@@ -37,8 +37,8 @@ class Restated:
 
     Attributes:
         entries: of privacy.json, numbers and words.
-        epsilons: ε at the plan's δ by each accountant that has a bound (prv only up to 20,000 uses,
-            or where the run named it); none where nothing is protected.
+        epsilons: ε at the plan's δ by each accountant that has a bound, prv only up to 20,000 uses;
+            none where nothing is protected.
         asked: number of messages in which a client is asked, at most.
     """
 
@@ -90,6 +90,8 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
         del entries["mechanism"]
         return Restated(entries, {}, asked)
     accountant, shared = str(stated["accountant"]), stated.get("noise_share")
+    if accountant == "prv" and plan.uses > _PRV_USES:
+        raise ConfigError(f"its accountant prv takes too long for more than {_PRV_USES:,} uses")
     share = LOCAL_NOISE
     integers: tuple[IntegerGaussian, ...] = ()
     if shared is not None:
@@ -105,7 +107,7 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
     entries |= published_claim(plan)
     del entries["mechanism"]  # methods say more of it than the plan
     names = plan.cost.accountants(plan.rate)
-    if plan.uses > _PRV_USES and accountant != "prv":
+    if plan.uses > _PRV_USES:
         names = tuple(name for name in names if name != "prv")
     return Restated(entries, {name: plan.epsilon(name) for name in names}, asked)
 

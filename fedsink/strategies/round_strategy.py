@@ -203,7 +203,7 @@ class RoundStrategy(Strategy):
 
     @abstractmethod
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns tensors and JSON-able values from which a run continues bit-identically."""
+        """Returns tensors and JSON-able values from which a run continues as if never stopped."""
 
     @abstractmethod
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ class OptimizerSettings:
         betas: Adam's (β₁, β₂); SGD takes β₁ as its momentum, RMSprop β₂ as its decay.
         weight_decay: L2 penalty.
         warmup: steps of linear warm-up.
-        schedule: "cosine" (to zero at the last step) or "constant".
+        schedule: "cosine" (towards zero behind the last step) or "constant".
         ema: decay of the exponential moving average of the weights; 0 keeps none.
         name: "adam", "sgd" (with heavy-ball momentum) or "rmsprop".
 

@@ -17,7 +17,7 @@ class Solution:
 
     Attributes:
         f: potential on the source points, (..., n), in units of cost; 0 where a_i = 0, here and
-            below, except after a `FixedSolver`.
+            below, except after a `FixedSolver` or a `KeopsSolver`.
         g: potential on the target points, (..., m), in units of cost; 0 where b_j = 0.
         cost_matrix: C, (..., n, m); entries of zero-weight points are set to 0.
         lam: the entropic regularisation λ in units of cost (never blur).

@@ -123,5 +123,27 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
     save(make(classes=3), tmp_path / "other")
     save(make(), tmp_path)
     os.replace(tmp_path / "other" / "generator.safetensors", tmp_path / "generator.safetensors")
-    with pytest.raises(ModelError, match=r"weights of another architecture .* \(size mismatch"):
+    with pytest.raises(ModelError, match=r"it has 473 weights, and .* holds 409 numbers"):
+        load(tmp_path)
+
+
+def test_other_weights_as_many_are_refused(tmp_path: Path) -> None:
+    save(build("mlp", (2,), 1, hidden=[3, 5]), tmp_path / "other")
+    save(build("mlp", (2,), 1, hidden=[5, 3]), tmp_path)
+    os.replace(tmp_path / "other" / "generator.safetensors", tmp_path / "generator.safetensors")
+    with pytest.raises(ModelError, match=r"another architecture|holds .* numbers"):
+        load(tmp_path)
+
+
+def test_sizes_beyond_any_memory_are_refused_unbuilt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A received description costs nothing."""
+    save(make(), tmp_path)
+    path = tmp_path / "generator.json"
+    stated = json.loads(path.read_text())
+    stated["options"]["hidden"] = [500_000, 500_000]
+    path.write_text(json.dumps(stated))
+    monkeypatch.setattr("fedsink.models.generators.build", None)
+    with pytest.raises(ModelError, match="numbers"):
         load(tmp_path)

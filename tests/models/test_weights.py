@@ -112,26 +112,6 @@ def test_the_average_is_a_copy_that_neither_trains_nor_disturbs() -> None:
     assert not any(p.requires_grad for p in ema.model.parameters())
 
 
-def test_going_on_from_a_state_equals_never_stopping() -> None:
-    generator = make()
-    fill(generator, 0.0)
-    straight = Ema(generator, 0.99)
-    for value in (1.0, 2.0):
-        fill(generator, value)
-        straight.update(generator)
-    state = straight.state_dict()
-    resumed = Ema(generator, 0.5)
-    resumed.load_state_dict(state)
-    for value in (3.0, 4.0):
-        fill(generator, value)
-        straight.update(generator)
-        resumed.update(generator)
-    assert averages(resumed) == averages(straight)
-    assert resumed.state_dict()["updates"] == 4
-    assert state["updates"] == 2
-    assert float(next(iter(state["average"].values())).max()) < 2.1
-
-
 def test_buffers_follow_too() -> None:
     generator = make()
     generator.register_buffer("scale", torch.tensor(1.0))
@@ -148,8 +128,3 @@ def test_buffers_follow_too() -> None:
 def test_a_bad_decay_is_refused(decay: float) -> None:
     with pytest.raises(ModelError, match=rf"must lie in \[0, 1\), got {decay}"):
         Ema(make(), decay)
-
-
-def test_the_state_of_another_architecture_is_refused() -> None:
-    with pytest.raises(ModelError, match="belongs to a generator of another architecture"):
-        Ema(make(2), 0.9).load_state_dict(Ema(make(3), 0.9).state_dict())

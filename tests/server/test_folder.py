@@ -160,3 +160,19 @@ def test_damaged_sums_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / SUMS).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(CheckpointError, match=r"is no SHA-256 of one of privacy\.json"):
         read_sums(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["samples", "checkpoint/state.safetensors", "metrics.jsonl", "start"]
+)
+def test_a_link_below_a_run_is_refused(tmp_path: Path, name: str) -> None:
+    """A received run that continues would write through it."""
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    folder.refuse_links()
+    place = folder.path / name
+    if place.is_dir():
+        place.rmdir()
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="is a link, and a run that continues writes"):
+        folder.refuse_links()

@@ -406,6 +406,12 @@ def test_a_charge_for_a_run_that_protects_nothing_is_a_reason(handed: Callable[.
     assert any("was charged for a plan that protects nothing" in r for r in verdict.reasons)
 
 
+def test_an_accountant_that_takes_for_ever_is_a_reason(handed: Callable[..., Path]) -> None:
+    stated = promised(*HONEST["prv"])
+    stated["plan"]["rounds"] = 1_000_000
+    assert refuted(verdict_on(handed(stated)), "prv takes too long for more than 20,000 uses")
+
+
 def test_long_whole_numbers_in_a_plan_are_no_traceback(handed: Callable[..., Path]) -> None:
     stated = promised(*HONEST["ldp"])
     for place in (stated["plan"]["map"]["shape"], stated["plan"], stated["plan"]["map"]):

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 from fedsink import __version__
 from fedsink.clients.ledger.budget import Budget
 from fedsink.clients.ledger.database import ORIGIN, sealed
-from fedsink.errors import LedgerError, PrivacyError
+from fedsink.errors import BudgetError, LedgerError, PrivacyError
+from fedsink.privacy.adjacency import ADD_REMOVE
 from fedsink.values import privacy_checks as checks
 
 PRICING = 2
@@ -233,6 +234,8 @@ def price(charge: Charge, budget: Budget | None) -> Price:
         return Price(None, None)
     if budget.admission == "reserve":
         return Price(float(charge.epsilon()), None)
+    if charge.adjacency != ADD_REMOVE:
+        raise BudgetError(f"The filter is known for {ADD_REMOVE} only, not {charge.adjacency}.")
     return Price(None, budget.cost(charge.use))
 
 

@@ -93,6 +93,8 @@ class DctDirection(ImageMap):
         classifiers best; MNIST is darker (0.65) than scikit-learn's digits (0.25).
         """
         pixels = self._from_band(coordinates, self._basis(coordinates))
+        if len(pixels) == 0:
+            return pixels.reshape(-1, *self.shape).to(coordinates.dtype)
         black = pixels.quantile(self.background, dim=1, keepdim=True)
         pixels = (pixels - black).clamp_min(0.0)
         return brightest_at_one(pixels).reshape(-1, *self.shape).to(coordinates.dtype)

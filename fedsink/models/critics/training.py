@@ -67,7 +67,8 @@ class CriticTraining:
 
     def rate(self, round: int, rounds: int) -> float:
         """Returns the learning rate of round 1 ≤ `round` ≤ `rounds`."""
-        return self.lr / 2.0 if round > (1.0 - self.late) * rounds else self.lr
+        whole = (1.0 - self.late) * rounds + 1e-9  # (1 − 0.8)·5 is 0.9999999999999998
+        return self.lr / 2.0 if round > whole else self.lr
 
     def steps_after(self, trained: int) -> int:
         """Returns the steps against the server's rows, after `trained` rounds of a critic."""

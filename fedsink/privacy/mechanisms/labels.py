@@ -13,7 +13,7 @@ from fedsink.privacy.mechanisms.local import LocalMechanism
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.values import privacy_checks as checks
 
-_LARGEST_EPSILON = 20.0
+_LEAST_EPSILON, _LARGEST_EPSILON = 1e-6, 20.0  # below, floats tell p and q hardly apart
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class RandomizedResponse:
 
     Args:
         classes: C ≥ 2, public.
-        epsilon: ε in (0, 20]. Answers are chosen by uniform numbers in steps of 2⁻⁵², which moves
-            ε by at most 2⁻⁵¹(e^ε + C): 2e-7 at 20, but 0.7 at 35, and no label changes at 40.
+        epsilon: ε from 1e-6 to 20. Answers are chosen by uniform numbers in steps of 2⁻⁵², which
+            moves ε by at most 2⁻⁵¹(e^ε + C): 2e-7 at 20, but 0.7 at 35, and no label changes at 40.
 
     Raises:
         PrivacyError: If a value is out of range.
@@ -47,7 +47,11 @@ class RandomizedResponse:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", checks.count("classes", self.classes, minimum=2))
-        checks.positive("epsilon", self.epsilon)
+        if checks.positive("epsilon", self.epsilon) < _LEAST_EPSILON:
+            raise PrivacyError(
+                f"randomized response at epsilon={self.epsilon:g} tells nothing of a label: give "
+                f"it at least {_LEAST_EPSILON:g}, or draw without labels (conditional=false)."
+            )
         if self.epsilon > _LARGEST_EPSILON:
             raise PrivacyError(
                 f"randomized response at epsilon={self.epsilon:g} changes labels too rarely for "

@@ -13,7 +13,7 @@ from fedsink.privacy.randomness.noise import Stream
 
 Norm = Literal["l1", "l2"]
 
-# Eight float32 ulps: maps are computed in float32, so their diameter may exceed Δ by rounding.
+# Eight float32 ulps, for maps of others, whose diameter may exceed Δ by rounding.
 _SLACK = 2.0**-20
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -69,7 +70,7 @@ class Layout:
     @property
     def extra(self) -> int:
         """n′, further rows of a group, which only the self term sees."""
-        return int(self.group_rows * self.debiased)
+        return math.floor(self.group_rows * self.debiased + 1e-9)  # 100·0.29 is 28.9999…
 
     @property
     def blocks(self) -> int:

@@ -398,3 +398,10 @@ def test_a_file_names_events_and_nothing_else(text: str) -> None:
     """A ledger that somebody else wrote must not choose which code runs."""
     with pytest.raises(LedgerError, match=r"is damaged .* restore the ledger from a backup"):
         event_from_json(text)
+
+
+def test_the_filter_is_for_add_remove_alone(ledger: Ledger) -> None:
+    """Its divergences are; also where no policy file has refused the pair."""
+    charge = central_charge(replace(PLAN, adjacency="replace-one"))
+    with pytest.raises(BudgetError, match="known for add-remove only, not replace-one"):
+        ledger.reserve("ward", "free", charge, Budget(10.0, 1e-5, "rdp-filter", 8.0))
