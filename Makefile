@@ -77,8 +77,8 @@ coverage: install-dev ## quick and medium tests of what guards private data: the
 test-others: ## the medium tests of everything else
 	$(MAKE) test-medium ARGS="$(GUARDS:%=--ignore=%) $(ARGS)"
 
-bench: install-dev ## every benchmark in benchmarks/: takes long, wants a quiet machine
-	@for file in $$(grep -l __main__ benchmarks/*.py); do \
+bench: install-dev ## every benchmark that needs no argument: takes long, wants a quiet machine
+	@for file in $$(grep -l __main__ benchmarks/*.py | grep -vE '/(figures|results)\.py$$'); do \
 	  echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 results: install-dev ## the rows of docs/results.md: what is not measured yet, then the tables (ARGS="--data DIR")

@@ -118,8 +118,7 @@ CLAIMS = {
         "in the local mode at ε = 10 {local_glyphs.cnn} (90)",
         "reads {free.cnn}, and {free_60.cnn} with 60,000 pictures",
         "with noise it reads {one.cnn} and {one_60.cnn}",
-        "a hundred read {hundred.cnn} with their own and {hundred_shared.cnn} with shared noise, a "
-        "thousand {thousand.cnn} and {thousand_shared.cnn}",
+        "a hundred read {hundred.cnn} with their own, and a thousand {thousand.cnn}",
         "ten clients read {pooled_ten.cnn}, a hundred {pooled_hundred.cnn} and a thousand "
         "{pooled_thousand.cnn}, where "
         "one curator reads {new_one.cnn}",
