@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,6 +72,8 @@ def save(generator: Generator, folder: str | Path) -> None:
     """Writes both files into `folder`, replacing each in one step; the description comes last."""
     from safetensors.torch import save as to_bytes
 
+    from fedsink.privacy.files import replace_with
+
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {key: t.detach().cpu().contiguous() for key, t in generator.state_dict().items()}
@@ -85,8 +85,8 @@ def save(generator: Generator, folder: str | Path) -> None:
         "fedsink": fedsink.__version__,
     }
     text = json.dumps(description, indent=2) + "\n"
-    _replace(folder / WEIGHTS, to_bytes(tensors))
-    _replace(folder / DESCRIPTION, text.encode())
+    replace_with(folder / WEIGHTS, to_bytes(tensors), mode=0o644)
+    replace_with(folder / DESCRIPTION, text.encode(), mode=0o644)
 
 
 def load(folder: str | Path) -> Generator:
@@ -139,21 +139,6 @@ def _read(path: Path, parse: Callable[[bytes], Any]) -> Any:
         ) from error
     except (SafetensorError, ValueError) as error:
         raise ModelError(f"{path} is corrupt ({error}); restore it or train again.") from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Writes `content` beside `path`, makes it durable, then renames it into place."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 if TYPE_CHECKING:

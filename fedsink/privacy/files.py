@@ -44,8 +44,8 @@ def write_once(path: Path, content: bytes, *, durable: bool = True) -> bool:
     return new
 
 
-def replace_with(path: Path, content: bytes) -> None:
-    """Writes a file of mode 0600 to the disk, in place of one of this name.
+def replace_with(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Writes a file of this mode to the disk, in place of one of its name.
 
     Guarantees:
         At any moment the whole old file or the whole new one exists.
@@ -59,6 +59,7 @@ def replace_with(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(name, mode)
         os.replace(name, path)
     except BaseException:
         os.unlink(name)

@@ -308,15 +308,11 @@ def _renyi(rate: float, variance: float, order: int) -> float:
     terms = [0.0]
     for j in range(2, order + 1):
         if j == 2:
-            factor = math.log(2.0) + min(second, math.log(2.0) + _log_expm1(second))
+            # log(e^x − 1) is x + log(1 − e^(−x)).
+            over = math.log(-math.expm1(-second))
+            factor = math.log(2.0) + second + min(0.0, math.log(2.0) + over)
         else:
             factor = math.log(2.0) + (j - 1) * j / (2.0 * variance)
         chosen = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1)
         terms.append(j * math.log(rate) + float(chosen) + factor)
     return float(logsumexp(terms)) / (order - 1)
-
-
-def _log_expm1(value: float) -> float:
-    if value < 1.0:  # 1 − e^(−x) would round to 0
-        return math.log(math.expm1(value))
-    return value + math.log1p(-math.exp(-value))
