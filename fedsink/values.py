@@ -80,10 +80,12 @@ class Checks:
         return self.within("delta", value, "(0, 1)")
 
     def choice(self, name: str, value: Any, *choices: str) -> str:
-        """Reads one of at least two words."""
+        """Reads one of some words."""
         if not isinstance(value, str) or value not in choices:
             *most, last = choices
-            self._refuse(f"{name} is {', '.join(most)} or {last}", value)
+            self._refuse(
+                f"{name} is {', '.join(most)} or {last}" if most else f"{name} is {last}", value
+            )
         return value
 
     def flag(self, name: str, value: Any) -> bool:

@@ -52,3 +52,8 @@ def test_a_missing_library_is_named():
         PrivacyError, match=r"package no-such-library .*pip install no-such-library"
     ):
         privacy_checks.require("no_such_library.part")
+
+
+def test_a_choice_of_one_word_is_named():
+    with pytest.raises(ConfigError, match=r"^kind is invert, not 'foo'\.$"):
+        checks.choice("kind", "foo", "invert")

@@ -78,7 +78,9 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     if not {"--cfg", "-c", "--info", "-i"}.intersection(flags):
         _begin(typed)
     resumed = [key.partition("=")[2] for key in typed if key.startswith("resume=")]
-    if len(resumed) == 1 and resumed[0] not in ("", "null"):
+    if "" in resumed:
+        raise ConfigError("resume= names no folder: name that of a run, or leave it out.")
+    if len(resumed) == 1 and resumed[0] != "null":
         _resume(resumed[0], [a for a in arguments if not a.startswith("resume=")], debug)
         return 0
     keys = overrides(typed, sweep=multirun)
@@ -333,7 +335,7 @@ def _resume(path: str, others: list[str], debug: bool) -> None:
     from fedsink.server.folder import RunFolder
     from fedsink.simulation.simulated_run import resume
 
-    if RunFolder(folder).finished:
+    if RunFolder.existing(folder).finished:
         ForgivingStream(sys.stderr).write("This run has ended already: nothing is left to do.\n")
     made = resume(folder, debug=debug)
     _end(made)

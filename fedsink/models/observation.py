@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsink.data import dct
 from fedsink.data.deformation import ElasticDeformation
-from fedsink.errors import ModelError
+from fedsink.errors import ConfigError, ModelError
 from fedsink.values import Config, checks, strictly
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class Observation:
         Raises:
             ConfigError: an unknown key, or a value out of range.
         """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"observation is a group of keys, not {values!r}.")
         laws: dict[str, type] = {"deformation": ElasticDeformation, "noise": LowPassNoise}
         parts = {
             name: strictly(laws[name], law, f"observation.{name}") if name in laws else law

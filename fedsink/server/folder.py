@@ -62,8 +62,9 @@ class RunFolder:
         taken = folder.path.exists() and not folder.path.is_dir()
         if taken or (folder.path.is_dir() and any(folder.path.iterdir())):
             raise ConfigError(
-                f"{path} is not an empty folder: give another hydra.run.dir=, or continue the "
-                f"run in it by {command_for('simulate', 'resume', path)}."
+                f"{path} is not an empty folder: give another (hydra.run.dir=, of a sweep "
+                "hydra.sweep.dir=, in Python folder=), or continue the run in it by "
+                f"{command_for('simulate', 'resume', path)}."
             )
         return folder
 

@@ -396,9 +396,10 @@ def _note_noise(stated: Mapping[str, Any], verdict: Verdict) -> None:
             "The noise is computed from a published seed, and whoever knows it can subtract it: ε "
             "describes the mechanism, and no record of this run is protected by it."
         )
-    verdict.notes.append(
-        "Only SHA256SUMS, which the sender wrote, says that this generator is the run's."
-    )
+    if verdict.files:
+        verdict.notes.append(
+            "Only SHA256SUMS, which the sender wrote, says that this generator is the run's."
+        )
     said = sorted(_SAID.intersection(stated) - {"plan", "fedsink"})
     verdict.notes.append(f"Entries of privacy.json that no plan gives: {', '.join(said)}.")
 

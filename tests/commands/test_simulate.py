@@ -245,6 +245,15 @@ _BAD: dict[str, tuple[list[str], str]] = {
         ["simulate", *SMALL[:-2], "--multirun", "eps=0,-1"],
         "eps must be a finite number > 0, received 0.",
     ),
+    "resume without a name": (["simulate", "resume="], "resume= names no folder"),
+    "observation of a word": (
+        ["simulate", *SMALL[:-2], "observation=foo"],
+        "observation is a group of keys, not 'foo'.",
+    ),
+    "group of nothing": (
+        ["simulate", "mode=null"],
+        "A group is chosen by a name, like data=digits",
+    ),
     "resume nothing": (
         ["simulate", "resume=nowhere"],
         "nowhere holds no fedsink run (no config.yaml)",

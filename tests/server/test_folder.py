@@ -29,7 +29,9 @@ def test_a_fresh_folder_may_be_missing_or_empty(tmp_path: Path) -> None:
 def test_a_taken_place_is_refused(tmp_path: Path, kind: str) -> None:
     (tmp_path / "config.yaml").write_text("a: 1")
     place = tmp_path if kind == "folder" else tmp_path / "config.yaml"
-    with pytest.raises(ConfigError, match=r"is not an empty folder: give another hydra\.run\.dir="):
+    with pytest.raises(
+        ConfigError, match=r"is not an empty folder: give another \(hydra\.run\.dir="
+    ):
         RunFolder.fresh(place)
 
 

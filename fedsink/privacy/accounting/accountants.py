@@ -45,6 +45,9 @@ _WIDE = 1e3  # multipliers from which the two terms of an exact δ cancel
 _PUBLISHED_ORDERS = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256)
 
 
+_LARGEST_PRV = 5000.0  # ε, about
+
+
 def poisson_gaussian_epsilon(
     rate: float, sigma: float, uses: int, delta: float, accountant: str = "pld"
 ) -> float:
@@ -58,11 +61,22 @@ def poisson_gaussian_epsilon(
         accountant: One of `ACCOUNTANTS`.
 
     Raises:
-        PrivacyError: If a value is out of range or the accountant is unknown.
+        PrivacyError: If a value is out of range, the accountant is unknown, or it has no answer.
     """
     rate, sigma = checks.probability("rate", rate), checks.positive("sigma", sigma)
     uses, delta = checks.count("uses", uses), checks.failure_probability(delta)
-    return _EPSILON[check_accountant(accountant)](rate, sigma, uses, delta)
+    epsilon = _EPSILON[check_accountant(accountant)]
+    try:
+        if accountant == "prv" and grids.loss_scale(rate, sigma, uses) > _LARGEST_PRV:
+            raise MemoryError  # its grid would fill any memory
+        return epsilon(rate, sigma, uses, delta)
+    except PrivacyError:
+        raise
+    except (ArithmeticError, ValueError, MemoryError) as error:
+        raise PrivacyError(
+            f"the accountant {accountant} has no answer at rate={rate:g}, sigma={sigma:g} and "
+            f"{uses} uses ({type(error).__name__}): take pld."
+        ) from error
 
 
 def poisson_gaussian(rate: float, sigma: float, uses: int) -> Any:

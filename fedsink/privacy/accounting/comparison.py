@@ -59,7 +59,8 @@ def solve_account(
         capacity: B or None.
         nominal_records: N or None.
         clients: Number of clients, all running this plan, at which one person has a record.
-        accountants: Names of those to run; None: all that have a bound under the adjacency.
+        accountants: Names of those to run; None: all that have a bound under the adjacency, and
+            an answer at these values.
         options: of only some clips, by the names in `Clip.account_options`, among them
             ``turns``, P of a `TurnSchedule`. None: not given.
 
@@ -112,7 +113,16 @@ def solve_account(
         return delta_for(eps, **how)
 
     bounding = cost.accountants(0.5 if rate is None else rate)  # without one it is solved for
-    return {name: solve(name) for name in accountants or bounding}
+    if accountants:
+        return {name: solve(name) for name in accountants}
+    found: dict[str, float] = {}
+    for name in bounding:
+        try:
+            found[name] = solve(name)
+        except PrivacyError:
+            if name == "pld":  # the one that claims rest on
+                raise
+    return found
 
 
 def _mechanism(clip: str, classes: int, options: Mapping[str, int | None]) -> tuple[Clip, Schedule]:

@@ -124,7 +124,7 @@ class Cost:
     def check_overflow(self, rate: float, uses: int, delta: float) -> None:
         """Raises PrivacyError for a capacity so small that already its overflow costs δ."""
         overflow = self.overflow(rate, uses)
-        if overflow >= delta:
+        if self.capacity is not None and overflow >= delta:
             raise PrivacyError(
                 f"a capacity of {self.capacity} overflows with a probability of up to "
                 f"{overflow:.2g}, which exceeds delta={delta:g}: raise the capacity "

@@ -107,3 +107,17 @@ def test_what_is_solved_for_keeps_the_target_under_other_adjacencies():
 def test_a_person_at_many_clients_is_not_paid_for_by_less_than_a_use_at_each():
     with pytest.raises(PrivacyError, match="pays for less than one use at each of clients=100"):
         account(rate=0.1, eps=0.5, clients=100, accountants=["pld"])
+
+
+@pytest.mark.parametrize("setting", [{"sigma": 0.001, "rounds": 10}, {"eps": 1e-3, "rounds": 100}])
+def test_an_accountant_without_an_answer_is_left_out(setting):
+    table = solve_account(rate=0.1, delta=1e-5, **setting)
+    assert "pld" in table
+    assert "prv" not in table
+    with pytest.raises(PrivacyError, match=r"the accountant prv has no answer at .*: take pld"):
+        solve_account(rate=0.1, delta=1e-5, **setting, accountants=["prv"])
+
+
+def test_delta_is_checked_before_a_capacity_that_is_not_there():
+    with pytest.raises(PrivacyError, match=r"delta must lie in \(0, 1\), received 0"):
+        account(rounds=10, delta=0)

@@ -129,7 +129,7 @@ def test_secret_keys_are_of_each_run_and_gone_at_its_end(
 def test_a_study_s_folder_is_no_run_s(played: Path) -> None:
     with pytest.raises(CheckpointError, match="holds a study of the runs clean and suspects: name"):
         open_run(str(played))
-    with pytest.raises(ConfigError, match="is not an empty folder: give another hydra"):
+    with pytest.raises(ConfigError, match=r"is not an empty folder: give another \(hydra"):
         start(small(), played)
     with pytest.raises(ConfigError, match="A study is several runs: only `start` takes"):
         configure(small(), played, RunIdentity.fresh(0))
