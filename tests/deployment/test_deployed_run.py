@@ -253,7 +253,7 @@ def test_a_stopped_run_goes_on_and_charges_nothing_twice(
     with pytest.raises(ClientError):
         run_deployed(grid(), submitted(action="fetch"), fetching)
     assert "The run run has not ended (While computing gradients" in fetching.failure["message"]
-    assert fetching.failure["message"].endswith("fedsink deploy resume=run.")
+    assert fetching.failure["message"].endswith("fedsink deploy app=… superlink=… resume=run.")
     for action in ("resume", "fetch", "resume"):  # a finished run has its results to give again
         nodes, submitter = grid(), Submitter()
         run_deployed(nodes, submitted(action=action), submitter)
