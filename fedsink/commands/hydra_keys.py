@@ -176,10 +176,6 @@ def typed_value(argument: str) -> str:
 def one_sentence(error: Exception) -> str:
     """Turns an error of Hydra or OmegaConf into a sentence: the mistake, the value, the remedy."""
     text = str(error)
-    if "Config group override must be" in text:
-        return (
-            "A group is chosen by a name, like data=digits, and one of yours is null or a number."
-        )
     if match := re.search(r"Could not override '([^']+)'", text):
         return _unknown_key(match.group(1))
     if match := re.search(r"Key '([^']+)' is not in struct", text):

@@ -250,10 +250,6 @@ _BAD: dict[str, tuple[list[str], str]] = {
         ["simulate", *SMALL[:-2], "observation=foo"],
         "observation is a group of keys, not 'foo'.",
     ),
-    "group of nothing": (
-        ["simulate", "mode=null"],
-        "A group is chosen by a name, like data=digits",
-    ),
     "resume nothing": (
         ["simulate", "resume=nowhere"],
         "nowhere holds no fedsink run (no config.yaml)",
