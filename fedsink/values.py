@@ -83,9 +83,8 @@ class Checks:
         """Reads one of some words."""
         if not isinstance(value, str) or value not in choices:
             *most, last = choices
-            self._refuse(
-                f"{name} is {', '.join(most)} or {last}" if most else f"{name} is {last}", value
-            )
+            words = f"{', '.join(most)} or {last}" if most else last
+            self._refuse(f"{name} is {words}", value)
         return value
 
     def flag(self, name: str, value: Any) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +103,8 @@ def load(folder: str | Path) -> Generator:
     try:
         what = description["name"], tuple(description["shape"]), description["classes"]
         # Before anything is built: a received description may name sizes beyond any memory.
-        needed, there = parameter_count(*what, **description["options"]), _numel(tensors)
+        needed = parameter_count(*what, **description["options"])
+        there = sum(tensor.numel() for tensor in tensors.values())
         if needed > there:
             raise ModelError(f"it has {needed} weights, and {WEIGHTS} holds {there} numbers")
         generator = build(*what, **description["options"])
@@ -121,10 +122,6 @@ def load(folder: str | Path) -> Generator:
             f"describes ({reason})."
         ) from error
     return generator
-
-
-def _numel(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.numel() for tensor in tensors.values())
 
 
 def _read(path: Path, parse: Callable[[bytes], Any]) -> Any:

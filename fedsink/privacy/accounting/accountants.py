@@ -43,9 +43,7 @@ _BISECTIONS = 200  # of an exact Gaussian
 _WIDE = 1e3  # multipliers from which the two terms of an exact δ cancel
 # TensorFlow Privacy's former default, to which the published ε and step counts belong.
 _PUBLISHED_ORDERS = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256)
-
-
-_LARGEST_PRV = 5000.0  # ε, about
+_LARGEST_PRV = 5000.0  # ε, about: above it the grid would fill any memory
 
 
 def poisson_gaussian_epsilon(
@@ -67,8 +65,6 @@ def poisson_gaussian_epsilon(
     uses, delta = checks.count("uses", uses), checks.failure_probability(delta)
     epsilon = _EPSILON[check_accountant(accountant)]
     try:
-        if accountant == "prv" and grids.loss_scale(rate, sigma, uses) > _LARGEST_PRV:
-            raise MemoryError  # its grid would fill any memory
         return epsilon(rate, sigma, uses, delta)
     except PrivacyError:
         raise
@@ -183,7 +179,12 @@ def prv_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
     """ε by privacy random variables: Opacus' upper bound at eps_error 0.01, δ_error δ/1000.
 
     It bounds the remove direction only, which is the larger one; infinite where it overflows.
+
+    Raises:
+        MemoryError: ε is in the thousands.
     """
+    if grids.loss_scale(rate, sigma, uses) > _LARGEST_PRV:
+        raise MemoryError
     ledger = checks.require("opacus.accountants").PRVAccountant()
     ledger.history = [(sigma, rate, uses)]
     with warnings.catch_warnings():  # of overflow in the far tails, which it handles
