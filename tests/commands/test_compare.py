@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from fedsink.commands.compare import folders
+from fedsink.commands.compare import folders, run
 
 from .conftest import SMALL, Outcome, run_many
 
@@ -152,3 +153,13 @@ def test_lists_of_folders(text: str, names: list[str]) -> None:
 def test_lists_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="list"):
         folders(text)
+
+
+def test_no_control_character_of_a_received_run_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table = SimpleNamespace(write=lambda path: None, text=lambda: "a\x1b[2J\nb")
+    monkeypatch.setattr("fedsink.pages.compare_page.Comparison", lambda compared: table)
+    monkeypatch.setattr("fedsink.pages.run_groups.Compared.of", lambda named: None)
+    assert run([f"run={tmp_path}"]) == 0
+    assert capsys.readouterr().out.startswith("a\\x1b[2J\nb\n")
