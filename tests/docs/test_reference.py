@@ -50,8 +50,11 @@ def test_a_meaning_is_the_comment_beside_the_key(rows: dict[str, list[str]]) -> 
     assert rows["strategy.optimizer.lr"][0] == "the recipe’s"
 
 
-def test_the_number_of_planted_defects_is_the_documented_one() -> None:
-    stated = re.search(r"`make mutants`, (\d+)", (ROOT / "docs" / "auditing.md").read_text())
-    planted = (ROOT / "tests" / "mutants" / "mutants.toml").read_text().count("\n[[mutant]]")
+def test_there_are_as_many_planted_defects_as_documented() -> None:
+    """In steps of fifty, so that no defect more makes a page untrue."""
+    page = (ROOT / "docs" / "auditing.md").read_text()
+    stated = re.search(r"`make mutants`, over (\d+), and over (\d+) beside privacy", page)
     assert stated is not None
-    assert int(stated[1]) == planted
+    for number, name in enumerate(("mutants", "others"), start=1):
+        planted = (ROOT / "tests" / "mutants" / f"{name}.toml").read_text().count("\n[[mutant]]")
+        assert int(stated[number]) == planted // 50 * 50

@@ -122,9 +122,10 @@ def test_a_name_twice_or_out_of_order_is_malformed() -> None:
 def test_a_key_twice_is_refused() -> None:
     played = Sum().play(1)
     entry = KeyRoster(played.server.roster()).entries[1]
-    lie = rewritten(played, 2, identity(2), mask=entry.mask)
-    with pytest.raises(RosterError, match="twice"):
-        played.client(0).shares(lie)
+    for twice in ({"mask": entry.mask}, {"channel": entry.channel}, {"mask": entry.channel}):
+        lie = rewritten(played, 2, identity(2), **twice)
+        with pytest.raises(RosterError, match="twice"):
+            played.client(0).shares(lie)
     twin = Rules(Peers({**peers(5).keys, 2: identity(1).public}))
     twins = Sum(rules=twin)
     twins.sessions[2] = ClientSession(twins.parameters, 2, identity(1), twin, source("twin"))
@@ -248,6 +249,44 @@ def test_missing_or_too_few_shares_are_refused(gone: list[int]) -> None:
         played.mask(0, few)
 
 
+def test_fewer_sharers_than_the_minimum_are_refused_before_a_vector_is_charged() -> None:
+    played = Sum(9, minimum=8).play(2)
+    _, boxes = opened(played.server.forwarded(0))
+    content = forwarded(range(7), [row for row in boxes.items() if row[0] < 7])
+    with pytest.raises(CohortError, match="7 clients shared, and 8 are needed"):
+        played.mask(0, content)
+    assert played.computed == []
+
+
+def test_too_few_sharers_around_a_client_are_refused_in_a_large_cohort() -> None:
+    """Else its vector would leave for a sum whose masks its neighbours cannot take off."""
+    played = Sum(70).play(2)
+    around, parameters = played.server._circle.around(0), played.parameters
+    _, boxes = opened(played.server.forwarded(0))
+    for few, refused in ((parameters.threshold - 1, True), (parameters.threshold, False)):
+        gone = set([client for client in around if client][few - 1 :])
+        sharers = set(range(70)) - gone
+        assert len(sharers) >= parameters.least
+        content = forwarded(sharers, [row for row in boxes.items() if row[0] not in gone])
+        if refused:
+            with pytest.raises(CohortError, match=f"{few} clients around this one shared"):
+                played.mask(0, content)
+            assert played.computed == []
+        else:
+            played.mask(0, content)
+
+
+@pytest.mark.parametrize("stranger", [5, 9, 0])
+def test_shares_of_whom_the_sharers_do_not_name_are_refused(stranger: int) -> None:
+    """A client that is said not to have shared, one of no roster, and this client itself."""
+    played = Sum(6, minimum=5).play(2)
+    _, boxes = opened(played.server.forwarded(0))
+    more = boxes | {stranger: boxes[5]}
+    with pytest.raises(SecretSharesError, match="neighbours that shared"):
+        played.mask(0, forwarded(range(5), more.items()))
+    assert played.computed == []
+
+
 def test_sharers_outside_the_roster_or_without_this_client_are_refused() -> None:
     played = Sum().play(2)
     played.server.sharers()
@@ -355,6 +394,39 @@ def test_masks_of_two_messages_are_independent_even_with_the_same_keys() -> None
     difference = answers[0] - answers[1]
     octets = np.unpackbits(difference.view(np.uint8)).reshape(length, 32).mean(axis=0)
     assert np.abs(octets - 0.5).max() < 5 * 0.5 / length**0.5
+
+
+@pytest.mark.parametrize("clients", [5, 70])
+def test_every_secret_is_drawn_by_itself(clients: int) -> None:
+    """No key, self mask or nonce is derived from another one, or from what the server sees.
+
+    Both directions of a pair are encrypted under one key: a nonce twice would give the sum of two
+    shares away, and whoever has one of them the other.
+    """
+    played = Sum(clients).play(1)
+    drawn: list[bytes] = []
+
+    def recorded(random: Callable[[int], bytes]) -> Callable[[int], bytes]:
+        def draw(size: int) -> bytes:
+            drawn.append(random(size))
+            return drawn[-1]
+
+        return draw
+
+    roster, nonces = played.server.roster(), []
+    for client in range(2):
+        session = ClientSession(
+            played.parameters, client, identity(client), played.rules, recorded(source((0, client)))
+        )
+        session.keys()
+        boxes = rows(session.shares(roster), BOX_BYTES, "")
+        nonces += [box[:12] for _, box in boxes]
+        memory = session._memory
+        secrets = [memory.channel, memory.mask, memory.seed]
+        assert [drawn.count(secret) for secret in secrets] == [1, 1, 1]
+        assert len(set(secrets)) == 3
+    assert len(set(nonces)) == len(nonces) == 2 * played.parameters.neighbours
+    assert all(drawn.count(nonce) == 1 for nonce in nonces)
 
 
 def test_every_session_has_fresh_secrets() -> None:

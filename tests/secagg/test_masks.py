@@ -52,6 +52,9 @@ def test_two_clients_agree_on_a_secret_for_one_purpose() -> None:
     assert agreed(one, public_of(other), b"p") != agreed(one, public_of(other), b"q")
     with pytest.raises(WeakKeyError):
         agreed(one, bytes(32), b"p")
+    long = bytes(200)  # a purpose ends with the request, whose last byte counts like the first
+    purposes = {long[:place] + b"\1" + long[place + 1 :] for place in range(200)} | {long}
+    assert len({agreed(one, public_of(other), purpose) for purpose in purposes}) == 201
 
 
 def test_a_mask_is_chacha20_of_its_seed() -> None:
@@ -59,6 +62,9 @@ def test_a_mask_is_chacha20_of_its_seed() -> None:
     expected = "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
     assert expand(bytes(32), 8, np.dtype("<u4")).tobytes().hex() == expected
     assert expand(bytes(32), 4, np.dtype("<u8")).tobytes().hex() == expected
+    # Test vector 3: the key ends with 1; its counter of 1 is the second block.
+    second = "3aeb5224ecf849929b9d828db1ced4dd832025e8018b8160b82284f3c949aa5a"
+    assert expand(bytes(31) + b"\1", 24, np.dtype("<u4"))[16:].tobytes().hex() == second
 
 
 @pytest.mark.parametrize("dtype", ["<u4", "<u8"])
@@ -98,6 +104,27 @@ def test_t_minus_one_shares_fit_every_secret() -> None:
         missing = (other - 3 * known[1] + 3 * known[2]) % PRIME
         full = {1: shares[0], 2: shares[1], 3: missing.to_bytes(SHARE_BYTES)}
         assert reconstruct(full) == other.to_bytes(32)
+
+
+def test_every_coefficient_is_uniform_over_the_field_and_apart_from_the_others() -> None:
+    """Else t − 1 shares tell something: a short coefficient is seen in a share's high bits."""
+    random, draws = source("coefficients"), 400
+    found: dict[str, list[int]] = {"first": [], "second": [], "difference": [], "share": []}
+    for _ in range(draws):
+        secret = random(32)
+        one, two = (
+            int.from_bytes(value) - int.from_bytes(secret) for value in share(secret, 2, 3, random)
+        )
+        second = (two - 2 * one) * pow(2, -1, PRIME) % PRIME  # of a₁x + a₂x² at 1 and 2
+        first = (one - second) % PRIME
+        found["first"].append(first)
+        found["second"].append(second)
+        found["difference"].append((first - second) % PRIME)
+        found["share"].append(one % PRIME)
+    for what, values in found.items():
+        octets = np.frombuffer(b"".join(v.to_bytes(33) for v in values), np.uint8)
+        ones = np.unpackbits(octets.reshape(draws, 33)[:, 1:], axis=1).mean(axis=0)
+        assert np.abs(ones - 0.5).max() < 6 * 0.5 / draws**0.5, what
 
 
 def test_shares_that_give_no_secret_of_32_bytes_are_seen() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fedsink.secagg.parameters import Parameters
+from fedsink.secagg.parameters import PROTOCOL, Parameters
 from fedsink.secagg.refusals import MalformedTripError, WeakThresholdError
 
 VALUES: dict[str, Any] = {
@@ -19,6 +19,17 @@ VALUES: dict[str, Any] = {
 )  # fmt: skip
 def test_every_number_is_in_the_digest(changed: dict[str, Any]) -> None:
     assert Parameters(**VALUES).digest != Parameters(**VALUES | changed).digest
+
+
+def test_the_number_of_neighbours_is_in_the_digest() -> None:
+    many = VALUES | {"clients": tuple(range(70)), "threshold": 25}
+    assert Parameters(**many, neighbours=30).digest != Parameters(**many, neighbours=32).digest
+
+
+def test_the_version_of_the_protocol_is_in_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Parameters(**VALUES).digest
+    monkeypatch.setattr("fedsink.secagg.parameters.PROTOCOL", PROTOCOL + 1)
+    assert Parameters(**VALUES).digest != now
 
 
 @pytest.mark.parametrize(
@@ -37,9 +48,16 @@ def test_the_threshold_is_above_two_thirds_and_by_a_rule_that_all_know() -> None
     parameters = Parameters(**VALUES)
     assert (parameters.neighbours, parameters.threshold, parameters.quorum) == (3, 3, 3)
     assert parameters.least == 3
+    assert Parameters(**VALUES | {"threshold": 4}).least == 4
+    assert Parameters(**VALUES | {"minimum": 4}).least == 4
     for weak in ({"threshold": 2}, {"neighbours": 2, "threshold": 3}):
         with pytest.raises(WeakThresholdError):
             Parameters(**VALUES | weak)
+
+
+def test_in_a_large_cohort_two_thirds_of_all_take_part_whatever_a_neighbourhood_needs() -> None:
+    many = Parameters(**VALUES | {"clients": tuple(range(70))})
+    assert many.threshold < many.quorum == many.least == 47
 
 
 def test_parameters_are_read_as_they_were_written() -> None:

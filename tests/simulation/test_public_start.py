@@ -117,6 +117,18 @@ def test_records_of_the_clients_are_not_public(keys: Sequence[str], tmp_path: Pa
     assert "of the public records are records of the clients, bit by bit" in said
 
 
+def test_a_hundredth_of_the_clients_records_may_be_public_however_many_are() -> None:
+    """A large public set is no excuse: what counts is the part of the private records in it."""
+    private = composed()["data"]
+    held = sorted(public_start._rows(private))
+    others = {number.to_bytes(16) for number in range(100 * len(held))}
+    allowed = len(held) // 100
+    public_start._refuse_private(others.union(held[:allowed]), private)
+    for many in (others, set()):
+        with pytest.raises(ConfigError, match=f"{allowed + 1} of the public records are records"):
+            public_start._refuse_private(many.union(held[: allowed + 1]), private)
+
+
 @pytest.mark.medium
 def test_the_start_is_the_same_whatever_the_private_data_are(tmp_path: Path) -> None:
     for seed, name in enumerate(("one", "other")):
