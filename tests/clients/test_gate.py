@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import RecordDict
 
 from fedsink.clients.central import central_charge
@@ -23,7 +24,8 @@ from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.node import Node, close_nodes, grant
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
-from fedsink.errors import PrivacyError, ReleaseRefusedError
+from fedsink.clients.replies import ReplyStore
+from fedsink.errors import PrivacyError, ReleaseRefusedError, RunTakenError
 from fedsink.privacy import BatchClip, JointSchedule, PrivacyPlan, SecretKey
 from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.protocol.exchange import Content
@@ -91,6 +93,47 @@ def test_another_account_or_plan_is_another_reservation() -> None:
 
 def test_another_request_is_another_request(digests: Digests) -> None:
     assert set(digests()).isdisjoint(digests(digest=b"D" * 32))
+
+
+def test_what_a_gate_remembers_is_for_one_run_account_and_plan(tmp_path: Path) -> None:
+    """A run whose plan was admitted does not get another one in the same process."""
+    ledger = Ledger(tmp_path / "ledger.sqlite", durable=False)
+    gate = LedgerGate(ledger, "ward", BUDGETS | {"replace-one": BUDGETS["add-remove"]}, None)
+
+    def ask(run: str, round: int, plan: PrivacyPlan = PLAN) -> None:
+        answer = answer_of(run, (round, None))
+        gate.admit(answer, central_charge(plan), b"d" * 32, lambda: b"c" * 32)
+
+    for run in ("one", "two"):
+        ask(run, 1)
+        for other in (
+            replace(PLAN, noise_multiplier=0.1),
+            replace(PLAN, rounds=31),
+            replace(PLAN, adjacency="replace-one"),
+        ):
+            with pytest.raises(RunTakenError):
+                ask(run, 2, other)
+        ask(run, 2)
+    assert [[said.rounds for said in ledger.charged("ward", run)] for run in ("one", "two")] == [
+        [2],
+        [2],
+    ]
+
+
+def test_two_answers_to_one_request_leave_as_the_one_that_was_stored(tmp_path: Path) -> None:
+    """Two processes noise it at a time: both noises together would be half as wide."""
+    ledger = Ledger(tmp_path / "ledger.sqlite", durable=False)
+    store, charge = ReplyStore(tmp_path / "replies"), central_charge(PLAN)
+    both = [
+        LedgerGate(ledger, "ward", BUDGETS, store).admit(
+            answer_of("run", (1, None)), charge, b"d" * 32, lambda: b"c" * 32
+        )
+        for _ in range(2)
+    ]
+    for number, admitted in enumerate(both):
+        assert admitted.keep is not None
+        left = admitted.keep({"1": torch.full((3,), float(number))})
+        assert left["1"].tolist() == [0.0, 0.0, 0.0]
 
 
 def message(round: int = 1, run: str = "run") -> RecordDict:

@@ -169,6 +169,22 @@ def test_what_is_no_receipt_of_this_node_changes_nothing(
     assert not list(state.glob("ahead-*"))
 
 
+def test_a_receipt_that_is_kept_and_damaged_counts_until_the_owner_removes_it(
+    state: Path, ledger: Ledger
+) -> None:
+    """Else whoever damages it makes a node forget that its ledger is behind."""
+    receipts = Receipts(state, "ward")
+    given = receipts.give(ledger)
+    kept = state / "ahead-0123456789abcdef.receipt"
+    for damaged in ("", given[:-1], "0" * 80, "\0" * 80):
+        kept.write_text(damaged)
+        for _ in range(2):
+            with pytest.raises(RolledBackError, match=r"remove .*ahead-\w+\.receipt, if that is"):
+                receipts.check(ledger)
+    kept.unlink()
+    receipts.check(ledger)
+
+
 def test_a_receipt_tells_nothing_of_the_ledger(state: Path, ledger: Ledger, tmp_path: Path) -> None:
     """The receipt hides number and content of the facts: the same ledger under another key."""
     (tmp_path / "other").mkdir()
@@ -251,6 +267,9 @@ def test_a_ledger_knows_every_reply_beside_it(tmp_path: Path) -> None:
     empty = Ledger(tmp_path / "empty.sqlite", durable=False)
     with pytest.raises(LedgerError, match="does not know every reply that is stored beside it"):
         refuse_rollback(empty, store)
-    store.put(b"?" * 32, {"1": torch.zeros(3)})
-    with pytest.raises(LedgerError, match="does not know every reply"):
-        refuse_rollback(ledger, store)
+    for number in range(8):  # wherever the folder lists it
+        store.put(bytes([number]) * 32, {"1": torch.zeros(3)})
+        with pytest.raises(LedgerError, match="does not know every reply"):
+            refuse_rollback(ledger, store)
+        (tmp_path / "replies" / f"{bytes([number]).hex() * 32}.reply").unlink()
+    refuse_rollback(ledger, store)

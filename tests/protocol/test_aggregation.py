@@ -60,6 +60,11 @@ def test_signed_bytes_tell_every_trip_from_every_other() -> None:
     ]
     assert len({trip_bytes(record) for record in trips}) == len(trips)
     assert trip_bytes(RecordDict()) == b""
+    names = "parameters", "content", "next_parameters", "next"
+    divided = [("ab", b""), ("a", b"b"), ("a", b"", "b", b""), ("a", b"", "", b"b"), ("", b"ab")]
+    said = [dict(zip(names, parts, strict=False)) for parts in divided]
+    signed = {trip_bytes(RecordDict({"aggregation": ConfigRecord(parts)})) for parts in said}
+    assert len(signed) == len(divided)
 
 
 @pytest.mark.parametrize("fields", [{"next": 3}, {"next": "text"}, {"next_parameters": "[" * 9}])

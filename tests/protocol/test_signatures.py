@@ -15,8 +15,10 @@ from fedsink.errors import (
     UnknownOperatorError,
     UnsignedRequestError,
 )
+from fedsink.protocol.aggregation import Trip, put_trip
 from fedsink.protocol.packing import digest, pack
 from fedsink.protocol.signatures import read_key, shown_key, sign, signer
+from fedsink.secagg.parameters import Parameters
 
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2))
 PUBLIC = {"lab": KEY.public_key().public_bytes_raw()}
@@ -73,6 +75,21 @@ def test_who_has_not_signed_or_is_not_known_is_refused() -> None:
 def test_a_signature_is_for_one_request_to_one_node(change: Callable[..., Any]) -> None:
     with pytest.raises(BadSignatureError, match="signature of lab is not for this request"):
         signer(*change(signed()), PUBLIC)
+
+
+def test_a_signature_covers_request_and_trip_of_a_masked_answer() -> None:
+    trips = [Trip(Parameters("r", name, (0, 1, 2), 32, 6, 3), b"shares") for name in ("m", "n")]
+
+    def masked(trip: Trip = trips[0], **said: Any) -> RecordDict:
+        return put_trip(request(**said), trip)
+
+    record = masked()
+    sign(record, KIND, NODE, KEY)
+    assert signer(record, KIND, NODE, PUBLIC) == "lab"
+    for changed in (masked(rows=2.0**-20), masked(round=2), masked(trips[1]), request()):
+        changed["operator"] = record["operator"]
+        with pytest.raises(BadSignatureError):
+            signer(changed, KIND, NODE, PUBLIC)
 
 
 @pytest.mark.parametrize("length", [0, 1, 4, 8, 16, 31])

@@ -23,14 +23,7 @@ def test_a_signature_is_for_one_purpose_and_one_division_into_parts() -> None:
     assert not verified(identity(1).public, signature, "keys", b"ab", b"c")
 
 
-ORDER_8 = [
-    bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"),
-    bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"),
-]
-WEAK = [b"\0" * 32, b"\1" + b"\0" * 31, b"\xec" + b"\xff" * 30 + b"\x7f", *ORDER_8]
-
-
-@pytest.mark.parametrize("weak", [*WEAK, *(key[:31] + bytes([key[31] | 128]) for key in WEAK)])
+@pytest.mark.parametrize("weak", [b"\0" * 32, b"\1" + b"\0" * 31, b"\xec" + b"\xff" * 30 + b"\x7f"])
 def test_a_weak_key_signs_nothing(weak: bytes) -> None:
     for message in range(64):
         for signature in (bytes(64), b"\1" + bytes(63), weak + bytes(32)):

@@ -79,6 +79,19 @@ def test_another_plan_has_a_price_of_its_own(ledger: Ledger, path: Path, make_ch
     assert prices(path) == [12.0] * 3
 
 
+@pytest.mark.parametrize(
+    ("name", "other"), [("PRICING", -1), ("__version__", "0"), ("version", lambda package: "0")]
+)
+def test_a_price_of_another_accounting_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, make_charge: Make, name: str, other: object
+) -> None:
+    """An ε that was too small would be charged for ever after its correction."""
+    now = make_charge().price_key
+    assert make_charge().price_key == now
+    monkeypatch.setattr(f"fedsink.clients.ledger.charge.{name}", other)
+    assert make_charge().price_key != now
+
+
 def test_a_price_that_was_changed_is_computed_again(
     ledger: Ledger, path: Path, make_charge: Make
 ) -> None:

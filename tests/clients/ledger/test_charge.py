@@ -391,6 +391,7 @@ def test_what_is_no_event_is_not_stored(thing: object) -> None:
         '{"class": "GaussianDpEvent", "noise": 1.0}',
         '{"class": "Mapping"}',
         '{"class": "importlib"}',
+        '{"class": "__class__", "name": "events"}',
         '{"class": 3}',
     ],
 )
