@@ -191,13 +191,13 @@ def test_a_killed_run_goes_on_bit_identically_and_logs_no_round_twice(
 def test_a_resumed_run_counts_what_was_before(
     tmp_path: Path, make_grid: Grids, make_settings: Settings
 ) -> None:
-    """The count covers the clients that missed messages, and the seconds spent."""
+    """The count covers the messages that were void or missed, and the seconds spent."""
     folder = folder_at(tmp_path / "run")
     folder.write(folder.privacy, {})
     settings = make_settings("central", folder.path)
 
     def misses(strategy: RoundStrategy, number: int) -> None:
-        strategy.missed = {1: number}
+        strategy.missed, strategy.void = {1: number}, number
         interrupt(strategy, number)
 
     with pytest.raises(InterruptedRunError):
@@ -209,6 +209,7 @@ def test_a_resumed_run_counts_what_was_before(
     assert result["seconds"] >= lines[-1]["seconds"] >= lines[3]["seconds"] >= 1000.0
     stated = json.loads(folder.privacy.read_text())["participation"]
     assert stated["missed"] == [{"client": 1, "messages": 3}]
+    assert stated["void"] == 3
 
 
 @pytest.mark.parametrize("noise", NOISES)

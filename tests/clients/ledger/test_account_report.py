@@ -18,6 +18,7 @@ from fedsink.clients.ledger.database import Database
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.privatize_once import local_charge
 from fedsink.data.maps import PointBall
+from fedsink.errors import LedgerError
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip, epsilon
 from fedsink.protocol.privatize_once import LocalPlan
 
@@ -121,6 +122,12 @@ def test_a_sound_ledger_has_no_problems(used: Path, tmp_path: Path) -> None:
             "used a class more often than its 2 times",
         ),
         ("UPDATE reservations SET rounds=5 WHERE run=CENTRAL", "claim outside its plan's rounds"),
+        ("UPDATE reservations SET reserved=5 WHERE run=CENTRAL", "claim outside its plan's rounds"),
+        ("UPDATE claims SET round=0 WHERE round=7", "claim outside its plan's rounds"),
+        (
+            "UPDATE claims SET run=(SELECT id FROM runs WHERE name='local') WHERE round=7",
+            "claim outside its plan's rounds",
+        ),
         (
             "UPDATE reservations SET event='{}' WHERE run=CENTRAL",
             "an event in the ledger is damaged",
@@ -153,6 +160,8 @@ def test_a_ledger_that_was_tampered_with_is_found(used: Path, damage: str, probl
         connection.execute(damage.replace("CENTRAL", "(SELECT id FROM runs WHERE name='central')"))
     found = problems(Database(used, writable=False))
     assert any(problem in sentence for sentence in found), found
+    with pytest.raises(LedgerError, match=r"is damaged .* nothing is released without it"):
+        Ledger(used)
 
 
 def test_a_damaged_file_is_found(used: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fedsink.clients.ledger.budget import Budget
 from fedsink.clients.ledger.charge import Charge, Use
-from fedsink.clients.ledger.database import Database
+from fedsink.clients.ledger.database import ORIGIN, Database, sealed
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.errors import LedgerError
 
@@ -45,6 +45,16 @@ def test_a_real_nodes_commits_survive_a_power_cut(path: Path, durable: bool, lev
     assert database.rows("PRAGMA synchronous") == [(level,)]
     assert database.rows("PRAGMA journal_mode") == [("wal",)]
     assert database.rows("PRAGMA foreign_keys") == [(1,)]
+
+
+def test_a_seal_is_of_the_table_the_values_and_all_facts_before() -> None:
+    seals = {
+        sealed(previous, table, *row)
+        for previous in (ORIGIN, b"seal")
+        for table in ("claims", "releases")
+        for row in ((1, 2), (1, 3), (1, 2.0), (1, "2"), (1, None), (12,))
+    }
+    assert len(seals) == 24
 
 
 def test_an_unknown_version_is_refused(path: Path) -> None:

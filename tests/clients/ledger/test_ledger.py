@@ -12,6 +12,7 @@ from fedsink.clients.ledger import admission
 from fedsink.clients.ledger.account_report import refusals
 from fedsink.clients.ledger.budget import Budget
 from fedsink.clients.ledger.charge import Charge, Requester, Reservation, Use
+from fedsink.clients.ledger.check import problems
 from fedsink.clients.ledger.database import Database
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.errors import BudgetError, DailyLimitError, ReleaseRefusedError, RunTakenError
@@ -275,6 +276,7 @@ def test_a_message_is_claimed_as_a_whole_or_not_at_all(ledger: Ledger, make_char
         ledger.claim(held, TODAY, [use(1), use(2), use(3, digest=b"other")])
     claims = ledger.claim(held, TODAY, [use(1, digest=b"free"), use(2, digest=b"free")])
     assert all(claim.new for claim in claims)
+    assert problems(ledger._database) == []  # no seal stands on a claim that was refused
 
 
 def test_the_same_round_of_another_run_is_another_place(ledger: Ledger, make_charge: Make) -> None:
@@ -303,6 +305,8 @@ def test_uses_are_counted_per_label_and_the_maximum_is_enforced(
     with pytest.raises(BudgetError):
         ledger.claim(held, TODAY, [use(8, None)])  # all classes: also the three that are used up
     ledger.claim(held, TODAY, [use(1, 1)])  # a repeat costs nothing
+    with pytest.raises(BudgetError):
+        ledger.claim(held, TODAY, [use(1, 1), use(8, 1)])  # and pays for nothing beside it
 
 
 def test_a_use_of_every_class_counts_for_each(ledger: Ledger, make_charge: Make) -> None:
