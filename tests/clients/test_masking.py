@@ -158,6 +158,7 @@ def test_sessions_of_two_runs_and_two_requests_are_apart(tmp_path: Path) -> None
 def kept(folder: Path) -> dict[str, Any]:
     [path] = [path for path in folder.iterdir() if path.name != "lock"]
     assert path.stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
     return dict(json.loads(path.read_bytes()))
 
 
