@@ -245,6 +245,7 @@ def test_digest_tells_types_shapes_and_names_apart() -> None:
         {"x": torch.zeros(8, dtype=torch.int32)}, {},
     ]  # fmt: skip
     assert len({digest(TYPE, pack({}, each)) for each in arrays}) == len(arrays)
+    assert digest(TYPE, pack({}, {"x": x, "y": x})) == digest(TYPE, pack({}, {"y": x, "x": x}))
 
 
 def test_no_choice_of_names_and_types_makes_two_records_read_alike() -> None:
