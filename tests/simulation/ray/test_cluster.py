@@ -81,6 +81,23 @@ def test_an_address_where_no_cluster_is_is_refused_at_once(deaf: str) -> None:
     assert not ray.is_initialized()
 
 
+@pytest.mark.parametrize("name", ["TMPDIR", "RAY_TMPDIR"])
+def test_a_folder_too_deep_for_sockets_is_refused_with_advice(
+    name: str, configured: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ("seed=0", "clients=2", "report.html=false")
+    monkeypatch.delenv("TMPDIR", raising=False)
+    for length, refused in ((39, False), (40, True), (140, True)):
+        monkeypatch.setenv(name, "/" + "é" * 9 + "a" * (length - 19))
+        for engine in ("ray", "flower", "local"):
+            if refused and engine != "local":
+                told = rf"^{name} has {length} bytes, .* more than 39: set RAY_TMPDIR to a shorter"
+                with pytest.raises(ConfigError, match=told):
+                    configured(*keys, f"engine={engine}", small=False)
+            else:
+                configured(*keys, f"engine={engine}", small=False)
+
+
 def test_auto_finds_what_ray_address_names_and_refuses_it_when_it_is_dead(
     deaf: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
