@@ -40,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     quieten_flower()
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict":  # ε is not in every encoding
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     debug = "--debug" in arguments
     _log(debug)
     arguments = [a for a in arguments if a != "--debug"]
