@@ -134,7 +134,8 @@ def cautions(privacy: Config, config: Config) -> list[str]:
     epsilon, delta = as_float(privacy.get("epsilon")), as_float(privacy.get("delta"))
     data = config.get("data")
     records = as_float(data.get("nominal_records")) if isinstance(data, Mapping) else math.nan
-    asked, found = as_float(config.get("eps")), []
+    asked = as_float(config.get("eps"))
+    found: list[str] = []
     if delta * records >= 1.0:
         found.append(
             f"δ = {delta:g} is no less than one record in {records:,.0f}: publishing a record of "

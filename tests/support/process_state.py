@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import locale
 import logging
 import os
@@ -121,8 +122,7 @@ def main(engine: str, *words: str) -> None:
     hostile()
     ray: Any = None
     if "mine" in words:
-        import ray
-
+        ray = importlib.import_module("ray")
         ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR)
 
         @ray.remote(num_cpus=0)

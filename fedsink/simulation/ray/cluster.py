@@ -26,9 +26,7 @@ INLINE = 1 << 20
 for what is larger."""
 INLINE_JOINED = 1 << 16
 """Bytes that a call may carry in a cluster that was joined, where Ray's own limit is 100 kB."""
-_DEEPEST = 107 - len(
-    "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.1"
-)  # bytes; a socket's path ends at 107
+_LONGEST_SOCKET = 107  # bytes of its path
 _PATIENCE = 5.0  # seconds for a head node to take a connection
 
 
@@ -116,11 +114,12 @@ def check_instance(address: str | None, num_cpus: float | None) -> None:
 def _refuse_deep_folder() -> None:
     """Refuses a folder of temporary files in which Ray cannot make its sockets."""
     name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
-    folder = os.environ.get(name, "/tmp")
-    if (length := len(os.fsencode(folder))) > _DEEPEST:
+    length = len(os.fsencode(os.environ.get(name, "/tmp")))
+    below = f"/ray/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
+    if length > (most := _LONGEST_SOCKET - len(below)):
         raise ConfigError(
             f"{name} has {length} bytes, and Ray's sockets lie too deep below a folder of more "
-            f"than {_DEEPEST}: set RAY_TMPDIR to a shorter one, such as /tmp, or say engine=local."
+            f"than {most}: set RAY_TMPDIR to a shorter one, such as /tmp, or say engine=local."
         )
 
 
