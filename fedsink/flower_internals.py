@@ -249,16 +249,16 @@ def run_stock_simulation(
     """
     from unittest.mock import patch
 
-    from flwr.server.superlink.fleet.vce.backend import raybackend
+    from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
     from flwr.simulation import run_simulation
 
-    class Connected(raybackend.RayBackend):
+    class Connected(RayBackend):
         def terminate(self) -> None:
             if self.pool:
                 self.pool.terminate_all_actors()
 
-    kind = Connected if ray_is_connected() else raybackend.RayBackend
-    with warnings.catch_warnings(), patch.object(raybackend, "RayBackend", kind):
+    kind = Connected if ray_is_connected() else RayBackend
+    with warnings.catch_warnings(), patch(f"{RayBackend.__module__}.RayBackend", kind):
         warnings.simplefilter("ignore")
         run_simulation(
             server_app=server, client_app=client, num_supernodes=clients, backend_config=backend
