@@ -19,8 +19,8 @@ def __getattr__(name: str) -> object:
     # Imported by name, so that import-linter sees no dependency of the version on all of fedsink.
     from importlib import import_module
 
-    import_module("fedsink.environment").quieten_flower()  # Flower reads it when it is imported
-    value: object = getattr(import_module("fedsink.api"), name)
+    with import_module("fedsink.environment").undisturbed():
+        value: object = getattr(import_module("fedsink.api"), name)
     globals()[name] = value
     return value
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -17,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedsink.commands.hydra_keys import one_sentence
 from fedsink.conf.acting import composed_run
 from fedsink.conf.loading import as_overrides, groups
-from fedsink.environment import quieten_flower
+from fedsink.environment import undisturbed
 from fedsink.errors import CheckpointError, ConfigError
 from fedsink.server.finished import FinishedRun, finished_record, open_run
 from fedsink.server.loop import InterruptedRunError
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Run", "load", "resume", "simulate"]
 
 
+@undisturbed()
 def simulate(
     values: Mapping[str, Any] | None = None,
     /,
@@ -51,8 +51,8 @@ def simulate(
         runs = [fedsink.simulate(mode="ldp", eps=eps) for eps in (20, 35)]
 
     Progress is shown on standard error, or below a notebook's cell. An experiment that is a study
-    gives a run of several `parts`. Hydra's and Ray's state, PyTorch's threads and signal handlers
-    are as before the call.
+    gives a run of several `parts`. The process is as before the call, the caller's Ray included
+    (docs/python.md).
 
     Args:
         values: values by key. A mapping under the name of a group holds the group's options.
@@ -80,12 +80,13 @@ def simulate(
         config, path = composed_run(as_overrides(given, groups() if nested else ()))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(one_sentence(error)) from error
-    with _undisturbed(path):
+    with _stoppable(path):
         from fedsink.simulation.simulated_run import start
 
         return Run(start(config, path))
 
 
+@undisturbed()
 def resume(folder: str | os.PathLike[str]) -> Run:
     """Continues the run in a folder, with the same result as if it had never stopped.
 
@@ -94,12 +95,13 @@ def resume(folder: str | os.PathLike[str]) -> Run:
         KeyboardInterrupt: the run was stopped again.
     """
     path = Path(folder).expanduser().resolve()
-    with _undisturbed(path):
+    with _stoppable(path):
         from fedsink.simulation.simulated_run import resume
 
         return Run(resume(path))
 
 
+@undisturbed()
 def load(folder: str | os.PathLike[str]) -> Run:
     """Opens the run in a folder, finished or not; a file is read when it is first needed.
 
@@ -177,10 +179,12 @@ class Run:
         return RecordedRun(self._recorded.folder).evaluations
 
     @property
+    @undisturbed()
     def generator(self) -> Generator:
         """Trained generator, a `torch.nn.Module` on the CPU."""
         return self._finished.generator
 
+    @undisturbed()
     def sample(
         self,
         n: int,
@@ -209,6 +213,7 @@ class Run:
         finished = self._finished if observation else self._bare
         return finished.draw(n, seed, balanced=balanced, classes=classes)
 
+    @undisturbed()
     def evaluate(
         self,
         suite: str = "fast",
@@ -251,12 +256,14 @@ class Run:
             report=report,
         )
 
+    @undisturbed()
     def report(self) -> Path:
         """Writes report.html, a page about the run, as `fedsink report` does; returns its path."""
         from fedsink.pages.report_page import write_report
 
         return write_report(self.folder)
 
+    @undisturbed()
     def card(self, license: str = "unknown") -> str:
         """Returns a model card in Hugging Face's format, as `fedsink card` writes it.
 
@@ -281,6 +288,7 @@ class Run:
     def __repr__(self) -> str:
         return f"<fedsink.Run {self._place()}: {self._summary()}>"
 
+    @undisturbed()
     def _repr_html_(self) -> str:
         text = f"<p>{escape(self._summary())}<br><code>{escape(self._place())}</code></p>"
         if not self.pictures:
@@ -308,23 +316,11 @@ class Run:
 
 
 @contextmanager
-def _undisturbed(folder: Path) -> Iterator[None]:
-    """Restores the state of the process, and makes a KeyboardInterrupt of a stopped run."""
-    quieten_flower()
-    import torch
-
-    threads, connected = torch.get_num_threads(), _ray_is_connected()
+def _stoppable(folder: Path) -> Iterator[None]:
+    """Makes a KeyboardInterrupt of a stopped run."""
     try:
         yield
     except InterruptedRunError as error:
         raise KeyboardInterrupt(
             f"{error.stopped} Continue with: fedsink.resume({str(folder)!r})"
         ) from error
-    finally:
-        torch.set_num_threads(threads)
-        if not connected and _ray_is_connected():
-            sys.modules["ray"].shutdown()
-
-
-def _ray_is_connected() -> bool:
-    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())

@@ -7,7 +7,7 @@ import os
 import select
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from fedsink.commands import ACTIONS, COMMANDS
 from fedsink.environment import quieten_flower
@@ -40,6 +40,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     quieten_flower()
+    standard: tuple[Any, Any] = sys.stdout, sys.stderr
+    for stream in standard:
+        if getattr(stream, "errors", None) == "strict":  # ε is not in every encoding
+            stream.reconfigure(errors="replace")
     debug = "--debug" in arguments
     _log(debug)
     arguments = [a for a in arguments if a != "--debug"]

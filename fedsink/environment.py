@@ -1,8 +1,17 @@
-"""The process's environment: settings of libraries before their import, and torch's devices."""
+"""The process around fedsink: what its libraries change in it, and torch's devices."""
 
 from __future__ import annotations
 
+import faulthandler
+import logging
 import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from fedsink.errors import ConfigError
@@ -19,6 +28,97 @@ def quieten_flower() -> None:
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     os.environ.setdefault("FLWR_LOG_LEVEL", "WARNING")
+
+
+_OPEN = threading.Lock()
+_calls = 0  # under way, in all threads
+_process = ExitStack()  # restores the process when the last of them ends
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Gives fedsink the process as it needs it, and the caller's own back in the end.
+
+    Libraries change a process when they are imported and when they run. Every function of
+    `import fedsink` works inside this block: gradients, float32, the CPU, and no autocast, whatever
+    the caller has set. In the end signal handlers, hooks, `sys.path`, the environment, loggers,
+    warning filters, PyTorch's threads and default type, and Python's random numbers are the
+    caller's. An instance of Ray that was started inside is shut down; the caller's own stays.
+    """
+    global _calls
+    import numpy as np
+    import torch
+
+    with _OPEN:
+        if _calls == 0:
+            _process.enter_context(_restored())
+        _calls += 1
+    try:
+        with ExitStack() as of_thread:
+            of_thread.enter_context(torch.inference_mode(False))
+            of_thread.enter_context(torch.enable_grad())
+            usual = np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
+            of_thread.enter_context(usual)
+            if torch.get_default_device().type != "cpu":
+                of_thread.enter_context(torch.device("cpu"))
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    of_thread.enter_context(torch.autocast(device, enabled=False))
+            yield
+    finally:
+        with _OPEN:
+            _calls -= 1
+            if _calls == 0:
+                _process.close()
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    import torch
+
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    hooks = sys.excepthook, threading.excepthook, logging.getLogRecordFactory()
+    path, environment = list(sys.path), dict(os.environ)
+    drawn, threads, dtype = random.getstate(), torch.get_num_threads(), torch.get_default_dtype()
+    dumps, connected = faulthandler.is_enabled(), ray_is_connected()
+    known = [logging.root, *logging.root.manager.loggerDict.values()]
+    loggers = [
+        (logger, list(logger.handlers), list(logger.filters), logger.level, logger.propagate)
+        for logger in known
+        if isinstance(logger, logging.Logger)
+    ]
+    quieten_flower()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        if not connected and ray_is_connected():
+            sys.modules["ray"].shutdown()
+        if not dumps:
+            faulthandler.disable()
+        for number, handler in handlers.items() if main else ():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+        sys.excepthook, threading.excepthook = hooks[:2]
+        logging.setLogRecordFactory(hooks[2])
+        sys.path[:] = path
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+        random.setstate(drawn)
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        for logger, its_handlers, filters, level, propagates in loggers:
+            logger.handlers[:], logger.filters[:] = its_handlers, filters
+            logger.setLevel(level)
+            logger.propagate = propagates
+
+
+def ray_is_connected() -> bool:
+    """Returns whether this process is connected to Ray, without importing it."""
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
 def device_named(name: str, key: str) -> torch.device:

@@ -64,6 +64,8 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.run import Run as Run  # the type of `Grid.run`
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedsink.environment import ray_is_connected
+
 if TYPE_CHECKING:
     from flwr.supercore.heartbeat import HeartbeatSender
     from flwr.superlink.grid import HttpGrid
@@ -145,6 +147,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "create_message", "get_node_ids", "pull_messages", "push_messages", "run",
         "send_and_receive", "set_run",
     ),
+    "flwr.server.superlink.fleet.vce.backend.raybackend:RayBackend": ("terminate",),
     "flwr.supercore.error:FlowerError": ("message",),
     "flwr.supercore.heartbeat:HeartbeatSender": ("start", "stop"),
     f"{_INFLATABLE}.inflatable_object:UnexpectedObjectContentError": (),
@@ -240,10 +243,22 @@ class ForwardingGrid(Grid):
 def run_stock_simulation(
     server: ServerApp, client: ClientApp, clients: int, backend: dict[str, Any]
 ) -> None:
-    """Runs both apps under `flwr.simulation.run_simulation`, without its deprecation warnings."""
+    """Runs both apps under `flwr.simulation.run_simulation`, without its deprecation warnings.
+
+    Flower's backend takes the Ray that this process is connected to, and would shut it down.
+    """
+    from unittest.mock import patch
+
+    from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
     from flwr.simulation import run_simulation
 
-    with warnings.catch_warnings():
+    class Connected(RayBackend):
+        def terminate(self) -> None:
+            if self.pool:
+                self.pool.terminate_all_actors()
+
+    kind = Connected if ray_is_connected() else RayBackend
+    with warnings.catch_warnings(), patch(f"{RayBackend.__module__}.RayBackend", kind):
         warnings.simplefilter("ignore")
         run_simulation(
             server_app=server, client_app=client, num_supernodes=clients, backend_config=backend

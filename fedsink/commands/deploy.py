@@ -110,6 +110,7 @@ def _checked(overrides: Sequence[str], name: str) -> dict[str, object]:
     from fedsink.commands.hydra_keys import one_sentence
     from fedsink.commands.hydra_keys import overrides as readable
     from fedsink.deployment.deployed_run import deployable, deployed_settings, received
+    from fedsink.server.recorded import cautions
     from fedsink.server.running import build_generator
 
     try:
@@ -119,6 +120,9 @@ def _checked(overrides: Sequence[str], name: str) -> dict[str, object]:
     run = {"name": "check", "server_seed": 0}
     settings, _ = deployed_settings(config, RunFolder(Path(name)), run)
     build_generator(settings)
-    if line := settings.strategy.notice(settings.strategy.statement("node")):
-        print(line, file=sys.stderr)
+    stated = settings.strategy.statement("node")
+    minds = (f"Mind: {line}" for line in cautions(stated, config))
+    for line in (settings.strategy.notice(stated), *minds):
+        if line:
+            print(line, file=sys.stderr)
     return config

@@ -64,9 +64,9 @@ class SweepObjective:
 
 def _metrics(folder: Path) -> dict[str, Any]:
     lines = folder / "metrics.jsonl"
-    last = (lines.read_text().splitlines() if lines.is_file() else [])[-1:]
+    last = (lines.read_text("utf-8").splitlines() if lines.is_file() else [])[-1:]
     figures: dict[str, Any] = json.loads(last[0]) if last else {}
-    return figures | json.loads((folder / "metrics.json").read_text())
+    return figures | json.loads((folder / "metrics.json").read_bytes())
 
 
 def _evaluation(folder: Path) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def price_of_choice(folders: Sequence[Path]) -> str:
     Returns:
         One or two sentences; "" where fewer than two runs have a guarantee.
     """
-    stated = [json.loads((folder / "privacy.json").read_text()) for folder in folders]
+    stated = [json.loads((folder / "privacy.json").read_bytes()) for folder in folders]
     stated = [entries for entries in stated if entries.get("epsilon") is not None]
     if len(stated) < 2:
         return ""

@@ -16,6 +16,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from fedsink.errors import ConfigError
+
+MOST_COSINES = 1 << 28
+"""Values of a basis, frequencies times pixels: all frequencies of 128×128."""
+
 Band = tuple[tuple[int, int], ...]
 """Frequencies (i, j), i vertical and j horizontal, in the order of the coefficients."""
 
@@ -49,6 +54,16 @@ def block(height: int, width: int, size: int, dc: bool = True) -> Band:
     )
 
 
+def check_size(frequencies: int, height: int, width: int) -> None:
+    """Raises ConfigError for a basis that is too large to be built."""
+    if frequencies * height * width > MOST_COSINES:
+        raise ConfigError(
+            f"{frequencies:,} frequencies of {height}×{width} pixels have "
+            f"{frequencies * height * width:,} cosines, and {MOST_COSINES:,} are the most: keep "
+            "fewer frequencies (radius, block), or choose smaller pictures."
+        )
+
+
 def cosine_matrix(n: int) -> Tensor:
     """Returns the orthonormal n×n DCT-II matrix in float64; row k is frequency k."""
     k = torch.arange(n, dtype=torch.float64)
@@ -70,7 +85,11 @@ def basis(
     Coefficients of flattened images are `pixels @ basis.T`, and `coefficients @ basis` is the
     inverse transform with every other coefficient at zero. The tensor is shared: do not write
     into it.
+
+    Raises:
+        ConfigError: it is too large to be built.
     """
+    check_size(len(band), height, width)
     vertical, horizontal = cosine_matrix(height), cosine_matrix(width)
     rows = torch.tensor([i for i, _ in band], dtype=torch.long)
     columns = torch.tensor([j for _, j in band], dtype=torch.long)

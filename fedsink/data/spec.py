@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsink.errors import ConfigError
 from fedsink.values import Config, checks, strictly
+
+MOST_VALUES = 1 << 22
+"""Values of one record or picture: 2048×2048 in grey."""
+LONGEST_SIDE = 4096
+MOST_CLASSES = 1 << 16
+
+
+def check_sizes(shape: Sequence[int], classes: int) -> None:
+    """Refuses sizes that a received file may name and no machine can hold; for whole numbers.
+
+    Raises:
+        ConfigError: a record has too many values or too long a side, or there are too many classes.
+    """
+    if math.prod(shape) > MOST_VALUES or (len(shape) > 1 and max(shape) > LONGEST_SIDE):
+        raise ConfigError(
+            f"One record has at most {MOST_VALUES:,} values and sides of at most {LONGEST_SIDE}, "
+            f"and the shape {list(shape)} has more: choose a smaller one."
+        )
+    if classes > MOST_CLASSES:
+        raise ConfigError(f"There are at most {MOST_CLASSES:,} classes, got {classes:,}.")
 
 
 @dataclass(frozen=True)
@@ -95,6 +117,7 @@ class DataSpec:
                 """data.classes=[cat,dog]; a name that reads as another value stands in quotes, """
                 """'data.classes=["true","1.0"]'."""
             )
+        check_sizes(self.shape, len(self.classes))
         names = tuple(map(str, self.classes))
         if not all(names) or not names or len(set(names)) != len(names):
             raise ConfigError(f"data.classes must list at least one class, each once, got {names}.")

@@ -291,7 +291,7 @@ def _fetch(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None
         return
     name, why = folder.path.name, "it was stopped"
     if folder.failed.is_file():
-        why = str(json.loads(folder.failed.read_text())["message"]).removesuffix(".")
+        why = str(json.loads(folder.failed.read_bytes())["message"]).removesuffix(".")
     raise ClientError(
         f"The run {name} has not ended ({why}): {COMMAND} app=… superlink=… resume={name}."
     )

@@ -103,7 +103,7 @@ class SigningGrid(ForwardingGrid):
 
     def _receipts(self) -> dict[str, str]:
         try:
-            kept = json.loads(self._path.read_text())
+            kept = json.loads(self._path.read_bytes())
             return {str(name): str(receipt) for name, receipt in kept.items()}
         except FileNotFoundError:
             return {}

@@ -144,7 +144,7 @@ def submit(
     with tempfile.TemporaryDirectory(prefix="fedsink-deploy-") as scratch:
         path = Path(scratch) / "run.toml"
         # JSON's strings are TOML's.
-        path.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in run_config.items()))
+        path.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in run_config.items()), "utf-8")
         submission = Submission(app, superlink, path)
         try:
             submission.wait(everything=everything)

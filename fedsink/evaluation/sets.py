@@ -77,7 +77,8 @@ class TrainingSet:
         if len(images) < MINIMUM_IMAGES:
             raise DataError(
                 f"Training a classifier needs at least {MINIMUM_IMAGES} {origin} images; "
-                f"received {len(images)}: generate more."
+                f"received {len(images)}: "
+                + ("draw more." if origin == "synthetic" else "leave it out (reference=false).")
             )
         return cls(images, labels, classes, origin)
 
@@ -202,7 +203,7 @@ def check_labelled(data: Labelled, *, classes: int, name: str) -> Labelled:
 
     Raises:
         DataError: wrong shape, label type or label range, or no images.
-        ModelError: images that are not finite: a diverged generator drew them.
+        ModelError: synthetic images that are not finite: a diverged generator drew them.
     """
     images, labels = data
     if classes < 2:
@@ -227,8 +228,10 @@ def check_labelled(data: Labelled, *, classes: int, name: str) -> Labelled:
             f"The {name} labels must lie in 0..{classes - 1}; received labels from {low} to {high}."
         )
     if not bool(torch.isfinite(images).all()):
+        if name != "synthetic":
+            raise DataError(f"The {name} images hold values that are not finite: replace them.")
         raise ModelError(
-            f"The {name} images hold values that are not finite; the generator diverged, "
+            "The synthetic images hold values that are not finite; the generator diverged, "
             "so train it again with a smaller learning rate."
         )
     return images, labels

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, relu
 
 from fedsink.errors import ModelError
-from fedsink.models.generator_base import Generator, LatentLaw, checked_sizes
+from fedsink.models.generator_base import Generator, LatentLaw, check_layer, checked_sizes
 from fedsink.models.layers import convolution, embedding, initialise, linear, spectral_convolution
 
 _DOUBLINGS = 3  # of the side: 4 → 32
@@ -62,7 +62,7 @@ class BigGan(Generator):
         options = {"label_embedding": label_embedding, "width": width, "blocks": blocks}
         super().__init__(shape, classes, latent_dim, latent_law, options)
         _checked(options | {"latent_dim": latent_dim})
-        self._start = _start(self.shape, blocks)
+        self._start = _start(self.shape, blocks, width)
         self.embedding = embedding(classes, label_embedding)
         self.first = linear(latent_dim + label_embedding, width * math.prod(self._start))
         self.blocks = nn.ModuleList(_Block(width, i < _DOUBLINGS) for i in range(blocks))
@@ -75,7 +75,7 @@ class BigGan(Generator):
     ) -> int:
         """Returns the size of the first layer, all convolutions and the label embedding."""
         latent_dim, label_embedding, width, blocks = _checked(options)
-        first = (latent_dim + label_embedding + 1) * width * math.prod(_start(shape, blocks))
+        first = (latent_dim + label_embedding + 1) * width * math.prod(_start(shape, blocks, width))
         inner = blocks * _CONVOLUTIONS * (9 * width + 1) * width
         return first + inner + (9 * width + 1) * shape[0] + classes * label_embedding
 
@@ -122,7 +122,9 @@ def _centre(images: Tensor, shape: tuple[int, ...]) -> Tensor:
     return images[:, :, top : top + height, left : left + width]
 
 
-def _start(shape: tuple[int, ...], blocks: int) -> tuple[int, int]:
+def _start(shape: tuple[int, ...], blocks: int, maps: int) -> tuple[int, int]:
     """Returns height and width of the first feature maps."""
-    height, width = (-(-side // 2 ** min(blocks, _DOUBLINGS)) for side in shape[1:])
+    times = 2 ** min(blocks, _DOUBLINGS)
+    height, width = (-(-side // times) for side in shape[1:])
+    check_layer(BigGan.name, maps * height * width * times**2)
     return height, width

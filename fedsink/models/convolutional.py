@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fedsink.errors import ModelError
-from fedsink.models.generator_base import Generator, LatentLaw, check_sizes, checked_sizes
+from fedsink.models.generator_base import (
+    Generator,
+    LatentLaw,
+    check_layer,
+    check_sizes,
+    checked_sizes,
+)
 from fedsink.models.layers import (
     batch_norm_2d,
     class_inputs,
@@ -124,7 +130,10 @@ def _base(shape: Sequence[int], maps: Sequence[int]) -> tuple[int, int, int]:
             f"{len(maps)}."
         )
     halvings = 2 ** len(maps)
-    return maps[0], -(-height // halvings), -(-width // halvings)
+    base = -(-height // halvings), -(-width // halvings)
+    for doublings, count in enumerate(maps):
+        check_layer(Conv.name, count * math.prod(base) * 4**doublings)
+    return maps[0], *base
 
 
 _FIRST_KERNEL = {28: 7, 32: 8}

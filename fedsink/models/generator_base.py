@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from fedsink.data import spec
 from fedsink.errors import ModelError
 
 if TYPE_CHECKING:
     from fedsink.privacy.randomness.noise import Stream
 
 _LARGEST_SIZE = 1 << 30
+_LARGEST_LAYER = 1 << 24
 _MOST_LAYERS = 64
 
 LatentLaw = Literal["uniform", "unit", "normal"]
@@ -67,6 +69,7 @@ class Generator(nn.Module, ABC):
                 f"{self.name} makes images (channels, height, width), got shape {self.shape}; use "
                 "mlp for points."
             )
+        spec.check_sizes(self.shape, classes)
         check_sizes("a generator", ("classes", classes), ("latent_dim", latent_dim))
         if latent_law not in ("uniform", "unit", "normal"):
             raise ModelError(
@@ -124,6 +127,15 @@ def check_sizes(name: str, *sizes: tuple[str, int]) -> None:
     for what, number in sizes:
         if number < 1:
             raise ModelError(f"{name} needs {what} of at least 1, got {number}.")
+
+
+def check_layer(name: str, values: int) -> None:
+    """Raises ModelError for feature maps of too many values of one picture."""
+    if values > _LARGEST_LAYER:
+        raise ModelError(
+            f"{name} has layers of at most {_LARGEST_LAYER:,} values for a picture, got "
+            f"{values:,}: choose fewer feature maps or smaller pictures."
+        )
 
 
 def checked_sizes(name: str, *sizes: object) -> list[int]:

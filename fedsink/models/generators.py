@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import fedsink
+from fedsink.data.spec import check_sizes
 from fedsink.errors import ModelError
 from fedsink.models.biggan import BigGan
 from fedsink.models.convolutional import Conv, Dcgan
@@ -24,6 +25,8 @@ from fedsink.registry import Registry
 
 WEIGHTS = "generator.safetensors"
 DESCRIPTION = "generator.json"
+
+_MOST_AT_ONCE = 1 << 27  # values of pictures that are drawn together
 
 GENERATORS: Registry[type[Generator]] = Registry(
     "generator",
@@ -63,7 +66,9 @@ def parameter_count(name: str, shape: tuple[int, ...], classes: int, **options: 
 
     Raises:
         ModelError: for an unknown name or option, or sizes that no generator has.
+        ConfigError: pictures that are too large, or too many classes.
     """
+    check_sizes(shape, classes)  # a received description may name sizes beyond any memory
     complete = GENERATORS.options(name, options, positional=2, keywords=("generator",))
     return GENERATORS[name].parameter_count(shape, classes, complete)
 
@@ -102,7 +107,6 @@ def load(folder: str | Path) -> Generator:
     tensors = _read(folder / WEIGHTS, from_bytes)
     try:
         what = description["name"], tuple(description["shape"]), description["classes"]
-        # Before anything is built: a received description may name sizes beyond any memory.
         needed = parameter_count(*what, **description["options"])
         there = sum(tensor.numel() for tensor in tensors.values())
         if needed > there:
@@ -115,6 +119,12 @@ def load(folder: str | Path) -> Generator:
         ) from error
     try:
         generator.load_state_dict(tensors)
+        if bad := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
+            raise ModelError(
+                f"{folder / WEIGHTS} holds weights that are not finite ({bad[0]}): its training "
+                "diverged, or the file was damaged. Train again, with a lower "
+                "strategy.optimizer.lr."
+            )
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise ModelError(
@@ -185,13 +195,16 @@ def sample(
     z = latent_range * generator.latent(n, stream)
     labels = labels.to(z.device)
     if not generator.uses_batch_statistics:
+        batch_size = min(batch_size, max(1, _MOST_AT_ONCE // math.prod(generator.shape)))
         rows = [
             generator(z[a : a + batch_size], labels[a : a + batch_size])
             for a in range(0, n, batch_size)
         ]
-        return torch.cat(rows).cpu() if rows else torch.empty(0, *generator.shape)
+        return (
+            torch.cat(rows).cpu() if rows else torch.empty(0, *generator.shape, dtype=torch.float32)
+        )
     quota = _quota(generator.classes, batch_size, mix)
-    images = torch.empty(n, *generator.shape)
+    images = torch.empty(n, *generator.shape, dtype=torch.float32)
     for chosen in _batches(labels, quota):
         present = torch.bincount(labels[chosen].cpu(), minlength=len(quota))
         missing = (quota - present).clamp_min(0)

@@ -21,12 +21,12 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
 
 def batch_norm_1d(features: int) -> nn.BatchNorm1d:
     """Returns a BatchNorm that always normalises by its batch."""
-    return nn.BatchNorm1d(features, track_running_stats=False)
+    return nn.BatchNorm1d(features, track_running_stats=False, dtype=torch.float32)
 
 
 def batch_norm_2d(features: int) -> nn.BatchNorm2d:
     """Returns a BatchNorm that always normalises by its batch."""
-    return nn.BatchNorm2d(features, track_running_stats=False)
+    return nn.BatchNorm2d(features, track_running_stats=False, dtype=torch.float32)
 
 
 def convolution(inputs: int, outputs: int, kernel: int, padding: int) -> nn.Conv2d:
@@ -118,7 +118,7 @@ def class_inputs(z: Tensor, one_hot: Tensor) -> Tensor:
 
 
 def _skip(layer: Any, *sizes: int, **options: Any) -> Any:
-    return skip_init(layer, *sizes, **options)
+    return skip_init(layer, *sizes, dtype=torch.float32, **options)
 
 
 @torch.no_grad()

@@ -123,12 +123,17 @@ class Observation:
         return self.deformation.std == 0.0 and self.noise.std == 0.0
 
     def check(self, shape: Sequence[int]) -> None:
-        """Raises ModelError for a sample of this shape that can be neither bent nor noised."""
+        """Raises ModelError for a sample of this shape that can be neither bent nor noised.
+
+        ConfigError where the pictures are too large for the noise.
+        """
         if len(shape) != 3 and not self._keeps_pictures:
             raise ModelError(
                 f"observation.* is for images (C, H, W), and the data's shape is {tuple(shape)}: "
                 "set observation.deformation.std=0 and observation.noise.std=0."
             )
+        if self.noise.std > 0.0 and len(shape) == 3:
+            dct.check_size(math.prod(shape[1:]), *shape[1:])
 
     def __call__(self, images: Tensor, stream: Stream) -> Tensor:
         """Returns images (n, C, H, W) in [0, 1], of widened latents, bent and noised.

@@ -24,7 +24,7 @@ from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.reporting.output_files import RELEASED, new_folder
 from fedsink.server.finished import FinishedRun
 from fedsink.server.folder import RunFolder, check_sums, note_sums
-from fedsink.server.recorded import RecordedRun
+from fedsink.server.recorded import RecordedRun, cautions
 from fedsink.values import Config
 
 PICTURE = "samples.png"
@@ -97,6 +97,7 @@ def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) 
         clients=clients,
         version=__version__,
         privacy=privacy,
+        cautions=cautions(privacy, config),
         training=_training(config, privacy, result),
         evaluations=evaluations,
         records=records,

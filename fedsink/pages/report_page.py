@@ -36,7 +36,7 @@ from fedsink.reporting.displays import ForgivingStream
 from fedsink.reporting.output_files import write_atomic
 from fedsink.server.folder import SUMS, command_for, note_sums
 from fedsink.server.loop import LoopSettings
-from fedsink.server.recorded import RecordedRun
+from fedsink.server.recorded import RecordedRun, cautions
 from fedsink.strategies.methods import STRATEGIES
 from fedsink.values import strictly
 
@@ -145,6 +145,7 @@ def report_page(run: RecordedRun) -> bytes:
         deployed=config["engine"].get("name") == "deploy",
         stated=stated,
         promise=_promise(stated),
+        cautions=cautions(stated, config),
         adjacency=_adjacency(stated),
         epsilon=stated.get("epsilon"),
         shares=_shares(stated),

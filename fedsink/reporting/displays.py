@@ -31,7 +31,8 @@ class ForgivingStream:
     """Writes to another stream until that fails, and from then on nowhere.
 
     If a pipe has lost its reader, or a terminal or file was closed, progress is lost and the run
-    continues. (rich by itself answers a broken pipe by closing standard output and exiting.)
+    continues. What its encoding lacks is written as a question mark. (rich by itself answers a
+    broken pipe by closing standard output and exiting.)
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -40,7 +41,8 @@ class ForgivingStream:
 
     def write(self, text: str) -> int:
         """Writes `text` if that is still possible; returns its length either way."""
-        self._try(lambda stream: stream.write(text))
+        said = text.encode(self.encoding, "replace").decode(self.encoding)
+        self._try(lambda stream: stream.write(said))
         return len(text)
 
     def flush(self) -> None:

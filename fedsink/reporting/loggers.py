@@ -314,7 +314,7 @@ class MLflowLogger(Logger):
             data.mkdir()
             for name in RELEASED:
                 shutil.copyfile(self._folder / name, data / name)
-            result = json.loads((self._folder / "metrics.json").read_text())
+            result = json.loads((self._folder / "metrics.json").read_bytes())
             drawing = {"label_prior": result["label_prior"], "observation": self._observation}
             write_atomic(data / "drawing.json", json.dumps(drawing).encode())
             mlflow.pyfunc.save_model(

@@ -175,10 +175,27 @@ def open_run(text: str, *, observed: bool = True) -> FinishedRun:
         data = DataSpec.from_config(config["data"])
         prior = torch.tensor(result["label_prior"])
         observation = Observation.from_dict(config.get("observation", {}) if observed else {})
-    except (KeyError, TypeError, ValueError, ConfigError) as error:
-        raise CheckpointError(f"The run in {folder.path} is damaged: {error}.") from error
-    shown = shown_map(privacy)
-    return FinishedRun(folder, config, load(folder.path), data, prior, shown, observation)
+        observation.check(data.shape)
+        shown = shown_map(privacy)
+    except (KeyError, TypeError, ValueError) as error:
+        reason = str(error).rstrip(".")
+        raise CheckpointError(f"The run in {folder.path} is damaged: {reason}.") from error
+    generator = load(folder.path)
+    for what, shape in (
+        ("generator", generator.shape),
+        ("map", data.shape if shown is None else shown.record_shape),
+    ):
+        if shape != data.shape:
+            raise CheckpointError(
+                f"The run in {folder.path} is damaged: its {what} is for the shape {list(shape)}, "
+                f"and its data have {list(data.shape)}."
+            )
+    if generator.classes != len(prior):
+        raise CheckpointError(
+            f"The run in {folder.path} is damaged: its generator has {generator.classes} classes, "
+            f"and its label_prior {len(prior)}."
+        )
+    return FinishedRun(folder, config, generator, data, prior, shown, observation)
 
 
 def finished_record(text: str) -> tuple[RecordedRun, dict[str, Any], dict[str, Any]]:

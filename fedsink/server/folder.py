@@ -181,7 +181,7 @@ def stored_config(folder: RunFolder) -> dict[str, Any]:
         CheckpointError: config.yaml cannot be read, is not a table, or refers to other values.
     """
     try:
-        text = folder.config.read_text()
+        text = folder.config.read_text("utf-8")
         if any(isinstance(token, AliasToken) for token in scan(text)):
             raise ValueError("it refers to a part of itself")
         config: Any = OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)

@@ -238,7 +238,7 @@ class _Training:
             "label_prior": strategy.label_prior().tolist(),
         }
         if strategy.missed:
-            stated = json.loads(folder.privacy.read_text())
+            stated = json.loads(folder.privacy.read_bytes())
             folder.write(folder.privacy, {**stated, "participation": _participation(strategy)})
         note_sums(folder.path)
         folder.write(folder.metrics, result)
@@ -351,24 +351,36 @@ class InterruptedRunError(FedsinkError):
 class Interruption:
     """Turns the first SIGINT or SIGTERM into a request; the second one interrupts at once.
 
-    Signals reach only the main thread; in another, as under stock Flower, no request comes.
+    Signals reach only the main thread. In another thread, as under stock Flower, it answers for the
+    one that the main thread has entered, if any.
     """
 
+    _of_main_thread: ClassVar[Interruption | None] = None
+
     def __init__(self) -> None:
-        self.requested = False
+        self._told = False
         self._previous: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """True once a signal has come."""
+        main = Interruption._of_main_thread
+        return self._told if self._previous or main is None else main._told
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
             for caught in (signal.SIGINT, signal.SIGTERM):
                 self._previous[caught] = signal.signal(caught, self._handle)
+            Interruption._of_main_thread = self
         return self
 
     def __exit__(self, *error: object) -> None:
         for caught, handler in self._previous.items():
             signal.signal(caught, handler)
+        if self._previous:
+            Interruption._of_main_thread = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self._told:
             raise KeyboardInterrupt
-        self.requested = True
+        self._told = True

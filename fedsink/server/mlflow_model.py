@@ -28,10 +28,10 @@ class DrawnPictures:
     """
 
     def __init__(self, folder: Path) -> None:
-        how = json.loads((folder / "drawing.json").read_text())
+        how = json.loads((folder / "drawing.json").read_bytes())
         self._generator = load(folder)
         self._prior = torch.tensor(how["label_prior"])
-        self._map = shown_map(json.loads((folder / "privacy.json").read_text()))
+        self._map = shown_map(json.loads((folder / "privacy.json").read_bytes()))
         self._observation = Observation.from_dict(how["observation"])
 
     def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> np.ndarray:

@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any, Self
 
 from fedsink.errors import CheckpointError
 from fedsink.server.folder import RunFolder, names_part, own_file, stored_config
+from fedsink.values import Config, as_float
 
 _PICTURE = re.compile(r"round-(\d+)\.png")
 
@@ -119,6 +122,37 @@ def promise(privacy: dict[str, Any] | None) -> str:
         return "nothing protected"
     delta = f", δ = {privacy['delta']:g}" if privacy["delta"] else ""
     return f"ε = {privacy['epsilon']:.4g}{delta} per {privacy['unit']}"
+
+
+def cautions(privacy: Config, config: Config) -> list[str]:
+    """Says in sentences where the promise of privacy.json reads better than it is.
+
+    Args:
+        privacy: of the run's privacy.json.
+        config: of the run.
+    """
+    epsilon, delta = as_float(privacy.get("epsilon")), as_float(privacy.get("delta"))
+    data = config.get("data")
+    records = as_float(data.get("nominal_records")) if isinstance(data, Mapping) else math.nan
+    asked = as_float(config.get("eps"))
+    found: list[str] = []
+    if delta * records >= 1.0:
+        found.append(
+            f"δ = {delta:g} is no less than one record in {records:,.0f}: publishing a record of "
+            "one person in full keeps such a promise. Choose a far smaller delta."
+        )
+    if epsilon == 0.0:
+        found.append(
+            f"ε = 0 does not say that nothing can be learned: with probability δ = {delta:g} all "
+            "of a record may be, and the noise may be as good as none. Read sigma, and ε of a "
+            "smaller delta."
+        )
+    elif epsilon < 0.5 * asked < math.inf:
+        found.append(
+            f"ε = {epsilon:.3g} is far below eps={asked:g}, which was asked for: δ = {delta:g} may "
+            "pay alone for whoever is ever sampled, with hardly any noise. Read sigma."
+        )
+    return found
 
 
 def _table(path: Path) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from fedsink.environment import device_named
 from fedsink.errors import ClientError, ConfigError
 from fedsink.flower_internals import run_stock_simulation
 from fedsink.protocol.tree_sum import BLOCK
+from fedsink.server.loop import Interruption
 from fedsink.server.running import ServerEngine
 from fedsink.strategies.strategy_settings import StrategySettings
 from fedsink.values import Config, checks, strictly
@@ -217,7 +218,8 @@ def run_flower(
         "client_resources": {"num_cpus": num_cpus, "num_gpus": num_gpus},
         "init_args": {"include_dashboard": False, "log_to_driver": False},
     }
-    run_stock_simulation(carrying, client, clients, backend)
+    with Interruption():  # Flower runs the server in a thread, which no signal reaches
+        run_stock_simulation(carrying, client, clients, backend)
     if caught:
         raise caught[0]
 

@@ -96,7 +96,7 @@ def begin(
         except InterruptedRunError as error:
             command = command_for("simulate", "resume", folder.path)
             raise InterruptedRunError(f"In its public start: {error.stopped}", command) from None
-    stated = json.loads(folder.privacy.read_text())
+    stated = json.loads(folder.privacy.read_bytes())
     folder.write(folder.privacy, stated | statement_of(place))
     return replace(settings, start=place)
 

@@ -24,6 +24,7 @@ from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretK
 from fedsink.reporting.displays import ForgivingStream
 from fedsink.reporting.loggers import require_packages
 from fedsink.server.folder import RunFolder, store_config, stored_config
+from fedsink.server.recorded import cautions
 from fedsink.server.running import ServerSettings, build_generator, server_app
 from fedsink.simulation import public_start
 from fedsink.simulation.engine import EngineSettings, chosen_engine
@@ -68,7 +69,9 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False, public: bo
     stated = settings.server.strategy.stated(kind_of_noise(settings.node))
     of_public = public_start.entry(settings.node.data) if public else {}
     notice = None if public else settings.server.strategy.notice(stated)
-    _tell([_engine_chosen(settings), *_notes(settings), public_start.line(of_public), notice])
+    minds = [] if public else [f"Mind: {line}" for line in cautions(stated, config)]
+    of_start = public_start.line(of_public)
+    _tell([_engine_chosen(settings), *_notes(settings), of_start, notice, *minds])
     stated |= Configuration.of_paper(config) | of_public
     with folder.claimed():
         try:
@@ -153,6 +156,10 @@ def configure(values: Config, folder: Path, run: RunIdentity) -> RunSettings:
     server = ServerSettings.from_config(config, strategy, engine, folder, run.server_seed)
     require_packages(server.log)
     node = node_settings(config, engine, run, strategy)
+    if engine.name in ("ray", "flower"):
+        from fedsink.simulation.ray.cluster import check_instance
+
+        check_instance(engine.address, engine.num_cpus if engine.name == "ray" else None)
     if engine.address is not None and node.seed is None:
         from fedsink.simulation.ray.ray_grid import DriverAdmission
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsink.errors import ConfigError
+from fedsink.errors import ConfigError, ModelError
 from fedsink.models import Ema, Generator
 from fedsink.values import checks
 
@@ -65,6 +65,7 @@ class Trainer:
     """
 
     def __init__(self, generator: Generator, settings: OptimizerSettings, steps: int) -> None:
+        generator.register_forward_hook(_refuse_divergence)
         self.generator = generator
         self.settings = settings
         self.steps = steps
@@ -117,6 +118,15 @@ class Trainer:
         if self.ema:
             self.ema.model.load_state_dict(_part(tensors, "ema."))
             self.ema.updates = int(values["ema_updates"])
+
+
+def _refuse_divergence(generator: torch.nn.Module, inputs: Any, output: Tensor) -> None:
+    """Ends a training whose pictures are no numbers any more: no step repairs it."""
+    if not bool(output.isfinite().all()):
+        raise ModelError(
+            "The training diverged: what the generator draws is not finite. Start it again with a "
+            "lower strategy.optimizer.lr or a longer strategy.optimizer.warmup."
+        )
 
 
 def _adam(generator: Generator, settings: OptimizerSettings) -> torch.optim.Optimizer:

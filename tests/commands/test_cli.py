@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -62,6 +64,29 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8", "utf-16"])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["verify", "--help"], ["ε"], ["verify", "run=ε"]]
+)
+def test_an_encoding_without_greek_is_no_defect(arguments: list[str], encoding: str) -> None:
+    """What the stream cannot say is replaced, in what is printed and in errors."""
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding, "strict") for _ in range(2)]
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        code = _main(*arguments)
+        out, err = (_read(stream) for stream in streams)
+    assert code == (0 if "--help" in arguments else 2)
+    assert "defect" not in err
+    mark = "ε" if encoding.startswith("utf") else "?"
+    assert mark in (out if "--help" in arguments[1:] else err + mark * (code == 0))
+
+
+def _read(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    raw = stream.buffer
+    assert isinstance(raw, io.BytesIO)
+    return raw.getvalue().decode(stream.encoding)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import torch
 from scipy.fft import dctn
 
 from fedsink.data import dct
+from fedsink.errors import ConfigError
 
 
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (5, 7), (1, 4)])
@@ -52,3 +53,10 @@ def test_only_the_first_coefficient_sees_brightness() -> None:
     coefficients = flat @ dct.basis(8, 8, dct.block(8, 8, 8)).T
     assert coefficients[0, 0] == pytest.approx(0.5 * 8)
     assert coefficients[0, 1:].abs().max() < 1e-12
+
+
+def test_a_basis_of_too_many_cosines_is_refused_unbuilt() -> None:
+    dct.check_size(128**2, 128, 128)
+    band = tuple((i, j) for i in range(128) for j in range(129))
+    with pytest.raises(ConfigError, match=r"16,512 frequencies of 128×129 pixels have 272,646,144"):
+        dct.basis(128, 129, band)

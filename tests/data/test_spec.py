@@ -60,6 +60,11 @@ def test_a_runs_table_is_the_spec_and_what_is_done_to_simulated_clients() -> Non
             )
             for value in (0, -1, True, 1.0, 1.5, math.nan, math.inf, "5", None, [5])
         ),
+        *(
+            ({"shape": value}, r"at most 4,194,304 values and sides of at most 4096, and the shape")
+            for value in ((2**22 + 1,), (1, 1, 4097), (1, 4097, 1), (2, 2048, 2048), (10**12,))
+        ),
+        ({"classes": tuple(range(2**16 + 1))}, "at most 65,536 classes, got 65,537"),
         ({"classes": ("",)}, r"each once, got \(''"),
         ({"classes": (1, "1")}, r"each once, got \('1', '1'\)"),
         ({"classes": ()}, r"at least one class, each once, got \(\)"),
@@ -70,3 +75,8 @@ def test_impossible_descriptions_are_refused(change: dict[str, object], message:
     valid = {"name": "x", "shape": (1, 8, 8), "classes": ("a",), "nominal_records": 1}
     with pytest.raises(ConfigError, match=message):
         DataSpec(**(valid | change))  # type: ignore[arg-type]
+
+
+def test_the_largest_sizes_are_possible() -> None:
+    for shape in ((2**22,), (1, 2048, 2048), (1, 4096, 1024), (3, 1, 4096)):
+        DataSpec("x", shape, tuple(map(str, range(2**16))), 1)

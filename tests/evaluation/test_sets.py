@@ -117,8 +117,15 @@ def test_bad_images_are_named_by_their_origin():
     images, labels = blobs(30, 0)
     with pytest.raises(ModelError, match="The synthetic images hold values that are not finite"):
         TrainingSet.of((images * torch.nan, labels), classes=3, origin="synthetic")
-    with pytest.raises(DataError, match="at least 10 real training images; received 9"):
-        TrainingSet.of((images[:9], labels[:9]), classes=3, origin="real training")
+    for origin, told in (("real training", "leave it out"), ("synthetic", "draw more")):
+        with pytest.raises(DataError, match=f"10 {origin} images; received 9: {told}"):
+            TrainingSet.of((images[:9], labels[:9]), classes=3, origin=origin)
+    for wrong in (
+        lambda: TrainingSet.of((images * torch.nan, labels), classes=3, origin="real training"),
+        lambda: HeldOut((images * torch.nan, labels), classes=3),
+    ):
+        with pytest.raises(DataError, match="images hold values that are not finite: replace them"):
+            wrong()
     with pytest.raises(DataError, match="test labels must lie in"):
         HeldOut((images, labels + 1), classes=3)
 

@@ -383,9 +383,9 @@ def test_every_generator_is_counted() -> None:
 
 
 def test_counting_costs_nothing_however_large_the_generator() -> None:
-    largest = 2**30
-    count = parameter_count("mlp", (largest,), 1, hidden=[largest] * 62, batch_norm=False)
-    assert count == (16 + 1) * largest + 62 * (largest + 1) * largest
+    largest, points = 2**30, 2**22
+    count = parameter_count("mlp", (points,), 1, hidden=[largest] * 62, batch_norm=False)
+    assert count == (16 + 1 + 61 * (largest + 1)) * largest + (largest + 1) * points
 
 
 @pytest.mark.parametrize(
@@ -545,3 +545,24 @@ def test_messages_of_samples(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         sample(Recorder(4, True), n, labels, stream("sample"), **options)
+
+
+def test_large_pictures_are_drawn_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = build("mlp", (1, 8, 8), 2, hidden=[4], batch_norm=False)
+    whole, rows = sample(generator, 9, None, stream()), []
+    generator.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    monkeypatch.setattr("fedsink.models.generators._MOST_AT_ONCE", 4 * 64)
+    torch.testing.assert_close(sample(generator, 9, None, stream()), whole)
+    assert rows == [4, 4, 1]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_another_default_type_changes_nothing(case: Any) -> None:
+    usual = sample(make(case), 9, None, stream())
+    torch.set_default_dtype(torch.float64)
+    try:
+        drawn = sample(make(case), 9, None, stream())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert drawn.dtype == torch.float32
+    assert torch.equal(drawn, usual)

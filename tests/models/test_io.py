@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import fedsink
 from fedsink.errors import ModelError
@@ -146,4 +147,56 @@ def test_sizes_beyond_any_memory_are_refused_unbuilt(
     path.write_text(json.dumps(stated))
     monkeypatch.setattr("fedsink.models.generators.build", None)
     with pytest.raises(ModelError, match="numbers"):
+        load(tmp_path)
+
+
+_HUGE = 10**12
+_SMALL = {"hidden": [1], "latent_dim": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "options"),
+    [
+        ("dct_mlp", [1, 3000, 3000], 1, {**_SMALL, "radius": 6.0}),
+        ("dct_mlp", [1, 100_000, 100_000], 1, {**_SMALL, "radius": 6.0}),
+        ("dct_mlp", [1, 1024, 1024], 1, {**_SMALL, "radius": 20.0}),
+        ("dct_mlp", [3, 1, _HUGE], 1, _SMALL),
+        ("dct_mlp", [_HUGE, 8, 8], 1, _SMALL),
+        ("conv", [1, 100_000, 100_000], 1, {"hidden": 1, "latent_dim": 1, "maps": [1]}),
+        ("conv", [1, 1024, 1024], 1, {
+            "hidden": 1, "latent_dim": 1, "maps": [*[1] * 9, 100], "radius": 2.0,
+        }),
+        ("biggan", [1, 100_000, 100_000], 1, {"width": 1, "blocks": 1}),
+        ("biggan", [1, 8, _HUGE], 1, {"width": 1, "blocks": 16}),
+        ("dcgan", [1, _HUGE, _HUGE], 1, {"width": 1}),
+        ("mlp", [_HUGE], 1, {"hidden": []}),
+        ("mlp", [2], _HUGE, {"hidden": [1], "conditional": False}),
+        ("mlp", [2], 1, {"hidden": [1], "latent_dim": _HUGE}),
+    ],
+)  # fmt: skip
+def test_a_small_folder_does_not_take_much_memory(
+    tmp_path: Path,
+    name: str,
+    shape: list[int],
+    classes: int,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many numbers as any of these has weights, and no layer of it is ever made."""
+    save_file({"x": torch.zeros(60_000)}, tmp_path / "generator.safetensors")
+    stated = {"name": name, "shape": shape, "classes": classes, "options": options}
+    (tmp_path / "generator.json").write_text(json.dumps(stated))
+    monkeypatch.setattr("fedsink.models.layers.skip_init", None)
+    monkeypatch.setattr("fedsink.data.dct.cosine_matrix", None)
+    with pytest.raises(ModelError, match=r"at most|the most|numbers|whole sizes|makes images of"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, bad: float) -> None:
+    generator = make()
+    with torch.no_grad():
+        list(generator.parameters())[-1][-1] = bad
+    save(generator, tmp_path)
+    with pytest.raises(ModelError, match=r"weights that are not finite \(layers.*diverged"):
         load(tmp_path)

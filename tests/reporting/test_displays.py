@@ -98,6 +98,14 @@ def test_passes_text_on():
     assert stream.getvalue() == "ε"
 
 
+def test_what_the_stream_cannot_say_is_replaced_and_the_rest_is_said():
+    raw = io.BytesIO()
+    forgiving = ForgivingStream(io.TextIOWrapper(raw, "cp1252", write_through=True))
+    assert forgiving.write("ε = 3, δ; é\n") == 12
+    forgiving.write("more")
+    assert raw.getvalue().decode("cp1252") == "? = 3, ?; é\nmore"
+
+
 def test_falls_silent_for_good_after_a_failure():
     stream = Full()
     forgiving = ForgivingStream(stream)

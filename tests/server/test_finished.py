@@ -13,11 +13,11 @@ from torch import Tensor
 from fedsink.data.maps import L2Ball, Map, PooledPower
 from fedsink.data.spec import DataSpec
 from fedsink.errors import CheckpointError, ConfigError
-from fedsink.models import Observation, build
+from fedsink.models import Observation, build, save
 from fedsink.models.observation import LowPassNoise
 from fedsink.server import finished
 from fedsink.server.finished import FinishedRun, shown_map
-from fedsink.server.folder import RunFolder
+from fedsink.server.folder import RunFolder, store_config
 
 SHAPE = (1, 4, 4)
 
@@ -125,3 +125,38 @@ def test_a_prior_that_is_none_is_damage(tmp_path: Path, prior: object) -> None:
     folder.metrics.write_text(json.dumps({"label_prior": prior}))
     with pytest.raises(CheckpointError, match=r"label_prior in metrics\.json is no list"):
         finished.finished_record(str(folder.path))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, None),
+        ({"data": {"shape": [1, 3000, 3000]}}, "at most 4,194,304 values"),
+        (
+            {"data": {"shape": [1, 5, 4]}},
+            r"its generator is for the shape \[1, 4, 4\], and its data",
+        ),
+        ({"prior": [0.5, 0.25, 0.25]}, "its generator has 2 classes, and its label_prior 3"),
+        (
+            {"map": [1, 5, 5]},
+            r"its map is for the shape \[1, 5, 5\], and its data have \[1, 4, 4\]",
+        ),
+        ({"map": [1, 100_000, 100_000]}, "at most 4,194,304 values"),
+    ],
+)
+def test_sizes_of_a_received_run_agree(
+    tmp_path: Path, change: dict[str, Any], told: str | None
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    data = {"name": "x", "shape": list(SHAPE), "classes": ["a", "b"], "nominal_records": 40}
+    store_config(folder, {"mode": "ldp", "data": data | change.get("data", {})})
+    map = {"name": "pooled_power", "shape": change.get("map", SHAPE), "block": 2}
+    folder.write(folder.privacy, {"model": "ldp", "map": map})
+    folder.write(folder.metrics, {"label_prior": change.get("prior", [0.5, 0.5])})
+    save(build("mlp", SHAPE, 2, latent_dim=2, hidden=[8]), folder.path)
+    if told is None:
+        assert len(finished.open_run(str(folder.path)).draw(3, 0)[0]) == 3
+    else:
+        with pytest.raises(CheckpointError, match=f"is damaged: .*{told}"):
+            finished.open_run(str(folder.path))

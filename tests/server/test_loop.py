@@ -454,3 +454,22 @@ def test_outside_the_main_thread_signals_are_left_alone() -> None:
     thread.join()
     assert seen == [(False, before)]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_thread_answers_for_what_the_main_thread_was_told() -> None:
+    seen = []
+
+    def work() -> None:
+        with Interruption() as stop:
+            seen.append(stop.requested)
+
+    with Interruption():
+        for _ in range(2):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            if len(seen) == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+    assert seen == [False, True]
+    work()
+    assert seen[-1] is False

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from fedsink.errors import CheckpointError
 from fedsink.server.folder import RunFolder, store_config
-from fedsink.server.recorded import RecordedRun
+from fedsink.server.recorded import RecordedRun, cautions
 
 
 @pytest.fixture
@@ -136,3 +137,32 @@ def test_the_home_folder_has_its_usual_name(
 ) -> None:
     monkeypatch.setenv("HOME", str(begun.path.parent))
     assert RecordedRun.of("~/run").folder.path == begun.path.resolve()
+
+
+@pytest.mark.parametrize(
+    ("privacy", "config", "told"),
+    [
+        ({"epsilon": 9.995, "delta": 1e-5}, {"eps": 10.0}, []),
+        ({"epsilon": 9.995, "delta": 6.9e-4}, {"eps": 10.0}, []),
+        (
+            {"epsilon": 9.995, "delta": 1 / 1437},
+            {"eps": 10.0},
+            ["no less than one record in 1,437"],
+        ),
+        ({"epsilon": 0.0, "delta": 0.9}, {"eps": 10.0}, ["no less than", "ε = 0 does not say"]),
+        ({"epsilon": 0.0, "delta": 1e-5}, {"eps": None}, ["probability δ = 1e-05"]),
+        ({"epsilon": 0.4, "delta": 1e-5}, {"eps": 1}, ["ε = 0.4 is far below eps=1, which"]),
+        ({"epsilon": 0.6, "delta": 1e-5}, {"eps": 1}, []),
+        ({"epsilon": 3.0, "delta": 0.0}, {"eps": 3.0}, []),
+        ({"epsilon": 3.0, "delta": 1e-5}, {"eps": math.inf}, []),
+        ({"epsilon": None, "delta": None}, {"eps": math.inf}, []),
+        ({}, {}, []),
+        ({"epsilon": "0", "delta": [1]}, {"eps": "x", "data": 3}, []),
+    ],
+)
+def test_a_promise_that_reads_better_than_it_is_has_a_caution(
+    privacy: dict[str, Any], config: dict[str, Any], told: list[str]
+) -> None:
+    found = cautions(privacy, {"data": {"nominal_records": 1437}, **config})
+    assert len(found) == len(told)
+    assert all(words in line for words, line in zip(told, found, strict=True))

@@ -18,7 +18,9 @@ from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.conf.acting import compose_config
 from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
+from fedsink.pages.model_card import model_card
 from fedsink.privacy import PrivacyPlan, SecretKey
+from fedsink.server.finished import finished_record
 from fedsink.server.folder import RunFolder
 from fedsink.simulation.run_settings import RunIdentity, RunSettings, key_folder
 from fedsink.simulation.simulated_run import kind_of_noise, resume, start
@@ -509,3 +511,19 @@ def test_a_simulation_says_what_became_of_its_pictures(
     assert said[1:] == [said[0], pictures]
     folder = b"".join(path.read_bytes() for path in (tmp_path / "one").rglob("*") if path.is_file())
     assert b"made grey" not in folder
+
+
+@pytest.mark.medium
+def test_a_promise_that_says_little_is_told_on_screen_in_the_report_and_in_the_card(
+    composed: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ("delta=0.9", "sigma=1", "rounds=2", "seed=0", "report.html=true")
+    folder = start(composed(*keys), tmp_path / "run")
+    err = capsys.readouterr().err
+    assert "Mind: δ = 0.9 is no less than one record in 1,437" in err
+    assert "Mind: ε = 0 does not say" in err
+    page = (folder / "report.html").read_text("utf-8")
+    card = model_card(*finished_record(str(folder)), "mit")
+    for words in ("δ = 0.9 is no less than one record in 1,437", "ε = 0 does not say that nothing"):
+        assert page.count(words) == card.count(words) == 1
+    assert "At ε = 0 nothing could be learned" not in page

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsink.errors import ConfigError
+from fedsink.errors import ConfigError, ModelError
 from fedsink.models import Generator
 from fedsink.privacy import Stream
 from fedsink.server import checkpoint
@@ -143,3 +143,11 @@ def test_without_an_average_the_generator_itself_is_sampled(make_generator: Make
 def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         OptimizerSettings(**{"lr": 0.1, **changes})
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_a_training_that_diverges_says_so(make_generator: Make, ema: float) -> None:
+    trainer = Trainer(make_generator(), OptimizerSettings(1e38, warmup=0, ema=ema), 10)
+    step(trainer, 1)
+    with pytest.raises(ModelError, match=r"diverged: .* a lower strategy\.optimizer\.lr"):
+        step(trainer, 2)

@@ -92,6 +92,11 @@ class L1Ball(_Ball):
     name: ClassVar[str] = "l1_ball"
     dct: bool = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dct:
+            dct.check_size(math.prod(self.shape[1:]), *self.shape[1:])
+
     @property
     def norm(self) -> Norm:
         """Norm of the guarantee, L1."""

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedsink.data import dct
+from fedsink.data.spec import check_sizes
 from fedsink.errors import ConfigError
 
 Norm = Literal["l1", "l2"]
@@ -99,6 +101,7 @@ class ImageMap(Map):
             raise ConfigError(
                 f"the map {self.name} needs images of shape (channels, height, width), got {shape}."
             )
+        check_sizes(shape, 1)
         object.__setattr__(self, "shape", shape)
 
     @property
@@ -117,6 +120,7 @@ class ImageMap(Map):
                 f"the map {self.name} needs a block from {smallest} to {largest}{suffix}, got "
                 f"{block}."
             )
+        dct.check_size(block**2, *self.shape[1:])
 
     def _from_band(self, coordinates: Tensor, basis: Tensor) -> Tensor:
         """Returns float64 pixels (N, C·H·W) of DCT coefficients (N, C·K) for the K basis rows."""

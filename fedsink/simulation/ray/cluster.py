@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import fedsink
 from fedsink.data.sources import load
 from fedsink.data.spec import DataSpec
+from fedsink.environment import ray_is_connected
 from fedsink.errors import ClientError, ConfigError, DataError, PrivacyError
 from fedsink.protocol.packing import PROTOCOL_VERSION
 
@@ -24,11 +26,12 @@ INLINE = 1 << 20
 for what is larger."""
 INLINE_JOINED = 1 << 16
 """Bytes that a call may carry in a cluster that was joined, where Ray's own limit is 100 kB."""
+_LONGEST_SOCKET = 107  # bytes of its path
 _PATIENCE = 5.0  # seconds for a head node to take a connection
 
 
 def start(address: str | None, num_cpus: int | None, debug: bool) -> Any:
-    """Ray's module, connected.
+    """Ray's module, connected: by its own user where he is, else by us.
 
     Args:
         address: None for an instance of only this machine, which ends with the process; "auto"
@@ -39,6 +42,8 @@ def start(address: str | None, num_cpus: int | None, debug: bool) -> Any:
     Raises:
         ConfigError: there is no such cluster, or this machine is none of its nodes.
     """
+    if ray_is_connected():
+        return sys.modules["ray"]
     # Before the import: Ray reads these once.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -62,7 +67,6 @@ def start(address: str | None, num_cpus: int | None, debug: bool) -> Any:
             log_to_driver=debug,
             logging_level=logging.INFO if debug else logging.ERROR,
             configure_logging=debug,
-            ignore_reinit_error=True,
             **options,
         )
     except (Exception, SystemExit) as error:  # Ray exits where it meets silence, TLS for example
@@ -74,6 +78,49 @@ def start(address: str | None, num_cpus: int | None, debug: bool) -> Any:
             "with TLS where it has TLS."
         ) from error
     return ray
+
+
+def check_instance(address: str | None, num_cpus: float | None) -> None:
+    """Refuses keys that the instance does not have that this process is connected to already.
+
+    Raises:
+        ConfigError: it is another than `address`, has its own cores, or is seen by Ray's client; or
+            this process is connected to none, and a new one has no room for its sockets.
+    """
+    if not ray_is_connected():
+        if address is None:
+            _refuse_deep_folder()
+        return
+    ray = sys.modules["ray"]
+    leave = "leave it out, or call ray.shutdown() first"
+    if ray.util.client.ray.is_connected():
+        raise ConfigError(
+            "This process is a client of Ray (ray://…), and engine=ray runs on a node of the "
+            "cluster: start it there, or call ray.disconnect() first."
+        )
+    if num_cpus is not None:
+        raise ConfigError(
+            f"engine.num_cpus={num_cpus:g} is for an instance of Ray that fedsink starts, and this "
+            f"process is connected to one already: {leave}."
+        )
+    here = ray.get_runtime_context().gcs_address
+    if address not in (None, "auto", here):
+        raise ConfigError(
+            f"engine.address={address} is another Ray than that of {here}, which this process is "
+            f"connected to already: {leave}."
+        )
+
+
+def _refuse_deep_folder() -> None:
+    """Refuses a folder of temporary files in which Ray cannot make its sockets."""
+    name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+    length = len(os.fsencode(os.environ.get(name, "/tmp")))
+    below = f"/ray/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
+    if length > (most := _LONGEST_SOCKET - len(below)):
+        raise ConfigError(
+            f"{name} has {length} bytes, and Ray's sockets lie too deep below a folder of more "
+            f"than {most}: set RAY_TMPDIR to a shorter one, such as /tmp, or say engine=local."
+        )
 
 
 def _refuse_silence(address: str) -> None:

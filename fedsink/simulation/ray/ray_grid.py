@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
+from fedsink.environment import ray_is_connected
 from fedsink.errors import PrivacyError
 from fedsink.privacy import SecretKey
 from fedsink.protocol.exchange import Content, Exchange
@@ -46,8 +47,9 @@ class RayGrid(SimulationGrid):
     Args:
         settings: of the clients, from which each cohort builds its apps.
         actors: number of cohorts; None means one per CPU core, at most one per client.
-        address: None for a Ray instance of only this machine; "auto" or "host:port" for a
-            cluster, whose processes are then given this fedsink and are compared with this one.
+        address: None for a Ray instance of only this machine, or the one that this process is
+            connected to already; "auto" or "host:port" for a cluster, whose processes are then
+            given this fedsink. Those of several machines are compared with this one.
         num_cpus: CPU cores of an instance of this machine; None means all.
         num_gpus: fraction of a GPU that each cohort holds; Ray shows it only to the cohort's
             actor (CUDA_VISIBLE_DEVICES), where `settings.device` is "cuda".
@@ -82,33 +84,36 @@ class RayGrid(SimulationGrid):
     ) -> None:
         super().__init__(settings.clients)
         keep_freed_memory()
+        self._is_ours = not ray_is_connected()
         self._ray = start(address, num_cpus, debug)
         self._admission: DriverAdmission | None = None
         records = None
         try:
             self._batched = host(settings).batched
-            if address is not None:
+            joined = address is not None or len(self._ray.nodes()) > 1
+            if joined:
                 settings = self._without_files(settings)
             places = CohortPlaces(self._ray, settings.clients, actors, num_gpus)
-            if address is not None or data == "object_store":
+            if joined or data == "object_store":
                 records = NodeRecords(self._ray, settings.data, sent=data == "object_store")
+            self.cohorts = Cohorts(
+                self._ray,
+                places,
+                partial(cohort_of, host, settings),
+                # Processes of this machine start from the files that this one has started from.
+                versions=versions() if joined else None,
+                records=records,
+                secret=self._admission is not None,
+                timeout=timeout,
+                revive_seconds=revive_seconds,
+                revivals=revivals,
+                inline=INLINE if self._is_ours and not joined else INLINE_JOINED,
+                debug=debug,
+            )
         except BaseException:
-            self._ray.shutdown()
+            if self._is_ours:
+                self._ray.shutdown()
             raise
-        self.cohorts = Cohorts(
-            self._ray,
-            places,
-            partial(cohort_of, host, settings),
-            # Processes of this machine start from the files that this one has started from.
-            versions=None if address is None else versions(),
-            records=records,
-            secret=self._admission is not None,
-            timeout=timeout,
-            revive_seconds=revive_seconds,
-            revivals=revivals,
-            inline=INLINE if address is None else INLINE_JOINED,
-            debug=debug,
-        )
 
     def _without_files(self, settings: NodeSettings) -> NodeSettings:
         """The settings for cohorts on other machines, without any path of this disk."""
@@ -173,9 +178,10 @@ class RayGrid(SimulationGrid):
         self.cohorts.ask("keep", Question([], []), [[round] for _ in range(len(self.cohorts))])
 
     def close(self) -> None:
-        """Ends the actors, and the Ray instance or the connection to it."""
+        """Ends the actors, and the Ray instance or the connection to it, except a caller's own."""
         self.cohorts.close()
-        self._ray.shutdown()
+        if self._is_ours:
+            self._ray.shutdown()
 
 
 class DriverAdmission:

@@ -204,12 +204,12 @@ def auc(high: Tensor, low: Tensor) -> float:
 
 def _inverted_clients(run: FinishedRun) -> list[int]:
     """The clients with inverted pictures, which only a simulation knows."""
-    inverted: list[int] = json.loads(run.folder.partition.read_text())["corrupted"]
+    inverted: list[int] = json.loads(run.folder.partition.read_bytes())["corrupted"]
     return inverted
 
 
 def _guarantee(run: FinishedRun) -> dict[str, Any]:
-    stated = json.loads(run.folder.privacy.read_text())
+    stated = json.loads(run.folder.privacy.read_bytes())
     return {key: stated[key] for key in ("epsilon", "delta", "unit", "adjacency", "noise")}
 
 

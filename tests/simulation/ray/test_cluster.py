@@ -5,6 +5,7 @@ Nodes must have the driver's versions and its records.
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import time
@@ -79,6 +80,26 @@ def test_an_address_where_no_cluster_is_is_refused_at_once(deaf: str) -> None:
         start(deaf, None, False)
     assert time.monotonic() - began < 10
     assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("name", ["TMPDIR", "RAY_TMPDIR"])
+def test_a_folder_too_deep_for_sockets_is_refused_with_advice(
+    name: str, configured: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ("seed=0", "clients=2", "report.html=false")
+    monkeypatch.delenv("TMPDIR", raising=False)
+    most = 46 - len(str(os.getpid()))
+    for length, refused in ((most, False), (most + 1, True), (140, True)):
+        monkeypatch.setenv(name, "/" + "é" * 9 + "a" * (length - 19))
+        for engine in ("ray", "flower", "local"):
+            if refused and engine != "local":
+                told = (
+                    rf"^{name} has {length} bytes, .* more than {most}: set RAY_TMPDIR to a shorter"
+                )
+                with pytest.raises(ConfigError, match=told):
+                    configured(*keys, f"engine={engine}", small=False)
+            else:
+                configured(*keys, f"engine={engine}", small=False)
 
 
 def test_auto_finds_what_ray_address_names_and_refuses_it_when_it_is_dead(

@@ -48,6 +48,7 @@ def grids() -> Iterator[dict[str, RayGrid]]:
     yield made
     for grid in made.values():
         grid.close()
+    ray.shutdown()
 
 
 def _ray_grid(grids: dict[str, RayGrid], node: NodeSettings) -> RayGrid:
@@ -384,3 +385,32 @@ def test_clients_that_take_too_long_end_the_run(
     message = grid.create_message(RecordDict(), "query.identity", 1000, "1")
     with pytest.raises(ClientError, match=r"did not answer within engine\.timeout=0\.001 seconds"):
         grid.send_and_receive([message])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ((), None),
+        (("engine.address=auto",), None),
+        (
+            ("engine.num_cpus=2",),
+            r"engine\.num_cpus=2 is for an instance .* connected to one already",
+        ),
+        (("engine.address=127.0.0.1:1",), r"address=127\.0\.0\.1:1 is another Ray than that of 1"),
+    ],
+)
+def test_the_ray_that_this_process_is_connected_to_is_taken_as_it_is(
+    grids: dict[str, RayGrid], configured: Configure, overrides: tuple[str, ...], told: str | None
+) -> None:
+    grid = _ray_grid(grids, configured(*_OVERRIDES).node)
+    if told is not None:
+        with pytest.raises(ConfigError, match=told):
+            configured("seed=5", "engine=ray", *overrides, small=False)
+        return
+    settings = configured("seed=5", "engine=ray", *overrides, small=False)
+    second = RayGrid(settings.node, actors=1, address=settings.engine.address)
+    second.close()
+    with pytest.raises(ConfigError, match="GPUs"):
+        RayGrid(settings.node, actors=1, num_gpus=5)
+    assert ray.is_initialized()
+    assert len(grid.cohorts) == 2
