@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fedsink.errors import ConfigError
 from fedsink.values import Config, checks, strictly
 
+_FARTHEST = 2.0**32  # from 0, of a value in data.range
+
 
 @dataclass(frozen=True)
 class Relabelling:
@@ -49,16 +51,19 @@ class DataSpec:
         classes: the public label map; label i is classes[i]. It may name classes that a client
             does not hold.
         nominal_records: the public size to which a sampling rate and an averaged gradient refer.
-            It is not checked against the data, because the exact count is private.
+            Whoever holds more records is refused, and nobody else is told their number.
         root: folder with the files; None means the user's cache folder.
         download: whether a missing public dataset may be downloaded into the cache folder. A
             given `root` is never written to.
         clients_file: a CSV file of the users that take part, for sources that tell users apart;
             see `fedsink.data.labelled.participants`. None: all of them.
+        range: the values of black and of white in pictures of more than 8 bits; None: what their
+            type or their file says.
         relabel: of public data in place of a run's own (`start=public`); None: labels stay.
 
     Raises:
-        ConfigError: for an impossible shape, an empty or repeated class list, or no records.
+        ConfigError: for an impossible shape, an empty or repeated class list, no records, or a
+            range that is none.
     """
 
     name: str
@@ -68,6 +73,7 @@ class DataSpec:
     root: str | None = None
     download: bool = True
     clients_file: str | None = None
+    range: tuple[float, float] | None = None
     relabel: Relabelling | None = None
 
     @classmethod
@@ -99,6 +105,9 @@ class DataSpec:
         if not all(names) or not names or len(set(names)) != len(names):
             raise ConfigError(f"data.classes must list at least one class, each once, got {names}.")
         checks.count("data.nominal_records", self.nominal_records)
+        if self.range is not None:
+            _check_range(self.range)
+            object.__setattr__(self, "range", tuple(map(float, self.range)))
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "classes", names)
         taken = None if self.relabel is None else self.relabel.taken
@@ -107,6 +116,18 @@ class DataSpec:
                 f"public.classes names {len(taken)} classes, one for each of the run's "
                 f"{len(names)}: {', '.join(names)}."
             )
+
+
+def _check_range(values: object) -> None:
+    if (
+        not _is_list(values, int, float)
+        or len(values) != 2  # type: ignore[arg-type]
+        or not -_FARTHEST <= values[0] < values[1] <= _FARTHEST  # type: ignore[index]
+    ):
+        raise ConfigError(
+            f"data.range must be [BLACK,WHITE], two numbers of which the second is larger, got "
+            f"{values!r}: write data.range=[0,4095]."
+        )
 
 
 def _is_list(values: object, *kinds: type) -> bool:
