@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fedsink.errors import ConfigError
 from fedsink.values import Config, checks, strictly
@@ -118,11 +119,11 @@ class DataSpec:
             )
 
 
-def _check_range(values: object) -> None:
+def _check_range(values: Any) -> None:
     if (
         not _is_list(values, int, float)
-        or len(values) != 2  # type: ignore[arg-type]
-        or not -_FARTHEST <= values[0] < values[1] <= _FARTHEST  # type: ignore[index]
+        or len(values) != 2
+        or not -_FARTHEST <= values[0] < values[1] <= _FARTHEST
     ):
         raise ConfigError(
             f"data.range must be [BLACK,WHITE], two numbers of which the second is larger, got "

@@ -253,7 +253,7 @@ def _hdf5_writers(file: Path) -> Iterator[_Writer]:
         ) from None
     try:
         with h5py.File(file, "r") as opened:
-            places = set()
+            places: set[Any] = set()
             for user, group in opened["examples"].items():
                 parts = group["pixels"], group["label"]
                 for part in (group, *parts):

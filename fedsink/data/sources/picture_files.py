@@ -251,7 +251,7 @@ class _Depth:
     inverted: bool = False
 
     @classmethod
-    def of(cls, opened: Image) -> _Depth | None:
+    def of(cls, opened: Any) -> _Depth | None:
         """Reads it before the file is decoded; None for bytes."""
         tiles = [tile[3] for tile in opened.tile]
         tags = getattr(opened, "tag_v2", {})

@@ -137,8 +137,10 @@ def test_a_writer_in_two_files_is_read_once_from_the_last(tmp_path: Path) -> Non
     for _ in range(2):  # from the files, then from the cache
         load.cache_clear()
         assert torch.equal(load(spec(tmp_path, DIGITS)).values, data.values)
-        (line,) = notes(spec(tmp_path, DIGITS))
-        assert line == "2 of 3 writers are in several files, and are read from the last by name."
+        assert (
+            notes(spec(tmp_path, DIGITS))[0]
+            == "2 of 3 writers are in several files, and are read from the last by name."
+        )
 
 
 def test_other_files_links_and_pipes_are_not_read_and_said(tmp_path: Path) -> None:

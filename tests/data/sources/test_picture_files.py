@@ -51,7 +51,7 @@ def png(samples: np.ndarray, colour: int, *more: tuple[bytes, bytes]) -> Make:
 
 
 def tiff(
-    pixels: np.ndarray, kind: int = 1, bits: int | None = None, order: str = "<", **tags: int
+    pixels: Any, kind: int = 1, bits: int | None = None, order: str = "<", **tags: int
 ) -> Make:
     """A TIFF of one row, grey, uncompressed; `kind` is 1 unsigned, 2 signed, 3 floating point."""
     data = pixels if isinstance(pixels, bytes) else pixels.astype(pixels.dtype.newbyteorder(order))
