@@ -8,6 +8,7 @@ the stored reply.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ from fedsink.clients.replies import ReplyStore
 from fedsink.clients.rollback import Receipts, refuse_forgotten, refuse_rollback
 from fedsink.clients.shard import Shard, deal, records_of
 from fedsink.clients.states import State, States, forget
+from fedsink.data.sources import notes
 from fedsink.environment import device_named
 from fedsink.errors import (
     ConfigError,
@@ -65,6 +67,8 @@ from fedsink.secagg.refusals import AggregationError
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
+log = logging.getLogger("fedsink.clients")
+
 
 class Node:
     """Answers requests about one shard.
@@ -75,6 +79,8 @@ class Node:
           never under a policy.
         - A seed, key, noise or policy in a message is ignored.
         - Records stay on the client's device; replies are on the CPU.
+        - What reading passed over or changed is logged for the owner of a node under a policy, and
+          is in no reply.
 
     Args:
         settings: the owner's settings.
@@ -101,6 +107,9 @@ class Node:
         """Private records on the client's device, loaded at the first admitted request."""
         held = records_of(self.settings, self.client)
         public = self.settings.data.nominal_records
+        if self._policy is not None and self.settings.partition is None:
+            for note in notes(self.settings.data):
+                log.warning("%s: %s", self.settings.data.name, note)
         if self._policy is not None and len(held) > public:
             # For every plan: a refusal that depended on the plan would tell a server the size.
             raise DataError(

@@ -34,6 +34,7 @@ AGGREGATION = ("refused", "untrusted", "masked", "trusted")
 WORDS = (
     *("data", "state", "noise", "budget", "allow", "operators", "keys"),
     *("lineage", "on_change", "root", "name", "shape", "classes", "nominal_records", "download"),
+    "range",
     *("folder", "state_days", "backend"),
     *("epsilon", "delta", "admission", "order", "rounds_per_reservation", *ADJACENCIES),
     *("mechanisms", "generators", "labels", "minimum_noise_multiplier", "minimum_clip_bound"),
@@ -165,6 +166,7 @@ def _data_spec(data: TomlTable, folder: Path) -> DataSpec:
             nominal_records=data.whole("nominal_records"),
             root=None if root is None else str(folder / Path(root).expanduser()),
             download=data.flag("download", False),
+            range=data.numbers("range", None, int, float),
         )
     except ConfigError as error:
         raise error if data.file in str(error) else ConfigError(f"{data.file}: {error}") from None
@@ -324,15 +326,16 @@ class TomlTable:
 
     def texts(self, key: str, default: Any = REQUIRED) -> Any:
         """Returns a list of texts."""
-        return self._list(key, str, "texts", default)
+        return self._list(key, (str,), "texts", default)
 
-    def numbers(self, key: str) -> Any:
-        """Returns a list of whole numbers."""
-        return self._list(key, int, "whole numbers", REQUIRED)
+    def numbers(self, key: str, default: Any = REQUIRED, *kinds: type) -> Any:
+        """Returns a list of numbers: whole ones, unless other kinds are named."""
+        what = "numbers" if kinds else "whole numbers"
+        return self._list(key, kinds or (int,), what, default)
 
-    def _list(self, key: str, kind: type, what: str, default: Any) -> Any:
+    def _list(self, key: str, kinds: tuple[type, ...], what: str, default: Any) -> Any:
         values = self._take(key, list, f"a list of {what}", default)
-        if values is not None and not all(type(value) is kind for value in values):
+        if values is not None and not all(type(value) in kinds for value in values):
             self.fail(f"{key} must be a list of {what}, not {values!r}.")
         return values
 

@@ -95,6 +95,7 @@ CONDITIONS = (
     Condition(("shuffler_delta",), (_is("shuffler", "trusted"),)),
     Condition(("strategy.bound", "adjacency", "delta", "accountant"), (_PROTECTED,), (_CENTRAL,)),
     Condition(("data.root",), (READ_FROM_FILES,), (_SIMULATED,)),
+    Condition(("data.range",), (_SIMULATED,)),
     Condition(("data.download",), (_SIMULATED, _FETCHED, _is("data.root", None))),
     Condition(("engine.timeout",), (_WAITING,)),
     Condition(("conditional",), (_CLASSES,)),

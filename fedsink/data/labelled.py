@@ -35,8 +35,9 @@ class Reading:
         slots: the number of each record's name (N,) int64, which stays when other records come or
             go; None where records have no names, but only lines. Numbers of users and of names
             are those of `fedsink.data.labelled.number_of`.
-        notes: sentences on what reading changed in the records, for the terminal of a simulation
-            and for nobody else.
+        notes: sentences on what was passed over and what reading changed in the records, for
+            whoever holds them and for nobody else: they stand on the terminal of a simulation, and
+            on that of a node.
     """
 
     values: Tensor
@@ -86,6 +87,11 @@ class LabelledData:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # memory that is shared is read-only, as records are
             return cls(**{name: torch.from_numpy(values) for name, values in arrays.items()})
+
+    def repeated(self) -> int:
+        """Returns how many records are equal to an earlier one, bit by bit."""
+        rows = self.values.flatten(1).numpy()
+        return len(self) - len({hash(row.tobytes()) for row in rows})
 
     def digest(self) -> str:
         """Returns the SHA-256 over names, shapes, types and bytes of `arrays`, in hexadecimal."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedsink.errors import ConfigError
 from fedsink.values import Config, checks, strictly
 
+_FARTHEST = 2.0**32  # from 0, of a value in data.range
 MOST_VALUES = 1 << 22
 """Values of one record or picture: 2048×2048 in grey."""
 LONGEST_SIDE = 4096
@@ -71,16 +73,19 @@ class DataSpec:
         classes: the public label map; label i is classes[i]. It may name classes that a client
             does not hold.
         nominal_records: the public size to which a sampling rate and an averaged gradient refer.
-            It is not checked against the data, because the exact count is private.
+            Whoever holds more records is refused, and nobody else is told their number.
         root: folder with the files; None means the user's cache folder.
         download: whether a missing public dataset may be downloaded into the cache folder. A
             given `root` is never written to.
         clients_file: a CSV file of the users that take part, for sources that tell users apart;
             see `fedsink.data.labelled.participants`. None: all of them.
+        range: the values of black and of white in pictures of more than 8 bits; None: what their
+            type or their file says.
         relabel: of public data in place of a run's own (`start=public`); None: labels stay.
 
     Raises:
-        ConfigError: for an impossible shape, an empty or repeated class list, or no records.
+        ConfigError: for an impossible shape, an empty or repeated class list, no records, or a
+            range that is none.
     """
 
     name: str
@@ -90,6 +95,7 @@ class DataSpec:
     root: str | None = None
     download: bool = True
     clients_file: str | None = None
+    range: tuple[float, float] | None = None
     relabel: Relabelling | None = None
 
     @classmethod
@@ -122,6 +128,9 @@ class DataSpec:
         if not all(names) or not names or len(set(names)) != len(names):
             raise ConfigError(f"data.classes must list at least one class, each once, got {names}.")
         checks.count("data.nominal_records", self.nominal_records)
+        if self.range is not None:
+            _check_range(self.range)
+            object.__setattr__(self, "range", tuple(map(float, self.range)))
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "classes", names)
         taken = None if self.relabel is None else self.relabel.taken
@@ -130,6 +139,18 @@ class DataSpec:
                 f"public.classes names {len(taken)} classes, one for each of the run's "
                 f"{len(names)}: {', '.join(names)}."
             )
+
+
+def _check_range(values: Any) -> None:
+    if (
+        not _is_list(values, int, float)
+        or len(values) != 2
+        or not -_FARTHEST <= values[0] < values[1] <= _FARTHEST
+    ):
+        raise ConfigError(
+            f"data.range must be [BLACK,WHITE], two numbers of which the second is larger, got "
+            f"{values!r}: write data.range=[0,4095]."
+        )
 
 
 def _is_list(values: object, *kinds: type) -> bool:

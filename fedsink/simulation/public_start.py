@@ -25,6 +25,7 @@ from fedsink.conf.acting import compose_config
 from fedsink.conf.loading import as_overrides, choices
 from fedsink.configuration import PublicData
 from fedsink.data.sources import load
+from fedsink.data.sources.inventory import Inventory
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.server.folder import RunFolder, command_for, stored_config
@@ -202,7 +203,8 @@ def _folders(root: str | None) -> list[str]:
         raise ConfigError(
             f"public.root={root} must name a folder of pictures, DIR/train/CLASS/*.png."
         )
-    return sorted(path.name for path in train.iterdir() if path.is_dir())
+    places, own = [path for path in train.iterdir() if path.is_dir()], Inventory(train)
+    return sorted(path.name for path in places if not own.is_hidden(path))
 
 
 def entry(spec: DataSpec) -> dict[str, Any]:

@@ -93,12 +93,12 @@ def node_settings(
         device=engine.client_device,
         threads=engine.threads,
     )
-    for name in ("shape", "classes"):
+    for name in ("shape", "classes", "range"):
         stated, of_policy = getattr(config.data, name), getattr(node.data, name)
         if stated != of_policy:
             raise ConfigError(
-                f"data.{name} is {list(stated)}, but the policy {config.policy} is for "
-                f"{list(of_policy)}: state what it says."
+                f"data.{name} is {_listed(stated)}, but the policy {config.policy} is for "
+                f"{_listed(of_policy)}: state what it says."
             )
     if secure and node.noise != "secure":
         raise ConfigError(
@@ -106,6 +106,10 @@ def node_settings(
             f"noise.backend={node.noise!r}: the policy decides; leave out noise=."
         )
     return replace(node, keep=keep, corruption=config.corruption)
+
+
+def _listed(values: tuple[object, ...] | None) -> str:
+    return "null" if values is None else str(list(values))
 
 
 def _pools(config: Configuration, engine: EngineSettings, strategy: StrategySettings) -> bool:

@@ -18,7 +18,7 @@ from fedsink.clients.shard import deal
 from fedsink.configuration import Configuration
 from fedsink.data.partition import manifest
 from fedsink.data.sources import load, notes
-from fedsink.errors import CheckpointError, ConfigError
+from fedsink.errors import CheckpointError, ConfigError, DataError
 from fedsink.pages.report_page import report_at_end
 from fedsink.privacy.randomness.keys import EntropyKey, ReproducibleKey, SecretKey
 from fedsink.reporting.displays import ForgivingStream
@@ -235,7 +235,12 @@ def _prepared(
 def _check(settings: RunSettings) -> dict[str, Any]:
     """The content of partition.json; data and generator that cannot be used fail here."""
     node = settings.node
-    records = load(node.data, "train")
+    records, public = load(node.data, "train"), node.data.nominal_records
+    if len(records) > public:
+        raise DataError(
+            f"{node.data.name}: {len(records)} records were read, more than the public "
+            f"data.nominal_records={public}: raise that number, or take the others away."
+        )
     shards = deal(node)
     settings.server.strategy.check_sizes([len(shard) for shard in shards])
     build_generator(settings.server)

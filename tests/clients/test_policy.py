@@ -73,6 +73,8 @@ def test_a_policy_is_read_with_paths_from_its_own_folder(write: Write, tmp_path:
     assert policy.data.root == str(tmp_path / "scans")
     assert (policy.data.shape, policy.data.classes) == ((4,), ("a", "b", "c"))
     assert policy.data.download is False
+    assert policy.data.range is None
+    assert write({"= 61": "= 61\nrange = [0, 4095]"}).data.range == (0.0, 4095.0)
     assert policy.ledger == tmp_path / "state" / "ledger.sqlite"
     assert (policy.noise, policy.on_change) == ("fast", "inherit")
     assert (policy.budgets["add-remove"].epsilon, policy.budgets["add-remove"].delta) == (10, 1e-5)
@@ -100,6 +102,10 @@ def test_a_filter_is_read_with_its_order(write: Write) -> None:
         ({"[4]": "[true]"}, r"\[data\]: shape must be a list of whole numbers"),
         ({"[4]": "[0]"}, r"policy.toml: data.shape must be"),
         ({"= 61": "= 61.5"}, r"nominal_records must be a whole number, not 61.5"),
+        ({"= 61": '= 61\nrange = "4095"'}, r"\[data\]: range must be a list of numbers, not '40"),
+        ({"= 61": "= 61\nrange = [true, 4]"}, r"\[data\]: range must be a list of numbers"),
+        ({"= 61": "= 61\nrange = [4095, 0]"}, r"policy.toml: data.range must be \[BLACK,WHITE"),
+        ({"= 61": "= 61\nrange = [0, inf]"}, r"policy.toml: data.range must be \[BLACK,WHITE"),
         ({"= 61": "= 61\ndownload = 1"}, r"download must be true or false, not 1"),
         ({"= 61": '= 61\non_change = "ask"'}, r"on_change is inherit or refuse, not 'ask'"),
         ({'"fast"': '"slow"'}, r"\[noise\]: backend is secure or fast, not 'slow'"),

@@ -126,6 +126,7 @@ WITHOUT = {
     "mechanism.name": "which method it is",
     "data.name": "which data it is",
     "data.classes": "names, which the report and folders of pictures have",
+    "data.range": "black and white of pictures of more than 8 bits, which none of these are",
     "data.nominal_records": "a fact about the data, stated for every method; averages read it",
     "log": "whom the run is told to",
     "report.checkpoint_seconds": "when checkpoints are written",

@@ -65,6 +65,13 @@ def test_a_runs_table_is_the_spec_and_what_is_done_to_simulated_clients() -> Non
             for value in ((2**22 + 1,), (1, 1, 4097), (1, 4097, 1), (2, 2048, 2048), (10**12,))
         ),
         ({"classes": tuple(range(2**16 + 1))}, "at most 65,536 classes, got 65,537"),
+        *(
+            ({"range": value}, rf"data\.range must be .* got {re.escape(repr(value))}: write")
+            for value in (
+                *((0,), (0, 1, 2), (1, 0), (5, 5), (0, math.nan), (-math.inf, 0), (0, math.inf)),
+                *((0, 2**33), (0, 10**400), ("0", "9"), (False, True), 4095, "0,4095", {}),
+            )
+        ),
         ({"classes": ("",)}, r"each once, got \(''"),
         ({"classes": (1, "1")}, r"each once, got \('1', '1'\)"),
         ({"classes": ()}, r"at least one class, each once, got \(\)"),
@@ -80,3 +87,10 @@ def test_impossible_descriptions_are_refused(change: dict[str, object], message:
 def test_the_largest_sizes_are_possible() -> None:
     for shape in ((2**22,), (1, 2048, 2048), (1, 4096, 1024), (3, 1, 4096)):
         DataSpec("x", shape, tuple(map(str, range(2**16))), 1)
+
+
+def test_a_range_is_two_numbers_and_may_be_left_out() -> None:
+    table = {"name": "x", "shape": [1, 8, 8], "classes": ["a"], "nominal_records": 1}
+    assert DataSpec.from_config(table).range is None
+    assert DataSpec.from_config({**table, "range": [-1024, 3071.5]}).range == (-1024.0, 3071.5)
+    hash(DataSpec.from_config({**table, "range": [0, 4095]}))

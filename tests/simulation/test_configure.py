@@ -181,6 +181,8 @@ def test_secure_noise_and_a_policy_reach_the_node(configured: Configure, tmp_pat
         configured(f"policy={path}", "noise=secure")
     with pytest.raises(ConfigError, match=r"data\.classes is .* but the policy .* state what"):
         configured(f"policy={path}", "data.classes=[a,b]")
+    with pytest.raises(ConfigError, match=r"data\.range is \[0\.0, 9\.0\], but .* for null: state"):
+        configured(f"policy={path}", "+data.range=[0,9]")
     with pytest.raises(ConfigError, match=r"leave out data\.clients_file=x\.csv"):
         configured(f"policy={path}", "+data.clients_file=x.csv")
     with pytest.raises(ConfigError, match=r"leave out data\.corrupt or policy="):

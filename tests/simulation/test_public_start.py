@@ -326,6 +326,7 @@ def test_keys_of_a_public_start_act_only_with_it() -> None:
 @pytest.mark.slow
 def test_classes_stand_for_the_run_s_by_name_in_order_or_at_random(tmp_path: Path) -> None:
     picture_files.write_classes(tmp_path / "own", ["cat", "dog", "emu"])
+    (tmp_path / "own" / "train" / ".ipynb_checkpoints").mkdir()
     own = (f"public.root={tmp_path / 'own'}", "public.data=image_folder")
 
     def taken(*keys: str) -> list[str] | None:

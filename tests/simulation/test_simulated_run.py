@@ -17,7 +17,7 @@ from fedsink.clients.node import Node
 from fedsink.clients.pool import Pool
 from fedsink.clients.shard import Shard
 from fedsink.conf.acting import compose_config
-from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
+from fedsink.errors import CheckpointError, ClientError, ConfigError, DataError, FedsinkError
 from fedsink.pages.model_card import model_card
 from fedsink.privacy import PrivacyPlan, SecretKey
 from fedsink.server.finished import finished_record
@@ -511,6 +511,11 @@ def test_a_simulation_says_what_became_of_its_pictures(
     assert said[1:] == [said[0], pictures]
     folder = b"".join(path.read_bytes() for path in (tmp_path / "one").rglob("*") if path.is_file())
     assert b"made grey" not in folder
+    with pytest.raises(
+        DataError, match=r"10 records were read, more than the public data\.nominal"
+    ):
+        start(compose_config([*keys, "data.nominal_records=9"]), tmp_path / "more")
+    assert not (tmp_path / "more").exists()
 
 
 @pytest.mark.medium

@@ -87,11 +87,25 @@ def load(spec: DataSpec, split: Split = "train") -> LabelledData:
 
 
 def notes(spec: DataSpec, split: Split = "train") -> tuple[str, ...]:
-    """Returns sentences on what reading a split changed in its records, if this process read it.
+    """Returns sentences on what reading a split passed over, changed and found more than once.
 
-    They are about private records: for the terminal of a simulation, and for nobody else.
+    They are about private records: for the terminal of a simulation or of a node, and for nobody
+    else. Only what this process has read is known.
     """
-    return _NOTES.get((spec, split), ())
+    if (spec, split) not in _NOTES:
+        return ()
+    records = load(spec, split)
+    # A name in a file must not move the terminal's cursor.
+    said = [
+        "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(note))
+        for note in _NOTES[spec, split]
+    ]
+    if repeated := records.repeated():
+        said.append(
+            f"{repeated} of {len(records)} records {'is' if repeated == 1 else 'are'} equal to "
+            "another one, bit by bit: a guarantee for every record holds for each of them alone."
+        )
+    return tuple(said)
 
 
 def _as_reading(returned: object, spec: DataSpec) -> Reading:

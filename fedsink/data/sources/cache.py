@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, cast
 
 from fedsink.errors import DataError
 
@@ -66,39 +63,3 @@ def key_of(files: Sequence[Path], *facts: object) -> str:
     stamps = [(file.name, (s := file.stat()).st_size, s.st_mtime_ns) for file in files]
     whole = repr((str(files[0].resolve().parent), *facts, stamps))
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
-
-
-def unpacked(root: Path, files: Sequence[Path]) -> Path:
-    """Returns a cache folder that mirrors `files` of the read-only `root`, decompressed.
-
-    Args:
-        root: a folder that is only read.
-        files: paths relative to `root`, without `.gz`; each is there plain or with `.gz`.
-    """
-    sources = [_plain_or_gz(root / name) for name in files]
-
-    def fill(folder: Path) -> None:
-        for name, source in zip(files, sources, strict=True):
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                packed = _reader(source)
-            except OSError as error:
-                raise DataError(f"{source} cannot be read ({error.strerror}).") from error
-            try:
-                with packed, target.open("wb") as plain:
-                    shutil.copyfileobj(packed, plain, 1 << 20)
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                raise DataError(
-                    f"{source} cannot be unpacked ({error}); replace it with an intact copy."
-                ) from error
-
-    return fill_once(cache_folder() / "unpacked" / key_of(sources, *map(str, files)), fill)
-
-
-def _reader(source: Path) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.GzipFile(source)) if source.suffix == ".gz" else source.open("rb")
-
-
-def _plain_or_gz(path: Path) -> Path:
-    return path if path.is_file() else path.with_name(path.name + ".gz")

@@ -7,7 +7,7 @@ downloaded (their licence is agreed to by hand), and the root is only read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedsink.data.labelled import Reading
 from fedsink.data.sources.cache import cache_folder, fill_once, key_of
-from fedsink.data.sources.picture_files import MODES, read_picture
+from fedsink.data.sources.inventory import Inventory
+from fedsink.data.sources.picture_files import MODES, ChangedPictures, read_picture, vast_allowed
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
@@ -46,15 +47,24 @@ def read(spec: DataSpec, split: str) -> Reading:
         )
     folder = Path(spec.root).expanduser() / "celeba"
     labels = _labels(folder / "list_attr_celeba.txt")
-    chosen = list(_members(folder / "list_eval_partition.txt", _SPLITS[split]))
+    chosen = _members(folder / "list_eval_partition.txt", _SPLITS[split])
     if not chosen:
         raise DataError(
             f"{folder / 'list_eval_partition.txt'} lists no picture of the {split} set."
         )
     if missing := [name for name in chosen if name not in labels]:
         raise DataError(f"{folder / 'list_attr_celeba.txt'} has no line for {missing[0]}.")
-    pictures = _pictures([folder / "img_align_celeba" / name for name in chosen], spec.shape)
-    return Reading(pictures, torch.tensor([labels[name] for name in chosen]))
+    inventory = Inventory(folder)
+    places = {name: folder / "img_align_celeba" / name for name in chosen}
+    if missing := [name for name, place in places.items() if not place.is_file()]:
+        raise DataError(
+            f"{places[missing[0]]} is listed but not there as a file; unpack img_align_celeba.zip "
+            "again."
+        )
+    chosen = [name for name, place in places.items() if inventory.is_new(place)]
+    pictures, changes = _pictures([places[name] for name in chosen], spec.shape)
+    notes = (*inventory.notes(len(chosen)), *changes)
+    return Reading(pictures, torch.tensor([labels[name] for name in chosen]), notes=notes)
 
 
 def _labels(path: Path) -> dict[str, int]:
@@ -76,7 +86,9 @@ def _labels(path: Path) -> dict[str, int]:
     return labels
 
 
-def _members(path: Path, wanted: str) -> Iterator[str]:
+def _members(path: Path, wanted: str) -> list[str]:
+    """Returns the names of a split's pictures; a name that leads out of their folder is refused."""
+    members: dict[str, str] = {}
     for number, line in enumerate(_lines(path), start=1):
         parts = line.split()
         if len(parts) != 2 or parts[1] not in ("0", "1", "2"):
@@ -84,12 +96,21 @@ def _members(path: Path, wanted: str) -> Iterator[str]:
                 f"Line {number} of {path} is not a file name with a split 0, 1 or 2; replace the "
                 "file with an intact copy."
             )
-        if parts[1] == wanted:
-            yield parts[0]
+        name = parts[0]
+        if name in members or Path(name).name != name or name in ("..", ".") or "\0" in name:
+            raise DataError(
+                f"Line {number} of {path} lists {name!r} "
+                f"{'for the second time' if name in members else 'and no name of a file'}; replace "
+                "the file with an intact copy."
+            )
+        members[name] = parts[1]
+    return [name for name, split in members.items() if split == wanted]
 
 
 def _lines(path: Path) -> list[str]:
     try:
+        if not path.is_file():
+            raise FileNotFoundError
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
@@ -98,20 +119,19 @@ def _lines(path: Path) -> list[str]:
         ) from error
 
 
-def _pictures(files: list[Path], shape: tuple[int, ...]) -> Tensor:
-    try:
-        key = key_of(files, shape)
-    except OSError as error:
-        raise DataError(
-            f"{error.filename} is listed but not there; unpack img_align_celeba.zip again."
-        ) from error
+def _pictures(files: list[Path], shape: tuple[int, ...]) -> tuple[Tensor, list[str]]:
+    """Returns all pictures, decoded once and kept in the cache folder, and what that changed."""
 
     def fill(folder: Path) -> None:
         pixels = np.empty((len(files), *shape), dtype=np.uint8)
-        for row, file in enumerate(files):
-            pixels[row] = read_picture(file, shape).numpy()
+        changed = ChangedPictures(shape)
+        with vast_allowed():
+            for row, file in enumerate(files):
+                pixels[row] = read_picture(file, shape, changed).numpy()
         np.save(folder / "pictures.npy", pixels)
+        (folder / "notes.json").write_text(json.dumps(changed.notes()))
 
-    folder = fill_once(cache_folder() / "celeba" / key, fill)
+    folder = fill_once(cache_folder() / "celeba" / key_of(files, shape, "upright"), fill)
     # Mapped copy-on-write: every process on the machine shares one copy in memory.
-    return torch.from_numpy(np.load(folder / "pictures.npy", mmap_mode="c"))
+    pictures = torch.from_numpy(np.load(folder / "pictures.npy", mmap_mode="c"))
+    return pictures, json.loads((folder / "notes.json").read_text())

@@ -23,11 +23,13 @@ import torch
 
 from fedsink.data.labelled import Reading, number_of
 from fedsink.data.sources.cache import cache_folder, fill_once, key_of
+from fedsink.data.sources.inventory import BESIDE, Inventory
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PIXELS = 28 * 28
+_MOST_VALUES = 100_000 * _PIXELS  # of a writer in HDF5, where a small file may state any number
 
 
 class _Writer(NamedTuple):
@@ -53,9 +55,10 @@ def read(spec: DataSpec, split: str) -> Reading:
     and "Aa" the letter in either form. Records of characters that no class names are left out.
 
     A record with a value above 1 is in grey levels of 0 to 255; others are multiplied by 255. This
-    is decided record by record, so that no record changes how another one is read. All of LEAF's
-    JSON takes minutes, so the result is kept in the cache folder, readable only by the user,
-    under the names, sizes and times of the files.
+    is decided record by record, so that no record changes how another one is read. A writer in
+    several of LEAF's files is read from the last of them by name, as LEAF's own reader takes it
+    once. All of LEAF's JSON takes minutes, so the result is kept in the cache folder, readable only
+    by the user, under the names, sizes and times of the files.
 
     Raises:
         ConfigError: without data.root, for an unknown class, or for letters from files of digits.
@@ -63,7 +66,14 @@ def read(spec: DataSpec, split: str) -> Reading:
             these classes, and for a missing `h5py`.
     """
     label_of = _label_of(spec.classes)
-    images, characters, users = _decoded(_files(spec, split, label_of))
+    if spec.root is None:
+        raise ConfigError(
+            "femnist is not downloaded: set data.root to the folder with LEAF's or TensorFlow "
+            "Federated's files."
+        )
+    inventory = Inventory(Path(spec.root).expanduser())
+    files = _files(spec, split, label_of, inventory)
+    (images, characters, users), changes = _decoded(files)
     labels = label_of[characters]
     kept = labels >= 0
     if not kept.any():
@@ -73,7 +83,12 @@ def read(spec: DataSpec, split: str) -> Reading:
         )
     if not kept.all():  # if all are kept, the mapped cache need not be copied
         images, labels, users = images[kept], labels[kept], users[kept]
-    return Reading(torch.from_numpy(images), torch.from_numpy(labels), torch.from_numpy(users))
+        left = f"{(~kept).sum()} of {len(kept)} records are of characters that no class names"
+        changes.append(f"{left}: left out.")
+    return Reading(
+        *map(torch.from_numpy, (images, labels, users)),
+        notes=(*inventory.notes(len(files)), *changes),
+    )
 
 
 def _label_of(classes: Sequence[str]) -> np.ndarray:
@@ -91,14 +106,12 @@ def _label_of(classes: Sequence[str]) -> np.ndarray:
     return labels
 
 
-def _files(spec: DataSpec, split: str, label_of: np.ndarray) -> list[Path]:
-    if spec.root is None:
-        raise ConfigError(
-            "femnist is not downloaded: set data.root to the folder with LEAF's or TensorFlow "
-            "Federated's files."
-        )
-    root = Path(spec.root).expanduser()
+def _files(spec: DataSpec, split: str, label_of: np.ndarray, inventory: Inventory) -> list[Path]:
+    root = inventory.root
     whole, digits = (root / f"fed_emnist_{part}{split}.h5" for part in ("", "digitsonly_"))
+    beside = sorted((root / split).iterdir()) if (root / split).is_dir() else []
+    if whole.is_file() or digits.is_file():
+        inventory.pass_over(BESIDE, *beside)
     if whole.is_file():
         return [whole]
     if digits.is_file():
@@ -108,33 +121,49 @@ def _files(spec: DataSpec, split: str, label_of: np.ndarray) -> list[Path]:
                 f"data=femnist_digits, or put {whole.name} beside it."
             )
         return [digits]
-    if files := sorted((root / split).glob("all_data_*.json")):
-        return files
+    named = [path for path in beside if path.match("all_data_*.json")]
+    inventory.pass_over(
+        "not named all_data_*.json", *(path for path in beside if path not in named)
+    )
+    # The places of files before links to them.
+    found = [p for p in sorted(named, key=lambda path: path.is_symlink()) if inventory.is_new(p)]
+    if found:
+        return sorted(found)
     raise DataError(
         f"{root.absolute()} holds neither {whole.name} nor {split}/all_data_*.json; set data.root "
         "to the folder with LEAF's or TensorFlow Federated's files."
     )
 
 
-def _decoded(files: list[Path]) -> _Decoded:
-    """Returns all records of these files, decoded once and kept in the cache folder."""
+def _decoded(files: list[Path]) -> tuple[_Decoded, list[str]]:
+    """Returns all records of these files, decoded once and kept in the cache folder, and notes."""
 
     def fill(folder: Path) -> None:
-        parts: list[_Decoded] = []
+        parts: dict[str, _Decoded] = {}
+        several: set[str] = set()
         for file in files:
             writers = _json_writers if file.suffix == ".json" else _hdf5_writers
-            parts.extend(_checked(file, writer) for writer in writers(file))
+            for writer in writers(file):
+                if parts.pop(writer.user, None) is not None:
+                    several.add(writer.user)
+                parts[writer.user] = _checked(file, writer)
         if not parts:
             raise DataError(f"{files[0]} holds no writer; replace it with an intact copy.")
-        for name, arrays in zip(_Decoded._fields, zip(*parts, strict=True), strict=True):
+        for name, arrays in zip(_Decoded._fields, zip(*parts.values(), strict=True), strict=True):
             np.save(folder / f"{name}.npy", np.concatenate(arrays))
+        notes = []
+        if several:
+            notes.append(
+                f"{len(several)} of {len(parts)} writers are in several files, and are read from "
+                "the last by name."
+            )
+        (folder / "notes.json").write_text(json.dumps(notes))
 
-    folder = fill_once(cache_folder() / "femnist" / key_of(files), fill)
+    folder = fill_once(cache_folder() / "femnist" / key_of(files, "writers once"), fill)
     try:
         # Mapped copy-on-write: every process on the machine shares one copy in memory.
-        return _Decoded(
-            *(np.load(folder / f"{name}.npy", mmap_mode="c") for name in _Decoded._fields)
-        )
+        arrays = (np.load(folder / f"{name}.npy", mmap_mode="c") for name in _Decoded._fields)
+        return _Decoded(*arrays), json.loads((folder / "notes.json").read_text())
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} cannot be read; remove it, and it is made again.") from error
 
@@ -177,7 +206,7 @@ def _checked(file: Path, writer: _Writer) -> _Decoded:
 def _json_writers(file: Path) -> Iterator[_Writer]:
     try:
         with file.open("rb") as opened:
-            content = json.load(opened)
+            content = json.load(opened, object_pairs_hook=_each_once)
         writers = [
             _Writer(user, part["x"], part["y"]) for user, part in content["user_data"].items()
         ]
@@ -206,6 +235,14 @@ def _json_writers(file: Path) -> Iterator[_Writer]:
         )
 
 
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object, which Python would read without the first of two equal names."""
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return members
+
+
 def _hdf5_writers(file: Path) -> Iterator[_Writer]:
     try:
         h5py = importlib.import_module("h5py")
@@ -216,8 +253,19 @@ def _hdf5_writers(file: Path) -> Iterator[_Writer]:
         ) from None
     try:
         with h5py.File(file, "r") as opened:
+            places: set[Any] = set()
             for user, group in opened["examples"].items():
-                yield _Writer(user, group["pixels"][()], group["label"][()])
+                parts = group["pixels"], group["label"]
+                for part in (group, *parts):
+                    # Other names of one object, in this file or another, would repeat its records.
+                    if part.file.filename != opened.filename or part.id in places:
+                        raise ValueError(f"what {user} wrote stands in several places")
+                    places.add(part.id)
+                if any(part.is_virtual or part.external for part in parts):
+                    raise ValueError(f"what {user} wrote lies in another file")
+                if max(part.size for part in parts) > _MOST_VALUES:
+                    raise ValueError(f"{user} wrote more than anybody could")
+                yield _Writer(user, *(part[()] for part in parts))
     except (AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise DataError(
             f"{file} is not in TensorFlow Federated's format, examples/USER/pixels and label "

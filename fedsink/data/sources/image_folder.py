@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import unicodedata
-import warnings
 from pathlib import Path
 
 import torch
 
 from fedsink.data.labelled import Reading, number_of
-from fedsink.data.sources.picture_files import MODES, ChangedPictures, read_picture
+from fedsink.data.sources.inventory import BESIDE, Inventory
+from fedsink.data.sources.picture_files import (
+    FORMATS,
+    MODES,
+    ChangedPictures,
+    NoPictureError,
+    read_picture,
+    vast_allowed,
+)
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
@@ -18,7 +25,8 @@ _SPLITS = {
     **dict.fromkeys(("train", "training", "trainset"), "train"),
     **dict.fromkeys(("test", "testing", "testset", "val", "valid", "validation"), "test"),
 }
-_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+_OTHER = f"of none of the formats {', '.join(FORMATS)}"
 
 
 def read(spec: DataSpec, split: str) -> Reading:
@@ -28,8 +36,9 @@ def read(spec: DataSpec, split: str) -> Reading:
     where only one of the two stands beside folders of classes, data.root itself is the training
     split and there is no test split. A label is the position of the folder's name in data.classes,
     however its accents are encoded. That list is public, so a class without a folder is fine and
-    changes no other label. Pictures are scaled until they cover the target (antialiased) and
-    cropped at the centre; notes say what that changes.
+    changes no other label. A file is known by its content, whatever its ending, and read once,
+    whatever links lead to it; see `read_picture` for what becomes of it. Notes say what is passed
+    over and what is changed.
 
     A slot is the number of the file's name below its class's folder: a picture keeps it when its
     content changes, when it moves to another class, and when other pictures come or go.
@@ -37,37 +46,54 @@ def read(spec: DataSpec, split: str) -> Reading:
     Raises:
         ConfigError: without data.root, or for a shape that is not an image of 1 or 3 channels.
         DataError: for a missing folder or split, a folder that is not a class, no pictures, or a
-            picture that cannot be read.
+            picture that cannot be read: one with an error, or a file that is named as a picture.
     """
-    from PIL import Image
-
     if len(spec.shape) != 3 or spec.shape[0] not in MODES:
         raise ConfigError(
             f"image_folder needs data.shape = (1 or 3 channels, height, width), got {spec.shape}."
         )
-    folder = _folder(spec, split)
-    files = _files(folder, spec)
+    inventory = Inventory(_root(spec))
+    folder = _folder(spec, split, inventory)
+    files = _files(folder, spec, inventory)
     values = torch.empty((len(files), *spec.shape), dtype=torch.uint8)
     changed = ChangedPictures(spec.shape)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # a note says so
-        for row, (path, _, _) in enumerate(files):
-            values[row] = read_picture(path, spec.shape, changed)
-    slots = [number_of(Path(path).relative_to(top).as_posix()) for path, top, _ in files]
-    labels = torch.tensor([label for *_, label in files])
-    return Reading(values, labels, slots=torch.tensor(slots), notes=changed.notes())
+    slots, labels = [], []
+    with vast_allowed():
+        for path, top, label in files:
+            try:
+                values[len(labels)] = read_picture(path, spec.shape, changed, spec.range)
+            except NoPictureError:
+                if path.lower().endswith(_ENDINGS):
+                    raise
+                inventory.pass_over(_OTHER, path)
+                continue
+            slots.append(number_of(Path(path).relative_to(top).as_posix()))
+            labels.append(label)
+    if not labels:
+        raise _empty(folder, spec)
+    notes = (*inventory.notes(len(labels)), *changed.notes())
+    return Reading(
+        values[: len(labels)], torch.tensor(labels), slots=torch.tensor(slots), notes=notes
+    )
 
 
-def _folder(spec: DataSpec, split: str) -> Path:
+def _root(spec: DataSpec) -> Path:
     if spec.root is None:
         raise ConfigError("image_folder needs data.root, the folder with one folder per class.")
     root = Path(spec.root).expanduser()
     if not root.is_dir():
         raise DataError(f"data.root={root.absolute()} is not a folder; correct the path.")
+    return root
+
+
+def _folder(spec: DataSpec, split: str, inventory: Inventory) -> Path:
+    root = inventory.root
     held = {name for name in ("train", "test") if (root / name).is_dir()}
     if len(held) < 2 and any((root / name).is_dir() for name in spec.classes):
         held = set()
     if split in held:
+        beside = [root / name for name in os.listdir(root) if name not in ("train", "test")]
+        inventory.pass_over(BESIDE, *(path for path in beside if not inventory.is_hidden(path)))
         return root / split
     if held:
         (other,) = held
@@ -83,31 +109,35 @@ def _folder(spec: DataSpec, split: str) -> Path:
     return root
 
 
-def _files(folder: Path, spec: DataSpec) -> list[tuple[str, Path, int]]:
-    """Returns the paths of pictures with the folders of their classes and their labels."""
+def _files(folder: Path, spec: DataSpec, inventory: Inventory) -> list[tuple[str, Path, int]]:
+    """Returns the paths of files with the folders of their classes and their labels."""
     labels = {_composed(name): label for label, name in enumerate(spec.classes)}
-    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    unknown = [name for name in names if _composed(name) not in labels]
-    if unknown:
-        raise DataError(
-            f"{folder.absolute()} holds the folder {unknown[0]!r}, which is "
-            f"{_misplaced(unknown[0], folder)}"
-            f"not in data.classes ({', '.join(spec.classes)}); add it there or remove the folder."
-        )
-
-    files = [
-        (os.path.join(place, file), folder / name, labels[_composed(name)])
-        for name in names
-        for place, _, held in sorted(os.walk(folder / name, followlinks=True))
-        for file in sorted(held)
-        if file.lower().endswith(_ENDINGS)
-    ]
+    names = []
+    for path in sorted(folder.iterdir()):
+        if _composed(path.name) in labels and path.is_dir():
+            names.append(path.name)
+        elif not inventory.is_hidden(path):
+            if not path.is_dir():
+                inventory.pass_over(BESIDE, path)
+                continue
+            raise DataError(
+                f"{folder.absolute()} holds the folder {path.name!r}, which is "
+                f"{_misplaced(path.name, folder)}"
+                f"not in data.classes ({', '.join(spec.classes)}); add it there or remove the "
+                "folder."
+            )
+    tops = [folder / name for name in names]
+    files = inventory.walk(tops)
     if not files:
-        raise DataError(
-            f"{folder.absolute()} holds no pictures; expected one folder per class with image "
-            f"files such as {folder.name}/{spec.classes[0]}/1.png."
-        )
-    return files
+        raise _empty(folder, spec)
+    return [(path, tops[top], labels[_composed(names[top])]) for top, path in files]
+
+
+def _empty(folder: Path, spec: DataSpec) -> DataError:
+    return DataError(
+        f"{folder.absolute()} holds no pictures; expected one folder per class with image "
+        f"files such as {folder.name}/{spec.classes[0]}/1.png."
+    )
 
 
 def _misplaced(name: str, folder: Path) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import struct
+import warnings
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,9 +25,29 @@ if TYPE_CHECKING:
 MODES = {1: "L", 3: "RGB"}
 """Pillow's name of a picture with so many channels."""
 
+FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000", "AVIF")
+"""Pillow's names of what is read; none of their decoders starts another program."""
+
+MOST_PIXELS = 2**27
+"""Of a picture, as its file states them before anything is decoded: up to 1.1 GB of memory."""
+
 _GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 _DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
+_MOST_RESIZED = 2**24  # pixels of a whole picture that is scaled before it is cropped
 _VAST = 20  # times a side of the target
+_ORIENTATION, _BITS, _POLARITY, _MAXIMUM, _KIND = 274, 258, 262, 281, 339  # tags of TIFF and EXIF
+_MALFORMED = (
+    *(OSError, ValueError, SyntaxError, TypeError, LookupError, EOFError, struct.error),
+    *(AttributeError, ArithmeticError, RuntimeError),
+)
+"""What Pillow's decoders raise at files with errors."""
+
+Limits = tuple[float, float]
+"""The values of black and of white."""
+
+
+class NoPictureError(DataError):
+    """The file begins like none of the formats that are read."""
 
 
 @dataclass
@@ -37,16 +62,30 @@ class ChangedPictures:
     _sizes: Counter[tuple[int, int]] = field(default_factory=Counter, init=False)
     _counts: Counter[str] = field(default_factory=Counter, init=False)
     _largest: tuple[int, str, str] = field(default=(0, "", ""), init=False)
+    _pages: list[str] = field(default_factory=list, init=False)
 
-    def add(self, path: str | Path, picture: Image) -> None:
-        """Counts one picture as it lies in its file."""
+    def add(
+        self, path: str | Path, picture: Image, *, deep: bool, turned: bool, pages: bool
+    ) -> None:
+        """Counts one picture, as it is after it was decoded and turned.
+
+        Args:
+            path: of its file.
+            picture: with the mode and size that it has there.
+            deep: it has more than 8 bits.
+            turned: as EXIF data say.
+            pages: its file holds more of them.
+        """
         width, height = picture.size
         self._sizes[width, height] += 1
         self._largest = max(self._largest, (max(width, height), f"{width}×{height}", str(path)))
         has_alpha = picture.mode.endswith(("A", "a")) or "transparency" in picture.info
         self._counts["colour"] += picture.mode not in _GREY
-        self._counts["deep"] += picture.mode in _DEEP
         self._counts["clear"] += has_alpha
+        self._counts["deep"] += deep
+        self._counts["turned"] += turned
+        if pages:
+            self._pages.append(str(path))
 
     def notes(self) -> tuple[str, ...]:
         """Returns one sentence for each kind of change, the most telling first."""
@@ -73,8 +112,15 @@ class ChangedPictures:
             notes.append(f"{_share(grey, number)} grey, stored in three equal channels.")
         if self._counts["deep"]:
             notes.append(
-                f"{_share(self._counts['deep'], number)} of more than 8 bits, of which values over "
-                "255 are cut off: scale them to 8 bits first."
+                f"{_share(self._counts['deep'], number)} of more than 8 bits, scaled to 8 from the "
+                "whole range of their type, or of data.range."
+            )
+        if self._counts["turned"]:
+            notes.append(f"{_share(self._counts['turned'], number)} turned, as the EXIF data say.")
+        if self._pages:
+            notes.append(
+                f"{len(self._pages)} of {number} files hold further pages or frames, of which only "
+                f"the first is read, as of {self._pages[0]}."
             )
         if self._counts["clear"]:
             notes.append(f"{_share(self._counts['clear'], number)} transparent, which is dropped.")
@@ -103,31 +149,166 @@ def _kept(size: tuple[int, int], target: tuple[int, int]) -> float:
 
 
 def read_picture(
-    path: str | Path, shape: tuple[int, ...], changed: ChangedPictures | None = None
+    path: str | Path,
+    shape: tuple[int, ...],
+    changed: ChangedPictures | None = None,
+    limits: Limits | None = None,
 ) -> Tensor:
-    """Returns a picture of any format that Pillow reads as uint8 of `shape`.
+    """Returns the first picture of a file, whatever its name, as uint8 of `shape`.
 
-    The picture is scaled (antialiased) until it covers (height, width) and cropped at the centre.
-    Colours become grey for one channel, grey becomes three equal channels. `changed` counts it.
+    It is of one of `FORMATS`, turned as its EXIF data say, scaled (antialiased) until it covers
+    (height, width) and cropped at the centre. Colours become grey for one channel, grey becomes
+    three equal channels. Grey of more than 8 bits is scaled from the range of its type, and never
+    clipped: unsigned integers from all that their bits can hold, or from the range that the file
+    states (PGM's maxval, TIFF's BitsPerSample, its MaxSampleValue if that is 2^k − 1), floating
+    point from [0, 1].
+
+    Args:
+        path: of a regular file.
+        shape: (1 or 3, height, width).
+        changed: counts what is changed.
+        limits: replaces those ranges, and is needed for integers that have a sign or 32 bits.
 
     Raises:
-        DataError: where the file cannot be read.
+        NoPictureError: the file holds none of the formats.
+        DataError: it cannot be read, has more than `MOST_PIXELS`, or values outside the range.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     channels, height, width = shape
     try:
-        with Image.open(path) as opened:
+        with Image.open(path, formats=_formats()) as opened:
+            if opened.width * opened.height > MOST_PIXELS:
+                raise Image.DecompressionBombError
+            depth, turned = _Depth.of(opened), False
+            with contextlib.suppress(*_MALFORMED):  # EXIF data with errors turn nothing
+                turned = opened.getexif().get(_ORIENTATION) in range(2, 9)
+            opened.load()  # which turns a TIFF by itself
+            picture = ImageOps.exif_transpose(opened) if turned else opened
             if changed is not None:
-                changed.add(path, opened)
-            picture = opened.convert(MODES[channels])
+                pages = getattr(opened, "is_animated", False)
+                changed.add(path, picture, deep=depth is not None, turned=turned, pages=pages)
+            if depth is not None:
+                picture = depth.bytes(path, picture, limits)
+            picture = picture.convert(MODES[channels])
     except Image.DecompressionBombError as error:
         raise DataError(f"{path} has too many pixels to be read; make it smaller.") from error
-    except (OSError, ValueError, SyntaxError) as error:
+    except UnidentifiedImageError as error:
+        raise NoPictureError(f"{path} is not a readable picture; replace or remove it.") from error
+    except DataError:
+        raise
+    except _MALFORMED as error:
         raise DataError(f"{path} is not a readable picture; replace or remove it.") from error
     scale = max(height / picture.height, width / picture.width)
     size = (math.ceil(picture.width * scale - 1e-9), math.ceil(picture.height * scale - 1e-9))
-    resized = picture.resize(size, Image.Resampling.BILINEAR)
-    left, top = round((resized.width - width) / 2), round((resized.height - height) / 2)
-    pixels = np.array(resized.crop((left, top, left + width, top + height)))
-    return torch.from_numpy(pixels).reshape(height, width, channels).permute(2, 0, 1)
+    if size[0] * size[1] > _MOST_RESIZED:  # a thin strip: only what is kept of it is scaled
+        wide, high = width / scale, height / scale
+        left, top = (picture.width - wide) / 2, (picture.height - high) / 2
+        kept = (max(left, 0), max(top, 0), left + wide, top + high)
+        cropped = picture.resize((width, height), Image.Resampling.BILINEAR, kept)
+    else:
+        resized = picture.resize(size, Image.Resampling.BILINEAR)
+        left, top = round((resized.width - width) / 2), round((resized.height - height) / 2)
+        cropped = resized.crop((left, top, left + width, top + height))
+    return torch.from_numpy(np.array(cropped)).reshape(height, width, channels).permute(2, 0, 1)
+
+
+@contextlib.contextmanager
+def vast_allowed() -> Iterator[None]:
+    """Silences Pillow's warning of large pictures, of which a note tells."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        yield
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Those of `FORMATS` that this version of Pillow has."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+@dataclass(frozen=True)
+class _Depth:
+    """What a file with more than 8 bits a value, or with signs, says of its values.
+
+    Attributes:
+        stated: the values of black and white; None: nothing tells them.
+        colours: Pillow has halved them to 8 bits by itself.
+        kind: how the values are to be seen that Pillow has read; None: as they are.
+        maximum: of a PGM, whose values Pillow has scaled to 65535.
+        inverted: the least value is white.
+    """
+
+    stated: Limits | None
+    colours: bool = False
+    kind: Any = None
+    maximum: int = 65535
+    inverted: bool = False
+
+    @classmethod
+    def of(cls, opened: Any) -> _Depth | None:
+        """Reads it before the file is decoded; None for bytes."""
+        tiles = [tile[3] for tile in opened.tile]
+        tags = getattr(opened, "tag_v2", {})
+        bits, signed = _first(tags.get(_BITS, 16)), _first(tags.get(_KIND, 1)) == 2
+        maximum = 65535
+        if opened.format == "PPM" and isinstance(tiles[0], tuple) and tiles[0][1] > 0:
+            maximum = int(tiles[0][1])
+        if opened.mode not in _DEEP:
+            if opened.mode == "L" and signed:
+                return cls(None, kind=np.int8)
+            deep = ";16" in str(tiles) or (opened.format == "PPM" and 255 < maximum < 65536)
+            return cls(None, colours=True) if deep and tiles and opened.mode != "L" else None
+        inverted = _first(tags.get(_POLARITY, 1)) == 0
+        if opened.mode == "F":
+            return cls((0, 1), inverted=inverted)
+        if not tags:
+            return cls((0, maximum), maximum=maximum)
+        if signed or bits > 16:
+            return cls(None, kind=None if signed else np.uint32, inverted=inverted)
+        most, said = 2**bits - 1, _first(tags.get(_MAXIMUM, 0))
+        # Another number than 2^k − 1 is the largest value of this picture, and no range.
+        return cls(
+            (0, said if 0 < said < most and said & (said + 1) == 0 else most), inverted=inverted
+        )
+
+    def bytes(self, path: str | Path, picture: Image, limits: Limits | None) -> Image:
+        """Returns a picture of bytes; raises DataError for values outside the range."""
+        from PIL import Image
+
+        if self.colours:
+            if limits is None:
+                return picture
+            raise DataError(
+                f"{path} holds colours of 16 bits, which data.range does not scale: store it with "
+                "8 bits, or leave data.range out."
+            )
+        if (limits := limits or self.stated) is None:
+            raise DataError(
+                f"{path} holds integers that have a sign or 32 bits, which do not tell black and "
+                "white: state data.range=[BLACK,WHITE]."
+            )
+        values = np.asarray(picture)
+        if self.kind is not None:
+            values = values.view(self.kind)
+        values = values.astype(np.float32 if values.dtype.itemsize == 2 else np.float64)
+        if self.maximum != 65535:
+            values = np.rint(values * (self.maximum / 65535))
+        least, most = float(values.min()), float(values.max())
+        if not (limits[0] <= least and most <= limits[1]):  # nor where one is not a number
+            raise DataError(
+                f"{path} holds values from {least:g} to {most:g}, outside "
+                f"[{limits[0]:g}, {limits[1]:g}]: state data.range=[BLACK,WHITE], or scale it."
+            )
+        scaled = np.rint((values - limits[0]) * (255 / (limits[1] - limits[0]))).astype(np.uint8)
+        return Image.fromarray(255 - scaled if self.inverted else scaled)
+
+
+def _first(value: Any) -> int:
+    """The first number of a tag, which may be a list of them."""
+    return int(value[0] if isinstance(value, tuple) else value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsink.data.sources import load
+from fedsink.data.sources import load, notes
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
 
@@ -66,6 +68,41 @@ def test_pictures_are_decoded_once_and_again_for_replaced_files(
     assert int(load(spec(tmp_path), "train").values[0].float().mean()) == 9
 
 
+def test_a_link_to_another_picture_is_no_record_and_notes_are_kept(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    second = folder / "img_align_celeba" / "000002.jpg"
+    second.unlink()
+    second.symlink_to("000001.jpg")
+    for _ in range(2):  # from the files, then from the cache
+        assert load(spec(tmp_path)).labels.tolist() == [1, 1, 1]
+        said = notes(spec(tmp_path))
+        assert said[0] == "Files read: 3. Passed over: 1."
+        assert said[1].startswith("Not read: 1, read already under another name: img_align_celeba")
+        assert said[2].startswith("All pictures are of another size than data.shape says")
+        load.cache_clear()
+
+
+def test_a_cache_folder_that_cannot_be_written_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    write(tmp_path)
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", full)
+        with pytest.raises(
+            DataError, match=r"celeba cannot be written \(No space left on device\)"
+        ):
+            load(spec(tmp_path))
+    assert not any(cache.rglob("*.*"))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"file/fedsink/celeba cannot be written .*XDG_CACHE_HOME"):
+        load(spec(tmp_path))
+
+
 def test_the_root_is_never_written(tmp_path: Path) -> None:
     folder = write(tmp_path)
     before = sorted((str(p), p.stat().st_mtime_ns) for p in folder.rglob("*"))
@@ -91,6 +128,11 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         (partition, "000001.jpg\n", "Line 1 of .* a split 0, 1 or 2"),
         (partition, "000001.jpg 2\n", "no picture of the train set"),
         (partition, "000009.jpg 0\n", "no line for 000009.jpg"),
+        (partition, "000001.jpg 0\n000001.jpg 0\n", "lists '000001.jpg' for the second time"),
+        *(
+            (partition, f"{name} 0\n", "Line 1 of .* and no name of a file")
+            for name in ("/etc/passwd", "../000001.jpg", "a/000001.jpg", "..", ".", "a/", "/", "\0")
+        ),
     ):
         before = path.read_text()
         path.write_text(text)
@@ -100,6 +142,10 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     (folder / "img_align_celeba" / "000002.jpg").unlink()
     with pytest.raises(DataError, match=r"000002\.jpg is listed but not there"):
         load(spec(tmp_path))
+    os.mkfifo(folder / "img_align_celeba" / "000002.jpg")
+    with pytest.raises(DataError, match=r"000002\.jpg is listed but not there as a file"):
+        load(spec(tmp_path))
+    (folder / "img_align_celeba" / "000002.jpg").unlink()
     (folder / "img_align_celeba" / "000002.jpg").write_bytes(b"no picture")
     with pytest.raises(DataError, match="not a readable picture"):
         load(spec(tmp_path))

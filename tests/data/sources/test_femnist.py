@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from fedsink.conf.acting import compose_config
 from fedsink.data.labelled import LabelledData, number_of
-from fedsink.data.sources import load
+from fedsink.data.sources import load, notes
 from fedsink.data.sources.femnist import CHARACTERS
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
@@ -123,6 +124,47 @@ def test_any_grouping_of_characters_is_a_label_map(
     write_leaf(root, "train", some({"w": text}))
     labels = load(spec(root, tuple(names))).labels.tolist()
     assert labels == [k for c in text for k, name in enumerate(names) if c in name]
+
+
+def test_a_writer_in_two_files_is_read_once_from_the_last(tmp_path: Path) -> None:
+    """As LEAF's own reader does: a second copy of a file doubles nobody."""
+    write_leaf(tmp_path, "train", some({"a": "12", "b": "34"}), some({"b": "567", "c": "8"}))
+    data = load(spec(tmp_path, DIGITS))
+    assert data.labels.tolist() == [1, 2, 5, 6, 7, 8]
+    first = tmp_path / "train" / "all_data_0_niid_0_keep_0_train_9.json"
+    second = first.with_name("all_data_0_niid_0_keep_0_train_9 (1).json")
+    second.write_bytes(first.read_bytes())
+    for _ in range(2):  # from the files, then from the cache
+        load.cache_clear()
+        assert torch.equal(load(spec(tmp_path, DIGITS)).values, data.values)
+        assert (
+            notes(spec(tmp_path, DIGITS))[0]
+            == "2 of 3 writers are in several files, and are read from the last by name."
+        )
+
+
+def test_other_files_links_and_pipes_are_not_read_and_said(tmp_path: Path) -> None:
+    first, second = write_leaf(tmp_path, "train", some({"a": "12"}), some({"b": "3"}))
+    (first.parent / "all_data_00.json").symlink_to(first.name)
+    os.link(second, first.parent / "all_data_9.json")
+    os.mkfifo(first.parent / "all_data_pipe.json")
+    (first.parent / "Copy of all_data_0.json").write_text("{")
+    data = load(spec(tmp_path, ("1", "2")))
+    assert data.labels.tolist() == [0, 1]
+    said = notes(spec(tmp_path, ("1", "2")))
+    assert said[0] == "Files read: 2. Passed over: 4."
+    assert "Not read: 1, not named all_data_*.json: train/Copy of all_data_0.json." in said
+    assert "Not read: 1, no regular file (a pipe, a socket or a device): " in "".join(said)
+    assert "Not read: 2, read already under another name: " in "".join(said)
+    assert said[-1] == "1 of 3 records are of characters that no class names: left out."
+
+
+def test_hdf5_is_read_and_said_where_both_forms_are_there(tmp_path: Path) -> None:
+    write(tmp_path, "leaf")
+    write_hdf5(tmp_path / "fed_emnist_train.h5", some({"a": "12"}))
+    assert load(spec(tmp_path)).labels.tolist() == [1, 2]
+    assert any("Not read: 2, beside the folders that are read: train/all_" in n for n in
+               notes(spec(tmp_path)))  # fmt: skip
 
 
 def test_a_scale_is_decided_record_by_record(tmp_path: Path) -> None:
@@ -327,7 +369,9 @@ def test_a_leaf_file_with_something_else_in_it_is_refused_by_name(
     assert list(cache.rglob("*.npy")) == []  # nothing half done is kept
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"users": ["a"', "[" * 100_000, "\xff"])
+@pytest.mark.parametrize(
+    "text", ['{"users": [], "users": []}', "", "{", "[]", '{"users": ["a"', "[" * 100_000, "\xff"]
+)
 def test_a_broken_leaf_file_is_refused_by_name(text: str, tmp_path: Path) -> None:
     (path,) = write_leaf(tmp_path, "train", {})
     path.write_bytes(text.encode("latin-1"))
@@ -373,6 +417,16 @@ def _with(name: str, value: Any) -> Any:
         (_with("label", [1, 62]), "no whole number from 0 to 61"),
         (_with("label", [1.0, 2.0]), "no whole number from 0 to 61"),
         (_with("label", [1]), "and 1 labels"),
+        (lambda file: file.__setitem__("examples/b", file["examples/a"]), "stands in several"),
+        (lambda file: file.__setitem__("examples/b", h5py.SoftLink("/examples/a")), "several"),
+        (_with("label", h5py.SoftLink("/examples/a/pixels")), "stands in several places"),
+        (
+            lambda file: (
+                file.create_dataset("examples/b/pixels", (10**9, 28, 28), "u1", chunks=True)
+                and file.__setitem__("examples/b/label", [1])
+            ),
+            "more than anybody could",
+        ),
     ],
 )
 def test_an_hdf5_file_with_something_else_in_it_is_refused_by_name(
