@@ -25,8 +25,8 @@ from fedsink.privacy.clips import CLIPS, Clip
 from fedsink.privacy.sampling import ClassSchedule, Schedule, TurnSchedule
 from fedsink.values import privacy_checks as checks
 
-_MANY_POINTS = 2e6
-"""Points of PRV's grids, of all evaluations of a search, that it may take beside others."""
+_MANY_POINTS = 1e6
+"""Points of PRV's grids, of all evaluations of a search, that take it seconds."""
 
 CLIP_NAMES = tuple(name for name, clip in CLIPS.items() if not clip.published)
 """Names of the clips that are accounted for here."""
@@ -75,7 +75,7 @@ def solve_account(
         nominal_records: N or None.
         clients: Number of clients, all running this plan, at which one person has a record.
         accountants: Names of those to run; None: all that have a bound under the adjacency, an
-            answer at these values, and do not take long for it (PRV beyond 2·10⁶ points).
+            answer at these values, and do not take long for it (PRV beyond 10⁶ points).
         options: of only some clips, by the names in `Clip.account_options`, among them
             ``turns``, P of a `TurnSchedule`. None: not given.
 
