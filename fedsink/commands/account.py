@@ -115,11 +115,14 @@ def _central(arguments: Sequence[str]) -> None:
             keys[argument] = keys.pop(key)
     if "accountant" in keys:
         keys["accountants"] = [keys.pop("accountant")]
+    solved = solve_account(**keys)
     rows = [
         {"accountant": name, missing[0]: f"{value:,.6g}", "library": LIBRARIES[name]}
-        for name, value in solve_account(**keys).items()
+        for name, value in solved.items()
     ]
     print(format_table(rows))
+    for name, reason in solved.left_out.items():
+        print(f"{name} is {reason}.")
     persons = keys.get("clients", 1)
     of_person = f" A person has one at each of {persons} clients." if persons > 1 else ""
     print(f"\nAdjacency: {describe(adjacency)}.{of_person}")

@@ -83,7 +83,7 @@ class FixedPoint:
             PrivacyError: a total holds a non-finite entry; it was not clipped.
         """
         refuse_infinite(totals)
-        projected = shrunk(totals.to(torch.float64).flatten(1), self.radius)
+        projected = shrunk(totals.to(torch.float64).unsqueeze(-1).flatten(1), self.radius)
         return self.nearest(projected).reshape(totals.shape)
 
     def nearest(self, values: torch.Tensor) -> torch.Tensor:

@@ -346,7 +346,8 @@ class PrivacyPlan:
             nominal_records: as in the plan.
 
         Raises:
-            PrivacyError: If fewer than two are given, a value is out of range, or three disagree.
+            PrivacyError: If fewer than two are given, a value is out of range, three disagree, or
+                σ is left out and δ alone would pay (see `sigma_for`).
         """
         cost = Cost(clip, schedule, adjacency, capacity, nominal_records)
         stated = None not in (eps, sigma, rounds)

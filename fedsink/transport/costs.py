@@ -11,6 +11,7 @@ from torch import Tensor
 from fedsink.errors import ConfigError
 from fedsink.transport.pairwise import (
     absolute_distances,
+    centred,
     mixed_distances,
     sign_field,
     sparse_field,
@@ -48,6 +49,7 @@ class SquaredEuclidean:
     def gradient(self, x: Tensor, y: Tensor, plan: Tensor, *, sparse: bool = False) -> Tensor:
         """Returns Σ_j P_ij·2(x_i − y_j) = 2(x_i Σ_j P_ij − (P y)_i), one matmul."""
         _check_plan(x, y, plan)
+        x, y = centred(x, y)
         return 2.0 * (x * plan.sum(-1, keepdim=True) - plan @ y)
 
 

@@ -33,13 +33,25 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
     Values above the largest number of the dtype saturate there.
     """
-    x_norms = x.square().sum(-1)
-    y_norms = y.square().sum(-1)
-    distances = torch.matmul(x, y.transpose(-1, -2)).mul_(-2.0)
+    x_near, y_near = centred(x, y)
+    x_norms = x_near.square().sum(-1)
+    y_norms = y_near.square().sum(-1)
+    distances = torch.matmul(x_near, y_near.transpose(-1, -2)).mul_(-2.0)
     distances.add_(x_norms.unsqueeze(-1)).add_(y_norms.unsqueeze(-2)).clamp_(min=0.0)
     if not bool(torch.isfinite(x_norms.sum() + y_norms.sum())):
         return _saturate(distances, x, y)
     return distances
+
+
+def centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns both clouds less the mean of x: rounding follows their size, not their place.
+
+    Guarantees:
+        - No row of y changes the rounding of another row.
+          (test_one_record_does_not_change_another_ones_costs)
+    """
+    centre = x.detach().mean(-2, keepdim=True).nan_to_num_(0.0, 0.0, 0.0)
+    return x - centre, y - centre
 
 
 def absolute_distances(x: Tensor, y: Tensor) -> Tensor:

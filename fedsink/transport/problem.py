@@ -44,6 +44,7 @@ class Problem:
         log_a, log_b: working log-weights, (B, n) and (B, m).
         real_rows, real_columns: which points are no padding, None if all are real.
         cost_range: max C − min C over the real entries of each problem, (B,), units of cost.
+        largest: max |C| over them, or a bound on it, (B,).
         batch_shape: the caller's batch dimensions, which B flattens.
         given_log_a, given_log_b: the caller's log-weights, in its batch shape.
         floor: smallest exponent, where exponents are cut off (see `bounded`); else None.
@@ -56,6 +57,7 @@ class Problem:
     real_rows: Tensor | None
     real_columns: Tensor | None
     cost_range: Tensor
+    largest: Tensor
     batch_shape: torch.Size
     given_log_a: Tensor
     given_log_b: Tensor
@@ -106,6 +108,7 @@ class Problem:
             real_rows=None if self.real_rows is None else self.real_rows[chosen],
             real_columns=None if self.real_columns is None else self.real_columns[chosen],
             cost_range=self.cost_range[chosen],
+            largest=self.largest[chosen],
             batch_shape=torch.Size([len(chosen)]),
             given_log_a=log_a,
             given_log_b=log_b,
@@ -174,6 +177,7 @@ def prepare(cost_matrix: Tensor, lam: float, log_a: Weights, log_b: Weights) -> 
         real_rows=real_rows,
         real_columns=real_columns,
         cost_range=high - low,
+        largest=torch.maximum(low.abs(), high.abs()),
         batch_shape=shape,
         given_log_a=given_a,
         given_log_b=given_b,
@@ -220,6 +224,7 @@ def bounded(
         real_rows=None,
         real_columns=None,
         cost_range=cost.new_full(cost.shape[:1], largest_cost),
+        largest=cost.new_full(cost.shape[:1], largest_cost),
         batch_shape=shape,
         given_log_a=rows,
         given_log_b=columns,

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from fedsink.errors import ConfigError
 from fedsink.transport import exp_domain, log_domain
-from fedsink.transport.annealed import AnnealedSolver, anneal, warm_schedule, warm_start
+from fedsink.transport.annealed import (
+    AnnealedSolver,
+    anneal,
+    follow,
+    warm_schedule,
+    warm_start,
+)
 from fedsink.transport.log_domain import SinkhornState, SoftMinimum
 from fedsink.transport.problem import Points, Problem, Solver, Weights, bounded, prepare
 from fedsink.transport.solution import Solution
@@ -44,9 +50,10 @@ def solve(
     it would alone, and keeps the potentials at which it met the tolerance. No gradient is recorded;
     `losses` has those of W.
 
-    Resolution: potentials are rounded to the dtype, so marginal errors below ε·max|C|/λ with
-    ε = 1.2e-7 (float32) or 2.2e-16 (float64) cannot be seen or removed; for such λ use float64.
-    A problem whose tolerance is below ε·max(|f|, |g|)/λ has `converged` False, though it may stop.
+    Resolution: potentials are rounded by ε·max(|f|, |g|, |C|, λ) with ε = 1.2e-7 (float32) or
+    2.2e-16 (float64). Where that exceeds the tolerance times λ no marginal error as small can be
+    seen, and where it exceeds the tolerance times max |C| the value is as far off: `converged` is
+    False, though iterations may stop. Use float64 for such λ.
 
     Args:
         cost_matrix: C, (..., n, m), float32 or float64, finite.
@@ -58,7 +65,7 @@ def solve(
         log_b: log-weights (..., m) of the target points, like log_a.
         domain: "exp" multiplies by a kernel (fast, for λ ≥ range of C / 1000; it continues
             in the log domain where it would lose precision), "log" works for every λ, and begins
-            with an annealed schedule where λ is below that limit; "auto" chooses by λ.
+            with a falling λ where λ is below that limit; "auto" chooses by λ.
 
     Raises:
         ValueError: for invalid input, with the value received.
@@ -81,8 +88,10 @@ def solve(
             chosen = torch.tensor(alike, device=state.f.device)
             part = _iterated(problem.part(chosen), beginning, max_iterations, tolerance)
             state.set_part(chosen, part)
-    converged = state.converged & state.resolved(problem.lam, tolerance)
-    return problem.solution(state.f, state.g, state.iterations, converged)
+    free = problem.largest == 0.0  # then potentials of 0 are exact
+    f, g = (values.masked_fill(free.unsqueeze(-1), 0.0) for values in (state.f, state.g))
+    resolved = state.resolved(problem.lam, tolerance, problem.largest)
+    return problem.solution(f, g, state.iterations, state.converged & (resolved | free))
 
 
 _SCALINGS, _POTENTIALS = -1, 0
@@ -157,8 +166,12 @@ class FixedSolver:
         problem = bounded(cost, lam, log_a, log_b, self.largest_cost)
         if self.diameter is not None:
             return anneal(problem, [self.diameter] * len(problem.cost), scaling=0.5)
-        state = warm_start(problem, self.iterations)
-        state = log_domain.iterate(SoftMinimum(problem), state, self.iterations, 0.0)
+        state, softmin = SinkhornState.begin(problem), SoftMinimum(problem)
+        schedules = [warm_schedule(span, problem.lam) for span in problem.cost_range.tolist()]
+        if len(schedules[0]) < self.iterations:
+            _, _, f, g = follow(softmin, schedules)
+            state.update(f, g, len(schedules[0]))
+        state = log_domain.iterate(softmin, state, self.iterations, 0.0)
         return problem.solution(state.f, state.g, state.iterations, state.converged)
 
 

@@ -277,3 +277,13 @@ def test_help_has_examples_for_both_modes(capsys: pytest.CaptureFixture[str]) ->
     assert "  fedsink account rate=" in out
     assert "  fedsink account mechanism=" in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+def test_no_epsilon_is_negative_and_what_is_left_out_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, found = _table(capsys, "rate=0.001", "sigma=1.5", "rounds=10", "delta=0.01")
+    assert list(found) == ["pld", "prv", "rdp", "rdp-opacus", "rdp-classic"]
+    assert min(found.values()) == 0
+    assert run(["rate=0.1", "sigma=0.001", "rounds=10"]) == 0
+    assert "\nprv is left out, as its " in capsys.readouterr().out

@@ -46,6 +46,11 @@ def test_a_long_total_is_projected_on_the_ball_and_not_cut():
     assert GRID.decoded(GRID.rounded(total)).tolist() == [pytest.approx([60.0, 80.0], abs=0.02)]
 
 
+def test_a_total_may_be_a_single_number():
+    totals = torch.tensor([0.3, -1000.0])
+    assert GRID.rounded(totals).tolist() == [19, -6400]
+
+
 @pytest.mark.parametrize("bits", [16, 17, 32, 59, 60])
 def test_sums_are_decoded_up_to_the_last_integer_that_fits(bits):
     grid = FixedPoint(0.5, bits, 1.0)

@@ -71,6 +71,11 @@ def test_the_divergence_is_its_formula_and_below_every_epsilon_that_matters():
     assert SHARED.divergence_of_value == pytest.approx(tau + rho, rel=1e-9, abs=0)
     assert SHARED.divergence == pytest.approx(2 * 30 * 6000 * (tau + rho), rel=1e-9, abs=0)
     assert SHARED.epsilon() == PLAN.epsilon() + SHARED.divergence
+    # A client answers in every round, a record of its class in a tenth of them.
+    whole = PrivacyPlan(0.2, 2.15, 300, BatchClip(8.0), ClassSchedule(10), 1e-5, "client")
+    of_client = IntegerGaussian(whole, 10, GRID, 6000)
+    each = 6000 * of_client.divergence_of_value
+    assert of_client.divergence == pytest.approx(2 * 300 * each, rel=1e-9, abs=0)
     # Coarse integers have the noise η at least, however many share: then τ is what counts.
     coarse = IntegerGaussian(
         replace(PLAN, noise_multiplier=1e-3), 10**4, FixedPoint(8.0, 40, 64.0), 1

@@ -5,7 +5,14 @@ from math import comb
 
 import pytest
 
-from fedsink.secagg.graph import Circle, is_secure, neighbourhood, two_thirds
+from fedsink.secagg.graph import (
+    COMPLETE,
+    Circle,
+    is_secure,
+    most_colluders,
+    neighbourhood,
+    two_thirds,
+)
 
 
 @pytest.mark.parametrize("clients", [5, 64])
@@ -88,3 +95,8 @@ def test_honest_survivors_are_connected_where_no_side_has_too_many_colluders() -
         assert reached == honest
         tried += bool(dropped) and bool(colluding)
     assert tried > 30
+
+
+@pytest.mark.parametrize("clients", range(2, COMPLETE + 1))
+def test_fewer_than_a_third_of_a_complete_graph_may_collude(clients: int) -> None:
+    assert 3 * most_colluders(clients) < clients <= 3 * (most_colluders(clients) + 1)

@@ -18,6 +18,7 @@ from fedsink.privacy import (
     UnprotectedPlan,
 )
 from fedsink.privacy.adjacency import describe
+from fedsink.privacy.fixed_point import FixedPoint
 from fedsink.privacy.integer_gaussian import IntegerGaussian
 from fedsink.strategies.central_statement import (
     central_statement,
@@ -120,7 +121,10 @@ def test_the_integers_are_stated() -> None:
     assert (shared["bits"], shared["values"], shared["radius"]) == (32, 24, 50 * S)
     assert shared["sensitivity"] == pytest.approx(S + gamma * 24**0.5)
     assert 0 < shared["epsilon_divergence"] < 1e-60
-    assert 0 < shared["wrap_probability"] < 1e-12
+    one = IntegerGaussian(_RECORD, 10, FixedPoint(gamma, 32, 50 * S), 24)
+    of_all = 100 * 10 * one.wrap_probability(10)  # rounds and cohorts
+    assert shared["wrap_probability"] == pytest.approx(of_all, rel=1e-9, abs=0)
+    assert 0 < of_all < 1e-12
     assert shared["epsilon"] == stated["epsilon"]
 
 
@@ -139,10 +143,16 @@ def test_colluders_are_priced() -> None:
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    ("clients", "hidden"), [(100, {1: True, 4: False}), (1000, {1: True, 10: True, 34: False})]
+    ("clients", "hidden"),
+    [
+        (35, {1: False, 2: False}),
+        (90, {1: True, 3: False}),
+        (100, {1: True, 4: False}),
+        (1000, {1: True, 10: True, 34: False}),
+    ],
 )
 def test_masks_that_no_longer_hold_count_as_none(clients: int, hidden: dict[int, bool]) -> None:
-    """A third of a cohort of 10 and a third of one of 100, of which masks bear a tenth."""
+    """A third of cohorts of 3 and 4, of 9, of 10 and of 100, of which masks bear a tenth."""
     stated = _stated(clients, NoiseShare("secure_aggregation", masked=True))
     alone = stated["epsilon_without_aggregator"]
     found = {

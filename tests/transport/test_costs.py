@@ -162,3 +162,25 @@ def test_points_that_do_not_fit_are_refused() -> None:
         SquaredEuclidean()(cloud(3, 2), cloud(4, 2, dtype=torch.float32))
     with pytest.raises(ValueError, match=r"shape \(\.\.\., 3, 4\) to match the points, got"):
         L1().gradient(cloud(3, 2), cloud(4, 2), torch.zeros(4, 3).double())
+
+
+@pytest.mark.parametrize("cost", COSTS, ids=str)
+@pytest.mark.parametrize("shift", [0.0, 1e3, -1e4])
+def test_costs_and_gradients_in_float32_do_not_depend_on_where_the_clouds_lie(
+    cost: GroundCost, shift: float
+) -> None:
+    """Both are compared with the same float32 points in float64."""
+    x, y = (cloud(n, 4, seed=n).float() + shift for n in (30, 40))
+    exact = definition(cost, x.double(), y.double())
+    torch.testing.assert_close(cost(x, y).double(), exact, rtol=1e-5, atol=1e-5)
+    plan = torch.full((30, 40), 1 / 1200)
+    of_exact = cost.gradient(x.double(), y.double(), plan.double())
+    torch.testing.assert_close(cost.gradient(x, y, plan).double(), of_exact, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("cost", COSTS, ids=str)
+def test_one_record_does_not_change_another_ones_costs(cost: GroundCost) -> None:
+    x, y = cloud(30, 4, seed=1).float(), cloud(40, 4, seed=2).float()
+    other = y.clone()
+    other[-1] = 1e6
+    assert torch.equal(cost(x, y)[:, :-1], cost(x, other)[:, :-1])

@@ -360,3 +360,43 @@ def test_invalid_input_is_refused_with_its_value(kwargs: dict, message: str) -> 
     arguments = {"cost_matrix": torch.rand(3, 4), "lam": 0.5, **kwargs}
     with pytest.raises(ValueError, match=message):
         solve(arguments.pop("cost_matrix"), arguments.pop("lam"), **arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("lam", [1e-2, 1e-3, 1e-4, 1e-5])
+@pytest.mark.parametrize(
+    "cost",
+    [
+        torch.tensor([[0.0, 0.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]),
+        (torch.arange(400).reshape(20, 20) % 20 >= 15).float(),
+        1.0 - torch.block_diag(torch.ones(5, 15), torch.zeros(15, 5)),
+    ],
+    ids=["three", "columns", "block"],
+)
+def test_costs_with_ties_converge(cost: Tensor, lam: float, dtype: torch.dtype) -> None:
+    solution = solve(cost.to(dtype), lam, domain="log", tolerance=1e-2)
+    rows = solution.plan.sum(-1)
+    torch.testing.assert_close(rows, torch.full_like(rows, 1 / len(cost)), rtol=0.05, atol=0)
+    exact = ot.emd2([], [], cost.double().numpy())
+    assert float(solution.primal_cost) == pytest.approx(exact, abs=0.02)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e3, 1e4])
+@pytest.mark.parametrize("lam", [1e-3, 0.1, 1.0, 1e3, 1e5, 1e7])
+def test_what_has_converged_in_float32_is_right_at_any_place_and_lambda(
+    lam: float, shift: float
+) -> None:
+    x, y = (cloud(n, 2, seed=n).float() + shift for n in (30, 40))
+    found = solve(SquaredEuclidean()(x, y), lam, 300)
+    exact = solve(SquaredEuclidean()(x.double(), y.double()), lam, 300, 1e-5)
+    near = abs(float(found.potential_cost / exact.potential_cost) - 1) < 5e-3
+    assert near or not bool(found.converged)
+    assert bool(found.converged) == (1e-3 < lam < 1e7)
+
+
+def test_where_nothing_costs_anything_potentials_are_zero() -> None:
+    for lam in (1e-3, 1.0, 1e9):
+        solution = solve(torch.zeros(7, 5), lam)
+        assert bool(solution.converged)
+        assert not solution.f.any()
+        assert not solution.g.any()

@@ -20,7 +20,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,9 @@ _BISECTIONS = 200  # of an exact Gaussian
 _WIDE = 1e3  # multipliers from which the two terms of an exact δ cancel
 # TensorFlow Privacy's former default, to which the published ε and step counts belong.
 _PUBLISHED_ORDERS = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *range(5, 64), 128, 256)
-_LARGEST_PRV = 5000.0  # ε, about: above it the grid would fill any memory
+# Opacus' accountant takes minutes and some 4 GB for so many points, 0.2 kB each.
+_MOST_POINTS = 2e7
+_PRV_ERROR = 0.01  # of ε, Opacus' default; that of δ is δ/1000
 
 
 def poisson_gaussian_epsilon(
@@ -65,10 +67,11 @@ def poisson_gaussian_epsilon(
     uses, delta = checks.count("uses", uses), checks.failure_probability(delta)
     epsilon = _EPSILON[check_accountant(accountant)]
     try:
-        return epsilon(rate, sigma, uses, delta)
+        bound = epsilon(rate, sigma, uses, delta)
+        return math.inf if math.isnan(bound) else max(0.0, bound)
     except PrivacyError:
         raise
-    except (ArithmeticError, ValueError, MemoryError) as error:
+    except (ArithmeticError, ValueError, MemoryError, RuntimeError) as error:
         raise PrivacyError(
             f"the accountant {accountant} has no answer at rate={rate:g}, sigma={sigma:g} and "
             f"{uses} uses ({type(error).__name__}): take pld."
@@ -130,14 +133,13 @@ def rdp_opacus_epsilon(rate: float, sigma: float, uses: int, delta: float) -> fl
 def pld_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
     """ε by privacy loss distributions on a grid of 1e-4, cross-checked where grids matter.
 
-    Where no two grids agree the least bound is returned, from 1e5 uses the RDP bound, which is
-    also returned beyond ε = 1e5, where nothing is private.
+    Where no two grids agree the least bound is returned, from 1e5 uses the RDP bound. Beyond
+    ε = 1e5, where nothing is private, and for a δ that a grid cannot tell from its rounding, it is
+    `pld_epsilon_without_grid`.
     """
-    if rate == 1.0:
-        return gaussian_epsilon(sigma / math.sqrt(uses), delta)
+    if (bound := pld_epsilon_without_grid(rate, sigma, uses, delta)) is not None:
+        return bound
     grid = grids.grid_for(rate, sigma, uses)
-    if grid > grids.COARSEST or delta <= grids.ERROR:
-        return rdp_epsilon(rate, sigma, uses, delta)
 
     def on_grid(interval: float) -> float:
         return pld_epsilon_on_grid(rate, sigma, uses, delta, interval)
@@ -149,11 +151,24 @@ def pld_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
     return rdp if uses >= grids.MANY_USES else min(rdp, bound)
 
 
+def pld_epsilon_without_grid(rate: float, sigma: float, uses: int, delta: float) -> float | None:
+    """ε where no grid serves: exact without sampling, else the least of two bounds; or None.
+
+    The bounds are Rényi DP's, and that of the same uses without sampling.
+    """
+    whole = partial(gaussian_epsilon, sigma / math.sqrt(uses), delta)
+    if rate == 1.0:
+        return whole()
+    if grids.grid_for(rate, sigma, uses) > grids.COARSEST or delta <= grids.ERROR:
+        return min(rdp_epsilon(rate, sigma, uses, delta), whole())
+    return None
+
+
 def pld_epsilon_quick(rate: float, sigma: float, uses: int, delta: float) -> float:
     """ε by privacy loss distributions on one grid, ten times coarser where that changes little."""
+    if (bound := pld_epsilon_without_grid(rate, sigma, uses, delta)) is not None:
+        return bound
     grid = grids.grid_for(rate, sigma, uses)
-    if grid > grids.COARSEST:
-        return rdp_epsilon(rate, sigma, uses, delta)
     if uses < grids.MANY_USES and grids.usual_loss(rate, sigma) >= 100 * grid:
         grid *= 10
     return pld_epsilon_on_grid(rate, sigma, uses, delta, grid)
@@ -161,10 +176,9 @@ def pld_epsilon_quick(rate: float, sigma: float, uses: int, delta: float) -> flo
 
 def pld_epsilon_coarse(rate: float, sigma: float, uses: int, delta: float) -> float:
     """ε by privacy loss distributions on a grid ten times coarser than any that is trusted."""
-    grid = grids.grid_for(rate, sigma, uses)
-    if grid > grids.COARSEST:
-        return rdp_epsilon(rate, sigma, uses, delta)
-    return pld_epsilon_on_grid(rate, sigma, uses, delta, 10.0 * grid)
+    if (bound := pld_epsilon_without_grid(rate, sigma, uses, delta)) is not None:
+        return bound
+    return pld_epsilon_on_grid(rate, sigma, uses, delta, 10.0 * grids.grid_for(rate, sigma, uses))
 
 
 @lru_cache(maxsize=4096)
@@ -181,16 +195,33 @@ def prv_epsilon(rate: float, sigma: float, uses: int, delta: float) -> float:
     It bounds the remove direction only, which is the larger one; infinite where it overflows.
 
     Raises:
-        MemoryError: ε is in the thousands.
+        MemoryError: its grid would have more than 2·10⁷ points (`prv_points`).
+        FloatingPointError: they round by more than δ.
     """
-    if grids.loss_scale(rate, sigma, uses) > _LARGEST_PRV:
+    points = prv_points(rate, sigma, uses, delta)
+    if not points <= _MOST_POINTS:
         raise MemoryError
+    if np.finfo(np.longdouble).eps * points > delta:
+        raise FloatingPointError
     ledger = checks.require("opacus.accountants").PRVAccountant()
     ledger.history = [(sigma, rate, uses)]
     with warnings.catch_warnings():  # of overflow in the far tails, which it handles
         warnings.simplefilter("ignore")
         bound = float(ledger.get_epsilon(delta))
     return math.inf if math.isnan(bound) else bound
+
+
+def prv_points(rate: float, sigma: float, uses: int, delta: float) -> float:
+    """About how many points the grid of `prv_epsilon` has, which takes its time and memory.
+
+    It reaches as far as Rényi DP bounds ε at a part of δ, of all uses and of one, at a mesh of
+    `_PRV_ERROR` over the root of the number of uses (Gopi, Lee, Wutschitz 2021, remark 5.6).
+    """
+    error = max(delta / 1000, 1e-310)
+    reach = 3 + max(
+        rdp_epsilon(rate, sigma, uses, error / 4), rdp_epsilon(rate, sigma, 1, error / (8 * uses))
+    )
+    return 2 * reach / _PRV_ERROR * math.sqrt(uses * math.log(12 / error) / 2)
 
 
 def gaussian_delta(multiplier: float, epsilon: float) -> float:
@@ -223,6 +254,8 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     low, high = math.log(1e-9), math.log(1e9)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
+        if middle in (low, high):
+            break  # neighbouring floats
         if gaussian_delta(math.exp(middle), epsilon) <= delta:
             high = middle
         else:
@@ -242,6 +275,8 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
     low, high = math.log(1e-12), math.log(1e19)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
+        if middle in (low, high):
+            break  # neighbouring floats
         if gaussian_delta(multiplier, math.exp(middle)) <= delta:
             high = middle
         else:

@@ -19,6 +19,7 @@ from fedsink.values import privacy_checks as checks
 _TOLERANCE = 5e-4
 _SMALLEST_DELTA, _LARGEST_DELTA = 1e-12, 0.499  # wider than any useful range
 _DELTA_DECADES = 0.004  # 1 % of δ
+_DISCLOSED = 1e3  # ε of one use at which nothing is protected
 MOST_USES = 10**9
 """Largest number of uses that is solved for."""
 _MOST_EVALUATIONS = 60
@@ -36,18 +37,38 @@ def sigma_for(
     accountant: str = "pld",
     cost: Cost | None = None,
 ) -> float:
-    """The smallest noise multiplier σ (within 1e-3) whose ε does not exceed `eps`."""
+    """The smallest noise multiplier σ (within 1e-3) whose ε does not exceed `eps`.
+
+    Raises:
+        PrivacyError: If one use without sampling would have an ε above 1,000 and above 10·eps with
+            it: then hardly anything but δ pays, the chance that nothing is protected.
+    """
     eps = _checked(eps, delta, accountant)
     rate, uses = checks.probability("rate", rate), checks.count("uses", uses)
     exact, quick = _epsilons(cost)
     if cost is not None:
         cost.check_overflow(rate, uses, delta)  # no σ fixes that
+
+    def of_one_use(x: float) -> float:
+        if cost is None:
+            return accountants.gaussian_epsilon(1 / x, delta)
+        return cost.epsilon_unamplified(rate, 1 / x, 1, delta)
+
+    most = _largest_guess(max(_DISCLOSED, 10 * eps), of_one_use)
     inverse = _largest(
         eps,
         exact=lambda x: exact(rate, 1 / x, uses, delta, accountant),
         quick=lambda x: quick(rate, 1 / x, uses, delta, accountant),
-        guess=_largest_guess(eps, lambda x: grids.loss_scale(rate, 1 / x, uses)),
+        guess=min(most, _largest_guess(eps, lambda x: grids.loss_scale(rate, 1 / x, uses))),
+        most=most,
     )
+    if inverse >= most:
+        raise PrivacyError(
+            f"eps={eps:g} over {uses} uses at rate={rate:g} would do with sigma={1 / most:.3g} or "
+            f"less, at which one use without sampling has ε = {of_one_use(most):,.0f}: delta="
+            f"{delta:g} alone would pay for it, the chance that a unit has no protection. Lower "
+            "delta below 1 over the number of records, or state sigma yourself."
+        )
     return 1 / inverse
 
 
@@ -248,8 +269,8 @@ def _between(good: tuple[float, float], bad: tuple[float, float], tolerance: flo
 
 
 def _largest_guess(eps: float, scale: Curve) -> float:
-    """Solves scale(x) = eps by bisection of log x; a starting point only."""
-    low, high = math.log(1e-6), math.log(1e10)
+    """Solves scale(x) = eps by bisection of log x, from below."""
+    low, high = math.log(1e-15), math.log(1e10)
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if scale(math.exp(middle)) <= eps else (low, middle)

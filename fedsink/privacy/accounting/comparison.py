@@ -25,8 +25,23 @@ from fedsink.privacy.clips import CLIPS, Clip
 from fedsink.privacy.sampling import ClassSchedule, Schedule, TurnSchedule
 from fedsink.values import privacy_checks as checks
 
+_MANY_POINTS = 1e6
+"""Points of PRV's grids, of all evaluations of a search, that take it seconds."""
+
 CLIP_NAMES = tuple(name for name, clip in CLIPS.items() if not clip.published)
 """Names of the clips that are accounted for here."""
+
+
+class Solutions(dict[str, float]):
+    """What was left out of (rate, sigma, rounds, eps, delta), by each accountant.
+
+    Attributes:
+        left_out: accountants that would bound ε and were not run, or have no answer: the reasons.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_out: dict[str, str] = {}
 
 
 def solve_account(
@@ -44,7 +59,7 @@ def solve_account(
     clients: int = 1,
     accountants: Sequence[str] | None = None,
     **options: int | None,
-) -> dict[str, float]:
+) -> Solutions:
     """The number of (rate, sigma, rounds, eps, delta) that is left out, by each accountant.
 
     Args:
@@ -59,8 +74,8 @@ def solve_account(
         capacity: B or None.
         nominal_records: N or None.
         clients: Number of clients, all running this plan, at which one person has a record.
-        accountants: Names of those to run; None: all that have a bound under the adjacency, and
-            an answer at these values.
+        accountants: Names of those to run; None: all that have a bound under the adjacency, an
+            answer at these values, and do not take long for it (PRV beyond 10⁶ points).
         options: of only some clips, by the names in `Clip.account_options`, among them
             ``turns``, P of a `TurnSchedule`. None: not given.
 
@@ -113,15 +128,30 @@ def solve_account(
         return delta_for(eps, **how)
 
     bounding = cost.accountants(0.5 if rate is None else rate)  # without one it is solved for
+    found = Solutions()
     if accountants:
-        return {name: solve(name) for name in accountants}
-    found: dict[str, float] = {}
-    for name in bounding:
+        found.update((name, solve(name)) for name in accountants)
+        return found
+    # The one that claims rest on; what it finds tells how far the others have to go.
+    found["pld"] = solved = solve("pld")
+    at = {
+        "rate": solved if rate is None else rate,
+        "sigma": solved / claimed if sigma is None else sigma,
+        "uses": clients * cost.uses(int(solved)) if rounds is None else given["uses"],
+        "delta": solved if delta is None else delta,
+    }
+    for name in bounding[1:]:
+        searches = 1 if eps is None else 200 if delta is None else 8  # evaluations of ε, about
+        points = searches * cost.prv_points(**at) if name == "prv" else 0.0
+        if points > _MANY_POINTS:
+            found.left_out[name] = (
+                f"left out, as its {points:.1e} points take long: accountant={name} runs it alone"
+            )
+            continue
         try:
             found[name] = solve(name)
-        except PrivacyError:
-            if name == "pld":  # the one that claims rest on
-                raise
+        except PrivacyError as error:
+            found.left_out[name] = f"left out: {str(error).rstrip('.')}"
     return found
 
 

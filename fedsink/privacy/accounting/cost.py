@@ -40,6 +40,7 @@ from fedsink.privacy.accounting.accountants import (
     pld_epsilon_coarse,
     poisson_gaussian,
     poisson_gaussian_epsilon,
+    prv_points,
     rdp_epsilon,
 )
 from fedsink.privacy.accounting.capacity import overflow_probability
@@ -186,6 +187,12 @@ class Cost:
         if self._unsampled(rate):
             rate, sigma = 1.0, self._of_unit(sigma)
         return rdp_epsilon(rate, sigma, uses, delta)
+
+    def prv_points(self, rate: float, sigma: float, uses: int, delta: float) -> float:
+        """About how many points the accountant prv needs, before it starts."""
+        if self._unsampled(rate):
+            rate, sigma = 1.0, self._of_unit(sigma)
+        return prv_points(rate, sigma, uses, max(self._left(rate, uses, delta), 0.0))
 
     def _epsilon(
         self, rate: float, sigma: float, uses: int, delta: float, accountant: str

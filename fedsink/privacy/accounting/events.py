@@ -59,7 +59,7 @@ def epsilon(
         ledger = checks.require("dp_accounting.rdp").RdpAccountant()
     try:
         with quiet_absl():
-            return float(ledger.compose(event).get_epsilon(delta))
+            return max(0.0, float(ledger.compose(event).get_epsilon(delta)))
     except events.UnsupportedEventError:
         raise PrivacyError(
             f"the {accountant} accountant cannot bound {type(event).__name__} under {adjacency}: "

@@ -93,7 +93,7 @@ class BatchClip(ClipOfRecords):
     def apply_each(self, gradients: torch.Tensor) -> torch.Tensor:
         """Each client's gradient clipped by itself, (K, ...); otherwise like `apply`."""
         check_type(gradients)
-        clipped = shrunk(gradients.flatten(1), self.bound, cast=gradients.dtype)
+        clipped = shrunk(gradients.unsqueeze(-1).flatten(1), self.bound, cast=gradients.dtype)
         return clipped.reshape(gradients.shape)
 
 

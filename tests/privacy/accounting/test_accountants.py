@@ -4,6 +4,7 @@ import logging
 import math
 import subprocess
 import sys
+import time
 
 import dp_accounting
 import mpmath
@@ -24,6 +25,7 @@ from fedsink.privacy.accounting.accountants import (
     pld_epsilon_on_grid,
     poisson_gaussian_epsilon,
     prv_epsilon,
+    prv_points,
     rdp_classic_epsilon,
     rdp_epsilon,
     rdp_opacus_epsilon,
@@ -228,8 +230,42 @@ def test_what_no_multiplier_reaches_is_refused():
     assert gaussian_epsilon(1e-10, 1e-5) == math.inf
 
 
-def test_absurdly_little_noise_is_answered_by_rdp_at_once():
-    assert pld_epsilon(0.5, 1e-3, 1000, 1e-5) == rdp_epsilon(0.5, 1e-3, 1000, 1e-5) > 1e5
+def test_where_no_grid_serves_the_lesser_of_two_bounds_is_the_answer_at_once():
+    for setting in ((0.5, 1e-3, 1000, 1e-5), (0.2, 2.0, 300, 1e-12), (0.2, 1e3, 1, 1e-300)):
+        _, sigma, uses, delta = setting
+        whole = gaussian_epsilon(sigma / math.sqrt(uses), delta)
+        assert pld_epsilon(*setting) == min(rdp_epsilon(*setting), whole)
+    assert pld_epsilon(0.5, 1e-3, 1000, 1e-5) > 1e5
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@pytest.mark.parametrize("delta", [1e-300, 1e-100, 5e-12, 1e-9, 0.01, 0.5, 1 - 1e-16])
+def test_epsilon_is_a_number_of_at_least_0_over_the_whole_range_or_there_is_a_sentence(
+    accountant, delta
+):
+    settings = [(0.001, 1.5, 10), (1e-9, 2.0, 1), (1.0, 1e3, 1), (0.3, 1e-9, 3), (0.1, 1e6, 100)]
+    for setting in settings:
+        try:
+            found = poisson_gaussian_epsilon(*setting, delta, accountant)
+        except PrivacyError:
+            assert accountant == "prv"
+        else:
+            assert found >= 0
+
+
+def test_prv_is_measured_before_it_starts():
+    setting = (1 / 1200, 1.1, 400, 1e-5)
+    ledger = opacus.accountants.PRVAccountant()
+    ledger.history = [(1.1, 1 / 1200, 400)]
+    grid = len(ledger._get_dprv(eps_error=0.01, delta_error=1e-8))
+    assert prv_points(*setting) == pytest.approx(grid, rel=0.05)
+    started = time.perf_counter()
+    for beyond in (
+        (0.5, 0.01, 1000, 1e-5), (1 / 1200, 1.1, 10**9, 1e-5), (0.1, 1.0, 10, 1e-300),
+    ):  # fmt: skip
+        with pytest.raises(PrivacyError, match=r"the accountant prv has no answer at .*: take pld"):
+            poisson_gaussian_epsilon(*beyond, "prv")
+    assert time.perf_counter() - started < 2
 
 
 @pytest.mark.parametrize(

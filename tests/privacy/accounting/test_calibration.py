@@ -112,3 +112,42 @@ def test_bad_targets_are_refused(changes, message):
     arguments = {"eps": 1.0, "rate": 0.1, "uses": 10, "delta": 1e-5} | changes
     with pytest.raises(PrivacyError, match=message):
         sigma_for(**arguments)
+
+
+@pytest.mark.medium
+@pytest.mark.quick("1.0-1e-300", "1.0-5e-12")
+@pytest.mark.parametrize("delta", [1e-300, 1e-100, 1e-12, 5e-12, 6e-12, 1e-5, 0.5])
+@pytest.mark.parametrize("rate", [0.2, 1.0])
+def test_every_delta_has_an_answer_in_every_direction(delta, rate):
+    eps, uses = 10.0, 30
+    sigma = sigma_for(eps, rate=rate, uses=uses, delta=delta)
+    assert pld_epsilon(rate, sigma, uses, delta) <= eps
+    most = uses_for(eps, rate=rate, sigma=1.01 * sigma, delta=delta)
+    assert most >= uses
+    assert pld_epsilon(rate, 1.01 * sigma, most, delta) <= eps
+    found = rate_for(eps, sigma=sigma, uses=uses, delta=delta)
+    assert found >= 0.99 * rate
+    assert pld_epsilon(found, sigma, uses, delta) <= eps
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("eps", "rate", "uses", "delta"),
+    [(1e-3, 0.3, 1, 0.5), (10.0, 0.02, 30, 0.9), (1.0, 1e-6, 2, 1e-5)],
+)
+def test_a_noise_that_delta_alone_would_pay_is_never_chosen(eps, rate, uses, delta):
+    """At the noise that was found, the output gave away whoever was sampled."""
+    with pytest.raises(PrivacyError, match=r"delta=.* alone would pay .* state sigma yourself"):
+        sigma_for(eps, rate=rate, uses=uses, delta=delta)
+    assert pld_epsilon(rate, 0.003, 1, delta) >= 0  # it may be typed
+
+
+def test_an_epsilon_in_the_thousands_may_be_asked_for():
+    sigma = sigma_for(5000.0, rate=1.0, uses=1, delta=1e-5)
+    assert 4900 < pld_epsilon(1.0, sigma, 1, 1e-5) <= 5000
+
+
+def test_the_noise_of_a_client_of_many_records_is_found():
+    cost = Cost(RecordClip(1.0), JointSchedule(), "client", capacity=10**8)
+    sigma = sigma_for(1.0, rate=0.1, uses=1, delta=1e-5, cost=cost)
+    assert sigma == pytest.approx(10**8 * sigma_for(1.0, rate=1.0, uses=1, delta=1e-5), rel=2e-3)

@@ -4,7 +4,7 @@ import pytest
 
 from fedsink.errors import PrivacyError
 from fedsink.privacy import solve_account
-from fedsink.privacy.accounting.accountants import poisson_gaussian_epsilon
+from fedsink.privacy.accounting.accountants import ACCOUNTANTS, poisson_gaussian_epsilon
 
 
 def account(**changes):
@@ -121,3 +121,11 @@ def test_an_accountant_without_an_answer_is_left_out(setting):
 def test_delta_is_checked_before_a_capacity_that_is_not_there():
     with pytest.raises(PrivacyError, match=r"delta must lie in \(0, 1\), received 0"):
         account(rounds=10, delta=0)
+
+
+def test_an_accountant_that_would_take_long_is_left_out_with_a_reason():
+    setting = {"rate": 0.1, "sigma": 0.001, "rounds": 10, "delta": 1e-5}
+    found = solve_account(**setting)
+    assert set(found) == set(ACCOUNTANTS) - {"prv"}
+    assert "points take long: accountant=prv runs it alone" in found.left_out["prv"]
+    assert not solve_account(**setting, accountants=["rdp"]).left_out

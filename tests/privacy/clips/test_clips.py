@@ -65,6 +65,15 @@ def test_a_gradient_with_a_non_finite_entry_becomes_zero(bad):
     assert torch.equal(BatchClip(1.0).apply(values), torch.zeros(7, 3, 5))
 
 
+@pytest.mark.parametrize("value", [0.0, 0.25, -7.0, float("nan")])
+def test_a_gradient_may_be_a_single_number(value):
+    expected = torch.tensor(0.0 if math.isnan(value) else max(-0.5, min(0.5, value)))
+    one = torch.tensor(value)
+    torch.testing.assert_close(BatchClip(0.5).apply(one), expected, rtol=1e-4, atol=0)
+    each = BatchClip(0.5).apply_each(torch.stack([one, one]))
+    torch.testing.assert_close(each, expected.expand(2), rtol=1e-4, atol=0)
+
+
 def test_an_empty_gradient_stays_empty():
     assert BatchClip(1.0).apply(torch.zeros(0, 4)).shape == (0, 4)
 
