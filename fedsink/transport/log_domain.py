@@ -76,14 +76,14 @@ class SinkhornState:
     def resolved(self, lam: float, tolerance: float, largest: Tensor | None = None) -> Tensor:
         """Returns which problems have potentials fine enough to see the tolerance at λ, (B,).
 
-        Potentials are rounded by up to ε·max(|f|, |g|, |C|, λ), ε that of their dtype: λ scales a
+        Potentials are rounded by up to ε·max(|f|, |g|, λ), ε that of their dtype: λ scales a
         logarithm of a sum near 1. Entries of a plan are rounded by that over λ, and the value by
         that over `largest`, max |C| (None: that of the potentials). Where rounding exceeds the
         tolerance, iterations that come to rest prove nothing.
         """
         potentials = torch.maximum(self.f.abs().amax(-1), self.g.abs().amax(-1))
         largest = potentials if largest is None else largest
-        coarsest = torch.maximum(potentials, largest).clamp(min=lam)
+        coarsest = potentials.clamp(min=lam)
         return torch.finfo(coarsest.dtype).eps * coarsest <= tolerance * largest.clamp(max=lam)
 
 

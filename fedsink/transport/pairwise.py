@@ -50,7 +50,10 @@ def centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         - No row of y changes the rounding of another row.
           (test_one_record_does_not_change_another_ones_costs)
     """
-    centre = x.detach().mean(-2, keepdim=True).nan_to_num_(0.0, 0.0, 0.0)
+    centre = x.detach().mean(-2, keepdim=True)
+    # Squares of a larger one, or one that is not finite, would overflow beside ordinary points.
+    usual = centre.abs() <= torch.finfo(x.dtype).max ** 0.5 / 2**20
+    centre = centre.where(usual, torch.zeros_like(centre))
     return x - centre, y - centre
 
 

@@ -50,7 +50,7 @@ def solve(
     it would alone, and keeps the potentials at which it met the tolerance. No gradient is recorded;
     `losses` has those of W.
 
-    Resolution: potentials are rounded by ε·max(|f|, |g|, |C|, λ) with ε = 1.2e-7 (float32) or
+    Resolution: potentials are rounded by ε·max(|f|, |g|, λ) with ε = 1.2e-7 (float32) or
     2.2e-16 (float64). Where that exceeds the tolerance times λ no marginal error as small can be
     seen, and where it exceeds the tolerance times max |C| the value is as far off: `converged` is
     False, though iterations may stop. Use float64 for such λ.
