@@ -12,7 +12,6 @@ Both store paper as 1 and ink as 0, and number the characters 0–9, A–Z, a–
 from __future__ import annotations
 
 import importlib
-import json
 import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from fedsink.data.labelled import Reading, number_of
 from fedsink.data.sources.cache import cache_folder, fill_once, key_of
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
+from fedsink.values import read_json
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PIXELS = 28 * 28
@@ -177,7 +177,7 @@ def _checked(file: Path, writer: _Writer) -> _Decoded:
 def _json_writers(file: Path) -> Iterator[_Writer]:
     try:
         with file.open("rb") as opened:
-            content = json.load(opened)
+            content = read_json(opened.read())
         writers = [
             _Writer(user, part["x"], part["y"]) for user, part in content["user_data"].items()
         ]
