@@ -90,7 +90,7 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
         entries = unprotected_statement(plan, clients)
         return Restated(entries, clients, {}, {}, plan.nominal_records, *_alone(stated, 0.0))
     accountant, shared = str(stated["accountant"]), stated.get("noise_share")
-    share, integers = LOCAL_NOISE, {}
+    share, integers = LOCAL_NOISE, dict[int, IntegerGaussian]()
     if shared is not None:
         share = NoiseShare(
             shared["name"], shared["tolerate_dropouts"], shared["bits"], masked=shared["masked"]
@@ -111,7 +111,7 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
     others = {*plan.cost.accountants(plan.rate)} - {accountant}
     answered, left_out = _answered({name: partial(plan.epsilon, name) for name in sorted(others)})
     epsilons |= answered
-    of_promise = _alone(stated, max(entries["epsilon"], epsilons.get("pld", 0.0)))
+    of_promise: tuple[Any, Any] = _alone(stated, max(entries["epsilon"], epsilons.get("pld", 0.0)))
     if integers:
 
         @cache
@@ -164,10 +164,14 @@ def _answered(
     accountants: Mapping[str, Callable[[], float]],
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Returns ε by accountants, and why others have no answer: nothing rests on theirs alone."""
-    epsilons, left_out = {}, {}
+    epsilons: dict[str, float] = {}
+    left_out: dict[str, str] = {}
     for name, epsilon in accountants.items():
         try:
-            epsilons[name] = epsilon()
+            if math.isfinite(bound := epsilon()):
+                epsilons[name] = bound
+            else:
+                left_out[name] = "its bound is infinite"
         except (PrivacyError, MemoryError, ArithmeticError, ValueError) as error:
             left_out[name] = " ".join(str(error).split())[:120] or type(error).__name__
     return epsilons, left_out
