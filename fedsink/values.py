@@ -11,6 +11,7 @@ fedsink.errors.PrivacyError: rounds must be an integer ≥ 1, received 0.
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -24,6 +25,29 @@ Config = Mapping[str, Any]
 
 PLACES = ("data.root", "data.clients_file", "policy", "public.root")
 """Configuration keys that name a file or a folder of the machine that a run began on."""
+
+
+def read_json(text: str | bytes) -> Any:
+    """Returns the value of a JSON text that somebody else may have written.
+
+    Of an object with one key twice every reader shows another value, so that there is none.
+
+    Raises:
+        ValueError: it is no JSON, too deep, or has an object with one key twice.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_each_once)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"it has the key {twice[:40]!r} twice")
+    return table
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,16 @@ import math
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord
 
-from fedsink.errors import ConfigError, PrivacyError
-from fedsink.values import checks, privacy_checks
+from fedsink.deployment.deployed_run import received
+from fedsink.deployment.results import _HEAD, Results
+from fedsink.errors import ConfigError, FedsinkError, PrivacyError
+from fedsink.models import load
+from fedsink.protocol.packing import pack, unpack
+from fedsink.server.recorded import RecordedRun
+from fedsink.server.starting_weights import statement_of
+from fedsink.values import checks, privacy_checks, read_json
 
 
 def test_numbers_of_other_libraries_become_built_in():
@@ -57,3 +64,54 @@ def test_a_missing_library_is_named():
 def test_a_choice_of_one_word_is_named():
     with pytest.raises(ConfigError, match=r"^kind is invert, not 'foo'\.$"):
         checks.choice("kind", "foo", "invert")
+
+
+def test_json_with_one_key_twice_has_no_value():
+    assert read_json('{"a": [{"b": 1}, {"b": 2}]}') == {"a": [{"b": 1}, {"b": 2}]}
+    inner = b'[{"b": {"a": 1, "c": 2, "a": 3}}]'
+    for text in ('{"a": 1, "a": 1}', inner, '{"a": 1, "\\u0061": 2}'):
+        with pytest.raises(ValueError, match="it has the key 'a' twice"):
+            read_json(text)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_json("[" * 100_000)
+
+
+def _message(fields):
+    record = pack({"run": "night"}, {})
+    record["fields"] = ConfigRecord({"json": fields})
+    return unpack(record)
+
+
+def _results(text):
+    return Results.from_bytes(len(text).to_bytes(_HEAD, "big") + text.encode())
+
+
+def _in_folder(name, read):
+    def within(text, folder):
+        (folder / "config.yaml").write_text("{}")
+        (folder / name).write_text(text)
+        read(folder)
+
+    return within
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (lambda text, folder: _message(text), '{"run": "night"}'),
+        (lambda text, folder: _results(text), '{"name": "r", "failure": null, "files": []}'),
+        (lambda text, folder: received(text), '{"engine": {"name": "deploy"}}'),
+        (_in_folder("generator.json", load), '{"name": "mlp"}'),
+        (_in_folder("privacy.json", statement_of), '{"public": {}}'),
+        (_in_folder("evaluation.json", lambda f: RecordedRun.of(f).evaluations), '{"a": 1}'),
+        (_in_folder("metrics.json", lambda f: RecordedRun.of(f).result), '{"a": 1}'),
+        (_in_folder("metrics.jsonl", lambda f: RecordedRun.of(f).rounds), '{"round": 1}\n'),
+    ],
+    ids=["message", "results", "configuration", "generator", "start", "evaluation", "metrics",
+         "rounds"],
+)  # fmt: skip
+def test_no_received_text_with_one_key_twice_is_read(tmp_path, read, text):
+    doubled = text.replace("{", f"{{{text[1 : text.index(':')]}: 0, ", 1)
+    words = "twice|Malformed|damaged|no readable|results: ValueError"
+    with pytest.raises((ValueError, FedsinkError), match=words):
+        read(doubled, tmp_path)

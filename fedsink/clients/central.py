@@ -19,6 +19,7 @@ from fedsink.privacy.plan import PrivacyPlan
 from fedsink.protocol.aggregation import sum_name
 from fedsink.secagg.parameters import Parameters
 from fedsink.secagg.refusals import SumError
+from fedsink.values import read_json
 
 
 class CentralAnswer(Answer):
@@ -178,4 +179,4 @@ def central_charge(
 
 @lru_cache(maxsize=8)
 def _dimension(view: str) -> int:
-    return view_from_dict(json.loads(view)).dimension
+    return view_from_dict(read_json(view)).dimension

@@ -38,6 +38,7 @@ from fedsink.models.critics import Critic
 from fedsink.privacy.clips import ClipOfCritics
 from fedsink.protocol.dp_sinkhorn import GradientReply
 from fedsink.protocol.gs_wgan import CriticRequest, Critics
+from fedsink.values import read_json
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -228,7 +229,7 @@ def architecture(request: CriticRequest) -> Critic:
 
 @lru_cache(maxsize=4)
 def _architecture(critics: Critics, view: str) -> Critic:
-    return critics.architecture(view_from_dict(json.loads(view)))
+    return critics.architecture(view_from_dict(read_json(view)))
 
 
 def _names(request: CriticRequest) -> str:

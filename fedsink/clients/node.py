@@ -27,6 +27,7 @@ from fedsink.clients.gate import (
     seeded,
     use_digests,
 )
+from fedsink.clients.ledger.admission import date_of, today
 from fedsink.clients.ledger.charge import Charge
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.masking import Masking, Sessions, simulated_identity, simulated_peers
@@ -46,6 +47,7 @@ from fedsink.errors import (
     ReleaseRefusedError,
     RolledBackError,
 )
+from fedsink.privacy.randomness.keys import EntropyKey, SecretKey
 from fedsink.protocol.aggregation import (
     AHEAD,
     MASKED,
@@ -315,11 +317,15 @@ class Node:
         self._receipts.check(ledger, shown)
         return Given(self._receipts.name, self._receipts.give(ledger))
 
-    def statement(self, run: str) -> dict[str, Any] | None:
+    def statement(self, run: str, *, also_none: bool = False) -> dict[str, Any] | None:
         """Returns this node's signed statement of what a run was charged, under a policy.
+
+        Guarantees:
+            - A server gets no statement of no charge: it could ask before the run.
 
         Args:
             run: public name of the run.
+            also_none: the owner asks, and may state that nothing was charged.
 
         Raises:
             LedgerError: the ledger cannot be used.
@@ -327,9 +333,17 @@ class Node:
         """
         if self._policy is None:
             return None
-        charges = _open_ledger(self.settings).charged(self._lineage, run)
+        charges = tuple(_open_ledger(self.settings).charged(self._lineage, run))
+        if not charges and not also_none:
+            return None
         said = ChargeStatement(
-            run, self._receipts.name, self.client, self.settings.clients, tuple(charges)
+            run=run,
+            client=self.client,
+            clients=self.settings.clients,
+            noise=(EntropyKey if self._policy.noise == "secure" else SecretKey).kind,
+            aggregation=self._policy.allowed.secure_aggregation,
+            day=date_of(today()),
+            charges=charges,
         )
         return said.signed(NodeIdentityKey.at(self._policy.state))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import json
 import os
 import pickle
 import signal
@@ -31,6 +30,7 @@ from fedsink.clients.policy import Policy
 from fedsink.clients.policy_file import read_policy
 from fedsink.errors import ClientError, FedsinkError
 from fedsink.protocol.failure_codes import FAILED, failure_code
+from fedsink.values import read_json
 
 Work = Callable[[], bytes]
 
@@ -220,7 +220,7 @@ def main(arguments: Sequence[str]) -> int:
     _import_all()
     gc.collect()
     gc.freeze()  # what is imported stays shared with every fork
-    runner = ForkingRunner(json.loads(config), Connection(int(descriptor)))
+    runner = ForkingRunner(read_json(config), Connection(int(descriptor)))
     try:
         if not runner.open():
             return 1

@@ -14,11 +14,14 @@ COMMANDS = {
     "report": "one page about a run: its promise, what left each client, its pictures",
     "verify": "check a run's promise, files and nodes' signatures, without its data",
     "compare": "runs side by side in a page: promises, pictures, accuracy, curves",
-    "ledger": "charges and states of a node: ledger show, check, export or forget-states",
+    "ledger": "charges and states of a node: show, check, export, statement, forget-states",
     "operator": "the key that signs a deployment's requests, for the owners' policies",
     "account": "ε, σ, rate or rounds of either mode, by every accountant",
     "audit": "lower bounds on ε from canaries and repeated runs, next to the claim",
 }
 
-ACTIONS = {"ledger": ("show", "check", "export", "forget-states"), "node": ("key", "certify")}
+ACTIONS = {
+    "ledger": ("show", "check", "export", "statement", "forget-states"),
+    "node": ("key", "certify"),
+}
 """Second words of the commands that have them."""

@@ -18,7 +18,7 @@ from fedsink.clients.ledger.account_report import (
 from fedsink.clients.ledger.check import problems
 from fedsink.clients.ledger.database import Database
 from fedsink.commands import ACTIONS
-from fedsink.commands.command_keys import parse
+from fedsink.commands.command_keys import parse, whole
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.reporting.displays import format_table
 from fedsink.reporting.output_files import write_atomic
@@ -27,12 +27,17 @@ if TYPE_CHECKING:
     from fedsink.clients.policy import Policy
 
 HELP = """Usage: fedsink ledger show|check|export policy=FILE | file=FILE [out=FILE]
+       fedsink ledger statement policy=FILE run=NAME client=N clients=K
        fedsink ledger forget-states POLICY
 
 show    one table of the accounts (lineage, adjacency, ceiling, rest), one of their runs (operator,
         method, cost), and today's refusals; before any run, the rest of the policy's budgets
 check   tests every invariant; exit code 1 and a sentence for each that does not hold
 export  accounts, plans and events as JSON to out=, or to the terminal, without fingerprints
+
+statement prints the node's signed entry for a run's nodes.json, as a server gets it at the end of
+a run: what the run (privacy.json names it) was charged, or that it was charged nothing, which only
+an owner states. client= and clients= are those of fedsink node.
 
 forget-states removes the states that answers keep of the node's data between messages. It removes
 no charge; a run that continues starts again.
@@ -55,6 +60,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         raise ConfigError(f"fedsink ledger {', '.join(_ACTIONS)}; received {action!r}.")
     if action == "forget-states":
         return _forget_states(rest)
+    if action == "statement":
+        return _state(rest)
     keys = parse(rest, {"policy": Path, "file": Path, "out": Path})
     if "out" in keys and action != "export":
         raise ConfigError(f"out= belongs to fedsink ledger export, not to {action}.")
@@ -75,6 +82,25 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         return _export(export(database), keys.get("out"))
     finally:
         database.close()
+
+
+def _state(rest: Sequence[str]) -> int:
+    from fedsink.protocol.requests import run_name
+
+    keys = parse(rest, {"policy": Path, "run": run_name, "client": whole(0), "clients": whole(1)})
+    for key in ("policy", "run", "client", "clients"):
+        if key not in keys:
+            raise ConfigError(f"{key} must be given: see fedsink ledger --help.")
+    if keys["client"] >= keys["clients"]:
+        raise ConfigError(f"client={keys['client']} is none of clients={keys['clients']}.")
+    from fedsink.clients.node import Node
+    from fedsink.clients.node_settings import NodeSettings
+    from fedsink.clients.policy_file import read_policy
+
+    policy = read_policy(keys["policy"].expanduser())
+    node = Node(NodeSettings.from_policy(policy, clients=keys["clients"]), keys["client"])
+    print(json.dumps(node.statement(keys["run"], also_none=True), indent=2))
+    return 0
 
 
 def _forget_states(rest: Sequence[str]) -> int:

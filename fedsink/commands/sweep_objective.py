@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsink.errors import ConfigError
-from fedsink.values import leaves
+from fedsink.values import leaves, read_json
 
 SOURCES = ("metrics", "evaluation")
 """First words of an objective: files of a run folder."""
@@ -65,8 +64,8 @@ class SweepObjective:
 def _metrics(folder: Path) -> dict[str, Any]:
     lines = folder / "metrics.jsonl"
     last = (lines.read_text("utf-8").splitlines() if lines.is_file() else [])[-1:]
-    figures: dict[str, Any] = json.loads(last[0]) if last else {}
-    return figures | json.loads((folder / "metrics.json").read_bytes())
+    figures: dict[str, Any] = read_json(last[0]) if last else {}
+    return figures | read_json((folder / "metrics.json").read_bytes())
 
 
 def _evaluation(folder: Path) -> dict[str, Any]:
@@ -95,7 +94,7 @@ def price_of_choice(folders: Sequence[Path]) -> str:
     Returns:
         One or two sentences; "" where fewer than two runs have a guarantee.
     """
-    stated = [json.loads((folder / "privacy.json").read_bytes()) for folder in folders]
+    stated = [read_json((folder / "privacy.json").read_bytes()) for folder in folders]
     stated = [entries for entries in stated if entries.get("epsilon") is not None]
     if len(stated) < 2:
         return ""

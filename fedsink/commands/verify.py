@@ -20,24 +20,26 @@ Examples:
   fedsink verify run=received peers=hospitals.toml
 
 Verifies the promise of a run from its folder, or from a published generator with what lies beside
-it (privacy.json, SHA256SUMS, generator.safetensors, generator.json; of real nodes nodes.json):
+it (privacy.json, SHA256SUMS, generator.safetensors, generator.json; of real nodes nodes.json). No
+data are needed, and nothing outside the folder is read. The first word is the verdict:
 
-- ε is computed again from the stored plan, by every accountant that has a bound, and every number
-  of privacy.json is compared with what the plan gives;
-- generator, report and promise are compared with their SHA-256;
-- of a run on real nodes: each node has signed what it was charged, and that is what is promised.
-
-No data are needed, and nothing outside the folder is read.
+  signed       with peers=: every named key has signed what its node was charged for this run, or
+               that it was charged nothing, and the promise is no less than the largest of them
+  consistent   plan, numbers, words and files agree, and nobody but the sender vouches for them:
+               every simulation; and with peers= a run that not all named keys have signed
+  unprotected  the noise is from a published seed, or there is none
+  refused      something contradicts something else; each reason is listed
 
   peers  public keys of the nodes, which their owners told you (fedsink node key policy=FILE):
          a TOML file with a table [keys] of lines  NAME = "ed25519:…"
   json   true: the verdict as JSON, for a registry of deployments
 
-Exit codes: 0 verified; 1 not verified, or nothing is protected; 2 a wrong request."""
+Exit codes: 0 consistent without peers=, or signed with it; 1 any other verdict; 2 a wrong
+request."""
 
 
 def run(arguments: Sequence[str], debug: bool = False) -> int:
-    """Prints the verdict; returns 0 if the run is verified, else 1."""
+    """Prints the verdict; returns 0 if it is the best that was asked for, else 1."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(HELP)
         return 0
@@ -46,7 +48,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         raise ConfigError("run= is missing; fedsink verify --help says what to give.")
 
     from fedsink.reporting.displays import printable
-    from fedsink.server.verification import VERIFIED, read_peers, verdict_on
+    from fedsink.server.verification import CONSISTENT, SIGNED, verdict_on
 
     known = read_peers(keys["peers"].expanduser()) if "peers" in keys else None
     folder = keys["run"].expanduser()
@@ -55,13 +57,48 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         print(json.dumps(verdict.to_dict(), indent=2, ensure_ascii=False, sort_keys=True))
     else:
         print("\n".join(map(printable, _lines(verdict, folder))))
-    return 0 if verdict.verdict == VERIFIED else 1
+    return 0 if verdict.verdict == (CONSISTENT if known is None else SIGNED) else 1
+
+
+def read_peers(path: Path) -> dict[str, str]:
+    """Reads the table `[keys]` of a TOML file: names of nodes, each with its public key.
+
+    Returns:
+        Names by key.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    import tomllib
+
+    from fedsink.protocol.signatures import read_key, shown_key
+
+    try:
+        table = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"peers={path} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise ConfigError(f"peers={path} is no TOML file: {error}.") from None
+    keys = table.get("keys")
+    if set(table) != {"keys"} or not isinstance(keys, dict) or not keys:
+        raise ConfigError(f'peers={path} must be a table [keys] with lines NAME = "ed25519:…".')
+    names: dict[str, str] = {}
+    for name, key in keys.items():
+        try:
+            shown = shown_key(read_key(str(key)))
+        except ConfigError as error:
+            raise ConfigError(f"peers={path}, {name}: {error}") from None
+        if shown in names:
+            raise ConfigError(f"peers={path}: {names[shown]} and {name} have one key.")
+        names[shown] = name
+    return names
 
 
 def _lines(verdict: Verdict, folder: Path) -> list[str]:
-    promise = verdict.promise
-    lines = [f"{verdict.verdict.upper()}: {folder}"]
+    promise, counted = verdict.promise, f", {verdict.signed} of {verdict.named} signed"
+    lines = [f"{verdict.verdict}{counted if verdict.named else ''}: {folder}"]
     lines += [f"  ✗ {reason}" for reason in verdict.reasons]
+    lines += [f"  – {gap}" for gap in verdict.gaps]
     if promise.get("epsilon") is not None:
         lines += [
             f"The plan gives ε = {promise['epsilon']:.4g}, δ = {promise['delta']:.3g} "
@@ -71,13 +108,17 @@ def _lines(verdict: Verdict, folder: Path) -> list[str]:
         ]
     elif promise:
         lines.append("The plan has neither clip nor noise: every record may be learnt from it.")
+    lines += [f"  without {name}: {why}" for name, why in verdict.left_out.items()]
     for node in verdict.nodes:
         name = node["name"] or "a key nobody vouched for"
         lines.append(
             f"  client {node['client']} was charged ε = {node['epsilon']:.4g} for "
-            f"{node['rounds']} rounds, signed by {name} ({node['key']})"
+            f"{node['rounds']} rounds, noise {node['noise']}, signed on {node['day']} by {name} "
+            f"({node['key']})"
         )
     if verdict.files:
         lines.append("Compared:")
         lines += [f"  {digest}  {name}" for name, digest in verdict.files.items()]
+    if verdict.unvouched:
+        lines.append(f"Nobody but the sender vouches for this: {'; '.join(verdict.unvouched)}.")
     return [*lines, *(f"Mind: {note}" for note in verdict.notes)]

@@ -6,7 +6,6 @@ same configuration by `deployable`, `received` and `deployed_settings` before it
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import shutil
@@ -38,7 +37,6 @@ from fedsink.protocol.requests import new_run_name
 from fedsink.reporting.loggers import require_packages
 from fedsink.server.folder import (
     RunFolder,
-    note_sums,
     refuse_references,
     store_config,
     stored_config,
@@ -46,7 +44,7 @@ from fedsink.server.folder import (
 from fedsink.server.running import ServerEngine, ServerSettings, build_generator, run_server
 from fedsink.server.starting_weights import FOLDER, adopt, statement_of
 from fedsink.strategies.methods import settings_of
-from fedsink.values import Config, checks, strictly
+from fedsink.values import Config, checks, read_json, strictly
 
 COMMAND = "fedsink deploy"
 STARTS = "starts"
@@ -132,7 +130,7 @@ def received(text: str) -> dict[str, Any]:
         ConfigError: the text is no configuration of `deployable`.
     """
     try:
-        config = json.loads(text)
+        config = read_json(text)
         refuse_references(config)  # resolved here, they would tell of this machine
         _check_owners(config)
         if config["engine"]["name"] != "deploy":
@@ -253,7 +251,8 @@ def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
     settings, patience = deployed_settings(config, folder, run)
     require_packages(settings.log)
     generator = build_generator(settings)
-    stated = settings.strategy.stated("node") | Configuration.of_paper({**config, "run": run})
+    stated = settings.strategy.stated("node") | {"run": run["name"]}
+    stated |= Configuration.of_paper({**config, "run": run})
     source = None if config["start"] is None else _start_named(config["start"])
     if source is not None:
         stated |= statement_of(source)
@@ -291,7 +290,7 @@ def _fetch(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None
         return
     name, why = folder.path.name, "it was stopped"
     if folder.failed.is_file():
-        why = str(json.loads(folder.failed.read_bytes())["message"]).removesuffix(".")
+        why = str(read_json(folder.failed.read_bytes())["message"]).removesuffix(".")
     raise ClientError(
         f"The run {name} has not ended ({why}): {COMMAND} app=… superlink=… resume={name}."
     )
@@ -329,9 +328,8 @@ def _signing(grid: Grid) -> SigningGrid:
 
 
 def _note_statements(folder: RunFolder, signed: list[dict[str, Any]]) -> None:
-    """Writes nodes.json, what nodes have signed, and then the sums of all files."""
-    folder.write(folder.nodes, {"format": "fedsink nodes 1", "nodes": signed})
-    note_sums(folder.path)
+    """Writes nodes.json, what nodes have signed; owners may add theirs later."""
+    folder.write(folder.nodes, {"format": "fedsink nodes 2", "nodes": signed})
 
 
 app = ServerApp()

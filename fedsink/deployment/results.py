@@ -30,6 +30,7 @@ from typing import Any, Self
 from fedsink.errors import FedsinkError, TransferError
 from fedsink.reporting.output_files import write_atomic
 from fedsink.server.folder import RunFolder
+from fedsink.values import read_json
 
 _PUBLIC = re.compile(
     r"config\.yaml|privacy\.json|nodes\.json|SHA256SUMS|metrics\.(jsonl?|csv)|generator\.(safetensors|json)"
@@ -95,7 +96,7 @@ class Results:
         """
         try:
             end = _HEAD + int.from_bytes(content[:_HEAD], "big")
-            described = json.loads(content[_HEAD:end])
+            described = read_json(content[_HEAD:end])
             name, failure, listed = (described[key] for key in ("name", "failure", "files"))
             if failure is not None:
                 failure = {

@@ -19,6 +19,7 @@ from fedsink.protocol.charge_statement import ask_statement, given_statement
 from fedsink.protocol.node_identity import given_by, identity_query, show_receipts
 from fedsink.protocol.signatures import sign
 from fedsink.reporting.output_files import write_atomic
+from fedsink.values import read_json
 
 log = logging.getLogger("fedsink.server")
 
@@ -103,7 +104,7 @@ class SigningGrid(ForwardingGrid):
 
     def _receipts(self) -> dict[str, str]:
         try:
-            kept = json.loads(self._path.read_bytes())
+            kept = read_json(self._path.read_bytes())
             return {str(name): str(receipt) for name, receipt in kept.items()}
         except FileNotFoundError:
             return {}

@@ -22,6 +22,7 @@ from fedsink.models.convolutional import Conv, Dcgan
 from fedsink.models.generator_base import Generator
 from fedsink.models.perceptrons import DctMlp, Mlp
 from fedsink.registry import Registry
+from fedsink.values import read_json
 
 WEIGHTS = "generator.safetensors"
 DESCRIPTION = "generator.json"
@@ -103,7 +104,7 @@ def load(folder: str | Path) -> Generator:
     from safetensors.torch import load as from_bytes
 
     folder = Path(folder)
-    description = _read(folder / DESCRIPTION, json.loads)
+    description = _read(folder / DESCRIPTION, read_json)
     tensors = _read(folder / WEIGHTS, from_bytes)
     try:
         what = description["name"], tuple(description["shape"]), description["classes"]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedsink.secagg.parameters import Parameters
 from fedsink.secagg.refusals import AggregationError
+from fedsink.values import read_json
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -125,7 +126,7 @@ def _trip(record: RecordDict, most: int, parameters: str, content: str) -> Trip:
         text, forwarded = _said(record, parameters, content)
         if len(text) > _LONGEST:
             raise ValueError
-        values = json.loads(text)
+        values = read_json(text)
         if len(values["clients"]) > most:
             raise ValueError
         return Trip(Parameters.from_dict(values), forwarded)

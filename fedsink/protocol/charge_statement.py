@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedsink.errors import BadSignatureError, ConfigError
 from fedsink.protocol.identity_key import NodeIdentityKey, is_signed
-from fedsink.protocol.signatures import read_key
-from fedsink.values import is_number
+from fedsink.protocol.signatures import read_key, shown_key
+from fedsink.values import is_number, read_json
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-PURPOSE = "charge statement 1"
+FORMAT = "fedsink charge statement 2"
 LONGEST_STATEMENT = 100_000
 """Characters of a signed statement that a server keeps."""
 
@@ -34,7 +34,7 @@ class StatedCharge:
 
     Attributes:
         adjacency: of the account.
-        plan: what was charged, complete.
+        plan: what was charged, complete; of a share of noise also how it is shared.
         epsilon: the charge; None: the account counts Rényi costs, which add up to no ε of a run.
         delta: the charge.
         rounds: number of rounds that were answered.
@@ -58,35 +58,40 @@ class StatedCharge:
 
 @dataclass(frozen=True)
 class ChargeStatement:
-    """A node's account of one run: its charges.
+    """A node's account of one run: its charges, and its owner's rules that they rest on.
 
     Attributes:
         run: public name of the run.
-        node: the node's public name, at random (`Given.name`).
-        client: its number in the run.
+        client: the node's number in the run.
         clients: number of clients that its owner expects to take part.
+        noise: how it draws noise, as privacy.json says it: "secret" or "secure".
+        aggregation: the policy's rule for replies with a share of the noise.
+        day: of the signature, by the node's clock (UTC).
         charges: of the run; none: the node has answered nothing of it.
     """
 
     run: str
-    node: str
     client: int
     clients: int
+    noise: str
+    aggregation: str
+    day: str
     charges: tuple[StatedCharge, ...]
 
     def __post_init__(self) -> None:
-        texts = (self.run, self.node)
+        texts = (self.run, self.noise, self.aggregation, self.day)
         numbers = (self.client, self.clients)
         if not all(isinstance(text, str) for text in texts) or not all(
             isinstance(number, int) and not isinstance(number, bool) for number in numbers
         ):
-            raise ValueError("it names a run, a node and a client's number")
+            raise ValueError("it names a run, a client's number and the owner's rules")
 
     def signed(self, key: NodeIdentityKey) -> dict[str, Any]:
         """Returns the statement, the node's public key and its signature as JSON values."""
-        said = json.loads(json.dumps(asdict(self)))
-        signature = key.sign(PURPOSE, _canonical(said))
+        said = read_json(json.dumps(asdict(self)))
+        signature = key.sign(FORMAT, _canonical(said))
         return {
+            "format": FORMAT,
             "statement": said,
             "key": key.shown,
             "signature": base64.b64encode(signature).decode(),
@@ -103,9 +108,9 @@ class ChargeStatement:
             ValueError: the values are no signed statement.
             BadSignatureError: the signature is not that key's for this statement.
         """
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            raise ValueError(f"it is no {FORMAT}, which its owner gets by fedsink ledger statement")
         try:
-            if not isinstance(values, dict):
-                raise ValueError("it is no table")
             said, key = values["statement"], values["key"]
             signature = base64.b64decode(values["signature"], validate=True)
             content = _canonical(said)
@@ -116,9 +121,9 @@ class ChargeStatement:
             raise ValueError("its key is no key of a node") from None
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"it is malformed: {str(error)[:80]}") from None
-        if not is_signed(public, PURPOSE, content, signature):
+        if not is_signed(public, FORMAT, content, signature):
             raise BadSignatureError("its signature is not by its key for this statement")
-        return statement, key
+        return statement, shown_key(public)
 
 
 def _canonical(said: object) -> bytes:
@@ -154,7 +159,7 @@ def given_statement(record: RecordDict) -> dict[str, Any] | None:
     if not isinstance(text, str) or len(text) > LONGEST_STATEMENT:
         return None
     try:
-        signed: dict[str, Any] = json.loads(text)
+        signed: dict[str, Any] = read_json(text)
         ChargeStatement.verified(signed)
     except (ValueError, RecursionError, BadSignatureError):
         return None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedsink.errors import ProtocolVersionError
+from fedsink.values import read_json
 
 if TYPE_CHECKING:
     from flwr.app import Array, RecordDict
@@ -98,7 +99,7 @@ def unpack(record: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor]]:
         text = str(record.config_records[_FIELDS]["json"])
         if len(text) > _LONGEST_FIELDS:
             raise ValueError
-        fields = json.loads(text)
+        fields = read_json(text)
         _check_depth(fields)
         arrays = {name: _tensor(array) for name, array in record.array_records[_ARRAYS].items()}
     except Exception as error:  # a hostile record makes parsers raise whatever they like

@@ -21,6 +21,7 @@ from fedsink.models.weights import Pullback, pullback
 from fedsink.privacy import domain
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.requests import Packable, is_float32, table
+from fedsink.values import read_json
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -205,6 +206,6 @@ class ParameterReply(Packable):
 
 @lru_cache(maxsize=2)
 def _built(architecture: str) -> Generator:
-    described = json.loads(architecture)
+    described = read_json(architecture)
     name, shape, classes = (described[key] for key in ("name", "shape", "classes"))
     return build(name, tuple(shape), classes, **described["options"]).requires_grad_(False)

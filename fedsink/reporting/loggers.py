@@ -21,7 +21,7 @@ from fedsink.errors import ConfigError
 from fedsink.registry import Registry
 from fedsink.reporting.displays import ForgivingStream
 from fedsink.reporting.output_files import RELEASED, write_atomic
-from fedsink.values import PLACES, leaves
+from fedsink.values import PLACES, leaves, read_json
 
 Ending = Literal["finished", "stopped", "failed"]
 """End of training; a run that was stopped or has failed can be resumed."""
@@ -314,7 +314,7 @@ class MLflowLogger(Logger):
             data.mkdir()
             for name in RELEASED:
                 shutil.copyfile(self._folder / name, data / name)
-            result = json.loads((self._folder / "metrics.json").read_bytes())
+            result = read_json((self._folder / "metrics.json").read_bytes())
             drawing = {"label_prior": result["label_prior"], "observation": self._observation}
             write_atomic(data / "drawing.json", json.dumps(drawing).encode())
             mlflow.pyfunc.save_model(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fedsink.errors import CheckpointError
+from fedsink.values import read_json
 
 RELEASED = ("generator.safetensors", "generator.json", "privacy.json")
 """Files of a run folder that hold only what was released: a generator and its promise."""
@@ -154,7 +155,7 @@ def truncate_jsonl(path: str | os.PathLike[str], key: str, last: int) -> int:
 
 def _decode(line: bytes) -> dict[str, object] | None:
     try:
-        values = json.loads(line)
+        values = read_json(line)
     except ValueError:
         return None
     return values if isinstance(values, dict) else None

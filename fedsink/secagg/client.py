@@ -27,7 +27,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from json import dumps, loads
+from json import dumps
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,7 @@ from fedsink.secagg.wire import (
     opened,
     rows,
 )
+from fedsink.values import read_json
 
 TRIPS = "keys", "shares", "masked", "survivors", "unmask"
 OF_MASK_KEY, OF_SELF_MASK = b"\0", b"\1"
@@ -457,7 +458,7 @@ class ClientSession:
             AggregationError: parameters that a new session would refuse, too.
         """
         try:
-            stated: dict[str, Any] = loads(content)
+            stated: dict[str, Any] = read_json(content)
             session = cls(
                 Parameters.from_dict(stated["parameters"]),
                 stated["client"],

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsink.errors import CheckpointError
 from fedsink.reporting.output_files import write_atomic
+from fedsink.values import read_json
 
 _FILE = "state.safetensors"
 _UPLOADS = "uploads.safetensors"
@@ -82,4 +83,4 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CheckpointError(f"{path} is not a readable checkpoint: {error}.") from error
     if not intact:
         raise CheckpointError(f"{path} is corrupt: its content does not match its checksum.")
-    return tensors, json.loads(text)
+    return tensors, read_json(text)

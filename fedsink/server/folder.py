@@ -24,8 +24,8 @@ from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.reporting.output_files import append_jsonl, truncate_jsonl, write_atomic, write_json
 
 SUMS = "SHA256SUMS"
-SUMMED = ("privacy.json", "generator.safetensors", "generator.json", "nodes.json", "report.html")
-"""Files of a run that are handed to others."""
+SUMMED = ("privacy.json", "generator.safetensors", "generator.json", "report.html")
+"""Files of a run that are handed to others; nodes.json is signed, and may grow after the end."""
 
 _MOST_SUMS = 1 << 16  # bytes
 _LINE = re.compile(r"([0-9a-f]{64}) [ *]([\w.-]{1,64})")
@@ -252,6 +252,7 @@ def note_sums(folder: Path, names: Sequence[str] = SUMMED) -> None:
     """
     target = folder / SUMS
     known = read_sums(folder) if target.exists() else {}
+    known.pop("nodes.json", None)
     new = {name: sha256_of(folder / name) for name in names if (folder / name).is_file()}
     text = "".join(f"{digest}  {name}\n" for name, digest in sorted((known | new).items()))
     write_atomic(target, text.encode())
@@ -271,7 +272,7 @@ def read_sums(folder: Path) -> dict[str, str]:
     text = path.read_bytes().decode(errors="replace")
     for number, line in enumerate(text.splitlines(), 1):
         found = _LINE.fullmatch(line)
-        if found is None or found[2] not in SUMMED or found[2] in sums:
+        if found is None or found[2] not in (*SUMMED, "nodes.json") or found[2] in sums:
             raise CheckpointError(
                 f"Line {number} of {folder / SUMS} is no SHA-256 of one of "
                 f"{', '.join(SUMMED)}: restore the file from a copy."

@@ -6,7 +6,6 @@ step. Ctrl-C and SIGTERM end a run between two rounds, with a checkpoint.
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import threading
@@ -24,17 +23,18 @@ from flwr.serverapp import Grid
 from fedsink.errors import CheckpointError, ClientError, FedsinkError
 from fedsink.models import sample
 from fedsink.models import save as save_generator
+from fedsink.models.generators import WEIGHTS
 from fedsink.protocol.exchange import Keeper, Reduction
 from fedsink.reporting.drawing import save_grid, save_points
 from fedsink.reporting.loggers import Observer
 from fedsink.reporting.progress import Progress
 from fedsink.server import checkpoint
 from fedsink.server.finished import shown_map, through
-from fedsink.server.folder import RunFolder, command_for, note_sums
+from fedsink.server.folder import RunFolder, command_for, note_sums, sha256_of
 from fedsink.server.masked_grid import MaskedGrid
 from fedsink.server.recorded import RecordedRun
 from fedsink.strategies.round_strategy import RoundStrategy
-from fedsink.values import checks
+from fedsink.values import checks, read_json
 
 _COLUMNS = 10
 _POINTS = 1000
@@ -237,9 +237,13 @@ class _Training:
             "epsilon": _finite(strategy.epsilon_so_far()),
             "label_prior": strategy.label_prior().tolist(),
         }
-        if strategy.missed:
-            stated = json.loads(folder.privacy.read_bytes())
-            folder.write(folder.privacy, {**stated, "participation": _participation(strategy)})
+        stated = read_json(folder.privacy.read_bytes())
+        more = {"participation": _participation(strategy)} if strategy.missed else {}
+        if "public" in stated:  # of exactly these weights: see `statement_of`
+            digest = sha256_of(folder.path / WEIGHTS)
+            more["public"] = stated["public"] | {"generator_sha256": digest}
+        if more:
+            folder.write(folder.privacy, stated | more)
         note_sums(folder.path)
         folder.write(folder.metrics, result)
         return result

@@ -6,7 +6,6 @@ MLflow names this module in the model and calls `_load_pyfunc`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from fedsink.errors import ModelError
 from fedsink.models import Observation, load
 from fedsink.privacy import Stream
 from fedsink.server.finished import drawn, shown_map
+from fedsink.values import read_json
 
 
 class DrawnPictures:
@@ -28,10 +28,10 @@ class DrawnPictures:
     """
 
     def __init__(self, folder: Path) -> None:
-        how = json.loads((folder / "drawing.json").read_bytes())
+        how = read_json((folder / "drawing.json").read_bytes())
         self._generator = load(folder)
         self._prior = torch.tensor(how["label_prior"])
-        self._map = shown_map(json.loads((folder / "privacy.json").read_bytes()))
+        self._map = shown_map(read_json((folder / "privacy.json").read_bytes()))
         self._observation = Observation.from_dict(how["observation"])
 
     def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> np.ndarray:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from typing import Any, Self
 
 from fedsink.errors import CheckpointError
 from fedsink.server.folder import RunFolder, names_part, own_file, stored_config
-from fedsink.values import Config, as_float
+from fedsink.values import Config, as_float, read_json
 
 _PICTURE = re.compile(r"round-(\d+)\.png")
 
@@ -161,7 +160,7 @@ def _table(path: Path) -> dict[str, Any] | None:
 
 def _record(content: bytes, place: str) -> dict[str, Any]:
     try:
-        record = json.loads(content)
+        record = read_json(content)
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):

@@ -30,7 +30,7 @@ from fedsink.server.starting_weights import put_in_place, statement_of
 from fedsink.strategies.methods import strategy_of
 from fedsink.strategies.round_strategy import RoundStrategy
 from fedsink.strategies.strategy_settings import StrategySettings
-from fedsink.values import checks, strictly
+from fedsink.values import checks, read_json, strictly
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class ServerSettings:
         }
         if self.start is not None:
             public |= statement_of(self.start)
-        plain: dict[str, Any] = json.loads(json.dumps(public, sort_keys=True, default=str))
+        plain: dict[str, Any] = read_json(json.dumps(public, sort_keys=True, default=str))
         return plain
 
 

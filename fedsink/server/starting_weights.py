@@ -7,7 +7,6 @@ private records trained are refused: a start from them would spend their ε agai
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from fedsink.models import Generator, load
 from fedsink.models.generators import DESCRIPTION, WEIGHTS, sample
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.reporting.output_files import write_atomic
-from fedsink.server.folder import check_sums, sha256_of
+from fedsink.server.folder import check_sums, note_sums, sha256_of
+from fedsink.values import read_json
 
 FOLDER = "start"
 """Name of the sub-folder of a run that holds its start."""
@@ -52,6 +52,7 @@ def adopt(source: Path, folder: Path, generator: Generator) -> None:
     target.mkdir(exist_ok=True)
     for name in _FILES:
         write_atomic(target / name, (source / name).read_bytes())
+    note_sums(target)
 
 
 def statement_of(source: Path) -> dict[str, Any]:
@@ -60,6 +61,7 @@ def statement_of(source: Path) -> dict[str, Any]:
     Guarantees:
         - Only a generator whose privacy.json says that its data are public has an entry; one of
           private data is refused, whatever its ε.
+        - privacy.json says so of exactly these weights, by their SHA-256.
         - The entry has the SHA-256 of the weights and of the public data.
         - It names the map of a local start, whose band pictures are drawn in.
 
@@ -69,7 +71,7 @@ def statement_of(source: Path) -> dict[str, Any]:
         CheckpointError: the generator or privacy.json is not the one that SHA256SUMS names.
     """
     try:
-        stated: Any = json.loads((source / _PRIVACY).read_bytes())
+        stated: Any = read_json((source / _PRIVACY).read_bytes())
     except (OSError, ValueError, RecursionError):
         raise ConfigError(
             f"start={source} has no readable {_PRIVACY}, so that nothing says what its generator "
@@ -80,8 +82,14 @@ def statement_of(source: Path) -> dict[str, Any]:
         raise ConfigError(f"start={source} was trained on private data: {_spent(stated, source)}")
     if not (source / WEIGHTS).is_file():
         raise ModelError(f"start={source} has no {WEIGHTS}: its run has not ended.")
-    check_sums(source, (WEIGHTS, _PRIVACY))
+    check_sums(source, _FILES)
     digest = sha256_of(source / WEIGHTS)
+    if public.get("generator_sha256") != digest:
+        raise ConfigError(
+            f"start={source}: {WEIGHTS} is not what its {_PRIVACY} says was trained on public "
+            "data (public.generator_sha256): restore it from a copy, or train it again by "
+            "start=public."
+        )
     kept = {"map": stated["map"]} if "map" in stated else {}
     return {"start": {"generator_sha256": digest, **public, **kept, "meaning": MEANING}}
 

@@ -10,7 +10,6 @@ Nothing is spent: the data are public. `start=DIR` takes the start of another ru
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import shutil
 from dataclasses import replace
@@ -32,7 +31,7 @@ from fedsink.server.folder import RunFolder, command_for, stored_config
 from fedsink.server.loop import InterruptedRunError
 from fedsink.server.running import ServerSettings, build_generator
 from fedsink.server.starting_weights import FOLDER, adopt, statement_of
-from fedsink.values import Config, checks, strictly
+from fedsink.values import Config, checks, read_json, strictly
 
 if TYPE_CHECKING:
     from fedsink.simulation.studies.study import SingleRuns
@@ -97,7 +96,7 @@ def begin(
         except InterruptedRunError as error:
             command = command_for("simulate", "resume", folder.path)
             raise InterruptedRunError(f"In its public start: {error.stopped}", command) from None
-    stated = json.loads(folder.privacy.read_bytes())
+    stated = read_json(folder.privacy.read_bytes())
     folder.write(folder.privacy, stated | statement_of(place))
     return replace(settings, start=place)
 

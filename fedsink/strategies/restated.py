@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 from fedsink.errors import ConfigError, PrivacyError
-from fedsink.privacy import LOCAL_NOISE, NoiseShare, PrivacyPlan, domain
+from fedsink.privacy import LOCAL_NOISE, NoiseShare, domain
 from fedsink.privacy.accounting.amplification import shuffling_statement
 from fedsink.privacy.accounting.events import epsilon as epsilon_of
 from fedsink.privacy.adjacency import REPLACE_ONE
@@ -22,13 +23,12 @@ from fedsink.strategies.central_statement import (
     central_statement,
     unprotected_statement,
 )
-from fedsink.strategies.gs_wgan.settings import published_claim
+from fedsink.strategies.gs_wgan.settings import of_critics, published_claim
 from fedsink.strategies.methods import STRATEGIES
 from fedsink.strategies.privatize_once.settings import local_statement
 
 _BEYOND = 1e300
 _MOST_CLIENTS = 1_000_000
-_PRV_USES = 20_000  # above them Opacus' accountant takes minutes
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,23 @@ class Restated:
 
     Attributes:
         entries: of privacy.json, numbers and words.
-        epsilons: ε at the plan's δ by each accountant that has a bound, prv only up to 20,000 uses;
-            none where nothing is protected.
-        asked: number of messages in which a client is asked, at most.
+        clients: K.
+        epsilons: ε at the plan's δ by each accountant that has an answer; none where nothing is
+            protected.
+        left_out: why, by accountants that have none.
+        records: public number of a client's records, where the plan says one.
+        charged: plan and largest ε that an honest node of this client signs, by whether its owner
+            trusts the aggregation.
+        cohort: the clients whose noise is added up with this one's, and the fewest of them.
     """
 
     entries: Mapping[str, Any]
+    clients: int
     epsilons: Mapping[str, float]
-    asked: Callable[[int], int]
+    left_out: Mapping[str, str]
+    records: int | None
+    charged: Callable[[int, bool], tuple[Mapping[str, Any], float]]
+    cohort: Callable[[int], tuple[range, int]]
 
 
 def restated(stated: Mapping[str, Any]) -> Restated:
@@ -77,48 +86,57 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
         raise ConfigError("its plan has entries that no plan has")
     domain.ROUNDS.check_count(plan.rounds)
     clients = _clients(len(stated["clients"]))
-
-    def asked(client: int) -> int:
-        return (
-            plan.rounds
-            if plan.schedule.published
-            else plan.schedule.answered(client, plan.rounds + 1)
-        )
-
     if not plan.protected:
         entries = unprotected_statement(plan, clients)
-        del entries["mechanism"]
-        return Restated(entries, {}, asked)
+        return Restated(entries, clients, {}, {}, plan.nominal_records, *_alone(stated, 0.0))
     accountant, shared = str(stated["accountant"]), stated.get("noise_share")
-    if accountant == "prv" and plan.uses > _PRV_USES:
-        raise ConfigError(f"its accountant prv takes too long for more than {_PRV_USES:,} uses")
-    share = LOCAL_NOISE
-    integers: tuple[IntegerGaussian, ...] = ()
+    share, integers = LOCAL_NOISE, dict[int, IntegerGaussian]()
     if shared is not None:
         share = NoiseShare(
             shared["name"], shared["tolerate_dropouts"], shared["bits"], masked=shared["masked"]
         )
         share.check(plan.schedule, clients)
-        integers = _integers(plan, share, clients, shared)
+        grid = FixedPoint(shared["granularity"], shared["bits"], shared["radius"])
+        integers = {
+            m: IntegerGaussian(plan, m - share.tolerate_dropouts, grid, shared["values"])
+            for m in share.cohorts(plan.schedule, clients)
+        }
     entries = central_statement(
         plan, clients, str(stated["noise"]), accountant, share, _sample(stated.get("method")),
-        integers,
+        tuple(integers.values()),
     )  # fmt: skip
+    entries |= of_critics(plan, accountant) if "critics" in stated else {}
     entries |= published_claim(plan)
-    del entries["mechanism"]  # methods say more of it than the plan
-    names = plan.cost.accountants(plan.rate)
-    if plan.uses > _PRV_USES:
-        names = tuple(name for name in names if name != "prv")
-    return Restated(entries, {name: plan.epsilon(name) for name in names}, asked)
+    epsilons = {accountant: plan.epsilon(accountant)}
+    others = {*plan.cost.accountants(plan.rate)} - {accountant}
+    answered, left_out = _answered({name: partial(plan.epsilon, name) for name in sorted(others)})
+    epsilons |= answered
+    of_promise: tuple[Any, Any] = _alone(stated, max(entries["epsilon"], epsilons.get("pld", 0.0)))
+    if integers:
+
+        @cache
+        def of_cohort(size: int, trusted: bool) -> tuple[Mapping[str, Any], float]:
+            one = integers[size]
+            of_reply = plan if trusted else plan.with_noise(1 / one.sharers)
+            signed = {**stated["plan"], **one.entries(), "aggregation_trusted": trusted}
+            return signed, of_reply.epsilon() + one.divergence
+
+        def charged(client: int, trusted: bool) -> tuple[Mapping[str, Any], float]:
+            return of_cohort(plan.schedule.cohort(client, clients), trusted)
+
+        def cohort(client: int) -> tuple[range, int]:
+            members = plan.schedule.members(client, clients)
+            return members, len(members) - share.tolerate_dropouts
+
+        of_promise = charged, cohort
+    return Restated(entries, clients, epsilons, left_out, plan.nominal_records, *of_promise)
 
 
-def _integers(
-    plan: PrivacyPlan, share: NoiseShare, clients: int, shared: Mapping[str, Any]
-) -> tuple[IntegerGaussian, ...]:
-    grid = FixedPoint(shared["granularity"], shared["bits"], shared["radius"])
-    return tuple(
-        IntegerGaussian(plan, m - share.tolerate_dropouts, grid, shared["values"])
-        for m in share.cohorts(plan.schedule, clients)
+def _alone(stated: Mapping[str, Any], epsilon: float) -> tuple[Any, Any]:
+    """Returns `charged` and `cohort` of clients each of which adds the whole noise."""
+    return (
+        lambda client, trusted: (stated["plan"], epsilon),
+        lambda client: (range(client, client + 1), 1),
     )
 
 
@@ -126,17 +144,37 @@ def _local(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
     plan = LocalPlan.from_dict(values)
     image, label = plan.image_mechanism, plan.label_mechanism
     of_scale = type(image).from_scale(plan.map.sensitivity, image.scale, plan.delta).epsilon
-    epsilons = {"summation": of_scale + (label.epsilon if label else 0.0)}
+    others: dict[str, Callable[[], float]] = {}
     if plan.delta > 0:
         event = image.event if label is None else plan.product.event
-        epsilons["pld"] = epsilon_of(event, plan.delta, "pld", REPLACE_ONE)
+        others["pld"] = lambda: epsilon_of(event, plan.delta, "pld", REPLACE_ONE)
+    known, left_out = _answered(others)
+    epsilons = {"summation": of_scale + (label.epsilon if label else 0.0), **known}
     clients = _clients(stated["clients"])
     entries = {**local_statement(plan, str(stated["noise"])), "clients": clients}
     if (behind := stated.get("shuffling")) is not None:
         entries["shuffling"] = shuffling_statement(
             plan.total_epsilon, plan.delta, behind["reports"], behind["delta"]
         )
-    return Restated(entries, epsilons, lambda client: 1)
+    most = max(plan.total_epsilon, *epsilons.values())
+    return Restated(entries, clients, epsilons, left_out, None, *_alone(stated, most))
+
+
+def _answered(
+    accountants: Mapping[str, Callable[[], float]],
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Returns ε by accountants, and why others have no answer: nothing rests on theirs alone."""
+    epsilons: dict[str, float] = {}
+    left_out: dict[str, str] = {}
+    for name, epsilon in accountants.items():
+        try:
+            if math.isfinite(bound := epsilon()):
+                epsilons[name] = bound
+            else:
+                left_out[name] = "its bound is infinite"
+        except (PrivacyError, MemoryError, ArithmeticError, ValueError) as error:
+            left_out[name] = " ".join(str(error).split())[:120] or type(error).__name__
+    return epsilons, left_out
 
 
 def _clients(number: object) -> int:

@@ -16,6 +16,8 @@ from fedsink.clients.ledger.ledger import Ledger
 from fedsink.commands.ledger import run
 from fedsink.errors import ConfigError, LedgerError
 from fedsink.privacy import ClassSchedule, PrivacyPlan, RecordClip
+from fedsink.protocol.charge_statement import ChargeStatement
+from fedsink.protocol.identity_key import NodeIdentityKey
 
 from ..support.policies import CENTRAL, limits, policy
 
@@ -106,7 +108,7 @@ def test_nothing_is_changed(file: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["list"], "fedsink ledger show, check, export, forget-states; received 'list'"),
+        (["list"], "fedsink ledger show, check, export, statement, forget-states; received 'list'"),
         (["show"], "by policy= or by file=, one of the two"),
         (["show", "file=a", "policy=b"], "by policy= or by file=, one of the two"),
         (["show", "fil=a"], r"Unknown key 'fil'. Did you mean file\?"),
@@ -181,3 +183,37 @@ def test_critics_are_forgotten_and_no_charge_is(
     assert capsys.readouterr().out == "0 states of ward are removed.\n"
     with pytest.raises(ConfigError, match="names one policy file"):
         run(["forget-states"])
+
+
+def test_an_owner_signs_what_a_run_was_charged_or_that_it_was_charged_nothing(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owners = tmp_path / "policy.toml"
+    words = policy(budget={"add-remove": limits(10.0, 1e-5)}, mechanisms=CENTRAL)
+    owners.write_text(words)
+    keys = ("statement", f"policy={owners}", "client=1", "clients=2")
+    for name in ("night-3", "night-4"):
+        assert run([*keys, f"run={name}"]) == 0
+        said, key = ChargeStatement.verified(json.loads(capsys.readouterr().out))
+        assert key == NodeIdentityKey.at(tmp_path / "state").shown
+        assert (said.run, said.client, said.clients, said.noise) == (name, 1, 2, "secret")
+        if name == "night-4":
+            assert said.charges == ()
+        else:
+            [charge] = said.charges
+            assert (charge.epsilon, charge.rounds) == (pytest.approx(PLAN.epsilon()), 7)
+            assert charge.plan == {"mode": "central", **PLAN.to_dict()}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ((), "policy must be given"),
+        (("policy=p", "run=r"), "client must be given"),
+        (("policy=p", "run=r", "client=2", "clients=2"), "client=2 is none of clients=2"),
+        (("policy=p", "run="), "run=: A run's name must be 1 to 200"),
+    ],
+)
+def test_a_statement_names_run_and_client(keys: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(["statement", *keys])

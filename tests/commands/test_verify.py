@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedsink.commands.node import run as node
-from fedsink.commands.verify import run
+from fedsink.commands.verify import read_peers, run
 from fedsink.conf.acting import compose_config
 from fedsink.errors import ConfigError
 from fedsink.protocol.identity_key import NodeIdentityKey
@@ -17,6 +18,9 @@ from fedsink.simulation.simulated_run import start
 from ..support.policies import CENTRAL as CENTRAL_WORDS
 from ..support.policies import limits, policy
 
+KEYS = [
+    NodeIdentityKey(Ed25519PrivateKey.from_private_bytes(bytes([k] * 32))).shown for k in range(2)
+]
 SMALL = ("engine=local", "clients=2", "rounds=3", "report.pictures=0")
 
 
@@ -39,18 +43,20 @@ def test_an_honest_run_is_verified(finished: Path, capsys: pytest.CaptureFixture
     code, out = verify(finished, capsys)
     assert code == 0
     stated = json.loads((finished / "privacy.json").read_text())
-    assert out.startswith(f"VERIFIED: {finished}\nThe plan gives ε = {stated['epsilon']:.4g}, ")
+    assert out.startswith(f"consistent: {finished}\nThe plan gives ε = {stated['epsilon']:.4g}, ")
     for name in ("report.html", "generator.safetensors", "generator.json", "privacy.json"):
         assert f"  {name}\n" in out
     assert "prv" in out
-    assert "Mind: One party simulated all clients" in out
+    assert out.splitlines()[-1].startswith(
+        "Nobody but the sender vouches for this: that this gener"
+    )
 
 
 def test_a_verdict_for_a_registry(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = verify(finished, capsys, "json=true")
     verdict = json.loads(out)
-    assert (code, verdict["verdict"], verdict["reasons"]) == (0, "verified", [])
-    assert verdict["format"] == "fedsink verdict 1"
+    assert (code, verdict["verdict"], verdict["reasons"]) == (0, "consistent", [])
+    assert verdict["format"] == "fedsink verdict 2"
     assert set(verdict["epsilons"]) == {"pld", "prv", "rdp", "rdp-opacus", "rdp-classic"}
 
 
@@ -64,7 +70,7 @@ def test_a_changed_epsilon_is_told_and_is_exit_code_1(
     (tmp_path / "privacy.json").write_text(json.dumps({**stated, "epsilon": 1.0}))
     code, out = verify(tmp_path, capsys)
     assert code == 1
-    assert out.startswith(f"NOT VERIFIED: {tmp_path}\n  ✗ privacy.json states epsilon = 1.0, and ")
+    assert out.startswith(f"refused: {tmp_path}\n  ✗ privacy.json states epsilon = 1.0, and ")
     assert "privacy.json was changed" in out
 
 
@@ -98,3 +104,19 @@ def test_a_node_shows_its_identity(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.strip() == NodeIdentityKey.at(tmp_path / "state").shown
     with pytest.raises(ConfigError, match="policy must be given"):
         node(["key"])
+
+
+def test_peers_are_read_strictly(tmp_path: Path) -> None:
+    path = tmp_path / "peers.toml"
+    path.write_text(f'[keys]\na = "{KEYS[0]}"\n"ward 2" = "{KEYS[1]}"\n')
+    assert read_peers(path) == {KEYS[0]: "a", KEYS[1]: "ward 2"}
+    for text, words in (
+        ("[keys]", "must be a table"), ("[other]\na = 1", "must be a table"), ("{", "is no TOML"),
+        ('[keys]\na = "x"', "toml, a: 'x' is no public key"),
+        (f'[keys]\na = "{KEYS[0]}"\nb = "{KEYS[0]}"', "a and b have one key"),
+    ):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            read_peers(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_peers(tmp_path / "none.toml")

@@ -14,10 +14,12 @@ from fedsink.clients.app import app as client
 from fedsink.clients.ledger.account_report import report
 from fedsink.clients.ledger.database import Database
 from fedsink.clients.node import close_nodes
+from fedsink.commands.ledger import run as owner_ledger
 from fedsink.conf.acting import compose_config
 from fedsink.deployment.deployed_run import app as server
 from fedsink.deployment.deployed_run import deployable, run_deployed
 from fedsink.deployment.results import Receiver, Results
+from fedsink.deployment.signing_grid import SigningGrid
 from fedsink.errors import (
     CheckpointError,
     ClientError,
@@ -29,7 +31,7 @@ from fedsink.errors import (
 from fedsink.protocol.identity_key import NodeIdentityKey
 from fedsink.server import checkpoint
 from fedsink.server.folder import RunFolder, stored_config
-from fedsink.server.verification import VERIFIED, verdict_on
+from fedsink.server.verification import SIGNED, verdict_on
 from fedsink.simulation.grid import client_of, node_of
 from fedsink.simulation.simulated_run import start
 from fedsink.simulation.virtual_clients import LocalGrid
@@ -156,12 +158,28 @@ def test_a_run_leaves_its_folder_at_the_server_and_its_results_in_the_log(
         for number in range(2)
     }
     verdict = verdict_on(of_submitter.path, keys)
-    assert (verdict.verdict, verdict.reasons) == (VERIFIED, [])
+    assert (verdict.verdict, verdict.reasons) == (SIGNED, [])
     assert [node["name"] for node in verdict.nodes] == ["ward 0", "ward 1"]
     assert [node["epsilon"] for node in verdict.nodes] == [verdict.promise["epsilon"]] * 2
     assert [node["rounds"] for node in verdict.nodes] == [25 if central else 1] * 2
     assert verdict.promise["run"] == stored_config(folder)["run"]["name"]
     assert "ward" not in (of_submitter.path / "nodes.json").read_text()  # the owners' own names
+    for number in range(2):  # what its owner prints is what the server got
+        policy = tmp_path / f"node-{number}" / "policy.toml"
+        run = f"run={verdict.promise['run']}"
+        owner_ledger(["statement", f"policy={policy}", run, f"client={number}", "clients=2"])
+        entry = json.loads(capsys.readouterr().out)
+        assert entry == json.loads((of_submitter.path / "nodes.json").read_text())["nodes"][number]
+
+
+def test_a_server_gets_no_statement_before_the_run(
+    tmp_path: Path, folder: RunFolder, grid: Callable[..., Nodes]
+) -> None:
+    """It could show it afterwards for a node that was charged."""
+    early = SigningGrid(grid(), tmp_path / "receipts.json", None)
+    assert early.collect("run", everybody=True) == []
+    assert list(early._statements.values()) == []
+    assert (tmp_path / "receipts.json").is_file()  # the nodes have answered
 
 
 @pytest.mark.medium

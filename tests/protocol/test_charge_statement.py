@@ -26,7 +26,7 @@ from fedsink.protocol.identity_key import NodeIdentityKey
 
 KEY = NodeIdentityKey(Ed25519PrivateKey.from_private_bytes(bytes(32)))
 CHARGE = StatedCharge("add-remove", {"rate": 0.1, "clip": {"bound": 2.0}}, 4.5, 1e-5, 20)
-SAID = ChargeStatement("run", "name", 1, 3, (CHARGE,))
+SAID = ChargeStatement("run", 1, 3, "secret", "masked", "2026-11-27", (CHARGE,))
 
 
 def test_a_statement_is_read_as_it_was_signed_also_from_a_file() -> None:
@@ -44,7 +44,7 @@ def _leaves(values: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def test_no_part_of_a_statement_can_be_changed_without_the_key() -> None:
     signed = SAID.signed(KEY)
     paths = _leaves(signed["statement"])
-    assert len(paths) == 10
+    assert len(paths) == 12
     for path in paths:
         changed = copy.deepcopy(signed)
         place = changed["statement"]
@@ -83,6 +83,14 @@ def test_hostile_values_are_a_clear_error(value: Any, where: str) -> None:
         assert signed == SAID.signed(KEY)
 
 
+def test_a_statement_of_another_format_is_refused_in_a_sentence() -> None:
+    """The first format said neither how noise was drawn nor whether replies were masked."""
+    old = SAID.signed(KEY)
+    del old["format"]
+    with pytest.raises(ValueError, match=r"it is no fedsink charge statement 2, .* fedsink ledger"):
+        ChargeStatement.verified(old)
+
+
 def test_a_weak_key_is_refused() -> None:
     weak = "ed25519:AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
     with pytest.raises(ValueError, match="its key is no key of a node"):
@@ -110,7 +118,7 @@ def test_a_server_keeps_only_valid_statements(text: str) -> None:
 
 
 def test_a_server_keeps_no_long_statement() -> None:
-    long = ChargeStatement("x" * LONGEST_STATEMENT, "name", 0, 1, ()).signed(KEY)
+    long = ChargeStatement("x" * LONGEST_STATEMENT, 0, 1, "", "", "", ()).signed(KEY)
     answer = RecordDict()
     give_statement(answer, long)
     assert given_statement(answer) is None

@@ -17,7 +17,7 @@ from fedsink.data.sources.shapes import OTHER_FORMS, TONES
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.models import load as load_generator
-from fedsink.server.folder import RunFolder, sha256_of, store_config, stored_config
+from fedsink.server.folder import RunFolder, note_sums, sha256_of, store_config, stored_config
 from fedsink.simulation import public_start
 from fedsink.simulation.simulated_run import resume, start
 
@@ -85,7 +85,7 @@ def test_every_method_starts_from_public_data_at_no_epsilon(method: str, tmp_pat
     assert "vouches for: no ε was spent" in said["meaning"]
     inner = stated(started / "start")
     assert inner["public"] == {
-        key: said[key] for key in ("data", "records", "classes", "data_sha256")
+        key: said[key] for key in ("data", "records", "classes", "data_sha256", "generator_sha256")
     }
     if keys[0] == "mode=central":
         assert inner["epsilon"] is None
@@ -229,6 +229,24 @@ def test_a_private_run_is_no_start(keys: Sequence[str], spent: str, tmp_path: Pa
     assert f"start={private} was trained on private data" in said
     assert spent in said
     assert ("start=" + str(private / "start") in said) == ("start=public" in keys)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("sums", [False, True])
+def test_a_private_generator_over_a_public_one_is_no_start(tmp_path: Path, sums: bool) -> None:
+    """By the hash in privacy.json: the files' own sums can be renewed, or be gone."""
+    first = start(composed("start=public"), tmp_path / "first")
+    adopted = start(composed(f"start={first / 'start'}"), tmp_path / "again") / "start"
+    for name in ("generator.safetensors", "generator.json"):
+        (adopted / name).write_bytes((first / name).read_bytes())  # of private data
+    assert f"{adopted / 'generator.safetensors'} has another SHA-256" in refused(
+        tmp_path, f"start={adopted}"
+    )
+    (adopted / "SHA256SUMS").unlink()
+    if sums:
+        note_sums(adopted)
+    said = refused(tmp_path, f"start={adopted}")
+    assert "generator.safetensors is not what its privacy.json says was trained on public" in said
 
 
 @pytest.mark.medium

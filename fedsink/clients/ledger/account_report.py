@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from fedsink.errors import PrivacyError
 from fedsink.privacy.accounting.events import epsilon as epsilon_of
 from fedsink.privacy.adjacency import ADD_REMOVE
 from fedsink.values import privacy_checks as checks
+from fedsink.values import read_json
 
 FORMAT = "fedsink ledger 1"
 
@@ -124,8 +124,8 @@ def _exported(database: Database, account: AccountReport) -> dict[str, Any]:
         account.adjacency,
     )
     runs = [
-        asdict(run) | {"plan": json.loads(plan), "event": json.loads(event),
-                       "use": json.loads(use or "null")}
+        asdict(run) | {"plan": read_json(plan), "event": read_json(event),
+                       "use": read_json(use or "null")}
         for run, (plan, event, use) in zip(account.runs, rows, strict=True)
     ]  # fmt: skip
     return asdict(account) | {"runs": runs}
@@ -146,7 +146,7 @@ def _run(
         bounds = [epsilon, _composed(adjacency, use, uses, delta)]
         so_far = min((b for b in bounds if b is not None), default=None)
     date = None if day is None else date_of(day)
-    said = json.loads(plan)
+    said = read_json(plan)
     share, of_sum = said.get("share", 1), said.get("aggregation_trusted", False)
     return RunReport(
         name, epsilon, delta, rounds, claimed, uses, so_far, operator, method, date, share, of_sum

@@ -25,6 +25,7 @@ from fedsink.clients.ledger.database import ORIGIN, sealed
 from fedsink.errors import BudgetError, LedgerError, PrivacyError
 from fedsink.privacy.adjacency import ADD_REMOVE
 from fedsink.values import privacy_checks as checks
+from fedsink.values import read_json
 
 PRICING = 2
 """Of the accounting: raised with every correction, so that no price from before it is read."""
@@ -289,7 +290,7 @@ def event_from_json(text: str) -> Any:
         LedgerError: the text is damaged or names no event.
     """
     try:
-        return _event(json.loads(text))
+        return _event(read_json(text))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise LedgerError(
             f"an event in the ledger is damaged ({error}): restore the ledger from a backup."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from fedsink.clients.ledger.check import problems
 from fedsink.clients.ledger.database import CHAINED, ORIGIN, Database
 from fedsink.errors import LedgerError, PrivacyError, ReleaseRefusedError
 from fedsink.protocol.charge_statement import StatedCharge
+from fedsink.values import read_json
 
 _NOBODY = Requester()
 
@@ -200,7 +200,7 @@ class Ledger:
             lineage,
             run,
         )
-        return [StatedCharge(row[0], json.loads(row[1]), *row[2:]) for row in rows]
+        return [StatedCharge(row[0], read_json(row[1]), *row[2:]) for row in rows]
 
     def knows(self, digests: Iterable[bytes]) -> bool:
         """Tells whether every one of these digests has been claimed."""

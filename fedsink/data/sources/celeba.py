@@ -20,6 +20,7 @@ from fedsink.data.sources.inventory import Inventory
 from fedsink.data.sources.picture_files import MODES, ChangedPictures, read_picture, vast_allowed
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
+from fedsink.values import read_json
 
 ATTRIBUTE = "Male"
 _SPLITS = {"train": "0", "test": "2"}  # "1" is the validation split, which nothing reads
@@ -134,4 +135,4 @@ def _pictures(files: list[Path], shape: tuple[int, ...]) -> tuple[Tensor, list[s
     folder = fill_once(cache_folder() / "celeba" / key_of(files, shape, "upright"), fill)
     # Mapped copy-on-write: every process on the machine shares one copy in memory.
     pictures = torch.from_numpy(np.load(folder / "pictures.npy", mmap_mode="c"))
-    return pictures, json.loads((folder / "notes.json").read_text())
+    return pictures, read_json((folder / "notes.json").read_bytes())

@@ -26,6 +26,7 @@ from fedsink.data.sources.cache import cache_folder, fill_once, key_of
 from fedsink.data.sources.inventory import BESIDE, Inventory
 from fedsink.data.spec import DataSpec
 from fedsink.errors import ConfigError, DataError
+from fedsink.values import read_json
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PIXELS = 28 * 28
@@ -163,7 +164,7 @@ def _decoded(files: list[Path]) -> tuple[_Decoded, list[str]]:
     try:
         # Mapped copy-on-write: every process on the machine shares one copy in memory.
         arrays = (np.load(folder / f"{name}.npy", mmap_mode="c") for name in _Decoded._fields)
-        return _Decoded(*arrays), json.loads((folder / "notes.json").read_text())
+        return _Decoded(*arrays), read_json((folder / "notes.json").read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{folder} cannot be read; remove it, and it is made again.") from error
 
@@ -206,7 +207,7 @@ def _checked(file: Path, writer: _Writer) -> _Decoded:
 def _json_writers(file: Path) -> Iterator[_Writer]:
     try:
         with file.open("rb") as opened:
-            content = json.load(opened, object_pairs_hook=_each_once)
+            content = read_json(opened.read())
         writers = [
             _Writer(user, part["x"], part["y"]) for user, part in content["user_data"].items()
         ]
@@ -233,14 +234,6 @@ def _json_writers(file: Path) -> Iterator[_Writer]:
             f"{file}: the writer {next(iter(stated))} is in users and not in user_data; replace "
             "the file with an intact copy."
         )
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns a JSON object, which Python would read without the first of two equal names."""
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise ValueError("a name stands twice in one object")
-    return members
 
 
 def _hdf5_writers(file: Path) -> Iterator[_Writer]:

@@ -19,6 +19,7 @@ from fedsink.errors import PrivacyError
 from fedsink.privacy.files import write_once
 from fedsink.privacy.randomness.noise import Stream
 from fedsink.privacy.randomness.secure import SecureStream
+from fedsink.values import read_json
 
 _SECRET_BYTES = 32
 
@@ -160,7 +161,7 @@ class SecretKey:
                 "its noise is no longer secret, so make a new key (files need mode 0600)."
             )
         try:
-            fields = json.loads(content)
+            fields = read_json(content)
             return cls(bytes.fromhex(fields["secret"]), fields["run"])
         except (ValueError, KeyError, TypeError):
             raise PrivacyError(

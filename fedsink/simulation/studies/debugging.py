@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from fedsink.reporting.drawing import save_side_by_side
 from fedsink.reporting.output_files import write_atomic, write_json
 from fedsink.server.finished import FinishedRun
 from fedsink.simulation.studies.study import Study, StudyPlan
-from fedsink.values import Config, checks
+from fedsink.values import Config, checks, read_json
 
 CLEAN, SUSPECTS = "clean", "suspects"
 
@@ -204,12 +203,12 @@ def auc(high: Tensor, low: Tensor) -> float:
 
 def _inverted_clients(run: FinishedRun) -> list[int]:
     """The clients with inverted pictures, which only a simulation knows."""
-    inverted: list[int] = json.loads(run.folder.partition.read_bytes())["corrupted"]
+    inverted: list[int] = read_json(run.folder.partition.read_bytes())["corrupted"]
     return inverted
 
 
 def _guarantee(run: FinishedRun) -> dict[str, Any]:
-    stated = json.loads(run.folder.privacy.read_bytes())
+    stated = read_json(run.folder.privacy.read_bytes())
     return {key: stated[key] for key in ("epsilon", "delta", "unit", "adjacency", "noise")}
 
 

@@ -12,7 +12,7 @@ from scipy.special import gammaln, logsumexp
 
 from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
-from fedsink.errors import ConfigError
+from fedsink.errors import ConfigError, PrivacyError
 from fedsink.models.critics import CriticTraining
 from fedsink.privacy import (
     LOCAL_NOISE,
@@ -177,16 +177,7 @@ class GSWGANSettings(CentralSettings):
         stated = super().statement(noise)
         if not self.plan.protected:
             return stated
-        epsilon = stated["epsilon"]
-        also = {
-            name: describe(name)
-            for name in ADJACENCIES
-            if replace(self.plan, adjacency=name).epsilon(self.accountant) == epsilon
-        }
-        critics: dict[str, Any] = {"critics": self.critics.training.critics, "adjacencies": also}
-        if self.plan.rate < 1.0:
-            critics["mechanism"] = f"Poisson-subsampled {self.sample.mechanism}"
-        return {**stated, **critics, **published_claim(self.plan)}
+        return stated | of_critics(self.plan, self.accountant) | published_claim(self.plan)
 
     def notice(self, stated: Mapping[str, Any]) -> str | None:
         """Returns the ε proved of the published form, beside the ε claimed of it."""
@@ -200,6 +191,25 @@ class GSWGANSettings(CentralSettings):
 
 _CLAIM = "the paper's claim (Theorem A.1), not proved"
 _Mechanism = tuple[ClipOfCritics, Schedule, float | None]
+
+
+def of_critics(plan: PrivacyPlan, accountant: str) -> dict[str, Any]:
+    """Returns the entries of privacy.json for only this method: M, and adjacencies of the same ε.
+
+    Raises:
+        PrivacyError: the plan is for something else than critics.
+    """
+    if not isinstance(plan.clip, ClipOfCritics):
+        raise PrivacyError("critics need a clip of critics")
+    epsilon = plan.epsilon(accountant)
+    also = {
+        name: describe(name)
+        for name in ADJACENCIES
+        if replace(plan, adjacency=name).epsilon(accountant) == epsilon
+    }
+    asked = "Poisson-subsampled " if plan.rate < 1.0 else ""
+    mechanism = f"{asked}{GSWGANSettings.sample.mechanism}"
+    return {"critics": plan.clip.critics, "adjacencies": also, "mechanism": mechanism}
 
 
 def published_claim(plan: PrivacyPlan) -> dict[str, Any]:
