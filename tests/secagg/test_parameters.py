@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from fedsink.secagg.parameters import Parameters
-from fedsink.secagg.refusals import MalformedTripError, WeakThresholdError
+from fedsink.secagg.identities import Peers
+from fedsink.secagg.parameters import Parameters, Rules
+from fedsink.secagg.refusals import CohortError, MalformedTripError, WeakThresholdError
 
 VALUES: dict[str, Any] = {
     "run": "r", "message": "m", "clients": (0, 1, 2, 5), "bits": 32, "length": 3, "minimum": 2,
@@ -40,6 +41,16 @@ def test_the_threshold_is_above_two_thirds_and_by_a_rule_that_all_know() -> None
     for weak in ({"threshold": 2}, {"neighbours": 2, "threshold": 3}):
         with pytest.raises(WeakThresholdError):
             Parameters(**VALUES | weak)
+
+
+def test_an_owner_demands_more_than_a_fraction_of_the_shares() -> None:
+    parameters = Parameters(**VALUES)  # 3 of 4 shares
+    Rules(Peers({}), 3, 0.7499).check(parameters)
+    for threshold in (0.75, 0.76):
+        with pytest.raises(WeakThresholdError, match="3 of 4 shares"):
+            Rules(Peers({}), 3, threshold).check(parameters)
+    with pytest.raises(CohortError, match="demands 4"):
+        Rules(Peers({}), 4).check(parameters)
 
 
 def test_parameters_are_read_as_they_were_written() -> None:
