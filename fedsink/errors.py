@@ -97,7 +97,7 @@ class DailyLimitError(ReleaseRefusedError):
 
 
 class RunTakenError(ReleaseRefusedError):
-    """A node knows the run's name for another plan, privacy unit or version of its data."""
+    """A node knows the run's name for another plan, privacy unit, data or words of its policy."""
 
 
 class BudgetError(ReleaseRefusedError):

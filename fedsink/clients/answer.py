@@ -88,6 +88,7 @@ class Answer(ABC):
         most_records: number of records that the plan accounts for; None: any number.
         of_users: the records must tell users apart.
         operator: the signer of the message, by the policy's name; None: signatures are not checked.
+        share: number of clients that the noise is spread over.
         protected: the reply is noised; False: answered only in a simulation of public data.
     """
 
@@ -102,6 +103,7 @@ class Answer(ABC):
     protected: bool = True
     of_users: bool = False
     operator: str | None = None
+    share: int = 1
 
     @abstractmethod
     def __init__(self, requests: Sequence[Any]) -> None:
@@ -130,9 +132,6 @@ class Answer(ABC):
 
     def check_turn(self, client: int, clients: int) -> None:  # noqa: B027
         """Raises ReleaseRefusedError where the plan's schedule does not ask this client."""
-
-    def check_unmasked(self, policy: Policy) -> None:  # noqa: B027
-        """Raises PolicyRefusedError where the owner wants the reply only in a masked sum."""
 
     def check_sum(self, parameters: Parameters, client: int, clients: int) -> None:
         """Refuses a sum of replies; raises SumError.

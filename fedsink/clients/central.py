@@ -28,7 +28,8 @@ class CentralAnswer(Answer):
     Guarantees:
         - Noise is shared with at most as many clients as the owner's settings put in one cohort.
         - A class or a round that the plan's schedule does not give the client is refused.
-        - A view that is not of the node's data is refused before it is built.
+        - A view that is not of the node's data is refused before it is built, and so is a capacity
+          above the public number of records, by every engine.
         - Shared noise that does not fit into its integers is refused before it is charged.
 
     Args:
@@ -45,7 +46,7 @@ class CentralAnswer(Answer):
         if not uses:
             raise ValueError("A message must ask for at least one use.")
         self.uses, self.images, self.plan, self.size = uses, images, uses[0].plan, size
-        self.run = uses[0].run
+        self.run, self.share = uses[0].run, max(use.share for use in uses)
         self.places = [(use.round, use.label) for use in uses]
         self.parts = [str(use.round) for use in uses]
         self.most_records = self.plan.nominal_records
@@ -78,11 +79,6 @@ class CentralAnswer(Answer):
                     f"The request spreads the noise over {use.share} clients, and those that are "
                     f"asked the same as client {client} are {cohort}."
                 )
-
-    def check_unmasked(self, policy: Policy) -> None:
-        """Refuses a share of the noise outside a masked sum, where the owner wants masks."""
-        if self.uses[0].share > 1:
-            policy.check_unmasked(self.uses[0].share)
 
     def check_sum(self, parameters: Parameters, client: int, clients: int) -> None:
         """Refuses a sum that is not of this request's replies, or that may hold too little noise.
@@ -124,6 +120,10 @@ class CentralAnswer(Answer):
         # Before the view is built, which takes time and memory in proportion to its shape.
         if first.view.get("shape") not in (data.shape, list(data.shape)):
             raise ValueError("The request's view is for records of another shape than the data's.")
+        capacity, public = self.plan.capacity, data.nominal_records
+        if capacity is not None and capacity > public:
+            # It would hide nothing more, and cost memory and time in proportion.
+            raise ValueError(f"The plan has a capacity of {capacity}, the data {public} records.")
         if len(set(self.parts)) != len(self.parts):
             raise ValueError("The uses of one message are in different rounds.")
         dimension = _dimension(json.dumps(first.view, sort_keys=True))

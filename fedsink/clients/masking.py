@@ -7,34 +7,39 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import numpy as np
 
-from fedsink.errors import LedgerError
+from fedsink.errors import LedgerError, RunTakenError
 from fedsink.privacy.files import replace_with
 from fedsink.protocol.aggregation import KEYS, SHARES, SURVIVORS, UNMASK
 from fedsink.secagg.client import ClientSession
 from fedsink.secagg.identities import Identity, Peers
 from fedsink.secagg.parameters import Parameters, Rules
 from fedsink.secagg.refusals import AnsweredError, OutOfTurnError
+from fedsink.values import read_json
 
 _IN_MEMORY = 8  # sessions of a simulated client: nobody asks for an older one
+_OPEN = 32  # sessions of a node that have masked nothing yet
 _DAY = 86_400.0
 
 
 @dataclass
 class Sessions:
-    """Keeps one client's sessions.
+    """Keeps one client's sessions: open ones, and those that have masked a request.
 
     Guarantees:
         - A file is whole or does not exist, and has mode 0600.
         - While one process holds the sessions, no other process reads or stores them.
+        - There are at most 32 open sessions; the oldest is forgotten, one without an admitted run
+          before any other.
 
     Args:
         folder: as private as the records; None: sessions are kept in memory.
@@ -54,7 +59,8 @@ class Sessions:
             yield
             return
         with _explained(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for folder in (self.folder, self.folder / _OPEN_FOLDER):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
@@ -89,8 +95,39 @@ class Sessions:
         with _explained(self.folder):
             replace_with(self.folder / name, content)
 
+    def make_room(self, admitted: Callable[[str], bool]) -> None:
+        """Forgets an open session where there are so many that no other may be opened.
+
+        Args:
+            admitted: tells whether the ledger has admitted a run.
+
+        Raises:
+            LedgerError: it cannot be forgotten.
+        """
+        if self.folder is None:
+            return
+        with _explained(self.folder):
+            kept = sorted(
+                (self.folder / _OPEN_FOLDER).iterdir(), key=lambda path: path.stat().st_mtime_ns
+            )
+            while len(kept) >= _OPEN:
+                strangers = (path for path in kept if not admitted(_run_of(path.read_bytes())))
+                forgotten = next(strangers, kept[0])
+                forgotten.unlink()
+                kept.remove(forgotten)
+
+    def forget(self, name: str) -> None:
+        """Forgets the open sessions of a sum."""
+        if self.folder is None:
+            for key in [key for key in self._memory if key.startswith(_open_name(name, ""))]:
+                del self._memory[key]
+            return
+        with _explained(self.folder):
+            for path in self.folder.glob(_open_name(name, "*")):
+                path.unlink()
+
     def wipe(self, days: float) -> None:
-        """Empties the sessions that were not stored for `days` days.
+        """Forgets open sessions that were not stored for `days` days, and empties other ones.
 
         An empty file stays: its request must not be masked a second time.
 
@@ -100,11 +137,13 @@ class Sessions:
         if self.folder is None or not self.folder.is_dir():
             return
         with _explained(self.folder):
-            if not any(_is_old(path, days) for path in self.folder.iterdir()):
+            if not any(_is_old(path, days) for path in self.folder.rglob("*")):
                 return  # nobody waits for the process that holds the sessions, to wipe nothing
         with self.held(), _explained(self.folder):
-            for path in self.folder.iterdir():
-                if _is_old(path, days):
+            for path in self.folder.rglob("*"):
+                if _is_old(path, days) and path.parent != self.folder:
+                    path.unlink()
+                elif _is_old(path, days):
                     replace_with(path, b"")
 
 
@@ -114,7 +153,7 @@ def _is_old(path: Path, days: float) -> bool:
         stat = path.stat()
     except FileNotFoundError:
         return False
-    return stat.st_size > 0 and time.time() - stat.st_mtime >= days * _DAY
+    return S_ISREG(stat.st_mode) and stat.st_size > 0 and time.time() - stat.st_mtime >= days * _DAY
 
 
 @contextmanager
@@ -136,17 +175,30 @@ class Masking:
           reply with different survivors would tell the difference.
         - A session masks one request.
         - A session is stored before the answer that it belongs to leaves.
+        - No session continues under other words of the policy than it began under.
+        - A query for a sum under wrong numbers changes nothing for the sum under right ones.
 
     Args:
         client: its number.
         identity: its signing key.
         rules: its owner's.
         sessions: keeps sessions between trips.
+        words: those of the owner's policy that the price of the client's replies depends on.
+        admitted: tells whether the ledger has admitted a run.
     """
 
-    def __init__(self, client: int, identity: Identity, rules: Rules, sessions: Sessions) -> None:
+    def __init__(
+        self,
+        client: int,
+        identity: Identity,
+        rules: Rules,
+        sessions: Sessions,
+        words: Mapping[str, Any] | None = None,
+        admitted: Callable[[str], bool] = lambda run: False,
+    ) -> None:
         self._client, self._identity, self._rules = client, identity, rules
-        self._sessions = sessions
+        self._sessions, self._admitted = sessions, admitted
+        self._words = dict(words or {})
 
     def answer(self, trip: str, parameters: Parameters, content: bytes) -> bytes:
         """Returns the answer to a query.
@@ -193,25 +245,42 @@ class Masking:
         *,
         begins: bool = False,
     ) -> bytes:
-        name = _name(self._client, parameters)
-        with self._sessions.held():
-            session = self._session(name, parameters, begins)
+        name, kept = _name(self._client, parameters), self._sessions
+        opened = _open_name(name, parameters.digest.hex())
+        with kept.held():
+            # A sum that was masked has one session; until then each set of numbers has its own.
+            masked, content = kept.get(name), kept.get(opened)
+            if masked is None and content is None:
+                if not begins:
+                    raise OutOfTurnError("This client has sent no keys for this request.")
+                session = ClientSession(parameters, self._client, self._identity, self._rules)
+            else:
+                session = self._read(content if masked is None else masked)
+            if session.parameters != parameters:
+                raise AnsweredError("This request was summed among others, or in another way.")
             answer = ask(session)
-            self._sessions.put(name, session.to_bytes())
+            if session.has_masked:
+                kept.put(name, self._stated(session))
+                if masked is None:
+                    kept.forget(name)
+            else:
+                if content is None:
+                    kept.make_room(self._admitted)
+                kept.put(opened, self._stated(session))
         return answer
 
-    def _session(self, name: str, parameters: Parameters, begins: bool) -> ClientSession:
-        content = self._sessions.get(name)
-        if content is None:
-            if not begins:
-                raise OutOfTurnError("This client has sent no keys for this request.")
-            return ClientSession(parameters, self._client, self._identity, self._rules)
+    def _read(self, content: bytes | None) -> ClientSession:
         if not content:
             raise AnsweredError("This request was masked so long ago that its session is wiped.")
-        session = ClientSession.from_bytes(content, self._identity, self._rules)
-        if session.parameters != parameters:
-            raise AnsweredError("This request was to be summed among others, or in another way.")
-        return session
+        if read_json(content).get("words") != self._words:
+            raise RunTakenError(
+                "This sum began under other words of the policy, or under another version of "
+                "fedsink: set them back, or start another run."
+            )
+        return ClientSession.from_bytes(content, self._identity, self._rules)
+
+    def _stated(self, session: ClientSession) -> bytes:
+        return json.dumps({**read_json(session.to_bytes()), "words": self._words}).encode()
 
 
 def simulated_identity(client: int) -> Identity:
@@ -224,6 +293,19 @@ def simulated_identity(client: int) -> Identity:
 def simulated_peers(clients: int) -> Peers:
     """Returns the public keys of all simulated clients."""
     return Peers({client: simulated_identity(client).public for client in range(clients)})
+
+
+_OPEN_FOLDER = "open"
+
+
+def _run_of(session: bytes) -> str:
+    """Returns the run of a stored session, whatever words it began under."""
+    return str(read_json(session)["parameters"]["run"])
+
+
+def _open_name(name: str, parameters: str) -> str:
+    """Returns the name of a session that has masked nothing yet."""
+    return f"{_OPEN_FOLDER}/{name}.{parameters}"
 
 
 def _name(client: int, parameters: Parameters) -> str:

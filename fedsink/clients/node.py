@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from fedsink.clients.gate import (
     use_digests,
 )
 from fedsink.clients.ledger.admission import date_of, today
-from fedsink.clients.ledger.charge import Charge
+from fedsink.clients.ledger.charge import WORDS, Charge
 from fedsink.clients.ledger.ledger import Ledger
 from fedsink.clients.masking import Masking, Sessions, simulated_identity, simulated_peers
 from fedsink.clients.node_settings import NodeSettings
@@ -138,8 +139,6 @@ class Node:
         digest = answer.digest(record)
         if has_trip(record):
             return self._masked(answer, digest, record)
-        if self._policy is not None:
-            answer.check_unmasked(self._policy)
         return answer.record(self.reply(answer, digest))
 
     def aggregate(self, message_type: str, record: RecordDict) -> RecordDict:
@@ -166,9 +165,10 @@ class Node:
         """Returns the masked reply to a request; charges it once the roster is accepted."""
         (parameters, forwarded), ahead = self._trips(MASKED, record)
         answer.check_sum(parameters, self.client, self.settings.clients)
+        self._check(answer, masked=True)
 
         def integers() -> np.ndarray:
-            reply = self.reply(answer, digest)
+            reply = self._reply(answer, digest)
             return torch.stack([reply[name] for name in answer.parts]).flatten().numpy()
 
         masked = self._masking.mask(parameters, forwarded, digest, integers)
@@ -203,6 +203,10 @@ class Node:
             digest: SHA-256 of the request.
         """
         self._check(answer)
+        return self._reply(answer, digest)
+
+    def _reply(self, answer: Answer, digest: bytes) -> Mapping[str, Tensor]:
+        """Returns the tensors of a reply whose message has been checked."""
         if self._kept is not None and self._kept[0] == (
             answer.name,
             self._reserved(answer),
@@ -242,9 +246,14 @@ class Node:
 
         return Task(admitted.digests, self.client, self.shard, self._key, state)
 
-    def _check(self, answer: Answer, *, checked: bool = False) -> None:
-        """Refuses a message that policy, schedule or the data's public description forbid."""
+    def _check(self, answer: Answer, *, checked: bool = False, masked: bool = False) -> None:
+        """Refuses a message that policy, schedule or the data's public description forbid.
+
+        Every way to a reply leads through here, whatever the engine.
+        """
         if self._policy is not None:
+            if answer.share > 1 and not masked:
+                self._policy.check_unmasked(answer.share)
             answer.check_policy(self._policy)
         answer.check_turn(self.client, self.settings.clients)
         if checked:
@@ -274,7 +283,13 @@ class Node:
         return admitted
 
     def _charge_of(self, answer: Answer) -> Charge:
-        return answer.charge(trusted=self._policy is not None and self._policy.trusts_aggregation)
+        """Returns the answer's charge, with the policy's words that its price depends on."""
+        if self._policy is None:
+            return answer.charge(trusted=False)
+        charge = answer.charge(trusted=self._policy.trusts_aggregation)
+        if answer.share == 1:  # the noise is its own, and so is the price
+            return charge
+        return replace(charge, plan={**charge.plan, WORDS: self._policy.price_words})
 
     def _reserved(self, answer: Answer) -> bytes:
         """Returns the name of the answer's reservation, with or without a ledger."""
@@ -414,7 +429,14 @@ class Node:
             )
         allowed = policy.aggregation
         identity = Identity(NodeIdentityKey.at(policy.state).private, allowed.certificate)
-        return Masking(self.client, identity, allowed, Sessions(policy.sessions))
+        return Masking(
+            self.client,
+            identity,
+            allowed,
+            Sessions(policy.sessions),
+            policy.price_words,
+            lambda run: bool(_open_ledger(settings).charged(self._lineage, run)),
+        )
 
     @cached_property
     def _gate(self) -> LedgerGate | PassGate | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedsink.clients.ledger.budget import Budget
 from fedsink.data.spec import DataSpec
@@ -153,6 +153,20 @@ class Policy:
         """True if a share of the noise is charged as the noise of the sum it is part of."""
         return self.allowed.secure_aggregation in ("masked", "trusted")
 
+    @property
+    def price_words(self) -> dict[str, Any]:
+        """The policy's words that the price of a reply with a share of the noise depends on.
+
+        They are part of the reservation. Every other word either decides anew at each message, or
+        is part of the reservation in another way: lineage, budget and its rule by the account,
+        `rounds_per_reservation` by the first instalment, the records by their fingerprint.
+        """
+        words: dict[str, Any] = {"secure_aggregation": self.allowed.secure_aggregation}
+        if words["secure_aggregation"] == "masked" and self.aggregation is not None:
+            for name in ("minimum_cohort", "threshold", "tolerate_dropouts"):
+                words[name] = getattr(self.aggregation, name)
+        return words
+
     def check_mechanism(self, name: str) -> None:
         """Refuses a mechanism that the file does not name.
 
@@ -219,9 +233,6 @@ class Policy:
             self._refuse("allow.maximum_rate", f"q = {plan.rate:g}")
         if allowed.capacity and plan.capacity is None:
             self._refuse("allow.capacity", "the plan fixes no batch capacity")
-        if plan.capacity is not None and plan.capacity > self.data.nominal_records:
-            # A larger capacity would hide nothing more, and cost the node memory and time.
-            self._refuse("data.nominal_records", f"the plan has a capacity of {plan.capacity}")
         if plan.nominal_records is not None and plan.nominal_records < self.data.nominal_records:
             self._refuse(
                 "data.nominal_records", f"the plan accounts for {plan.nominal_records} records"

@@ -64,8 +64,10 @@ class NodeGrid(ForwardingGrid):
         super().__init__(grid)
         self._clients, self._needed = clients, needed
         self._patience = patience
-        self._node_of: dict[int, int] = {}  # of every client that was ever there
-        self._former: set[int] = set()  # nodes that clients have left
+        # Client → the nodes that have said they are it, the first in front. A node's id is its
+        # key's, which Flower has authenticated, and its word is its own: nobody takes the place of
+        # an earlier node that is connected.
+        self._nodes_of: dict[int, list[int]] = {}
         self._identified: dict[int, float] = {}  # node → when it was asked which client it is
         self._foreign: dict[int, str] = {}  # node → why it takes no part
         self._present: dict[int, int] | None = None  # client → node, of the last roster
@@ -134,21 +136,34 @@ class NodeGrid(ForwardingGrid):
     def _look(self, connected: set[int] | None = None) -> dict[int, int]:
         """Returns client → node of the connected clients, after asking new nodes who they are."""
         connected, now = connected or set(self._grid.get_node_ids()), time.monotonic()
-        known = self._former | set(self._node_of.values())
+        known = {node for nodes in self._nodes_of.values() for node in nodes}
         # A node without a valid answer is asked again, but not in every round.
         again = self._patience.again
         lately = {node for node, when in self._identified.items() if now - when < again}
         new = sorted(connected - known - lately)
         self._identified |= dict.fromkeys(new, now)
-        for client, node in self._identify(new).items():
-            if client in self._node_of:  # it came back, and is at its new node
-                self._former.add(self._node_of[client])
-            self._node_of[client] = node
+        for node, client in self._identify(new).items():
+            nodes = self._nodes_of.setdefault(client, [])
+            nodes.append(node)
             self._foreign.pop(node, None)
-        return {client: node for client, node in sorted(self._node_of.items()) if node in connected}
+            if (first := self._where(connected)[client]) != node:
+                log.warning(
+                    "node %s says that it is client %s, which the connected node %s is: it waits "
+                    "until that one is gone",
+                    *(node, client, first),
+                )
+        return self._where(connected)
+
+    def _where(self, connected: set[int]) -> dict[int, int]:
+        """Returns client → the first of its nodes that are connected."""
+        found = {
+            client: next((node for node in nodes if node in connected), None)
+            for client, nodes in sorted(self._nodes_of.items())
+        }
+        return {client: node for client, node in found.items() if node is not None}
 
     def _identify(self, nodes: Sequence[int]) -> dict[int, int]:
-        """Asks these nodes which clients they are; returns client number → node id."""
+        """Asks these nodes which clients they are; returns node id → client number."""
         inquiry = Inquiry(self._grid, [identity_query(node) for node in nodes])
         started = time.monotonic()
         inquiry.pull()
@@ -158,7 +173,7 @@ class NodeGrid(ForwardingGrid):
                 break
             time.sleep(self._patience.poll)
             inquiry.pull()
-        node_of: dict[int, int] = {}
+        client_of: dict[int, int] = {}
         for reply in inquiry.replies():
             node = reply.metadata.src_node_id
             try:
@@ -171,22 +186,24 @@ class NodeGrid(ForwardingGrid):
             except ValueError as error:
                 self._foreign[node] = f"Node {node} takes no part: {error}"
                 continue
-            if client in node_of:
+            twin = next((other for other, said in client_of.items() if said == client), None)
+            if twin is not None and client not in self._nodes_of:
                 raise ClientError(
-                    f"The nodes {node_of[client]} and {node} both are client {client}: give each "
-                    "another client=."
+                    f"The nodes {twin} and {node} both are client {client}: give each another "
+                    "client=."
                 )
-            node_of[client] = node
-        return node_of
+            client_of[node] = client
+        return client_of
 
     def _moved(self, asked: Sequence[Message]) -> dict[int, int]:
         """Returns node that was asked → node to ask now, of the clients that are connected."""
         client_of = {node: client for client, node in (self._present or {}).items()}
         nodes = [message.metadata.dst_node_id for message in asked]
         connected = set(self._grid.get_node_ids())
-        if {self._node_of.get(client_of.get(node, -1)) for node in nodes} <= connected:
+        where = self._where(connected)
+        if all(client_of.get(node) in where for node in nodes):
             # No client is missing: do not wait until an unknown node says who it is.
-            return {node: self._node_of[client_of[node]] for node in nodes}
+            return {node: where[client_of[node]] for node in nodes}
         present = self._look(connected)
         return {node: present[client_of[node]] for node in nodes if client_of.get(node) in present}
 

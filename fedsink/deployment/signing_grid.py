@@ -16,7 +16,13 @@ from flwr.serverapp import Grid
 from fedsink.deployment.node_grid import Inquiry
 from fedsink.flower_internals import ForwardingGrid, complete_replies
 from fedsink.protocol.charge_statement import ask_statement, given_statement
-from fedsink.protocol.node_identity import given_by, identity_query, show_receipts
+from fedsink.protocol.node_identity import (
+    MOST_RECEIPTS,
+    Given,
+    given_by,
+    identity_query,
+    show_receipts,
+)
 from fedsink.protocol.signatures import sign
 from fedsink.reporting.output_files import write_atomic
 from fedsink.values import read_json
@@ -25,12 +31,22 @@ log = logging.getLogger("fedsink.server")
 
 _IDENTITY = "query.identity"
 _LAST_SECONDS = 20.0  # for the nodes' last receipts
+_MOST = 4  # ids of one name, and names of one id: nodes without a key get an id at every start
+
+
+_Kept = dict[str, dict[str, str]]
+"""Receipts by the name and the id of the node that gave them, both in the order of their coming."""
 
 
 class SigningGrid(ForwardingGrid):
     """Shows every node the receipts that the server keeps, and signs other messages for it.
 
-    The receipts are from this run and earlier ones. A node answers with a new one, which is kept.
+    The receipts are from this run and earlier ones. A node answers with a new one, which is kept
+    under its name and its id, which is that of the key that Flower has authenticated.
+
+    Guarantees:
+        - No node's receipt takes the place of another node's, whatever names they give.
+        - A request is signed for a name only on its way to the first connected node that gave it.
 
     Args:
         grid: Flower's.
@@ -42,7 +58,7 @@ class SigningGrid(ForwardingGrid):
         super().__init__(grid)
         self._path, self._key = receipts, key
         self._pull = complete_replies(grid)
-        self._names: dict[int, str] = {}  # node → the name it gave
+        self._names: dict[int, str] = {}  # node → the name that it gave last, in this process
         self._statements: dict[int, dict[str, Any]] = {}  # node → what it signed
 
     def collect(self, run: str, *, everybody: bool = False) -> list[dict[str, Any]]:
@@ -75,14 +91,14 @@ class SigningGrid(ForwardingGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Sends messages, with receipts and signatures for their receivers."""
         messages = list(messages)
-        asks = any(message.metadata.message_type == _IDENTITY for message in messages)
-        kept = list(self._receipts().values()) if asks else []
+        kept = self._receipts()
+        shown = [text for given in kept.values() for text in given.values()][-MOST_RECEIPTS:]
         for message in messages:
             kind, node = message.metadata.message_type, message.metadata.dst_node_id
             content = RecordDict(dict(message.content))  # other messages stay as they are
             if kind == _IDENTITY:
-                show_receipts(content, kept)
-            elif self._key is not None and node in self._names:
+                show_receipts(content, shown)
+            elif self._key is not None and self._holds(node, kept):
                 sign(content, kind, self._names[node], self._key)
             message.content = content
         return self._grid.push_messages(messages)
@@ -90,24 +106,55 @@ class SigningGrid(ForwardingGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Returns replies that have arrived, and keeps the receipts in them."""
         replies = list(self._pull(message_ids))
-        new = {}
-        for reply in replies:
-            if not reply.has_error() and (given := given_by(reply.content)) is not None:
-                self._names[reply.metadata.src_node_id] = given.name
-                new[given.name] = given.receipt
-                if (signed := given_statement(reply.content)) is not None:
-                    self._statements[reply.metadata.src_node_id] = signed
-        if new:
-            text = json.dumps(self._receipts() | new, indent=0, sort_keys=True)
-            write_atomic(self._path, text.encode())
+        answered = [reply for reply in replies if not reply.has_error()]
+        new = [(r, given) for r in answered if (given := given_by(r.content)) is not None]
+        if not new:
+            return replies
+        kept = self._receipts()
+        for reply, given in new:
+            node = reply.metadata.src_node_id
+            self._names[node] = given.name
+            _keep(kept, given, str(node))
+            signed = given_statement(reply.content)
+            if not self._holds(node, kept):
+                log.warning("node %s gives the name of another node, which is connected", node)
+            elif signed is not None and signed["statement"]["node"] == given.name:
+                self._statements[node] = signed
+        write_atomic(self._path, json.dumps(kept, indent=0).encode())
         return replies
 
-    def _receipts(self) -> dict[str, str]:
+    def _holds(self, node: int, kept: _Kept) -> bool:
+        """Tells whether the name that a node gave is its own, and no other connected node's."""
+        given = kept.get(self._names.get(node, ""), {})
+        if set(given) == {str(node)}:
+            return True
+        connected = {str(other) for other in self._grid.get_node_ids()}
+        return next((other for other in given if other in connected), "") == str(node)
+
+    def _receipts(self) -> _Kept:
+        """Returns the receipts by name and by node, the first that gave the name in front."""
         try:
             kept = read_json(self._path.read_bytes())
-            return {str(name): str(receipt) for name, receipt in kept.items()}
+            return {
+                str(name): {str(node): str(text) for node, text in given.items()}
+                if isinstance(given, dict)
+                else {"": str(given)}  # of a version that knew names alone
+                for name, given in kept.items()
+            }
         except FileNotFoundError:
             return {}
         except (ValueError, AttributeError):
             log.warning("%s is damaged, and its receipts are lost", self._path)
             return {}
+
+
+def _keep(kept: _Kept, given: Given, node: str) -> None:
+    """Puts a node's receipt beside those of other nodes, and forgets those of a node too many."""
+    of_name = kept.setdefault(given.name, {})
+    of_name[node] = given.receipt
+    if len(of_name) > _MOST:  # the first one keeps its name
+        del of_name[list(of_name)[1]]
+    for name in [name for name, nodes in kept.items() if node in nodes][:-_MOST]:
+        del kept[name][node]
+        if not kept[name]:
+            del kept[name]

@@ -65,7 +65,7 @@ MEANING = {
     UNKNOWN_OPERATOR: "does not know the operator who signed the request",
     BAD_SIGNATURE: "was sent another request than the one that was signed for it",
     TOO_MANY_RUNS: "admits no new run today, by its owner's limit",
-    RUN_TAKEN: "knows this run's name for another plan, privacy unit or version of its data",
+    RUN_TAKEN: "knows this run's name for another plan, privacy unit, data or words of its policy",
     ROSTER_REFUSED: "was sent a roster that changes its keys, or names a stranger or a key twice",
     SHARES_REFUSED: "was sent shares that its peers did not encrypt for it in this message",
     SURVIVORS_REFUSED: "was sent survivors that leave it out, or that did not share",

@@ -402,6 +402,11 @@ class ClientSession:
         return answers[trip][1]
 
     @property
+    def has_masked(self) -> bool:
+        """True once the masked vector has been computed."""
+        return len(self._memory.answers) > TRIPS.index("masked")
+
+    @property
     def _least(self) -> int:
         return max(self.parameters.least, self._rules.minimum_cohort)
 

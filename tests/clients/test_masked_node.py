@@ -14,6 +14,10 @@ from flwr.app import Message, RecordDict
 
 from fedsink.clients.ledger.account_report import report
 from fedsink.clients.ledger.database import Database
+from fedsink.clients.node import close_nodes
+from fedsink.clients.node_cohort import NodeCohort
+from fedsink.clients.node_settings import NodeSettings
+from fedsink.clients.policy_file import read_policy
 from fedsink.protocol.aggregation import (
     KEYS,
     SHARES,
@@ -26,7 +30,7 @@ from fedsink.protocol.aggregation import (
     trip_of,
 )
 from fedsink.protocol.dp_sinkhorn import GradientRequest, unpack_replies
-from fedsink.protocol.exchange import Reduction
+from fedsink.protocol.exchange import Content, Reduction
 from fedsink.protocol.failure_codes import (
     BAD_SIGNATURE,
     MALFORMED,
@@ -51,6 +55,7 @@ from fedsink.simulation.grid import client_of
 
 from ..support.consortium import KIND, Consortium, shared, unchanged
 from ..support.policies import limits
+from ..support.requests import pack_requests
 
 Make = Callable[..., GradientRequest]
 RUN = "unnamed"
@@ -116,6 +121,55 @@ def test_a_policy_of_masks_gives_no_reply_without_them(tmp_path: Path, make_requ
     assert nodes.send(0, shared(make_request(), 4).to_record()).error.code == REFUSED
     assert nodes.claims() == [0, 0, 0, 0]
     assert not nodes.send(0, make_request().to_record()).has_error()  # its noise is its own
+
+
+def test_no_engine_gives_a_share_without_masks(tmp_path: Path, make_request: Make) -> None:
+    """Neither client by client, nor many at once, nor by passes for another machine."""
+    request = shared(make_request(clip="record"), 4)
+    content = Content(lambda: [request], lambda: pack_requests([request]))
+    for rule, code in (("masked", REFUSED), ("trusted", None)):
+        nodes = Consortium(tmp_path / rule, allow={"secure_aggregation": rule})
+        close_nodes()
+        path = nodes.folders[0] / "policy.toml"
+        settings = NodeSettings.from_policy(read_policy(path), clients=4)
+        passes = NodeCohort(settings).admit(KIND, content, [0])
+        [(_, answers)] = NodeCohort(settings).answers(KIND, [content], [[0]])
+        reply = nodes.send(0, request.to_record())
+        assert answers.failures == ({} if code is None else {0: code})
+        assert len(passes) == (code is None)
+        assert reply.has_error() == (code is not None)
+        assert nodes.claims()[0] == (code is None)
+
+
+def keys_of(run: str) -> RecordDict:
+    return put_trip(pack({}, {}), Trip(Parameters(run, f"{KIND} 1", (0, 1, 2, 3), 32, 24, 3)))
+
+
+def test_keys_under_invented_names_fill_no_folder(tmp_path: Path, make_request: Make) -> None:
+    nodes, requests = Consortium(tmp_path), rounds(make_request, 2)
+    grid = MaskedGrid(nodes, RUN)
+    [total] = exchanged(nodes, grid, requests, 0).sums
+    assert total is not None
+    kept = nodes.folders[0] / "state" / "sessions" / "open"
+    assert len(list(kept.iterdir())) == 1  # of the next sum, of the run that is admitted
+    for number in range(40):
+        assert not nodes.send(0, keys_of(f"invented {number}"), ORDER[0]).has_error()
+    assert len(list(kept.iterdir())) == 32
+    [total] = exchanged(nodes, grid, requests, 1).sums
+    assert total is not None
+    assert total.clients == 4
+    assert nodes.claims()[0] == 2
+
+
+def test_where_operators_are_named_nothing_is_written_for_an_unsigned_query(
+    tmp_path: Path,
+) -> None:
+    known = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
+    nodes = Consortium(tmp_path, operators={"lab": shown_key(known)})
+    for number in range(3):
+        reply = nodes.send(0, keys_of(f"invented {number}"), ORDER[0])
+        assert reply.error.code == UNSIGNED
+    assert not (nodes.folders[0] / "state" / "sessions").exists()
 
 
 def test_the_plan_of_the_sum_is_charged(tmp_path: Path, make_request: Make) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from fedsink.clients.masking import Masking, Sessions, simulated_identity, simulated_peers
 from fedsink.clients.policy import PolicyRefusedError
-from fedsink.errors import LedgerError
+from fedsink.errors import LedgerError, RunTakenError
 from fedsink.protocol.aggregation import KEYS, SHARES, SURVIVORS, UNMASK
 from fedsink.secagg.parameters import Parameters, Rules
 from fedsink.secagg.refusals import AnsweredError, OutOfTurnError
@@ -95,6 +95,55 @@ def test_one_request_is_masked_in_one_session(tmp_path: Path) -> None:
         maskings(tmp_path)[0].answer(KEYS, fewer, b"")
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_wrong_query_changes_nothing_for_the_sum(tmp_path: Path, stored: bool) -> None:
+    clients, server = maskings(tmp_path if stored else None), ServerSession(SUM)
+    for wrong in (replace(SUM, minimum=4), replace(SUM, bits=40), replace(SUM, length=10**18)):
+        clients[0].answer(KEYS, wrong, b"")
+    masked = until_masked(clients, server)
+    assert summed(clients, server, masked).any()
+    with pytest.raises(AnsweredError):  # all others of its name are over
+        clients[0].answer(KEYS, replace(SUM, bits=40), b"")
+    assert not stored or len(files(tmp_path / "0")) == 1
+
+
+@pytest.mark.medium
+def test_few_sessions_are_open_and_those_of_strangers_are_forgotten_first(tmp_path: Path) -> None:
+    def client() -> Masking:
+        rules = Rules(simulated_peers(CLIENTS), 3)
+        sessions = Sessions(tmp_path / "0")
+        return Masking(0, simulated_identity(0), rules, sessions, {}, {"run"}.__contains__)
+
+    first = client().answer(KEYS, SUM, b"")
+    for number in range(34):
+        client().answer(KEYS, replace(SUM, run=f"invented {number}"), b"")
+        assert len(files(tmp_path / "0")) == min(32, number + 2)
+    assert client().answer(KEYS, SUM, b"") == first
+    for number in range(34):  # an admitted run is no way around it
+        client().answer(KEYS, replace(SUM, message=f"invented {number}"), b"")
+        assert len(files(tmp_path / "0")) == 32
+    for days, left in ((1, 32), (0, 0)):
+        Sessions(tmp_path / "0").wipe(days)
+        assert len(files(tmp_path / "0")) == left
+
+
+def test_no_session_continues_under_other_words_of_the_policy(tmp_path: Path) -> None:
+    def client(words: dict[str, Any]) -> Masking:
+        rules, sessions = Rules(simulated_peers(CLIENTS), 3), Sessions(tmp_path / "0")
+        return Masking(0, simulated_identity(0), rules, sessions, words)
+
+    clients, server = maskings(tmp_path), ServerSession(SUM)
+    clients[0] = client({"tolerate_dropouts": 0})
+    masked = until_masked(clients, server)
+    other = client({"tolerate_dropouts": 1})
+    with pytest.raises(RunTakenError, match="other words of the policy"):
+        other.mask(SUM, server.forwarded(0), REQUEST, lambda: pytest.fail("again"))
+    for trip in (KEYS, SURVIVORS):
+        with pytest.raises(RunTakenError, match="other words of the policy"):
+            other.answer(trip, SUM, b"")
+    assert summed(clients, server, masked).any()
+
+
 def test_other_shares_are_refused_and_the_vector_is_computed_once(tmp_path: Path) -> None:
     clients, server = maskings(tmp_path), ServerSession(SUM)
     masked = until_masked(clients, server)
@@ -155,8 +204,13 @@ def test_sessions_of_two_runs_and_two_requests_are_apart(tmp_path: Path) -> None
     assert len(keys) == 4
 
 
+def files(folder: Path) -> list[Path]:
+    """Files of sessions that hold anything."""
+    return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
+
+
 def kept(folder: Path) -> dict[str, Any]:
-    [path] = [path for path in folder.iterdir() if path.name != "lock"]
+    [path] = files(folder)
     assert path.stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
     return dict(json.loads(path.read_bytes()))
@@ -183,7 +237,7 @@ def test_a_wiped_session_holds_nothing_and_is_not_begun_again(tmp_path: Path) ->
     sessions.wipe(days=1)
     assert kept(tmp_path / "0")
     sessions.wipe(days=0)
-    assert sum(path.stat().st_size for path in (tmp_path / "0").iterdir()) == 0
+    assert files(tmp_path / "0") == []
     for trip in (KEYS, SURVIVORS):
         with pytest.raises(AnsweredError, match="wiped"):
             maskings(tmp_path)[0].answer(trip, SUM, b"")
@@ -206,7 +260,7 @@ def test_wiping_waits_for_whoever_answers_and_not_where_nothing_is_old(tmp_path:
         assert kept(tmp_path / "0")
     other.join(60.0)
     assert other.exitcode == 0
-    assert not any(path.stat().st_size for path in (tmp_path / "0").iterdir())
+    assert files(tmp_path / "0") == []
 
 
 def test_two_processes_that_are_asked_at_once_answer_from_one_session(tmp_path: Path) -> None:

@@ -325,18 +325,6 @@ def test_a_plan_for_fewer_records_than_the_owner_states_is_refused(
             DPSinkhornAnswer([replace(request, plan=plan)]).check_policy(write())
 
 
-def test_a_capacity_beyond_all_records_is_refused(write: Write, make_request: Make) -> None:
-    """Such a capacity hides nothing more, and a server could fill the node's memory with it."""
-    request = make_request(rate=0.5)
-    for capacity, fits in ((61, True), (62, False)):
-        message = [replace(request, plan=replace(request.plan, capacity=capacity))]
-        if fits:
-            DPSinkhornAnswer(message).check_policy(write())
-            continue
-        with pytest.raises(PolicyRefusedError, match=r"data.nominal_records: .* capacity of 62"):
-            DPSinkhornAnswer(message).check_policy(write())
-
-
 @pytest.mark.parametrize(
     ("changes", "plan", "key"),
     [

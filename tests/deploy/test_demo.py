@@ -121,7 +121,7 @@ def test_three_hospitals_add_up_under_masks(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         sessions = folder / f"hospital-{number}" / "state" / "sessions"
         assert sessions.stat().st_mode & 0o077 == 0
-        kept = [path for path in sessions.iterdir() if path.stat().st_size]
+        kept = [path for path in sessions.iterdir() if path.is_file() and path.stat().st_size]
         memories = [json.loads(path.read_bytes())["memory"] for path in kept]
         summed = [memory for memory in memories if memory["roster"]]
         assert len(summed) == 10

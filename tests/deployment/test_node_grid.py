@@ -265,6 +265,20 @@ def test_two_nodes_of_one_number_are_named() -> None:
         grid(link).roster()
 
 
+def test_no_node_takes_the_place_of_a_connected_one() -> None:
+    """Whatever numbers strangers give, and however many come at once."""
+    link = Link(2)
+    of = grid(link)
+    of.roster()
+    link.connected |= {777: 1, 778: 1, 779: 0}
+    assert dict(of.roster()) == {0: 101, 1: 102}
+    del link.connected[102]
+    assert dict(of.roster()) == {0: 101, 1: 777}
+    link.connected[102] = 1  # a key has one id: this one was the first
+    assert dict(of.roster()) == {0: 101, 1: 102}
+    assert link.asked.count((777, "query.identity")) == 1
+
+
 @pytest.mark.parametrize(
     ("identity", "why"),
     [
@@ -301,8 +315,10 @@ def test_the_node_that_a_client_has_left_is_not_asked_again() -> None:
     link = Link(2)
     of = grid(link, again=0.01)
     of.roster()
-    link.connected[777] = 1  # Flower notices a minute later that 102 is gone
+    link.connected[777] = 1
     link.identity[102] = silent
+    assert dict(of.roster()) == {0: 101, 1: 102}  # Flower notices a minute later that 102 is gone
+    del link.connected[102]
     assert dict(of.roster()) == {0: 101, 1: 777}
     time.sleep(0.02)
     assert dict(of.roster()) == {0: 101, 1: 777}

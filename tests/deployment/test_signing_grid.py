@@ -72,12 +72,12 @@ def test_receipts_are_kept_and_shown_again_by_the_next_process(tmp_path: Path) -
 
     owners = SigningGrid(link, path, None)
     list(owners.pull_messages(owners.push_messages([identity_query(102)])))
-    assert shown_receipts(link.seen[-1][2]) == list(first.values())
+    assert shown_receipts(link.seen[-1][2]) == list(first["a1"].values())
 
 
 def test_the_receipts_of_other_nodes_and_runs_stay(tmp_path: Path) -> None:
     path = tmp_path / "receipts.json"
-    path.write_text('{"c3": "of another run"}')
+    path.write_text('{"c3": "of another run"}')  # by a version that knew names alone
     link = Link({101: "a1", 102: "b2"})
     owners = SigningGrid(link, path, None)
     for node, kept in ((101, {"a1", "c3"}), (102, {"a1", "b2", "c3"}), (101, {"a1", "b2", "c3"})):
@@ -134,3 +134,49 @@ def test_each_node_gets_a_signature_of_its_own(tmp_path: Path) -> None:
         [other] = set(names.values()) - {names[node]}
         with pytest.raises(BadSignatureError):
             signer(signed, kind, other, KNOWN)
+
+
+def test_no_node_takes_the_name_of_another(tmp_path: Path) -> None:
+    """Neither its receipt nor the requests that are signed for it, while it is connected."""
+    path, link = tmp_path / "receipts.json", Link()
+    connected = [101, 102]
+    link.get_node_ids = lambda: connected  # type: ignore[method-assign]
+    owners = SigningGrid(link, path, KEY)
+
+    def signed_for(node: int) -> bool:
+        message = Message(pack({"run": "r"}, {}), dst_node_id=node, message_type="train.x")
+        list(owners.pull_messages(owners.push_messages([message])))
+        try:
+            return signer(link.seen[-1][2], "train.x", "a1", KNOWN) == "lab"
+        except UnsignedRequestError:
+            return False
+
+    def asked(*nodes: int) -> None:
+        questions = [identity_query(node) for node in nodes]
+        list(owners.pull_messages(owners.push_messages(questions)))
+
+    asked(101)
+    link.names[102] = "a1"
+    asked(102)
+    assert json.loads(path.read_text()) == {"a1": {"101": "receipt 1", "102": "receipt 2"}}
+    assert (signed_for(101), signed_for(102)) == (True, False)
+    owners = SigningGrid(link, path, KEY)  # another process, where the stranger comes first
+    asked(102, 101)
+    assert (signed_for(101), signed_for(102)) == (True, False)
+    assert json.loads(path.read_text())["a1"].keys() == {"101", "102"}
+    connected.remove(101)  # a node without a key has another id when it starts again
+    assert signed_for(102)
+    connected.append(101)
+    assert (signed_for(101), signed_for(102)) == (True, False)
+
+
+def test_a_node_that_gives_ever_new_names_fills_no_file(tmp_path: Path) -> None:
+    path, link = tmp_path / "receipts.json", Link()
+    owners = SigningGrid(link, path, None)
+    list(owners.pull_messages(owners.push_messages([identity_query(101)])))
+    for number in range(20):
+        link.names[102] = f"b{number}"
+        list(owners.pull_messages(owners.push_messages([identity_query(102)])))
+    kept = json.loads(path.read_text())
+    assert kept.keys() == {"a1", "b16", "b17", "b18", "b19"}
+    assert len(shown_receipts(link.seen[-1][2])) == 5

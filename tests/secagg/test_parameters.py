@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from fedsink.secagg.parameters import PROTOCOL, Parameters
-from fedsink.secagg.refusals import MalformedTripError, WeakThresholdError
+from fedsink.secagg.identities import Peers
+from fedsink.secagg.parameters import PROTOCOL, Parameters, Rules
+from fedsink.secagg.refusals import CohortError, MalformedTripError, WeakThresholdError
 
 VALUES: dict[str, Any] = {
     "run": "r", "message": "m", "clients": (0, 1, 2, 5), "bits": 32, "length": 3, "minimum": 2,
@@ -58,6 +59,16 @@ def test_the_threshold_is_above_two_thirds_and_by_a_rule_that_all_know() -> None
 def test_in_a_large_cohort_two_thirds_of_all_take_part_whatever_a_neighbourhood_needs() -> None:
     many = Parameters(**VALUES | {"clients": tuple(range(70))})
     assert many.threshold < many.quorum == many.least == 47
+
+
+def test_an_owner_demands_more_than_a_fraction_of_the_shares() -> None:
+    parameters = Parameters(**VALUES)  # 3 of 4 shares
+    Rules(Peers({}), 3, 0.7499).check(parameters)
+    for threshold in (0.75, 0.76):
+        with pytest.raises(WeakThresholdError, match="3 of 4 shares"):
+            Rules(Peers({}), 3, threshold).check(parameters)
+    with pytest.raises(CohortError, match="demands 4"):
+        Rules(Peers({}), 4).check(parameters)
 
 
 def test_parameters_are_read_as_they_were_written() -> None:

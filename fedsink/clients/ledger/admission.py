@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from sqlite3 import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedsink.clients.ledger.budget import Budget
 from fedsink.clients.ledger.charge import (
     EVERY_LABEL,
+    WORDS,
     Application,
     Charge,
     Instalment,
@@ -25,6 +26,7 @@ from fedsink.clients.ledger.charge import (
 )
 from fedsink.clients.ledger.database import Database
 from fedsink.errors import BudgetError, DailyLimitError, ReleaseRefusedError, RunTakenError
+from fedsink.values import read_json
 
 ONE_PLAN = "one-plan"  # the rule of an account without a ceiling
 _ROUNDING = 1 + 1e-9  # ten plans of δ = 1e-6 fill 1e-5, whatever the last bit of their sum
@@ -75,7 +77,8 @@ def find(connection: Connection, application: Application) -> Reservation | None
     """Returns the reservation of exactly this plan for this run, if there is one.
 
     Raises:
-        RunTakenError: the run has another plan, or is in another account of the lineage.
+        RunTakenError: the run has another plan, is in another account of the lineage, or was
+            reserved under other words of the policy.
         ReleaseRefusedError: the account has another rule.
     """
     lineage, run, charge = application.lineage, application.run, application.charge
@@ -99,6 +102,7 @@ def find(connection: Connection, application: Application) -> Reservation | None
     ).fetchall()
     wanted = charge.plan_json
     for run_id, id, plan, reserved, uses, step in plans:
+        _check_words(application, read_json(plan).get(WORDS, {}))
         if plan == wanted:
             if step is not None:
                 uses = charge.instalment(step, reserved).uses
@@ -109,6 +113,19 @@ def find(connection: Connection, application: Application) -> Reservation | None
             "first release."
         )
     return None
+
+
+def _check_words(application: Application, then: Mapping[str, Any]) -> None:
+    """Refuses a run whose price depends on words of the policy that have changed since."""
+    now = application.charge.plan.get(WORDS, {})
+    changed = sorted(word for word in {*then, *now} if then.get(word) != now.get(word))
+    if then and now and changed:
+        word = changed[0]
+        raise RunTakenError(
+            f"The run {application.run} was reserved at {application.lineage} under {word} = "
+            f"{then.get(word)!r}, and the policy says {now.get(word)!r} now, which has another "
+            "price: set it back, or start another run."
+        )
 
 
 def _check_account_of(connection: Connection, lineage: str, run: str, adjacency: str) -> None:
@@ -209,9 +226,14 @@ def day_of_run(connection: Connection, run: str, requester: Requester) -> int | 
         "SELECT COUNT(DISTINCT name) FROM runs WHERE day=? AND name!=?", (day, run)
     ).fetchone()
     if others >= requester.runs_per_day:
+        ahead = (
+            f" The clock was ahead when they began, and a clock that is set back refills nothing: "
+            f"until the end of {date_of(day)} no new run begins unless the limit is raised."
+        )
         raise DailyLimitError(
             f"{others} runs have begun on {date_of(day)}, and the policy admits "
             f"allow.runs_per_day={requester.runs_per_day}: wait, or raise it."
+            + (ahead if day > today() else "")
         )
     return day
 

@@ -29,6 +29,8 @@ from fedsink.values import read_json
 
 PRICING = 2
 """Of the accounting: raised with every correction, so that no price from before it is read."""
+WORDS = "policy"
+"""Entry of a plan in the ledger: the words of the owner's policy that its price depends on."""
 EVERY_LABEL = -1  # how the file writes a use of all classes; NULL would be no key
 
 Place = tuple[int, int | None]

@@ -10,6 +10,7 @@ from fedsink.clients.ledger import admission
 from fedsink.clients.ledger.budget import Budget
 from fedsink.clients.ledger.charge import (
     EVERY_LABEL,
+    WORDS,
     Application,
     Charge,
     Claim,
@@ -200,7 +201,8 @@ class Ledger:
             lineage,
             run,
         )
-        return [StatedCharge(row[0], read_json(row[1]), *row[2:]) for row in rows]
+        plans = [{k: v for k, v in read_json(row[1]).items() if k != WORDS} for row in rows]
+        return [StatedCharge(r[0], plan, *r[2:]) for r, plan in zip(rows, plans, strict=True)]
 
     def knows(self, digests: Iterable[bytes]) -> bool:
         """Tells whether every one of these digests has been claimed."""

@@ -11,7 +11,7 @@ import pytest
 from fedsink.clients.ledger import admission
 from fedsink.clients.ledger.account_report import refusals
 from fedsink.clients.ledger.budget import Budget
-from fedsink.clients.ledger.charge import Charge, Requester, Reservation, Use
+from fedsink.clients.ledger.charge import WORDS, Charge, Requester, Reservation, Use
 from fedsink.clients.ledger.check import problems
 from fedsink.clients.ledger.database import Database
 from fedsink.clients.ledger.ledger import Ledger
@@ -33,6 +33,34 @@ def use(round: int, label: int | None = None, digest: bytes | None = None) -> Us
 
 
 # Reservations
+
+
+def test_a_statement_is_of_one_run_of_one_lineage(ledger: Ledger, make_charge: Make) -> None:
+    for lineage, run in (("ward", "r1"), ("ward", "r2"), ("lab", "r1")):
+        plan = {"of": f"{lineage} {run}", WORDS: {"secure_aggregation": "masked"}}
+        reserved(ledger, make_charge(plan=plan), run=run, lineage=lineage, content=lineage.encode())
+    for lineage, run in (("ward", "r1"), ("ward", "r2"), ("lab", "r1")):
+        [charged] = ledger.charged(lineage, run)
+        assert charged.plan == {"of": f"{lineage} {run}"}  # the owner's words are not stated
+    assert ledger.charged("lab", "r2") == []
+
+
+@pytest.mark.parametrize("budget", [TEN, Budget(10.0, 1e-5, "rdp-filter", 8.0)])
+def test_a_run_whose_price_depends_on_a_changed_word_is_refused(
+    ledger: Ledger, make_charge: Make, budget: Budget
+) -> None:
+    words = {"secure_aggregation": "masked", "tolerate_dropouts": 1}
+    reserved(ledger, make_charge(plan={"p": 1, WORDS: words}), budget)
+    for word, value, shown in (
+        ("secure_aggregation", "trusted", "= 'masked', and the policy says 'trusted' now"),
+        ("tolerate_dropouts", 2, "= 1, and the policy says 2 now"),
+        ("tolerate_dropouts", None, "= 1, and the policy says None now"),
+    ):
+        changed = make_charge(plan={"p": 1, WORDS: words | {word: value}})
+        with pytest.raises(RunTakenError, match=f"under {word} {shown}"):
+            reserved(ledger, changed, budget)
+        reserved(ledger, changed, budget, run=f"other {value}")
+    reserved(ledger, make_charge(plan={"p": 1, WORDS: words}), budget)
 
 
 def test_a_plan_is_reserved_once_and_found_again(ledger: Ledger, make_charge: Make) -> None:
@@ -195,7 +223,8 @@ def test_a_clock_that_is_set_back_refills_nothing(
     begin(ledger, make_charge(1.0), "r1", most=1)
     for back in (3_600.0, 86_400.0, 10 * 86_400.0, NOON):
         clock[0] = NOON - back
-        with pytest.raises(DailyLimitError):
+        why = "until the end of 2024-10-04 no new run" if back > 12 * 3_600.0 else "wait, or raise"
+        with pytest.raises(DailyLimitError, match=why):
             begin(ledger, make_charge(1.0), "r2", most=1)
     clock[0] = NOON + 86_400.0
     begin(ledger, make_charge(1.0), "r2", most=1)
