@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsink.errors import ConfigError
@@ -19,6 +23,15 @@ def quieten_flower() -> None:
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     os.environ.setdefault("FLWR_LOG_LEVEL", "WARNING")
+
+
+def typed_name() -> str:
+    """Returns `fedsink` as a shell of this user finds it: by its path where PATH has another."""
+    own = Path(sys.executable).with_name("fedsink")
+    found = shutil.which("fedsink")
+    if not own.is_file() or (found is not None and os.path.samefile(found, own)):
+        return "fedsink"
+    return shlex.quote(str(own))
 
 
 def device_named(name: str, key: str) -> torch.device:

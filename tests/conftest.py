@@ -68,6 +68,7 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     for name, own in names.items():
         (folder / own).mkdir()
         os.environ[name] = str(folder / own)
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     (folder / "here").mkdir()
     before = Path.cwd()
     os.chdir(folder / "here")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedsink.deployment.results import Receiver, Results
+from fedsink.environment import typed_name
 from fedsink.errors import ClientError, ConfigError, TransferError
 from fedsink.reporting.displays import printable
 
@@ -153,7 +154,7 @@ def submit(
             if stopped is None:
                 raise
             return stopped(submission)
-    again = f"fedsink fetch run={run_config['name']} app={app} superlink={superlink}"
+    again = f"{typed_name()} fetch run={run_config['name']} app={app} superlink={superlink}"
     if not submission.results.begun:
         print(f"fedsink: {submission.what_happened()} Once it has ended: {again}", file=sys.stderr)
         return 1
