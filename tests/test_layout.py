@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -209,3 +211,24 @@ def test_files_have_no_circles_and_names_stand_once() -> None:
     assert found["class names that repeat"] == []
     assert found["file names that repeat"] == ["ledger", "node"]  # commands, by what one types
     assert found["names of a method"] == {method: [method] for method in script.METHODS}
+
+
+def test_nothing_of_ours_installs_fedsink_by_name() -> None:
+    """Whoever registers a name that nobody of us owns would run code at those who install it."""
+    texts = {
+        path: path.read_text()
+        for pattern in ("*.md", "*.py", "*.toml", "*.yaml", "*.yml", "*.txt", "*.ipynb", "*.j2",
+                        "*Dockerfile", "Makefile", "run", "*.service")
+        for path in ROOT.rglob(pattern)
+        if path.is_file() and not {".venv", ".git", "runs", "site", "dist"} & set(path.parts)
+        and path.name not in (Path(__file__).name, "CHANGELOG.md")
+    }  # fmt: skip
+    assert len(texts) > 500
+    by_name = re.compile(r"pip3? install (?:-\S+ )*[\"'`]*fedsink(?:-\w+)?(?![\w*/-]*(?:\.whl|/))")
+    assert [str(path) for path, text in texts.items() if by_name.search(text)] == []
+    for path in texts:
+        if path.name == "pyproject.toml" and path.parent != ROOT:
+            project = tomllib.loads(texts[path])["project"]
+            lists = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
+            named = [need for needs in lists for need in needs]
+            assert [need for need in named if need.startswith("fedsink")] == [], path

@@ -372,7 +372,7 @@ def require_packages(names: Collection[str]) -> None:
         if package is not None and find_spec(package) is None:
             raise ConfigError(
                 f"log={name} needs the package {package}, which is not installed: "
-                f'`pip install "fedsink[{name}]"`, or leave log={name} out.'
+                f"add fedsink's extra {name} (docs/install.md), or leave log={name} out."
             )
 
 

@@ -170,7 +170,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         require_packages(["csv", "mlflow"])
     assert str(caught.value) == (
         "log=mlflow needs the package mlflow, which is not installed: "
-        '`pip install "fedsink[mlflow]"`, or leave log=mlflow out.'
+        "add fedsink's extra mlflow (docs/install.md), or leave log=mlflow out."
     )
 
 
