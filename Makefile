@@ -22,10 +22,13 @@ $(BIN)/python:
 
 # The stamps make both installs idempotent: they are redone only when the requirements change.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing fedsink and PyTorch into $(VENV): up to 6.2 GB, about three minutes, and pip says nothing meanwhile."
 	$(PIP) install --quiet --constraint constraints.txt --editable .
 	@touch $@
+	@echo "Installed. 'source $(BIN)/activate' makes fedsink a command of your shell; without it, type $(BIN)/fedsink."
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing what the tests need into $(VENV), and fedsink (up to 6.4 GB) if it is not there: a minute or more."
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
