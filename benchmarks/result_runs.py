@@ -71,7 +71,8 @@ class Runs:
         found = next(same, None)
         if found is None or "configuration" not in found:
             return found
-        return found if found["configuration"] == configuration_of(tuple(arguments)) else None
+        recipe = tuple(w for w in arguments if not w.startswith(("seed=", "engine=")))
+        return found if found["configuration"] == configuration_of(recipe) else None
 
     def record(
         self, arguments: Sequence[str], evaluate: Sequence[str] = (), *, seed: int, **labels: Any

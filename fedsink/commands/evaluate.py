@@ -111,7 +111,7 @@ def _agree(hours: float) -> None:
         f"This takes about {hours:.0f} hours of one core: fewer pictures (n=), or a GPU for "
         "classifiers=dpimagebench, take less. Ctrl-C stops it and leaves nothing.\n"
     )
-    if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
+    if all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
         stream.write("Begin all the same? [y/N] ")
         stream.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
