@@ -213,22 +213,43 @@ def test_files_have_no_circles_and_names_stand_once() -> None:
     assert found["names of a method"] == {method: [method] for method in script.METHODS}
 
 
-def test_nothing_of_ours_installs_fedsink_by_name() -> None:
-    """Whoever registers a name that nobody of us owns would run code at those who install it."""
-    texts = {
-        path: path.read_text()
-        for pattern in ("*.md", "*.py", "*.toml", "*.yaml", "*.yml", "*.txt", "*.ipynb", "*.j2",
-                        "*Dockerfile", "Makefile", "run", "*.service")
-        for path in ROOT.rglob(pattern)
-        if path.is_file() and not {".venv", ".git", "runs", "site", "dist"} & set(path.parts)
-        and path.name not in (Path(__file__).name, "CHANGELOG.md")
-    }  # fmt: skip
-    assert len(texts) > 500
-    by_name = re.compile(r"pip3? install (?:-\S+ )*[\"'`]*fedsink(?:-\w+)?(?![\w*/-]*(?:\.whl|/))")
-    assert [str(path) for path, text in texts.items() if by_name.search(text)] == []
-    for path in texts:
-        if path.name == "pyproject.toml" and path.parent != ROOT:
-            project = tomllib.loads(texts[path])["project"]
-            lists = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
-            named = [need for needs in lists for need in needs]
-            assert [need for need in named if need.startswith("fedsink")] == [], path
+_INSTALL = re.compile(r"\b(?:pip3?|uv|pipx)\b[^\n]*?\binstall\b([^\n`]*)")
+_NAME = re.compile(r"fedsink(-[a-z]+)*(\[[^]]*\])?([<>=~!].*)?")
+
+
+def installed_by_name(text: str) -> list[str]:
+    """Names of fedsink or a sister distribution that commands in a text take from an index."""
+    words = [
+        word.strip("\"'`(),.:;|&") for found in _INSTALL.findall(text) for word in found.split()
+    ]
+    return [word for word in words if _NAME.fullmatch(word)]
+
+
+def required_by_name(text: str) -> list[str]:
+    """The same of a pyproject.toml; extras of the project itself are its own."""
+    project = tomllib.loads(text).get("project", {})
+    needs = [*project.get("dependencies", [])]
+    for extra in project.get("optional-dependencies", {}).values():
+        needs += [need for need in extra if not need.startswith(f"{project['name']}[")]
+    return [need for need in needs if _NAME.fullmatch(need.replace(" ", ""))]
+
+
+def test_no_file_installs_fedsink_by_name_from_an_index() -> None:
+    """Nobody of us owns the name there: whoever registers it runs code on a reader's machine."""
+    assert installed_by_name("pip install fedsink") == ["fedsink"]
+    assert installed_by_name("`pip -q install torch 'fedsink-node[secure]>=0.1'`") != []
+    assert installed_by_name('pip install "./deploy/node[secure]" dist/fedsink-1-py3.whl .') == []
+    assert required_by_name('[project]\nname = "x"\ndependencies = ["fedsink >= 0.1"]') != []
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("this is not a git checkout")
+    found = {}
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if path == Path(__file__) or path.is_symlink() or not path.is_file():
+            continue
+        text = path.read_text(errors="ignore")
+        found[name] = installed_by_name(text)
+        if path.name == "pyproject.toml":
+            found[name] += required_by_name(text)
+    assert {name: names for name, names in found.items() if names} == {}

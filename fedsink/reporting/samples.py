@@ -102,8 +102,8 @@ def pyarrow() -> tuple[Any, Any]:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise ConfigError(
-            "A .parquet file needs the Python package pyarrow, fedsink's extra parquet: install it "
-            "with `pip install pyarrow`, or write a .npz file."
+            "A .parquet file needs the Python package pyarrow: install it with `pip install "
+            "pyarrow`, or write a .npz file."
         ) from None
 
 
