@@ -19,7 +19,12 @@ def usage() -> str:
     whole = find_spec("hydra") is not None
     marks = {name: " " if whole or name in AT_A_NODE else "*" for name in COMMANDS}
     lines = [f" {marks[name]}{name:<10}{what}" for name, what in COMMANDS.items()]
-    lines += [] if whole else ["", " *needs the whole of fedsink; fedsink-node is installed here"]
+    end = ["Start with:  fedsink node --help"]
+    if whole:
+        end = ["Start with:  fedsink simulate mode=central"]
+        end += ['Completion:  eval "$(fedsink --shell-completion install=bash)"']
+    else:
+        lines += ["", " *needs the whole of fedsink; fedsink-node is installed here"]
     return "\n".join(
         [
             "fedsink: image generators learnt from data that stays with its owners.",
@@ -31,8 +36,7 @@ def usage() -> str:
             "  --version  print the version",
             "  --debug    with any command: show the traceback of an error",
             "",
-            "Start with:  fedsink simulate mode=central",
-            'Completion:  eval "$(fedsink --shell-completion install=bash)"',
+            *end,
         ]
     )
 

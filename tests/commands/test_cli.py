@@ -39,6 +39,8 @@ def test_help_marks_what_a_nodes_distribution_lacks(
     marked = [name for name in COMMANDS if f"\n *{name} " in usage()]
     assert marked == [name for name in COMMANDS if name not in AT_A_NODE]
     assert "\n *needs the whole of fedsink; fedsink-node is installed here\n" in usage()
+    started = [line for line in usage().splitlines() if line.startswith(("Start", "Completion"))]
+    assert started == ["Start with:  fedsink node --help"]
 
 
 def test_no_command_is_help_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
