@@ -348,6 +348,7 @@ class Stage:
             "HOME": str(folder / "home"),
             "COLUMNS": "100",
             "PYTHONUNBUFFERED": "1",  # as in a terminal
+            "RAY_USAGE_STATS_ENABLED": "0",
             **_way_to_an_index(),
         }
 
