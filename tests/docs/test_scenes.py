@@ -480,7 +480,7 @@ class Stage:
             venv.create(upper, with_pip=True)
             site = Path(sysconfig.get_path("purelib", vars={"base": str(upper)}))
             (site / "below.pth").write_text(
-                "".join(f"{p}\n" for p in sys.path if Path(p).is_dir() and p != str(ROOT))
+                "".join(f"{p}\n" for p in (str(ROOT), *(p for p in sys.path if "-packages" in p)))
             )
             for script in ours.iterdir():
                 text = script.read_bytes()[:10_000]
