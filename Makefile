@@ -22,10 +22,13 @@ $(BIN)/python:
 
 # The stamps make both installs idempotent: they are redone only when the requirements change.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing fedsink and PyTorch into $(VENV): up to 6.2 GB, about three minutes, and pip says nothing meanwhile."
 	$(PIP) install --quiet --constraint constraints.txt --editable .
 	@touch $@
+	@echo "Installed. 'source $(BIN)/activate' makes fedsink a command of your shell; without it, type $(BIN)/fedsink."
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing what the tests need into $(VENV), and fedsink (up to 6.4 GB) if it is not there: a minute or more."
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
@@ -57,6 +60,8 @@ test-medium: install-dev ## run those that take over half a second
 test-slow: install-dev ## run the slow ones
 	$(PYTEST) -m 'slow and not gpu' $(ARGS)
 
+# A skip that an install could prevent is a failure here (tests/conftest.py).
+test-all: export FEDSINK_TEST_ALL := 1
 test-all: test test-medium test-slow ## run all of them
 
 # CI counts lines where these run, and runs of the slow tests only theirs: more is beyond forty minutes.

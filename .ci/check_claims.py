@@ -26,7 +26,7 @@ from result_rows import CLASSIFIERS, declared, markdown, marker, mean, measured,
 from fedsink.errors import ConfigError  # noqa: E402
 from fedsink.pages.evaluation_tables import published  # noqa: E402
 
-MEASURED_AT, ENGINE = "cpu", "engine=local"
+MEASURED_AT = "cpu"
 
 _ROWS = {
     "new_ten": "MNIST, ε = 10, ten clients",
@@ -151,7 +151,7 @@ def differences(root: Path) -> Iterator[str]:
         if marker(table.name) not in text:
             yield f"docs/results.md has no place for the table {table.name}."
             continue
-        content = markdown(table, records, MEASURED_AT, [ENGINE])
+        content = markdown(table, records, MEASURED_AT)
         try:
             wanted = rendered(text, table.name, content)
         except ConfigError as error:
@@ -180,7 +180,7 @@ def _figures(tables: list[Any], records: list[dict[str, Any]]) -> dict[str, Any]
     figures: dict[str, Any] = {}
     for key, name in _ROWS.items():
         row = rows[name]
-        arguments = row.arguments(MEASURED_AT, 0, [ENGINE])[:-1]
+        arguments = row.arguments(MEASURED_AT, 0)[:-1]
         command = " ".join(["fedsink simulate", *arguments])
         held, _ = standing([r for r in records if row.shows(r, command)], arguments)
         figures[key] = _shown(held)

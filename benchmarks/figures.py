@@ -26,14 +26,14 @@ from gradient_bias import GradientOf, bias_and_deviation, reference_gradient
 from matplotlib import pyplot
 from result_protocol import ROOT, frozen_commit
 from result_rows import CLASSIFIERS, FIGURES
-from result_runs import Runs
+from result_runs import INTERRUPTED, Runs
 
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.reporting.output_files import append_jsonl, write_atomic
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures and draws one figure. Returns 1 if a run failed, 2 if the request was wrong."""
+    """Measures and draws one figure. Returns 1 if a run failed, 2 for a wrong request, 130."""
     options = _parser().parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -41,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FedsinkError as error:
         print(f"figures: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print(INTERRUPTED, file=sys.stderr)
+        return 130
     return 0
 
 

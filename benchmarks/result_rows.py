@@ -68,7 +68,7 @@ class Row:
         """Tells whether a record is a seed of this row, run by `command` and evaluated so."""
         seed, evaluated = record["seed"], record.get("evaluated", [])
         return (
-            _any_engine(record["command"]).startswith(f"{_any_engine(command)} seed=")
+            any_engine(record["command"]).startswith(f"{any_engine(command)} seed=")
             and tuple(evaluated) == self.evaluate
             and (seed in self.seeds if self.seeds else seed < HELD_OUT)
         )
@@ -106,7 +106,7 @@ def declared(path: Path = ROWS) -> list[Table]:
         raise ConfigError(f"{path} is not a list of tables with rows: {reason}.") from error
 
 
-def _any_engine(command: str) -> str:
+def any_engine(command: str) -> str:
     """Returns a command without its engine: engines have the same results."""
     return " ".join(word for word in command.split() if not word.startswith("engine="))
 
@@ -157,7 +157,7 @@ def markdown(table: Table, records: Sequence[Record], scale: str, more: Sequence
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in table.rows:
         arguments = row.arguments(scale, 0, more)[:-1]
-        command = " ".join(["fedsink simulate", *arguments])
+        command = any_engine(" ".join(["fedsink simulate", *arguments]))
         of_row, mark = standing(
             [record for record in records if row.shows(record, command)], arguments
         )

@@ -7,8 +7,10 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from result_protocol import configuration_hash, configuration_of, configured, data_hash
-from result_rows import Record, measured
+from result_rows import Record, any_engine, measured
 
 from fedsink.conf.acting import READ_FROM_FILES
 from fedsink.errors import FedsinkError
@@ -25,6 +27,7 @@ from fedsink.server.folder import RunFolder, stored_config
 
 FEDSINK = Path(sys.executable).with_name("fedsink")
 _EVALUATION = ("classifiers", "n", "seed", "observation")
+INTERRUPTED = "Interrupted: the same command goes on, with the run that was cut short."
 
 
 class Runs:
@@ -53,13 +56,23 @@ class Runs:
     def known(self, arguments: Sequence[str], evaluate: Sequence[str] = ()) -> Record | None:
         """Returns the record of these arguments, if they have been run and evaluated so.
 
-        A record whose recipe has changed since does not count; one that tells no recipe does.
+        Engines give the same results: one of another engine counts. A record whose recipe has
+        changed since does not; one that tells no recipe does.
         """
-        key = self._key([*arguments, *evaluate])
-        found = next((r for r in reversed(measured(self.records)) if r["key"] == key), None)
+        command = any_engine(" ".join(["fedsink simulate", *arguments]))
+        n = [w for w in (f"n={self._n}", *evaluate) if w.startswith("n=")][-1]
+        same = (
+            record
+            for record in reversed(measured(self.records))
+            if any_engine(record["command"]) == command
+            and record.get("evaluated", []) == list(evaluate)
+            and n in record["evaluate"].split()
+        )
+        found = next(same, None)
         if found is None or "configuration" not in found:
             return found
-        return found if found["configuration"] == configuration_of(tuple(arguments)) else None
+        recipe = tuple(w for w in arguments if not w.startswith(("seed=", "engine=")))
+        return found if found["configuration"] == configuration_of(recipe) else None
 
     def record(
         self, arguments: Sequence[str], evaluate: Sequence[str] = (), *, seed: int, **labels: Any
@@ -77,7 +90,8 @@ class Runs:
         """
         if (done := self.known(arguments, evaluate)) is not None:
             return done
-        run = self.folder / "runs" / self._key([*arguments, configuration_of(tuple(arguments))])
+        name = f"{any_engine(' '.join(arguments))} {configuration_of(tuple(arguments))}"
+        run = self.folder / "runs" / hashlib.sha256(name.encode()).hexdigest()[:16]
         spent = self._simulate(run, arguments)
         keys = {"n": str(self._n), "seed": str(seed), "threads": "1", "reference": "false"}
         keys |= dict(word.split("=", 1) for word in evaluate)
@@ -89,7 +103,6 @@ class Runs:
         )
         config = stored_config(RunFolder(run))
         record: Record = {
-            "key": self._key([*arguments, *evaluate]),
             "command": " ".join(["fedsink simulate", *arguments]),
             "evaluate": " ".join(["fedsink evaluate", *words]),
             **({"evaluated": list(evaluate)} if evaluate else {}),
@@ -115,9 +128,6 @@ class Runs:
         }
         append_jsonl(self.records, record)
         return record
-
-    def _key(self, arguments: Sequence[str]) -> str:
-        return hashlib.sha256(" ".join([*arguments, f"n={self._n}"]).encode()).hexdigest()[:16]
 
     def _rooted(self, arguments: Sequence[str]) -> list[str]:
         """Returns data.root for data that files hold: others refuse it."""
@@ -149,19 +159,36 @@ class Runs:
 
 
 def _call(*arguments: str) -> tuple[float, str]:
-    """Runs the installed command. Returns its CPU seconds and the path that it prints last."""
+    """Runs the installed command, whose progress is shown.
+
+    Returns its CPU seconds and the path that it prints last. Ctrl-C reaches it once, and it is
+    waited for: a run that is stopped so leaves a checkpoint.
+    """
     before, started = _children(), time.monotonic()
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    done = subprocess.run(
-        [str(FEDSINK), *arguments], env=environment, capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
+    said = ""
+    with tempfile.TemporaryFile("w+") as printed, subprocess.Popen(
+        [str(FEDSINK), *arguments], env=environment, process_group=0,
+        stdout=printed, stderr=subprocess.PIPE, text=True,
+    ) as child:  # fmt: skip
+        assert child.stderr is not None
+        try:
+            for line in child.stderr:
+                said = line.strip() or said
+                print(f"  {line}", end="", file=sys.stderr, flush=True)
+            code = child.wait()
+        except BaseException:
+            child.send_signal(signal.SIGINT)
+            child.communicate()
+            raise
+        printed.seek(0)
+        last = printed.read().rstrip().rpartition("\n")[2]
+    if code != 0:
         raise FedsinkError(
-            f"fedsink {' '.join(arguments)} ended with {done.returncode} after "
-            f"{time.monotonic() - started:.0f} s: {said[-1] if said else 'it said nothing'}"
+            f"fedsink {' '.join(arguments)} ended with {code} after "
+            f"{time.monotonic() - started:.0f} s: {said or last or 'it said nothing'}"
         )
-    return _children() - before, done.stdout.rstrip().rpartition("\n")[2]
+    return _children() - before, last
 
 
 def _children() -> float:

@@ -18,14 +18,14 @@ from pathlib import Path
 
 from result_protocol import ROOT, frozen_commit
 from result_rows import Row, Table, declared, markdown, marker, measured, rendered, spread
-from result_runs import Runs
+from result_runs import INTERRUPTED, Runs
 
 from fedsink.errors import ConfigError, FedsinkError
 from fedsink.reporting.output_files import write_atomic
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, render or list; 1 where a row failed, 2 where the request was wrong."""
+    """Run, render or list; 1 where a row failed, 2 for a wrong request, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
         tables = _chosen(declared(), options.only)
@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"results: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(INTERRUPTED, file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,8 +74,10 @@ def _runs(options: argparse.Namespace, commit: str | None = None) -> Runs:
 def _run(tables: Sequence[Table], options: argparse.Namespace) -> int:
     runs, failed = _runs(options, frozen_commit(ROOT)), 0
     wanted = [(t, r, s) for t in tables for r in t.rows for s in _seeds(r, options)]
-    for table, row, seed in wanted:
+    for number, (table, row, seed) in enumerate(wanted, 1):
         arguments = row.arguments(options.scale, seed, options.also)
+        place = f"{number} of {len(wanted)}: {row.name}, seed {seed}"
+        print(f"{place}: fedsink simulate {' '.join(arguments)}", file=sys.stderr, flush=True)
         try:
             record = runs.record(
                 arguments, row.evaluate, seed=seed, row=row.name, scale=options.scale

@@ -1,4 +1,4 @@
-"""A whole deployment on this machine: one SuperLink, two or three hospitals, five minutes.
+"""A whole deployment on this machine: one SuperLink, two or three hospitals, two minutes.
 
     python deploy/demo.py [--masked] [FOLDER]
 

@@ -6,16 +6,25 @@ import importlib
 import os
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, TextIO
 
-from fedsink.commands import ACTIONS, COMMANDS
+from fedsink.commands import ACTIONS, AT_A_NODE, COMMANDS
 from fedsink.environment import quieten_flower
 
 
 def usage() -> str:
     """Returns the text of `fedsink --help`."""
-    lines = [f"  {name:<10}{what}" for name, what in COMMANDS.items()]
+    whole = find_spec("hydra") is not None
+    marks = {name: " " if whole or name in AT_A_NODE else "*" for name in COMMANDS}
+    lines = [f" {marks[name]}{name:<10}{what}" for name, what in COMMANDS.items()]
+    end = ["Start with:  fedsink node --help"]
+    if whole:
+        end = ["Start with:  fedsink simulate mode=central"]
+        end += ['Completion:  eval "$(fedsink --shell-completion install=bash)"']
+    else:
+        lines += ["", " *needs the whole of fedsink; fedsink-node is installed here"]
     return "\n".join(
         [
             "fedsink: image generators learnt from data that stays with its owners.",
@@ -27,8 +36,7 @@ def usage() -> str:
             "  --version  print the version",
             "  --debug    with any command: show the traceback of an error",
             "",
-            "Start with:  fedsink simulate mode=central",
-            'Completion:  eval "$(fedsink --shell-completion install=bash)"',
+            *end,
         ]
     )
 
@@ -87,7 +95,7 @@ def _dispatch(arguments: list[str], debug: bool) -> int:
         print(f"fedsink {__version__}")
         return 0
     if command in ("-sc", "--shell-completion"):
-        return complete(arguments)
+        return _guarded(command, lambda: complete(arguments), debug)
     if command not in COMMANDS:
         from fedsink.registry import did_you_mean
 
@@ -97,7 +105,12 @@ def _dispatch(arguments: list[str], debug: bool) -> int:
             file=sys.stderr,
         )
         return 2
-    return _guarded(command, rest, debug)
+
+    def run() -> int:
+        module = importlib.import_module(f"fedsink.commands.{command}")
+        return int(module.run(rest, debug=debug))
+
+    return _guarded(command, run, debug)
 
 
 def complete(arguments: Sequence[str]) -> int:
@@ -143,12 +156,11 @@ def _where(error: OSError) -> str:
     return f"{error.filename}: " if error.filename else ""
 
 
-def _guarded(command: str, arguments: list[str], debug: bool) -> int:
+def _guarded(command: str, run: Callable[[], int], debug: bool) -> int:
     from fedsink.errors import FedsinkError
 
     try:
-        module = importlib.import_module(f"fedsink.commands.{command}")
-        return int(module.run(arguments, debug=debug))
+        return run()
     except KeyboardInterrupt:
         print("\nfedsink: interrupted.", file=sys.stderr)
         return 130
@@ -167,12 +179,26 @@ def _guarded(command: str, arguments: list[str], debug: bool) -> int:
     except Exception as error:
         if debug:
             raise
+        if package := _absent(error):
+            print(
+                f"fedsink: fedsink {command} needs the Python package {package}, which is not "
+                f"installed here. fedsink-node brings what {', '.join(AT_A_NODE)} need: install "
+                "fedsink itself in an environment of its own (docs/install.md).",
+                file=sys.stderr,
+            )
+            return 2
         print(
             f"fedsink: {type(error).__name__}: {str(error) or 'no message'} "
             "(a defect, or a machine out of resources; --debug shows the traceback)",
             file=sys.stderr,
         )
         return 1
+
+
+def _absent(error: Exception) -> str:
+    """Names the package whose import failed because it is not installed; "" for other errors."""
+    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return package if package and find_spec(package) is None else ""
 
 
 if __name__ == "__main__":

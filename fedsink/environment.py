@@ -6,12 +6,15 @@ import faulthandler
 import logging
 import os
 import random
+import shlex
+import shutil
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsink.errors import ConfigError
@@ -119,6 +122,15 @@ def _restored() -> Iterator[None]:
 def ray_is_connected() -> bool:
     """Returns whether this process is connected to Ray, without importing it."""
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
+def typed_name() -> str:
+    """Returns `fedsink` as a shell of this user finds it: by its path where PATH has another."""
+    own = Path(sys.executable).with_name("fedsink")
+    found = shutil.which("fedsink")
+    if not own.is_file() or (found is not None and os.path.samefile(found, own)):
+        return "fedsink"
+    return shlex.quote(str(own))
 
 
 def device_named(name: str, key: str) -> torch.device:

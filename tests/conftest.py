@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -58,6 +58,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError("; ".join(wrong))
 
 
+# What no install gives: the only reasons for a skip that `make test-all` takes, by words of theirs.
+LACKING = (
+    "a GPU", "counts no memory on the CPU",
+    "Docker",
+    "MNIST",  # the files
+    "mount a disk", "permissions of files bind nobody",  # rights that a container may withhold
+    "not a git checkout",
+)  # fmt: skip
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, Any]:
+    """Lets a test fail whose skip an install could prevent, where every test is to run."""
+    return _unskipped((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, Any]:
+    """The same for modules that skip themselves."""
+    return _unskipped((yield))
+
+
+def _unskipped(report: Any) -> Any:
+    if os.environ.get("FEDSINK_TEST_ALL") and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not any(words in reason for words in LACKING):
+            report.outcome = "failed"
+            report.longrepr = f"make test-all leaves nothing out that an install gives: {reason}"
+    return report
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Home, keys, caches, Flower's own files and the working directory are empty folders."""
@@ -68,6 +99,7 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     for name, own in names.items():
         (folder / own).mkdir()
         os.environ[name] = str(folder / own)
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     (folder / "here").mkdir()
     before = Path.cwd()
     os.chdir(folder / "here")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -209,3 +211,45 @@ def test_files_have_no_circles_and_names_stand_once() -> None:
     assert found["class names that repeat"] == []
     assert found["file names that repeat"] == ["ledger", "node"]  # commands, by what one types
     assert found["names of a method"] == {method: [method] for method in script.METHODS}
+
+
+_INSTALL = re.compile(r"\b(?:pip3?|uv|pipx)\b[^\n]*?\binstall\b([^\n`]*)")
+_NAME = re.compile(r"fedsink(-[a-z]+)*(\[[^]]*\])?([<>=~!].*)?")
+
+
+def installed_by_name(text: str) -> list[str]:
+    """Names of fedsink or a sister distribution that commands in a text take from an index."""
+    words = [
+        word.strip("\"'`(),.:;|&") for found in _INSTALL.findall(text) for word in found.split()
+    ]
+    return [word for word in words if _NAME.fullmatch(word)]
+
+
+def required_by_name(text: str) -> list[str]:
+    """The same of a pyproject.toml; extras of the project itself are its own."""
+    project = tomllib.loads(text).get("project", {})
+    needs = [*project.get("dependencies", [])]
+    for extra in project.get("optional-dependencies", {}).values():
+        needs += [need for need in extra if not need.startswith(f"{project['name']}[")]
+    return [need for need in needs if _NAME.fullmatch(need.replace(" ", ""))]
+
+
+def test_no_file_installs_fedsink_by_name_from_an_index() -> None:
+    """Nobody of us owns the name there: whoever registers it runs code on a reader's machine."""
+    assert installed_by_name("pip install fedsink") == ["fedsink"]
+    assert installed_by_name("`pip -q install torch 'fedsink-node[secure]>=0.1'`") != []
+    assert installed_by_name('pip install "./deploy/node[secure]" dist/fedsink-1-py3.whl .') == []
+    assert required_by_name('[project]\nname = "x"\ndependencies = ["fedsink >= 0.1"]') != []
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("this is not a git checkout")
+    found = {}
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if path == Path(__file__) or path.is_symlink() or not path.is_file():
+            continue
+        text = path.read_text(errors="ignore")
+        found[name] = installed_by_name(text)
+        if path.name == "pyproject.toml":
+            found[name] += required_by_name(text)
+    assert {name: names for name, names in found.items() if names} == {}

@@ -27,6 +27,15 @@ PAGES = {
 }
 """Files outside docs/ by their names in the site; the site has a first page of its own."""
 
+MADE = {
+    "fedsink/__init__.pyi": "reference/python.md",
+    "fedsink/clients/answers.py": "reference/messages.md",
+    "fedsink/commands/__init__.py": "reference/commands.md",
+    "fedsink/conf/config.yaml": "reference/keys.md",
+    "fedsink/protocol/failure_codes.py": "reference/codes.md",
+}
+"""Code by the page of the site that is made from it."""
+
 _LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s#:]+)(?=[)#])")
 
 
@@ -48,7 +57,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 def _in_site(path: str, place: str, page: str) -> str:
     wanted = posixpath.normpath(posixpath.join(posixpath.dirname(place), path))
-    name = PAGES.get(wanted) or wanted.removeprefix("docs/")
+    name = {**PAGES, **MADE}.get(wanted) or wanted.removeprefix("docs/")
     if name == wanted:
         return path
     return posixpath.relpath(name, posixpath.dirname(page) or ".")

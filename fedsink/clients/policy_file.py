@@ -22,7 +22,7 @@ from fedsink.models import GENERATORS
 from fedsink.privacy.adjacency import ADD_REMOVE, ADJACENCIES
 from fedsink.protocol.signatures import read_key
 from fedsink.secagg.identities import Authority, Peers
-from fedsink.secagg.parameters import NO_CERTIFICATE, Trust
+from fedsink.secagg.parameters import LEAST_COHORT, NO_CERTIFICATE, Trust
 from fedsink.values import as_float
 
 REQUIRED: Any = object()
@@ -85,8 +85,8 @@ def _aggregation(table: TomlTable | None, folder: Path) -> Aggregation | None:
     if table is None:
         return None
     minimum = table.whole("minimum_cohort")
-    if minimum < 3:
-        table.fail(f"minimum_cohort must be at least 3, not {minimum}.")
+    if minimum < LEAST_COHORT:
+        table.fail(f"minimum_cohort must be at least {LEAST_COHORT}, not {minimum}.")
     threshold = table.number("threshold", LEAST_THRESHOLD)
     if not LEAST_THRESHOLD <= threshold < 1:
         table.fail(f"threshold must be at least 2/3 and below 1, not {threshold:g}.")

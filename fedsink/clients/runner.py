@@ -28,7 +28,7 @@ from fedsink.clients.app import app, owners_settings
 from fedsink.clients.node import open_node
 from fedsink.clients.policy import Policy
 from fedsink.clients.policy_file import read_policy
-from fedsink.errors import ClientError, FedsinkError
+from fedsink.errors import ClientError, ConfigError, FedsinkError
 from fedsink.protocol.failure_codes import FAILED, failure_code
 from fedsink.values import read_json
 
@@ -98,6 +98,7 @@ class ForkingRunner:
         try:
             settings = owners_settings(self._context(1, 1))
             policy = read_policy(Path(str(self._config["policy"])))
+            _check_cohort(policy, settings.clients)
             _ = open_node(settings, int(self._config["partition-id"])).shard
             said = 0, _admitted(policy)
         except FedsinkError as error:
@@ -183,6 +184,16 @@ def _refuse_threads() -> None:
 
 def _failed(request: bytes) -> bytes:
     return pickle.dumps(Message(Error(FAILED), reply_to=pickle.loads(request)))
+
+
+def _check_cohort(policy: Policy, clients: int) -> None:
+    """Refuses, before anything connects, a policy under which no sum can ever be unmasked."""
+    aggregation = policy.aggregation
+    if aggregation is not None and aggregation.minimum_cohort > clients:
+        raise ConfigError(
+            f"{policy.path} says aggregation.minimum_cohort = {aggregation.minimum_cohort}, and "
+            f"clients={clients} take part: no sum is ever unmasked. Lower it, or have more clients."
+        )
 
 
 def _admitted(policy: Policy) -> str:

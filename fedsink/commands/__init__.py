@@ -20,6 +20,9 @@ COMMANDS = {
     "audit": "lower bounds on ε from canaries and repeated runs, next to the claim",
 }
 
+AT_A_NODE = ("node", "ledger", "account", "audit")
+"""The commands of which `fedsink-node`, the distribution for a node, brings every requirement."""
+
 ACTIONS = {
     "ledger": ("show", "check", "export", "statement", "forget-states"),
     "node": ("key", "certify"),

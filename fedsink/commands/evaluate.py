@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 
 from fedsink.commands.command_keys import choice, flag, parse, whole
 from fedsink.errors import ConfigError
 from fedsink.evaluation.classifiers import OPTIONS
+from fedsink.evaluation.sets import Report
+from fedsink.reporting.displays import GAP_SHARE, ForgivingStream
 from fedsink.simulation.run_figures import SUITES, evaluate_run
 
 HELP = """Usage: fedsink evaluate run=DIR [suite=fast|paper|full] [n=…] [runs=5] [seed=0]
@@ -41,6 +44,9 @@ A report.html in the run folder is updated (fedsink report).
 These figures are computed on real data without privacy: they are for public benchmarks."""
 
 
+_BETWEEN_LINES = 20.0  # seconds
+
+
 def run(arguments: Sequence[str], debug: bool = False) -> int:
     """Evaluates, prints, and writes the results into the run folder."""
     if {"-h", "--help"} & set(arguments):
@@ -65,7 +71,7 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         raise ConfigError("run= is missing; fedsink evaluate --help says what to give.")
     if keys.get("classifiers") == "dpimagebench":
         keys.setdefault("suite", "paper")
-    measured = evaluate_run(**keys, report=_report)
+    measured = evaluate_run(**keys, report=_reporter(), agree=_agree)
     if sys.stderr is not None and sys.stderr.isatty():
         print(file=sys.stderr)
     if "label_histogram" in measured.figures and "accuracy" not in measured.figures:
@@ -75,7 +81,38 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     return 0
 
 
-def _report(text: str) -> None:
-    """Redraws one line on a terminal: a line per epoch would bury the table."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+def _reporter() -> Report:
+    """Redraws one line on a terminal, and elsewhere prints one after a while."""
+    started = last = time.monotonic()
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    stream = ForgivingStream(sys.stderr)
+
+    def report(text: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if terminal:
+            stream.write(f"\r\033[K{text}")
+        elif now - last >= max(_BETWEEN_LINES, GAP_SHARE * (now - started)):
+            last = now
+            stream.write(f"{text}\n")
+        stream.flush()
+
+    return report
+
+
+def _agree(hours: float) -> None:
+    """Warns of hours before they begin, and asks where somebody sits at a terminal.
+
+    Raises:
+        ConfigError: the answer is not yes.
+    """
+    stream = ForgivingStream(sys.stderr)
+    stream.write(
+        f"This takes about {hours:.0f} hours of one core: fewer pictures (n=), or a GPU for "
+        "classifiers=dpimagebench, take less. Ctrl-C stops it and leaves nothing.\n"
+    )
+    if all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
+        stream.write("Begin all the same? [y/N] ")
+        stream.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise ConfigError("nothing was evaluated.")

@@ -26,6 +26,11 @@ from fedsink.registry import did_you_mean
 
 _OF_GRAMMAR = set("'\"[]{}(),$\\")
 """Characters that a value may mean something by: it is left to the user to quote them."""
+_PLUGINS = {
+    "sweeper": ("ax", "nevergrad", "optuna"),
+    "launcher": ("joblib", "ray", "rq", "submitit"),
+}
+"""Hydra's own plugins that are packages by themselves, by group."""
 _ELEMENT = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^,]*?)\s*(?:,|$)""")
 """An element of a list as it is typed, up to the next comma; a quoted one may hold commas."""
 
@@ -184,6 +189,12 @@ def one_sentence(error: Exception) -> str:
         return _no_recipe(*match.groups())
     if match := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
         group, choice = match.groups()
+        kind = group.removeprefix("hydra/")
+        if choice in _PLUGINS.get(kind, ()):
+            return (
+                f"{group}={choice} needs the Python package hydra-{choice}-{kind}, which is not "
+                f"installed: `pip install hydra-{choice}-{kind}`, or leave {group} out."
+            )
         return (
             f"There is no {group}={choice}: choose one of {', '.join(choices(group)) or 'nothing'}."
         )

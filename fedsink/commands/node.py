@@ -44,8 +44,8 @@ fedsink node key prints the node's public identity, by which others verify what 
 identity.pem in the policy's state folder, is made then.
 
 fedsink node certify is for a consortium's authority: it prints the lines of a node's table
-[aggregation], by which all nodes know that the identity is client N's. The authority's private key
-is made in the file, if there is none.
+[aggregation], by which all nodes know that the identity is client N's. The file holds the
+authority's private key: openssl genpkey -algorithm ed25519 -out authority.pem makes one, once.
 
 Example: fedsink node policy=policy.toml superlink=lab.example:8000 client=0 clients=2 \\
            certificate=ca.crt key=node-key"""
@@ -105,12 +105,16 @@ def _certify(arguments: Sequence[str]) -> int:
     for name in ("authority", "client", "identity"):
         if name not in keys:
             raise ConfigError(f"{name} must be given: see fedsink node --help.")
-    from fedsink.protocol.identity_key import make_private_key, read_private_key
+    from fedsink.protocol.identity_key import read_private_key
     from fedsink.protocol.signatures import read_key, shown_key
     from fedsink.secagg.identities import certify
 
     identity = read_key(keys["identity"])
-    make_private_key(keys["authority"])
+    if not keys["authority"].is_file():
+        raise ConfigError(
+            f"authority={keys['authority']} is no file: name the one with the authority's key, or "
+            f"make a key once by openssl genpkey -algorithm ed25519 -out {keys['authority']}."
+        )
     key = read_private_key(keys["authority"], "Make another one, and certify every node anew.")
     print(f'authority = "{shown_key(key.public_key().public_bytes_raw())}"')
     print(f'certificate = "{certify(key, keys["client"], identity).hex()}"')

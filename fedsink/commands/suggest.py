@@ -17,6 +17,7 @@ from fedsink.conf.loading import choices, composed
 from fedsink.conf.rule import Sizes, sizes_of
 from fedsink.configuration import Configuration
 from fedsink.data.views import view_from_dict
+from fedsink.environment import typed_name
 from fedsink.errors import ConfigError
 from fedsink.protocol.requests import UNNAMED
 from fedsink.reporting.displays import format_table
@@ -62,7 +63,7 @@ def _suggest(stated: list[str]) -> int:
     chosen = [s for s in settings if s[0] not in keys and not lacking(s[0], config)]
     typed = [*place, *(f"{key}={_typed(value)}" for key, value, _ in chosen)]
     planned = settings_of(Configuration.read(compose_config([*stated, *typed])), UNNAMED)
-    command = ["fedsink simulate", *(shlex.quote(word) for word in [*stated, *typed])]
+    command = [f"{typed_name()} simulate", *(shlex.quote(word) for word in [*stated, *typed])]
     print(" \\\n  ".join(_lines(command)))
     print()
     table = [{"setting": key, "value": _typed(value), "why": why} for key, value, why in chosen]

@@ -144,11 +144,6 @@ class ByUser:
     def deal(self, users: Indices, clients: int, random: np.random.Generator) -> list[Indices]:
         """Returns one index array per client, from the number of each record's user."""
         present, places = np.unique(users, return_inverse=True)
-        if clients > len(present):
-            raise DataError(
-                f"{clients} clients cannot share {len(present)} users; use at most {len(present)} "
-                "clients."
-            )
         holders = np.empty(len(present), dtype=np.int64)
         for client, members in enumerate(np.array_split(random.permutation(len(present)), clients)):
             holders[members] = client
@@ -201,21 +196,21 @@ def partition(
     """
     if clients < 1:
         raise ConfigError(f"the number of clients must be at least 1, got {clients}.")
-    if clients > len(labels):
-        raise DataError(
-            f"{clients} clients cannot share {len(labels)} records; use at most {len(labels)} "
-            f"clients."
-        )
     rule = scheme_from_dict(scheme) if isinstance(scheme, Mapping) else scheme
     random = np.random.Generator(np.random.PCG64(seed))
+    dealt, most, what = labels, len(labels), "records"
     if isinstance(rule, ByUser):
         if users is None:
             raise ConfigError(
                 "partition=by_user deals whole users, and this source tells none apart: choose "
                 "another partition."
             )
-        labels = users
-    shards = rule.deal(labels.numpy(), clients, random)
+        dealt, most, what = users, len(users.unique()), "users"
+    if clients > most:
+        raise DataError(
+            f"{clients} clients cannot share {most} {what}; use at most {most} clients."
+        )
+    shards = rule.deal(dealt.numpy(), clients, random)
     return [torch.from_numpy(np.sort(shard).astype(np.int64)) for shard in shards]
 
 

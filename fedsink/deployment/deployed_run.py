@@ -35,6 +35,7 @@ from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.privacy.noise_share import SECURE_AGGREGATION
 from fedsink.protocol.requests import new_run_name
 from fedsink.reporting.loggers import require_packages
+from fedsink.secagg.parameters import LEAST_COHORT
 from fedsink.server.folder import (
     RunFolder,
     refuse_references,
@@ -194,12 +195,26 @@ def deployed_settings(
         )
     engine = strictly(DeployEngine, config.engine, "engine")
     strategy = settings_of(config, str(run["name"]))
+    if noise["share"] == SECURE_AGGREGATION:
+        _check_sums(strategy)
     seed = int(run["server_seed"])
     command = f"{COMMAND} app=… superlink=… resume={folder.path.name}"
     settings = ServerSettings.from_config(config, strategy, engine, folder.path, seed, command)
     if (folder.path / FOLDER).is_dir():
         settings = replace(settings, start=folder.path / FOLDER)
     return settings, engine.patience
+
+
+def _check_sums(strategy: Any) -> None:
+    """Refuses sums that every real node refuses: an owner's least is three clients."""
+    fewest = min(strategy.share.cohorts(strategy.plan.schedule, strategy.clients))
+    if fewest < LEAST_COHORT:
+        parts = strategy.plan.schedule.cohorts
+        raise ConfigError(
+            f"Real nodes take part in no sum of fewer than {LEAST_COHORT} clients, and "
+            f"clients={strategy.clients} are asked in {parts} parts: say strategy.schedule=joint, "
+            f"or clients={LEAST_COHORT * parts} or more."
+        )
 
 
 def run_deployed(grid: Grid, run_config: Mapping[str, Any], tell: Callable[[str], object]) -> None:

@@ -6,13 +6,16 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedsink.deployment.results import Receiver, Results
+from fedsink.environment import typed_name
 from fedsink.errors import ClientError, ConfigError, TransferError
 from fedsink.reporting.displays import printable
 
@@ -20,6 +23,7 @@ _STARTED = re.compile(r"Successfully started run (\d+)")
 _PROGRESS = re.compile(r"round \d+/\d+")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PATIENCE = 60.0
+_PENDING = 30.0
 
 
 class Submission:
@@ -61,16 +65,22 @@ class Submission:
         """
         if self._process.stdout is None:
             raise ConfigError("Flower's command line was started without an output.")
-        for line in self._process.stdout:
-            if self.results.take(line):
-                continue
-            self._said.append(line.rstrip())
-            if self.run_id is None and (match := _STARTED.search(line)):
-                self.run_id = match.group(1)
-            if everything or _PROGRESS.search(line):
-                sys.stderr.write(f"{printable(_COLOUR.sub('', line.rstrip()))}\n")
-                sys.stderr.flush()
-        self._process.wait()
+        pending = threading.Timer(_PENDING, self._say_if_pending)
+        pending.daemon = True
+        try:
+            for line in self._process.stdout:
+                if self.results.take(line):
+                    continue
+                self._said.append(line.rstrip())
+                if self.run_id is None and (match := _STARTED.search(line)):
+                    self.run_id = match.group(1)
+                    pending.start()
+                if everything or _PROGRESS.search(line):
+                    sys.stderr.write(f"{printable(_COLOUR.sub('', line.rstrip()))}\n")
+                    sys.stderr.flush()
+            self._process.wait()
+        finally:
+            pending.cancel()
         if self.run_id is None:
             why = " ".join(filter(None, map(_plain, self._said))) or "it said nothing."
             raise ClientError(
@@ -91,13 +101,26 @@ class Submission:
 
     def what_happened(self) -> str:
         """Returns the SuperLink's status of a run that told no results."""
+        return (
+            f"the log of run {self.run_id} ended without results (its status is {self._status()}): "
+            f"see flwr log {self.run_id} {self.superlink}."
+        )
+
+    def _say_if_pending(self) -> None:
+        if self._process.poll() is None and self._status() == "pending":
+            print(
+                f"fedsink: run {self.run_id} is pending since {_PENDING:.0f} s: the SuperLink has "
+                "taken it and not started it. It waits for another run to end, or its executor "
+                "cannot reach it: see the SuperLink's own log. With TLS its certificate must name "
+                "127.0.0.1 too (docs/deploy.md). Ctrl-C stops the run.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _status(self) -> str:
         text = self._ask("list", "--run-id", "--format", "json")
         match = re.search(r'"status"\s*:\s*"([^"]+)"', text)
-        status = match.group(1) if match else "unknown"
-        return (
-            f"the log of run {self.run_id} ended without results (its status is {status}): see "
-            f"flwr log {self.run_id} {self.superlink}."
-        )
+        return match.group(1) if match else "unknown"
 
     def _ask(self, command: str, *options: str) -> str:
         run_id = str(self.run_id)
@@ -132,7 +155,7 @@ def submit(
         run_config: overrides the app's configuration.
         folder: missing or empty; printed when it has been made.
         everything: relay the whole log.
-        stopped: called at Ctrl-C; None: Ctrl-C stops the run and is raised again.
+        stopped: called at Ctrl-C or SIGTERM; None: the run is stopped, and Ctrl-C raised again.
 
     Returns:
         The exit code.
@@ -145,15 +168,19 @@ def submit(
         path = Path(scratch) / "run.toml"
         # JSON's strings are TOML's.
         path.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in run_config.items()), "utf-8")
-        submission = Submission(app, superlink, path)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
         try:
-            submission.wait(everything=everything)
-        except KeyboardInterrupt:
-            submission.stop()
-            if stopped is None:
-                raise
-            return stopped(submission)
-    again = f"fedsink fetch run={run_config['name']} app={app} superlink={superlink}"
+            submission = Submission(app, superlink, path)
+            try:
+                submission.wait(everything=everything)
+            except KeyboardInterrupt:
+                submission.stop()
+                if stopped is None:
+                    raise
+                return stopped(submission)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    again = f"{typed_name()} fetch run={run_config['name']} app={app} superlink={superlink}"
     if not submission.results.begun:
         print(f"fedsink: {submission.what_happened()} Once it has ended: {again}", file=sys.stderr)
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 
 from fedsink.evaluation.classifiers import FAST
@@ -18,6 +19,7 @@ from fedsink.evaluation.sets import (
     class_mean_set,
     fit_classifiers,
 )
+from fedsink.reporting.progress import duration
 
 FLOOR_IMAGES = 100
 """Class means are few: more copies of them teach nothing and take their time."""
@@ -88,10 +90,18 @@ def accuracy_figures(
     Raises:
         DataError: a training set of another shape, or one that holds test images.
     """
+    spent: list[float] = []
+    sets = len(seeds) * (1 if real is None else 2)  # and class means, which are few
 
     def measure(training: TrainingSet, seed: int) -> dict[str, float]:
         held_out.refuse_overlap(training)
-        scores = _scores(training, held_out, trainers, seed, report)
+        place = f"{training.origin} images, seed {seed}"
+        if spent and (rest := sets - len(spent)) > 0:
+            place += f" (about {duration(rest * statistics.fmean(spent))} left from here)"
+        started = time.monotonic()
+        told = None if report is None else lambda text: report(f"{place}: {text}")
+        scores = _scores(training, held_out, trainers, seed, told)
+        spent.append(time.monotonic() - started)
         return {f"accuracy/{name}": score for name, score in scores.items()}
 
     columns = Columns(synthetic)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -24,6 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 from fedsink.errors import ConfigError
 from fedsink.evaluation.networks import logits
 from fedsink.evaluation.sets import Classifier, Labelled, Report, TrainingSet
+from fedsink.reporting.progress import duration
 
 EPOCHS, BATCH, RATE, EVERY, FACTOR, DECAY = 50, 256, 0.01, 20, 0.2, 0.9999
 LEFT_OUT = 1 / 12
@@ -31,6 +33,8 @@ LEFT_OUT = 1 / 12
 
 DROPOUT = 0.3
 NAMES = ("resnet", "wrn", "resnext")
+CORE_SECONDS = 0.013 + 0.053 + 0.235
+"""Of one core for a picture of 28×28 in an epoch of all three networks (docs/dpimagebench.md)."""
 
 
 class SelectedByNoisedCounts:
@@ -74,14 +78,19 @@ class SelectedByNoisedCounts:
             order = torch.randperm(len(images))[:kept]
             network = residual_network(self.name, tuple(images.shape[1:]), classes).to(device)
             best, chosen = -math.inf, network
-            pictures = (2.0 * images[order] - 1.0).to(device)
-            for epoch, average in _epochs(network, pictures, labels[order].to(device), self.epochs):
+            pictures, targets = (2.0 * images[order] - 1.0).to(device), labels[order].to(device)
+            started = time.monotonic()
+
+            def tell(epoch: int, share: float) -> None:
+                if report is not None:
+                    left = duration((time.monotonic() - started) / share * (1 - share))
+                    report(f"{self.name}: epoch {epoch} of {self.epochs}, about {left} left")
+
+            for _, average in _epochs(network, pictures, targets, self.epochs, tell):
                 count = self._correct(average, device)
                 noised = count + self._noise()
                 if noised >= best:
                     best, chosen = noised, copy.deepcopy(average)
-                if report is not None:
-                    report(f"{self.name}: epoch {epoch} of {self.epochs}")
         return lambda new: logits(chosen, (2.0 * new - 1.0).to(device)).argmax(dim=1).cpu()
 
     def _correct(self, network: nn.Module, device: torch.device) -> int:
@@ -116,9 +125,16 @@ def dpimagebench_set(
 
 
 def _epochs(
-    network: nn.Module, images: Tensor, labels: Tensor, epochs: int
+    network: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    epochs: int,
+    tell: Callable[[int, float], None],
 ) -> Iterator[tuple[int, nn.Module]]:
-    """Trains `network` in place; yields the number of each epoch and the average after it."""
+    """Trains `network` in place; yields the number of each epoch and the average after it.
+
+    `tell` gets the epoch and the share of the whole that is done, after every batch.
+    """
     optimiser = torch.optim.Adam(network.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.StepLR(optimiser, EVERY, FACTOR)
     average = AveragedModel(
@@ -127,13 +143,15 @@ def _epochs(
     average.update_parameters(network)  # the first call copies
     for epoch in range(1, epochs + 1):
         network.train()
-        for batch in torch.randperm(len(images)).split(BATCH):
+        batches = torch.randperm(len(images)).split(BATCH)
+        for number, batch in enumerate(batches, 1):
             if len(batch) == 1:  # of which batch normalisation knows no variance
                 continue
             optimiser.zero_grad(set_to_none=True)
             functional.cross_entropy(network(images[batch]), labels[batch]).backward()
             optimiser.step()
             average.update_parameters(network)
+            tell(epoch, (epoch - 1 + number / len(batches)) / epochs)
         schedule.step()
         yield epoch, average.module
 

@@ -365,14 +365,14 @@ def require_packages(names: Collection[str]) -> None:
     """Refuses loggers whose package is not installed.
 
     Raises:
-        ConfigError: a package is missing; the message names the extra.
+        ConfigError: a package is missing; the message says how to install it.
     """
     for name in names:
         package = LOGGERS.find(name).package
         if package is not None and find_spec(package) is None:
             raise ConfigError(
                 f"log={name} needs the package {package}, which is not installed: "
-                f'`pip install "fedsink[{name}]"`, or leave log={name} out.'
+                f"`pip install {package}`, or leave log={name} out."
             )
 
 

@@ -103,7 +103,7 @@ def pyarrow() -> tuple[Any, Any]:
     except ModuleNotFoundError:
         raise ConfigError(
             "A .parquet file needs the Python package pyarrow: install it with `pip install "
-            '"fedsink[parquet]"`, or write a .npz file.'
+            "pyarrow`, or write a .npz file."
         ) from None
 
 

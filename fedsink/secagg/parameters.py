@@ -19,6 +19,8 @@ PROTOCOL = 2
 """Version of the protocol; part of everything that is signed."""
 
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
+LEAST_COHORT = 3
+"""Least `minimum_cohort` of an owner: in a sum of two each client computes the other's reply."""
 NO_CERTIFICATE = bytes(SIGNATURE_BYTES)
 _LONGEST = 256
 _checks = Checks(MalformedTripError)

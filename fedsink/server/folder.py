@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import AliasToken, YAMLError, scan
 
+from fedsink.environment import typed_name
 from fedsink.errors import CheckpointError, ClientError, ConfigError
 from fedsink.reporting.output_files import append_jsonl, truncate_jsonl, write_atomic, write_json
 
@@ -162,8 +163,8 @@ def locked(descriptor: int, taken: str) -> Iterator[None]:
 
 
 def command_for(command: str, key: str, path: Path) -> str:
-    """`fedsink COMMAND key=path` as typed in a shell, whatever the path's letters are."""
-    return f"fedsink {command} {shlex.quote(f'{key}={path}')}"
+    """`fedsink COMMAND key=path` as typed in any shell, whatever the path's letters are."""
+    return f"{typed_name()} {command} {shlex.quote(f'{key}={path}')}"
 
 
 def store_config(folder: RunFolder, config: Mapping[str, Any]) -> None:

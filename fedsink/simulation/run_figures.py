@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from fedsink.evaluation import (
     label_histogram,
     sliced_w2,
 )
-from fedsink.evaluation.classifiers import train_nearest_class_mean
+from fedsink.evaluation.classifiers import PUBLISHED_SECONDS, train_nearest_class_mean
 from fedsink.evaluation.downstream import FLOOR_IMAGES
+from fedsink.evaluation.dpimagebench import CORE_SECONDS, EPOCHS, LEFT_OUT
 from fedsink.evaluation.image_quality import fid
 from fedsink.evaluation.inception import load_inception
 from fedsink.evaluation.networks import MNIST_VALUES, limit_threads
@@ -76,6 +78,7 @@ def evaluate_run(
     observation: bool = True,
     inception: str | Path | None = None,
     report: Report | None = None,
+    agree: Callable[[float], None] | None = None,
 ) -> Measured:
     """Draws from a finished run, trains on the pictures, tests on real ones, writes the figures.
 
@@ -98,6 +101,7 @@ def evaluate_run(
         inception: a file with the weights of torchvision's Inception v3, for FID in suites "fast"
             and "full"; None: "full" looks in PyTorch's cache.
         report: receives lines of text while it is measured.
+        agree: is told of a core's hours before hours begin, and may raise.
 
     Raises:
         FedsinkError: a value is unknown or belongs to another suite, the folder holds no
@@ -139,6 +143,8 @@ def evaluate_run(
             stated = finished_record(run)[1]["epsilon"]
             bench = {"runs": 1, "reference": False, "epsilon": stated or math.inf}
             options = {**bench, **options}
+        if agree is not None and (hours := _hours(finished, classifiers, n, options)) >= 1:
+            agree(hours)
         figures, table = _suite(
             finished,
             suite,
@@ -165,6 +171,18 @@ def evaluate_run(
     renew_report(finished.folder.path)
     log_evaluation(finished.folder.path, finished.config, path, figures)
     return Measured(path, figures, table)
+
+
+def _hours(
+    finished: FinishedRun, classifiers: str, n: int | None, options: Mapping[str, Any]
+) -> float:
+    """Hours of one core, at least, of the classifiers that were seen to take hours."""
+    values = math.prod(finished.data.shape) / MNIST_VALUES
+    pictures = (n or finished.data.nominal_records) * values
+    sets = options.get("runs", RUNS) * (2 if options.get("reference", True) else 1)
+    if classifiers == "dpimagebench" and not torch.cuda.is_available():
+        return EPOCHS * (1 - LEFT_OUT) * CORE_SECONDS * pictures * sets / 3600
+    return PUBLISHED_SECONDS * pictures * sets / 3600 if classifiers == "published" else 0.0
 
 
 def _suite(

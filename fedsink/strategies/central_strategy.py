@@ -37,6 +37,7 @@ from fedsink.protocol.dp_sinkhorn import unpack_replies
 from fedsink.protocol.exchange import Broadcast, Content, Reduction, Sum
 from fedsink.protocol.tree_sum import BLOCK, TreeSum
 from fedsink.secagg.graph import two_thirds
+from fedsink.secagg.parameters import LEAST_COHORT
 from fedsink.strategies.central_statement import (
     SampleOfRecords,
     central_statement,
@@ -100,7 +101,7 @@ class CentralSettings(StrategySettings):
                 raise ConfigError(
                     f"clients={self.clients} are asked in {parts} parts, some of which have one "
                     f"client, and a masked sum needs two: say {self._fewer_parts}, or "
-                    f"clients={2 * parts} or more."
+                    f"clients={2 * parts} or more ({LEAST_COHORT * parts} on real nodes)."
                 )
             if cohort - spared < least:
                 raise ConfigError(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import threading
+import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -23,8 +27,8 @@ COMMAND = "fedsink simulate experiment=dp_sinkhorn_mnist_m1 scale=cpu"
 
 def record(seed: int, cnn: float, **more: Any) -> dict[str, Any]:
     return {
-        "key": f"k{seed}",
         "command": f"{COMMAND} seed={seed}",
+        "evaluate": f"fedsink evaluate n=20000 seed={seed} threads=1",
         "seed": seed,
         "epsilon": 9.9987,
         "accuracy": {"logreg": 0.5, "mlp": 0.6, "cnn": cnn},
@@ -98,10 +102,14 @@ def test_a_run_may_be_evaluated_in_several_ways(script: Script, tmp_path: Path) 
 
 
 def test_a_row_shows_the_records_of_every_engine(script: Script) -> None:
-    [row] = [r for r in script("result_rows").declared()[0].rows if r.name == "MNIST, m = 1"]
+    rows = script("result_rows")
+    table = rows.declared()[0]
+    [row] = [r for r in table.rows if r.name == "MNIST, m = 1"]
     for engine in ("", " engine=local", " engine=ray"):
         found = record(0, 0.7) | {"command": f"{COMMAND}{engine} seed=0"}
         assert row.shows(found, f"{COMMAND} engine=local")
+        line = rows.markdown(table, [found], "cpu", ["engine=local"]).splitlines()[2]
+        assert line.endswith(f"| 0 † | `{COMMAND}` |")
     assert not row.shows(record(0, 0.7), f"{COMMAND} clients=10 engine=local")
 
 
@@ -241,7 +249,7 @@ def test_what_is_recorded_is_not_run_again(
     runs = module.Runs(tmp_path, None, 20000)
     arguments = ["experiment=dp_sinkhorn_mnist_m1", "scale=cpu", "seed=0"]
     assert runs.known(arguments) is None
-    stored = record(0, 0.8, key=runs._key(arguments))
+    stored = record(0, 0.8, command=f"{COMMAND} engine=local seed=0")
     append_jsonl(runs.records, stored)
     with runs.records.open("a") as file:
         file.write('{"torn')
@@ -249,7 +257,31 @@ def test_what_is_recorded_is_not_run_again(
     assert runs.record(arguments, seed=0) == stored
     with pytest.raises(OSError, match="nothing to run"):
         runs.record([*arguments[:-1], "seed=1"], seed=1)
+    assert runs.known(arguments, ["observation=false"]) is None
+    assert runs.known(arguments, ["n=60000"]) is None
     assert module.Runs(tmp_path, None, 100).known(arguments) is None  # other classifiers
+
+
+@pytest.mark.medium
+def test_every_stored_record_is_known_by_the_row_that_shows_it(script: Script) -> None:
+    """By the commands of the page, without --also, and whatever its recipe is today."""
+    rows, module = script("result_rows"), script("result_runs")
+    records = [r for r in rows.measured(rows.ROWS.with_name("measured.jsonl")) if r["seed"] < 3]
+    runs = module.Runs(rows.ROWS.parent, None, 20000)
+    runs.records = rows.ROWS.with_name("measured.jsonl")
+    monkey = pytest.MonkeyPatch()
+    plain = [{k: v for k, v in r.items() if k != "configuration"} for r in records]
+    with monkey.context() as patched:
+        patched.setattr(module, "measured", lambda path: plain)
+        shown = [
+            (row, r)
+            for table in rows.declared() for row in table.rows for r in plain
+            if row.shows(r, " ".join(["fedsink simulate", *row.arguments("cpu", 0)[:-1]]))
+        ]  # fmt: skip
+        assert len(shown) > 100
+        for row, found in shown:
+            known = runs.known(row.arguments("cpu", found["seed"]), row.evaluate)
+            assert known is not None, found["command"]
 
 
 def test_only_data_in_files_are_told_where_they_lie(script: Script, tmp_path: Path) -> None:
@@ -280,7 +312,10 @@ def test_a_row_is_run_evaluated_and_recorded_once(
     assert set(found["accuracy"]) == {"logreg", "mlp", "cnn"}
     assert found["cpu_seconds"] > 0.5
     assert not found["resumed"]
-    assert "| 79.5 / 80.2 / 83.2 (Cao 1, DP-Sinkhorn, m = 1) |" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "| 79.5 / 80.2 / 83.2 (Cao 1, DP-Sinkhorn, m = 1) |" in told.out
+    assert f"1 of 3: MNIST, m = 1, seed 0: {found['command']}\n" in told.err
+    assert "  round " in told.err
     assert found["commit"] == git(checkout, "rev-parse", "HEAD")
     protocol = script("result_protocol")
     words = ("experiment=dp_sinkhorn_mnist_m1", "scale=smoke")
@@ -298,7 +333,7 @@ def test_a_row_is_run_evaluated_and_recorded_once(
     assert bare["cpu_seconds"] == found["cpu_seconds"]  # the run is shared
     keys = "n=50 seed=0 threads=1 reference=false observation=false"
     assert bare["evaluate"] == f"fedsink evaluate {keys}"
-    assert runs.known(arguments)["key"] != bare["key"]
+    assert runs.known(arguments)["evaluate"] != bare["evaluate"]
     (run,) = (tmp_path / "runs").glob("*/evaluation-bare.json")
     assert json.loads(run.read_text())["accuracy"] == bare["accuracy"]
 
@@ -325,3 +360,28 @@ def test_a_killed_run_goes_on_and_its_seconds_are_a_lower_bound(
         runs.record([*arguments, "clients=0"], seed=0)
     with pytest.raises(ConfigError, match=r"fedsink simulate experiment=none: .*experiment/none"):
         runs.record(["experiment=none"], seed=0)
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_a_row_with_a_checkpoint_and_one_line(
+    script: Script, tiny_data: Path, checkout: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(script("results"), "ROOT", checkout)
+    options = ["--only", "dp_sinkhorn_mnist_m1", "--scale", "smoke", "--seeds", "0"]
+    options += ["--data", str(tiny_data), "--folder", str(tmp_path), "--n", "100"]
+    options += ["--also", "rounds=100000"]
+
+    def interrupt() -> None:
+        while not list(tmp_path.glob("runs/*/metrics.jsonl")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    assert script("results").main(["run", *options]) == 130
+    assert capsys.readouterr().err.endswith(
+        "same command goes on, with the run that was cut short.\n"
+    )
+    assert list(tmp_path.glob("runs/*/checkpoint*"))
+    (spent,) = tmp_path.glob("runs/*.json")
+    assert not json.loads(spent.read_text()).get("running")

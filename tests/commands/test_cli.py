@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fedsink import __version__
-from fedsink.cli import main
-from fedsink.commands import COMMANDS
+from fedsink.cli import main, usage
+from fedsink.commands import AT_A_NODE, COMMANDS
 from fedsink.errors import CheckpointError, ClientError, ConfigError, FedsinkError
 from fedsink.server.loop import InterruptedRunError
 
@@ -31,6 +31,18 @@ def test_help_and_version(fedsink: Command, tmp_path: Path) -> None:
     assert shown.code == 0
     assert all(f"  {name} " in shown.out for name in COMMANDS)
     assert fedsink("--version", cwd=tmp_path).out == f"fedsink {__version__}\n"
+
+
+def test_help_marks_what_a_nodes_distribution_lacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "\n *" not in usage()
+    monkeypatch.setattr("fedsink.cli.find_spec", lambda name: None)
+    marked = [name for name in COMMANDS if f"\n *{name} " in usage()]
+    assert marked == [name for name in COMMANDS if name not in AT_A_NODE]
+    assert "\n *needs the whole of fedsink; fedsink-node is installed here\n" in usage()
+    started = [line for line in usage().splitlines() if line.startswith(("Start", "Completion"))]
+    assert started == ["Start with:  fedsink node --help"]
 
 
 def test_no_command_is_help_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,8 @@ asked = sys.argv[1:]
 with open(os.environ["ASKED"], "a") as file:
     file.write(json.dumps(asked) + "\\n")
 if asked[0] == "list":
-    print('{{"runs": [{{"status": "finished:failed"}}]}}')
+    status = "pending" if os.environ["OUTCOME"] == "pending" else "finished:failed"
+    print(json.dumps({{"runs": [{{"status": status}}]}}))
 if asked[0] == "run":
     if os.environ["OUTCOME"] == "unreachable":
         sys.exit("\\x1b[91mConnection refused\\x1b[0m")
@@ -47,7 +48,7 @@ if asked[0] == "run":
     if results is not None:
         for frame in list(frames(results.to_bytes()))[: 1 if outcome == "torn" else None]:
             print(frame, flush=True)
-    if outcome == "running":
+    if outcome in ("running", "pending"):
         time.sleep(60)
 """
 
@@ -230,13 +231,18 @@ import sys
 import fedsink.deployment.submission
 from fedsink.cli import main
 flwr = sys.argv[-1]
+fedsink.deployment.submission._PENDING = 0.1
 fedsink.deployment.submission._flwr = lambda: flwr
 main(sys.argv[1:-1])
 """
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_the_run_and_says_so(flwr: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("outcome", ["running", "pending"])
+def test_whoever_stops_the_command_stops_the_run_and_hears_why_it_waited(
+    flwr: Path, tmp_path: Path, outcome: str, number: signal.Signals
+) -> None:
     command = tmp_path / "bin" / "flwr"
     folder = tmp_path / "run"
     words = [
@@ -249,7 +255,7 @@ def test_ctrl_c_stops_the_run_and_says_so(flwr: Path, tmp_path: Path) -> None:
     ]
     process = subprocess.Popen(
         [sys.executable, "-c", _INTERRUPTED, *words, str(command)],
-        env={**os.environ, "OUTCOME": "running"},
+        env={**os.environ, "OUTCOME": outcome, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -257,8 +263,10 @@ def test_ctrl_c_stops_the_run_and_says_so(flwr: Path, tmp_path: Path) -> None:
     deadline = time.monotonic() + 60
     while not flwr.with_name("submitted").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
+    while ["list"] not in [words[:1] for words in asked(flwr)] and time.monotonic() < deadline:
+        time.sleep(0.1)
     time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
@@ -266,6 +274,8 @@ def test_ctrl_c_stops_the_run_and_says_so(flwr: Path, tmp_path: Path) -> None:
     assert "resume=trial" in err
     assert not folder.exists()
     assert asked(flwr)[-1] == ["stop", "4711", "lab"]
+    assert ("run 4711 is pending since" in err) == (outcome == "pending")
+    assert not list(tmp_path.glob("fedsink-deploy-*"))
 
 
 def test_help_says_what_is_the_owners(capsys: pytest.CaptureFixture[str]) -> None:

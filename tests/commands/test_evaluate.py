@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+
+from fedsink.commands import evaluate as command
+from fedsink.errors import ConfigError
 
 from .conftest import SMALL, Outcome, run_many
 
@@ -184,3 +189,41 @@ def test_refusals_are_one_line(
     assert message in outcome.err
     assert outcome.err.count("\n") == 1
     assert not list(evaluated[0].glob("points/evaluation-*"))
+
+
+def test_a_log_gets_a_line_after_a_while_and_a_terminal_each_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
+    for terminal in (False, True):
+        monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+        monkeypatch.setattr(stream, "isatty", lambda terminal=terminal: terminal)
+        now[0] = 0.0
+        report = command._reporter()
+        for second in range(0, 100, 5):
+            now[0] = float(second)
+            report(f"epoch {second}")
+        if terminal:
+            assert stream.getvalue().count("epoch ") == 20
+            assert "\n" not in stream.getvalue()
+        else:
+            assert stream.getvalue() == "epoch 20\nepoch 40\nepoch 60\nepoch 80\n"
+
+
+@pytest.mark.parametrize("answer", ["y", "Yes", "", "n", None])
+def test_a_terminal_is_asked_before_hours_and_a_log_is_told(
+    answer: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", typed := io.StringIO(f"{answer}\n"))
+    if answer is not None:
+        monkeypatch.setattr(typed, "isatty", lambda: True)
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    if answer in ("", "n"):
+        with pytest.raises(ConfigError, match="nothing was evaluated"):
+            command._agree(230.4)
+    else:
+        command._agree(230.4)
+    said = capsys.readouterr().err
+    assert said.startswith("This takes about 230 hours of one core: fewer pictures (n=)")
+    assert said.endswith("[y/N] ") == (answer is not None)

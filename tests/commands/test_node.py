@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import ssl
@@ -35,7 +36,9 @@ from fedsink.errors import ClientError, ConfigError
 from fedsink.flower_internals import become
 from fedsink.protocol.dp_sinkhorn import unpack_replies
 from fedsink.protocol.failure_codes import FAILED, MALFORMED
+from fedsink.protocol.identity_key import make_private_key
 from fedsink.protocol.objective import Objective
+from fedsink.protocol.signatures import shown_key
 
 from ..support.hospital import CLASSES, SHAPE, hospital
 from ..support.processes import children, gone
@@ -356,6 +359,42 @@ def test_a_runner_ends_with_the_process_that_started_it(home: Path) -> None:
     owner.kill()
     owner.communicate(timeout=60)
     assert gone(pid)
+
+
+@pytest.mark.slow  # starts a process that imports everything
+def test_a_least_cohort_above_all_clients_is_refused_at_the_start(home: Path) -> None:
+    path = home / "policy.toml"
+    allow = path.read_text().replace("[allow]", '[allow]\nsecure_aggregation = "masked"')
+    for least, clients in ((4, 3), (3, 3)):
+        (home / "peers.toml").write_text("".join(f'{n} = "{_shown()}"\n' for n in range(clients)))
+        path.write_text(f'{allow}\n[aggregation]\npeers = "peers.toml"\nminimum_cohort = {least}\n')
+        config = {"policy": str(path), **ONE, "num-partitions": clients}
+        if least > clients:
+            match = r"minimum_cohort = 4, and clients=3 take part: no sum is ever unmasked"
+            with pytest.raises(ConfigError, match=match), RunnerProcess(config):
+                pass
+        else:
+            with RunnerProcess(config) as runner:
+                assert "in sums of at least 3 clients" in runner.admitted
+
+
+def _shown() -> str:
+    return shown_key(ed25519.Ed25519PrivateKey.generate().public_key().public_bytes_raw())
+
+
+def test_an_authority_is_never_made_where_its_name_was_mistyped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "authority.pem"
+    words = ("certify", f"authority={file}", "client=0", f"identity={_shown()}")
+    assert node(*words) == 2
+    assert f"openssl genpkey -algorithm ed25519 -out {file}" in capsys.readouterr().err
+    assert not file.exists()
+    make_private_key(file)
+    assert node(*words) == 0
+    assert re.fullmatch(
+        r'authority = "ed25519:\S+"\ncertificate = "[0-9a-f]{128}"\n', capsys.readouterr().out
+    )
 
 
 @pytest.mark.slow  # starts a process that imports everything

@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 
+from fedsink.commands.simulate import run
 from fedsink.commands.sweep_objective import SweepObjective, price_of_choice
 from fedsink.errors import ConfigError
 
@@ -171,11 +171,20 @@ def test_a_launcher_of_other_processes_sees_failures(sweep) -> None:  # type: ig
     assert done.stderr.splitlines()[-1].startswith("fedsink: partition.keep must list numbers of")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    find_spec("hydra_plugins") is None or find_spec("hydra_plugins.hydra_optuna_sweeper") is None,
-    reason="hydra-optuna-sweeper is not installed",
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("hydra/sweeper=ax", r"needs the Python package hydra-ax-sweeper, .*`pip install hydra-ax"),
+        ("hydra/launcher=rq", r"needs the Python package hydra-rq-launcher, which is not"),
+        ("hydra/sweeper=optun", r"There is no hydra/sweeper=optun: choose one of basic, optuna"),
+    ],
 )
+def test_a_plugin_that_is_missing_is_named(key: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        run(["--multirun", key, "eps=1,2"])
+
+
+@pytest.mark.slow
 def test_optuna_gets_the_number(sweep, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     done = sweep(
         "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=1",

@@ -165,8 +165,10 @@ def test_who_holds_a_user_does_not_depend_on_the_order_of_the_records() -> None:
 def test_by_user_needs_users_and_as_many_as_clients() -> None:
     with pytest.raises(ConfigError, match="by_user deals whole users, and this source tells none"):
         partition(LABELS, 3, ByUser(), 0)
-    with pytest.raises(DataError, match="8 clients cannot share 7 users; use at most 7 clients"):
-        partition(LABELS, 8, ByUser(), 0, users=torch.arange(1000) % 7)
+    for clients in (8, 1001):  # more than users, and more than records
+        message = f"{clients} clients cannot share 7 users; use at most 7 clients"
+        with pytest.raises(DataError, match=message):
+            partition(LABELS, clients, ByUser(), 0, users=torch.arange(1000) % 7)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

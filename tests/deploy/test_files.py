@@ -96,6 +96,28 @@ def test_the_image_is_the_nodes_distribution_without_root() -> None:
     assert node["scripts"] == {"fedsink": "fedsink.cli:main"}
 
 
+@pytest.mark.parametrize("image", ["node", "superlink"])
+def test_the_user_of_an_image_owns_its_state(image: str) -> None:
+    lines = (DEPLOY / image / "Dockerfile").read_text().splitlines()
+    own = lines.index("RUN install -d -m 0700 -o 65532 -g 65532 /state")
+    assert own < lines.index("USER 65532:65532") < lines.index("VOLUME /state")
+
+
+def test_the_pages_volumes_are_folders_that_the_images_user_owns() -> None:
+    page = (DEPLOY.parent / "docs" / "node.md").read_text()
+    command = page.partition("docker run ")[2].partition("```")[0]
+    words = shlex.split(command.replace("\\\n", " ").replace("$PWD", "/work"))
+    options = [words[at + 1] for at, word in enumerate(words) if word == "-v"]
+    mounted = {inside: outside for outside, inside, *_ in (v.split(":") for v in options)}
+    assert set(mounted) == {"/etc/fedsink", "/data", "/state"}
+    assert all(outside.startswith("/") for outside in mounted.values())  # else a volume's name
+    owned = page.partition("sudo chown -R 65532:65532 ")[2].splitlines()[0].split()
+    own = {f"{mounted['/etc/fedsink']}/node-key", mounted["/state"]}
+    assert {f"/work/{path}" for path in owned} == own
+    keys = _read(words[words.index("fedsink-node") + 1 :])
+    assert keys["superlink"] == ("lab.example", 8443)
+
+
 def test_the_example_policy_can_be_read() -> None:
     policy = read_policy(DEPLOY / "node" / "policy.toml")
     assert (str(policy.state), policy.data.root) == ("/state", "/data")

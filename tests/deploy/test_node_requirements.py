@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
+from fedsink.commands import AT_A_NODE, COMMANDS
 from fedsink.flower_internals import become
 from fedsink.protocol.objective import Objective
 
@@ -32,12 +33,7 @@ MISSING = {
     "pykeops", "opacus", "ot", "h5py",
 }
 
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in MISSING:
-            raise ModuleNotFoundError(f"{name} is not installed here", name=name)
-
-sys.meta_path.insert(0, Refuse())
+sys.modules.update(dict.fromkeys(MISSING))  # find_spec finds None, and an import fails
 try:
     import torchvision
 except ModuleNotFoundError:
@@ -123,12 +119,32 @@ def test_the_commands_of_a_node_work_without_what_a_node_does_not_install(tmp_pa
     known = metadata.packages_distributions()
     used = {canonical(d) for name in json.loads(done.stdout) for d in known.get(name, ())}
     assert {"torch", "flwr", "dp-accounting", "safetensors"} <= used
-    # torch takes two of them where they are installed; the last shares protobuf's name, google.
-    optional = {"fedsink", "opt-einsum", "tqdm", "google-auth"}
+    # torch takes two of them where they are installed; the others share protobuf's, google.
+    optional = {"fedsink", "opt-einsum", "tqdm", "google-auth", "google-api-core"}
+    optional |= {"googleapis-common-protos"}
     assert used - optional <= installed_with(requirements(ROOT / "deploy/node"), "opendp")
     done = without(_COMMAND, "ledger", "show", f"policy={policy}")
     assert done.returncode == 0, done.stderr
     assert "1 of 50" in done.stdout
+
+
+@pytest.mark.slow
+def test_every_command_works_at_a_node_or_says_what_it_needs(tmp_path: Path) -> None:
+    real = {  # more than the help, which all of them have
+        "account": ["rate=0.2", "sigma=1.9", "rounds=3"],
+        "audit": ["mode=central", "eps=10", "trials=50"],
+    }
+    for command in [*COMMANDS, "--shell-completion"]:
+        words = ["install=bash"] if command == "--shell-completion" else [f"run={tmp_path}"]
+        if command in AT_A_NODE:
+            done = without(_COMMAND, command, *real.get(command, ["--help"]))
+            assert done.returncode == 0, (command, done.stderr)
+        else:
+            done = without(_COMMAND, command, *words)
+            told = rf"fedsink: fedsink {command} needs the Python package \w+, which is not "
+            assert re.match(told, done.stderr), (command, done.stderr)
+            assert done.stderr.count("\n") == 1
+            assert done.returncode == 2
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 from fedsink.commands.hydra_keys import known_keys
 
 ROOT = Path(__file__).resolve().parents[2]
+HOOKS = ROOT / "docs" / "hooks"
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +59,20 @@ def test_there_are_as_many_planted_defects_as_documented() -> None:
     for number, name in enumerate(("mutants", "others"), start=1):
         planted = (ROOT / "tests" / "mutants" / f"{name}.toml").read_text().count("\n[[mutant]]")
         assert int(stated[number]) == planted // 50 * 50
+
+
+def test_a_link_to_code_leads_to_the_page_that_the_site_makes_of_it(
+    hook: Callable[[str], ModuleType],
+) -> None:
+    """A checkout has no docs/reference: its pages link to what is there."""
+    links = hook("links")
+    for code, made in links.MADE.items():
+        assert (ROOT / code).is_file()
+        name = made.removeprefix("reference/").removesuffix(".md")
+        assert re.search(rf'"{name}": {name}_page\(\)', (HOOKS / "reference.py").read_text())
+        assert links._in_site(f"../{code}", "docs/index.md", "index.md") == made
+        assert links._in_site(f"../../{code}", "docs/tutorials/index.md", "tutorials/index.md") == (
+            f"../{made}"
+        )
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("examples/*/*.md")]
+    assert [str(page) for page in pages if "](reference/" in page.read_text()] == []

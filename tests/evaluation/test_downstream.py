@@ -205,6 +205,32 @@ def test_reports_lines_from_every_classifier():
     assert {line.split(":")[0] for line in lines} == {"LogisticRegression", "mlp", "cnn"}
 
 
+def test_lines_say_which_set_they_are_of_and_what_is_left():
+    lines: list[str] = []
+
+    def trainer(images, labels, *, classes, seed, report):
+        report("cnn: done")
+        return lambda new: torch.zeros(len(new), dtype=torch.int64)
+
+    def synthetic(size, seed):
+        return TrainingSet.of(blobs(20, seed), classes=3, origin="synthetic")
+
+    real = TrainingSet.of(blobs(20, 5), classes=3, origin="real training")
+    test = HeldOut(blobs(20, 6), classes=3)
+    downstream.accuracy_figures(
+        synthetic, real, test, {"cnn": trainer}, seeds=(3, 4), size=20, report=lines.append
+    )
+    left = " (about 0:00 left from here)"
+    assert [line for line in lines if "cnn" in line] == [
+        "synthetic images, seed 3: cnn: done",
+        f"synthetic images, seed 4{left}: cnn: done",
+        f"real training images, seed 3{left}: cnn: done",
+        f"real training images, seed 4{left}: cnn: done",
+        "class mean images, seed 3: cnn: done",
+        "class mean images, seed 4: cnn: done",
+    ]
+
+
 def test_a_size_cuts_the_training_set(monkeypatch):
     sizes: list[int] = []
 

@@ -162,7 +162,7 @@ def test_mlflow_says_how_a_run_ended(
     assert not (tmp_path / "mlruns").exists()
 
 
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(module, "find_spec", lambda n: None if n == "mlflow" else find(n))
     require_packages(["csv", "tensorboard"])
@@ -170,7 +170,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         require_packages(["csv", "mlflow"])
     assert str(caught.value) == (
         "log=mlflow needs the package mlflow, which is not installed: "
-        '`pip install "fedsink[mlflow]"`, or leave log=mlflow out.'
+        "`pip install mlflow`, or leave log=mlflow out."
     )
 
 

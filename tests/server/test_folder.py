@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,7 +131,28 @@ def test_a_run_has_ended_when_its_final_metrics_are_written(tmp_path: Path) -> N
 def test_a_command_for_a_folder_is_pasted_as_it_is_printed(name: str) -> None:
     line = command_for("report", "run", Path("/runs") / name)
     told = subprocess.run(["bash", "-c", f"printf '%s|' {line}"], capture_output=True, text=True)
-    assert told.stdout == f"fedsink|report|run=/runs/{name}|"
+    program, *others = told.stdout.split("|")
+    assert others == ["report", f"run=/runs/{name}", ""]
+    assert Path(program).name == "fedsink"
+
+
+def test_a_printed_command_works_in_a_fresh_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "my env" / "bin" / "fedsink"
+    for program in (own, tmp_path / "other" / "fedsink"):
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\necho fedsink is found\n")
+        program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(own.with_name("python")))
+    for path, plain in ((own.parent, True), (own.parent.parent, False), (program.parent, False)):
+        monkeypatch.setenv("PATH", f"{path}:/usr/bin:/bin")
+        line = command_for("report", "run", Path("/runs"))
+        assert (line == "fedsink report run=/runs") == plain
+        told = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+        assert told.stdout == "fedsink is found\n"
+    own.unlink()  # `python -m fedsink`, from no environment's command
+    assert command_for("report", "run", Path("/runs")) == "fedsink report run=/runs"
 
 
 def test_sums_are_those_of_coreutils_and_others_stay(tmp_path: Path) -> None:

@@ -81,6 +81,39 @@ def test_real_pictures_are_the_training_ones_and_as_many_as_are_drawn(
 
 
 @pytest.mark.parametrize(
+    ("options", "hours"),
+    [
+        ({"classifiers": "dpimagebench", "suite": "paper", "n": 60_000}, 230),
+        ({"classifiers": "dpimagebench", "suite": "paper", "n": 60_000, "runs": 2}, 460),
+        ({"classifiers": "dpimagebench", "suite": "paper", "n": 60_000, "reference": True}, 460),
+        ({"classifiers": "published", "suite": "full", "n": 60_000}, 3),
+        ({"classifiers": "dpimagebench", "suite": "paper", "n": 200}, None),
+        ({"classifiers": "published", "suite": "full", "n": 60_000, "runs": 1}, None),
+        ({"suite": "full", "n": 60_000}, None),
+    ],
+)
+def test_hours_are_agreed_to_before_they_begin(
+    options: dict[str, Any], hours: float | None, finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AgreedError(Exception):
+        pass
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise AgreedError(None)
+
+    def agree(expected: float) -> None:
+        raise AgreedError(round(expected))
+
+    finish((1, 28, 28), "ab")
+    monkeypatch.setattr(run_figures, "finished_record", lambda run: (None, {"epsilon": 1.0}))
+    monkeypatch.setattr(run_figures, "evaluate", stop)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(AgreedError) as told:
+        evaluate_run("here", agree=agree, **options)
+    assert told.value.args == (hours,)
+
+
+@pytest.mark.parametrize(
     ("shape", "images"),
     [((1, 8, 8), 10_000), ((1, 28, 28), 10_000), ((3, 32, 32), 2552), ((3, 256, 256), 1000)],
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -108,3 +109,42 @@ def test_tests_run_in_a_checkout_that_is_not_writable_and_full_of_leftovers(
     finally:
         for path in closed:
             path.chmod(path.stat().st_mode | 0o200)
+
+
+_SKIPS = """
+import pytest
+
+{module}
+
+@pytest.mark.skipif(True, reason="no compiler: install g++")
+def test_an_install_gives_it(): ...
+
+@pytest.mark.skipif(True, reason="it wants a GPU")
+def test_nothing_gives_it(): ...
+
+@pytest.mark.xfail
+def test_known(): assert False
+
+def test_fine(): ...
+"""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("module", "counts"),
+    [
+        ("", {"skipped": 1, "xfailed": 1, "passed": 1, "error": 1}),
+        ('pytest.importorskip("no_such_package")', {"error": 1}),
+    ],
+)
+def test_where_every_test_is_to_run_a_skip_that_an_install_prevents_is_an_error(
+    tmp_path: Path, module: str, counts: dict[str, int]
+) -> None:
+    (tmp_path / "test_it.py").write_text(_SKIPS.format(module=module))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "test_it.py"],
+        cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "FEDSINK_TEST_ALL": "1"},
+    )  # fmt: skip
+    found = re.findall(r"(\d+) (skipped|xfailed|passed|failed|error)", done.stdout)
+    assert {what: int(number) for number, what in found} == counts

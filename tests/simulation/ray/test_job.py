@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,8 +21,6 @@ from fedsink.conf.acting import compose_config
 
 MANIFEST = Path(__file__).resolve().parents[3] / "deploy" / "ray" / "rayjob.yaml"
 RAY = str(Path(sys.executable).with_name("ray"))
-NEEDED = ("aiohttp", "aiohttp_cors", "opencensus", "prometheus_client", "smart_open", "virtualenv")
-"""Packages of ray[default] without which no job server starts."""
 
 
 def test_the_job_for_kuberay_is_a_run_that_exists() -> None:
@@ -81,10 +78,6 @@ def jobs(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(
-    any(find_spec(name) is None for name in NEEDED),
-    reason='no job server without the packages of `pip install "ray[default]"`',
-)
 def test_a_submitted_job_is_the_run_of_one_process(jobs: str, tmp_path: Path) -> None:
     keys = ["clients=8", "rounds=6", "seed=0", "report.pictures=0", "report.html=false"]
     command = [sys.executable, "-m", "fedsink", "simulate", "mode=central", *keys]
