@@ -169,7 +169,10 @@ SCENES: dict[str, tuple[Act, ...]] = {
             act
             for ward in (0, 1, 2)
             for act in (
-                Act(POLICY, "[data]", f"ward{ward}", brings=pictures(ward, 3)),
+                Act(
+                    POLICY, "[data]", f"ward{ward}", words={"719": "479"},
+                    brings=pictures(ward, 3),
+                ),
                 Act(NODE, "ssh-keygen", f"ward{ward}"),
                 Act(DEPLOY, "supernode register", "lab", takes=(f"ward{ward}/node-key.pub",)),
                 Act(MASKED, "fedsink node key", f"ward{ward}"),
