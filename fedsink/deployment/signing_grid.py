@@ -118,7 +118,7 @@ class SigningGrid(ForwardingGrid):
             signed = given_statement(reply.content)
             if not self._holds(node, kept):
                 log.warning("node %s gives the name of another node, which is connected", node)
-            elif signed is not None and signed["statement"]["node"] == given.name:
+            elif signed is not None:
                 self._statements[node] = signed
         write_atomic(self._path, json.dumps(kept, indent=0).encode())
         return replies

@@ -237,7 +237,7 @@ class _Training:
             "epsilon": _finite(strategy.epsilon_so_far()),
             "label_prior": strategy.label_prior().tolist(),
         }
-        stated = read_json(folder.privacy.read_bytes())
+        stated = read_json(folder.privacy.read_bytes()) if folder.privacy.is_file() else {}
         more = {"participation": _participation(strategy)} if strategy.missed else {}
         if "public" in stated:  # of exactly these weights: see `statement_of`
             digest = sha256_of(folder.path / WEIGHTS)

@@ -44,6 +44,7 @@ CHANGES: list[tuple[str, Any, str]] = [
     ("data.classes", ["a", "b"], "malformed malformed malformed malformed"),
     ("data.nominal_records", 10**6, "= = = ="),
     ("data.download", True, "= = = ="),
+    ("data.range", [0, 4095], "= = = ="),
     ("state.state_days", 30, "= = = ="),
     ("noise.backend", "secure", "= = = ="),
     ("budget.add-remove.epsilon", 0.5, "= = = ="),  # the plan is admitted and paid for

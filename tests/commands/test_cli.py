@@ -80,7 +80,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8", "utf-16"])
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["verify", "--help"], ["ε"], ["verify", "run=ε"]]
+    "arguments", [["--help"], ["account", "--help"], ["ε"], ["verify", "run=ε"]]
 )
 def test_an_encoding_without_greek_is_no_defect(arguments: list[str], encoding: str) -> None:
     """What the stream cannot say is replaced, in what is printed and in errors."""
