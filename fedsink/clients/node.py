@@ -348,7 +348,8 @@ class Node:
         """
         if self._policy is None:
             return None
-        charges = tuple(_open_ledger(self.settings).charged(self._lineage, run))
+        ledger = _open_ledger(self.settings)
+        charges = tuple(ledger.charged(self._lineage, run))
         if not charges and not also_none:
             return None
         said = ChargeStatement(
@@ -356,7 +357,8 @@ class Node:
             client=self.client,
             clients=self.settings.clients,
             noise=(EntropyKey if self._policy.noise == "secure" else SecretKey).kind,
-            aggregation=self._policy.allowed.secure_aggregation,
+            aggregation=ledger.rule_of(self._lineage, run)
+            or self._policy.allowed.secure_aggregation,
             day=date_of(today()),
             charges=charges,
         )

@@ -65,7 +65,7 @@ class ChargeStatement:
         client: the node's number in the run.
         clients: number of clients that its owner expects to take part.
         noise: how it draws noise, as privacy.json says it: "secret" or "secure".
-        aggregation: the policy's rule for replies with a share of the noise.
+        aggregation: the policy's rule for replies with a share of the noise, as it was charged.
         day: of the signature, by the node's clock (UTC).
         charges: of the run; none: the node has answered nothing of it.
     """

@@ -204,6 +204,17 @@ class Ledger:
         plans = [{k: v for k, v in read_json(row[1]).items() if k != WORDS} for row in rows]
         return [StatedCharge(r[0], plan, *r[2:]) for r, plan in zip(rows, plans, strict=True)]
 
+    def rule_of(self, lineage: str, run: str) -> str | None:
+        """Returns the rule for replies with a share of noise under which a run was charged."""
+        rows = self._database.rows(
+            "SELECT plan FROM charged JOIN runs ON run = runs.id JOIN accounts"
+            " ON account = accounts.id WHERE lineage=? AND name=?",
+            lineage,
+            run,
+        )
+        words = (read_json(row[0]).get(WORDS, {}) for row in rows)
+        return next((rule for w in words if (rule := w.get("secure_aggregation"))), None)
+
     def knows(self, digests: Iterable[bytes]) -> bool:
         """Tells whether every one of these digests has been claimed."""
         known = {row[0] for row in self._database.rows("SELECT digest FROM claims")}

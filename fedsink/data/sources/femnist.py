@@ -86,10 +86,8 @@ def read(spec: DataSpec, split: str) -> Reading:
         images, labels, users = images[kept], labels[kept], users[kept]
         left = f"{(~kept).sum()} of {len(kept)} records are of characters that no class names"
         changes.append(f"{left}: left out.")
-    return Reading(
-        *map(torch.from_numpy, (images, labels, users)),
-        notes=(*inventory.notes(len(files)), *changes),
-    )
+    values, kinds, writers = map(torch.from_numpy, (images, labels, users))
+    return Reading(values, kinds, writers, notes=(*inventory.notes(len(files)), *changes))
 
 
 def _label_of(classes: Sequence[str]) -> np.ndarray:

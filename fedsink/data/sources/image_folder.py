@@ -57,7 +57,8 @@ def read(spec: DataSpec, split: str) -> Reading:
     files = _files(folder, spec, inventory)
     values = torch.empty((len(files), *spec.shape), dtype=torch.uint8)
     changed = ChangedPictures(spec.shape)
-    slots, labels = [], []
+    slots: list[int] = []
+    labels: list[int] = []
     with vast_allowed():
         for path, top, label in files:
             try:

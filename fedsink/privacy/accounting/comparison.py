@@ -134,15 +134,15 @@ def solve_account(
         return found
     # The one that claims rest on; what it finds tells how far the others have to go.
     found["pld"] = solved = solve("pld")
-    at = {
-        "rate": solved if rate is None else rate,
-        "sigma": solved / claimed if sigma is None else sigma,
-        "uses": clients * cost.uses(int(solved)) if rounds is None else given["uses"],
-        "delta": solved if delta is None else delta,
-    }
+    at = (
+        solved if rate is None else rate,
+        solved / claimed if sigma is None else sigma,
+        clients * cost.uses(int(solved)) if rounds is None else given["uses"],
+        solved if delta is None else delta,
+    )
     for name in bounding[1:]:
         searches = 1 if eps is None else 200 if delta is None else 8  # evaluations of ε, about
-        points = searches * cost.prv_points(**at) if name == "prv" else 0.0
+        points = searches * cost.prv_points(*at) if name == "prv" else 0.0
         if points > _MANY_POINTS:
             found.left_out[name] = (
                 f"left out, as its {points:.1e} points take long: accountant={name} runs it alone"
