@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fedsink import __version__
 from fedsink.errors import BadSignatureError, CheckpointError, ConfigError, FedsinkError
 from fedsink.protocol.charge_statement import ChargeStatement
 from fedsink.server.folder import SUMMED, SUMS, RunFolder, own_file, read_sums, sha256_of
+from fedsink.server.recorded import RecordedRun, cautions
 from fedsink.strategies.restated import Restated, agree, restated
 from fedsink.values import read_json
 
@@ -97,7 +99,7 @@ def verdict_on(path: Path, known: Mapping[str, str] | None = None) -> Verdict:
             "generator and what lay beside it."
         )
     stated = _table(folder.privacy, verdict)
-    plan = None if stated is None else _check_numbers(stated, verdict)
+    plan = None if stated is None else _check_numbers(folder, stated, verdict)
     _check_files(folder, verdict)
     if stated is None or plan is None:
         return verdict
@@ -120,7 +122,9 @@ def _table(path: Path, verdict: Verdict) -> dict[str, Any] | None:
         return None
 
 
-def _check_numbers(stated: Mapping[str, Any], verdict: Verdict) -> Restated | None:
+def _check_numbers(
+    folder: RunFolder, stated: Mapping[str, Any], verdict: Verdict
+) -> Restated | None:
     """Compares privacy.json with what its plan gives."""
     try:
         plan = restated(stated)
@@ -142,14 +146,10 @@ def _check_numbers(stated: Mapping[str, Any], verdict: Verdict) -> Restated | No
     verdict.epsilons, verdict.left_out = dict(plan.epsilons), dict(plan.left_out)
     names = ("model", "epsilon", "delta", "unit", "adjacency", "accountant")
     verdict.promise = {name: plan.entries.get(name) for name in names} | {"run": stated.get("run")}
-    delta = plan.entries["delta"]
-    if plan.entries["epsilon"] == 0.0 and delta:
-        verdict.notes.append(f"ε is 0: δ = {delta:.3g} alone pays for what is released.")
-    if delta and plan.records is not None and delta >= 1 / plan.records:
-        verdict.notes.append(
-            f"δ = {delta:.3g} is no less than one in nominal_records = {plan.records:,}: whoever "
-            "publishes a record at random keeps such a promise."
-        )
+    config: Mapping[str, Any] = {"data": {"nominal_records": plan.records}}
+    with suppress(CheckpointError, ConfigError):  # only cautions rest on it
+        config = RecordedRun(folder).config if own_file(folder.config) else config
+    verdict.notes += cautions(plan.entries, config)
     return plan
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from fedsink.errors import ConfigError, PrivacyError
 from fedsink.privacy import LOCAL_NOISE, NoiseShare, domain
 from fedsink.privacy.accounting.amplification import shuffling_statement
+from fedsink.privacy.accounting.comparison import MANY_POINTS
 from fedsink.privacy.accounting.events import epsilon as epsilon_of
 from fedsink.privacy.adjacency import REPLACE_ONE
 from fedsink.privacy.fixed_point import FixedPoint
@@ -109,7 +110,11 @@ def _central(stated: Mapping[str, Any], values: dict[str, Any]) -> Restated:
     entries |= published_claim(plan)
     epsilons = {accountant: plan.epsilon(accountant)}
     others = {*plan.cost.accountants(plan.rate)} - {accountant}
-    answered, left_out = _answered({name: partial(plan.epsilon, name) for name in sorted(others)})
+    at = plan.rate, plan.noise_multiplier, plan.cost.uses(plan.rounds), plan.delta
+    slow = {"prv"} & others if plan.cost.prv_points(*at) > MANY_POINTS else set[str]()
+    quick = sorted(others - slow)
+    answered, left_out = _answered({name: partial(plan.epsilon, name) for name in quick})
+    left_out |= dict.fromkeys(slow, "it would take long")
     epsilons |= answered
     of_promise: tuple[Any, Any] = _alone(stated, max(entries["epsilon"], epsilons.get("pld", 0.0)))
     if integers:

@@ -652,6 +652,7 @@ def test_a_scene_executes_the_text_of_its_blocks(tmp_path: Path) -> None:
     assert stage.said == "a b-1\nrun x-1\nstopped\n"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [

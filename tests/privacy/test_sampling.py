@@ -239,6 +239,7 @@ def test_bad_picks_are_refused(options, message):
         PickSchedule(5).uses(-1)
 
 
+@pytest.mark.medium
 def test_picks_within_many_uses_end_at_the_public_domain():
     schedule = PickSchedule(3)
     within = schedule.rounds_within(2_500_000)

@@ -258,7 +258,7 @@ def test_what_only_the_sender_says_is_one_sentence(handed: Callable[..., Path]) 
     ("overrides", "words"),
     [
         ((*CENTRAL, "delta=0.01", "capacity=auto"), "δ = 0.01 is no less"),
-        (("clients=2", "rounds=1", "sigma=100", "delta=0.01"), "ε is 0: δ = 0.01 alone pays"),
+        (("clients=2", "rounds=1", "sigma=100", "delta=0.01"), "ε = 0 does not say"),
     ],
 )  # fmt: skip
 def test_a_delta_that_pays_alone_is_said(
@@ -269,10 +269,29 @@ def test_a_delta_that_pays_alone_is_said(
     assert [note for note in verdict.notes if words in note]
 
 
+def test_a_delta_of_a_run_that_samples_no_batch_of_a_size_is_said(
+    handed: Callable[..., Path],
+) -> None:
+    """Its plan names no number of records, and config.yaml does; a damaged one says nothing."""
+    folder = handed(promised(*CENTRAL, "delta=0.01"))
+    notes = []
+    for text in (
+        "data:\n  nominal_records: 1437\n",
+        "data: [1437]\n",
+        "data: {nominal_records: x",
+        "",
+    ):
+        (folder / "config.yaml").write_text(text)
+        verdict = verdict_on(folder)
+        assert verdict.verdict == CONSISTENT
+        notes.append([note for note in verdict.notes if "one record in 1,437" in note])
+    assert [len(said) for said in notes] == [1, 0, 0, 0]
+
+
 @pytest.mark.medium
 def test_an_accountant_that_has_no_answer_is_left_out(handed: Callable[..., Path]) -> None:
-    """ε is some thousands, for which the grid of prv has no memory."""
-    stated = promised("clients=2", "rounds=20", "sigma=0.02")
+    """ε is some thousands, for which the grid of prv has no memory; it does not start."""
+    stated = promised("clients=2", "rounds=20", "sigma=0.012")
     verdict = verdict_on(handed(stated))
     assert stated["epsilon"] > 5000
     assert (verdict.verdict, verdict.reasons) == (CONSISTENT, [])

@@ -112,6 +112,7 @@ def test_shapes_and_bounds_that_make_no_sense_are_refused() -> None:
 # Over the whole range of floats, in exact arithmetic
 
 
+@pytest.mark.medium
 @settings(max_examples=200)
 @given(
     scale=st.sampled_from([1e-45, 1e-38, 1e-20, 1.0, 1e20, 1e38]),

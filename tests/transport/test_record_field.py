@@ -376,6 +376,7 @@ def test_invalid_arguments_are_refused_with_their_value(changes: dict, message: 
 # Over the whole range of floats, in exact arithmetic
 
 
+@pytest.mark.medium
 @settings(max_examples=400)
 @given(problem=problems(), bound=WIDE_BOUNDS)
 def test_contributions_and_sums_keep_the_bound_exactly(

@@ -25,7 +25,7 @@ from fedsink.privacy.clips import CLIPS, Clip
 from fedsink.privacy.sampling import ClassSchedule, Schedule, TurnSchedule
 from fedsink.values import privacy_checks as checks
 
-_MANY_POINTS = 1e6
+MANY_POINTS = 1e6
 """Points of PRV's grids, of all evaluations of a search, that take it seconds."""
 
 CLIP_NAMES = tuple(name for name, clip in CLIPS.items() if not clip.published)
@@ -143,7 +143,7 @@ def solve_account(
     for name in bounding[1:]:
         searches = 1 if eps is None else 200 if delta is None else 8  # evaluations of ε, about
         points = searches * cost.prv_points(*at) if name == "prv" else 0.0
-        if points > _MANY_POINTS:
+        if points > MANY_POINTS:
             found.left_out[name] = (
                 f"left out, as its {points:.1e} points take long: accountant={name} runs it alone"
             )

@@ -81,7 +81,9 @@ def test_a_target_that_just_pays_for_one_use_is_one_use(above):
 
 
 @pytest.mark.parametrize("clip", [BatchClip(1.0), RecordClip(1.0)])
-@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+@pytest.mark.parametrize(
+    "adjacency", ["add-remove", pytest.param("replace-one", marks=pytest.mark.medium)]
+)
 def test_delta_is_solved_for_under_each_adjacency(clip, adjacency):
     cost = Cost(clip, JointSchedule(), adjacency, None, None)
     setting = {"rate": 0.1, "sigma": 2.0, "uses": 50}

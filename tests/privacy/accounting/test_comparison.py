@@ -109,7 +109,13 @@ def test_a_person_at_many_clients_is_not_paid_for_by_less_than_a_use_at_each():
         account(rate=0.1, eps=0.5, clients=100, accountants=["pld"])
 
 
-@pytest.mark.parametrize("setting", [{"sigma": 0.001, "rounds": 10}, {"eps": 1e-3, "rounds": 100}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"sigma": 0.001, "rounds": 10},
+        pytest.param({"eps": 1e-3, "rounds": 100}, marks=pytest.mark.medium),
+    ],
+)
 def test_an_accountant_without_an_answer_is_left_out(setting):
     table = solve_account(rate=0.1, delta=1e-5, **setting)
     assert "pld" in table

@@ -82,6 +82,7 @@ def test_an_address_where_no_cluster_is_is_refused_at_once(deaf: str) -> None:
     assert not ray.is_initialized()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["TMPDIR", "RAY_TMPDIR"])
 def test_a_folder_too_deep_for_sockets_is_refused_with_advice(
     name: str, configured: Configure, monkeypatch: pytest.MonkeyPatch
