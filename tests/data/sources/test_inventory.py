@@ -81,6 +81,7 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
     "train/cat/9.png": (lambda path: os.link(path.with_name("1.png"), path), SEEN),
     "train/cat/itself": (link("../cat"), CIRCLE),
     "train/cat/dogs": (link("../dog"), SEEN),
+    "train/dog/cats": (link("../cat"), SEEN),
     "train/cat/parent": (link(".."), CIRCLE),
     "train/cat/root": (link("../.."), CIRCLE),
     "train/cat/top": (link("/"), CIRCLE),
