@@ -96,7 +96,7 @@ TUTORIAL, PLUGIN = "docs/tutorials/deployment.md", "examples/plugin/README.md"
 FLOWER = "examples/flower-digits/README.md"
 # An owner's decision: privatized pictures may leave as well (mode=ldp).
 BOTH_MODES = {
-    'mechanisms = ["clipped-gaussian"]': 'mechanisms = ["clipped-gaussian", "laplace", "randomized-response"]',
+    '["clipped-gaussian"]': '["clipped-gaussian", "laplace", "randomized-response"]',
     "[allow]": "[budget.replace-one]\nepsilon = 25.0\ndelta = 1e-4\n\n[allow]",
 }
 
