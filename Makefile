@@ -36,6 +36,11 @@ $(VENV)/.installed-docs: $(VENV)/.installed-dev
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $@
 
+# With what slow tests alone need: Optuna's sweeper and Ray's job server.
+$(VENV)/.installed-slow: $(VENV)/.installed-dev
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,jobs,optuna]'
+	@touch $@
+
 install: $(VENV)/.installed ## create .venv and install fedsink
 install-dev: $(VENV)/.installed-dev ## ... with what the tests need
 
@@ -57,7 +62,7 @@ test: install-dev ## run the quick tests
 test-medium: install-dev ## run those that take over half a second
 	$(PYTEST) -m 'medium and not slow and not gpu' $(ARGS)
 
-test-slow: install-dev ## run the slow ones
+test-slow: $(VENV)/.installed-slow ## run the slow ones
 	$(PYTEST) -m 'slow and not gpu' $(ARGS)
 
 # A skip that an install could prevent is a failure here (tests/conftest.py).

@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("docs/architecture.md", "CONTRIBUTING.md")
-OF_OTHERS = {"dp_accounting", "SOURCE_DATE_EPOCH"}
-"""Names of other projects' things."""
+OF_OTHERS = {"dp_accounting", "SOURCE_DATE_EPOCH", "NO_SCENE"}
+"""Names of other projects' things, and of the tests'."""
 MADE = {"dist", "site"}
 """Folders that commands make."""
 
