@@ -1,4 +1,4 @@
-"""What lies in the files of a data set, and what of it is read, for whoever holds the records.
+"""Inventory of a data set's files, read and passed over, for whoever holds the records.
 
 Readers of files find them by an `Inventory`, count there what they pass over, and return its
 sentences as `Reading.notes`.
@@ -49,7 +49,7 @@ class Inventory:
             self._passed.setdefault(why, []).append(os.path.relpath(path, self.root))
 
     def is_hidden(self, path: str | Path) -> bool:
-        """Whether a file or folder is hidden or a program's own, which is counted."""
+        """Tells if a file or folder is hidden or a program's own, and counts those that are."""
         name = os.path.basename(path)
         hidden = name.startswith(".") or name.casefold() in _PROGRAMS
         if hidden:
@@ -57,7 +57,7 @@ class Inventory:
         return hidden
 
     def is_new(self, path: str | Path, status: os.stat_result | None = None) -> bool:
-        """Whether a path is of a regular file that was not found before; else it is counted.
+        """Tells if a path is of a regular file that was not found before, and counts others.
 
         Args:
             path: of a file.

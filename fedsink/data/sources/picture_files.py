@@ -40,7 +40,7 @@ _MALFORMED = (
     *(OSError, ValueError, SyntaxError, TypeError, LookupError, EOFError, struct.error),
     *(AttributeError, ArithmeticError, RuntimeError),
 )
-"""What Pillow's decoders raise at files with errors."""
+"""Errors of Pillow's decoders at damaged files."""
 
 Limits = tuple[float, float]
 """The values of black and of white."""
@@ -234,7 +234,7 @@ def _formats() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Depth:
-    """What a file with more than 8 bits a value, or with signs, says of its values.
+    """Scale of a file's values that have more than 8 bits, or signs.
 
     Attributes:
         stated: the values of black and white; None: nothing tells them.

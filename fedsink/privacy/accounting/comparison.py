@@ -33,7 +33,7 @@ CLIP_NAMES = tuple(name for name, clip in CLIPS.items() if not clip.published)
 
 
 class Solutions(dict[str, float]):
-    """What was left out of (rate, sigma, rounds, eps, delta), by each accountant.
+    """The number that is solved for, by each accountant.
 
     Attributes:
         left_out: accountants that would bound ε and were not run, or have no answer: the reasons.
