@@ -10,10 +10,12 @@ from __future__ import annotations
 import posixpath
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
@@ -41,6 +43,8 @@ _LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s#:]+)(?=[)#])")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages from outside docs/."""
+    from mkdocs.structure.files import File  # the tests read this module, and have no MkDocs
+
     for source, name in PAGES.items():
         if name != "index.md":
             files.append(File.generated(config, name, abs_src_path=str(ROOT / source)))
