@@ -40,6 +40,7 @@ from fedsink.clients.rollback import Receipts, refuse_forgotten, refuse_rollback
 from fedsink.clients.shard import Shard, deal, records_of
 from fedsink.clients.states import State, States, forget
 from fedsink.data.sources import notes
+from fedsink.data.spec import DataSpec
 from fedsink.environment import device_named
 from fedsink.errors import (
     ConfigError,
@@ -82,8 +83,8 @@ class Node:
           never under a policy.
         - A seed, key, noise or policy in a message is ignored.
         - Records stay on the client's device; replies are on the CPU.
-        - What reading passed over or changed is logged for the owner of a node under a policy, and
-          is in no reply.
+        - What reading passed over or changed is logged once in a process for the owner of a node
+          under a policy, and is in no reply.
 
     Args:
         settings: the owner's settings.
@@ -110,7 +111,12 @@ class Node:
         """Private records on the client's device, loaded at the first admitted request."""
         held = records_of(self.settings, self.client)
         public = self.settings.data.nominal_records
-        if self._policy is not None and self.settings.partition is None:
+        if (
+            self._policy is not None
+            and self.settings.partition is None
+            and self.settings.data not in TOLD
+        ):
+            TOLD.add(self.settings.data)
             for note in notes(self.settings.data):
                 log.warning("%s: %s", self.settings.data.name, note)
         if self._policy is not None and len(held) > public:
@@ -457,6 +463,9 @@ class Node:
         runs = policy.allowed.runs_per_day
         return LedgerGate(ledger, self._lineage, policy.budgets, store, policy.on_change, runs)
 
+
+TOLD: set[DataSpec] = set()
+"""Data whose owner has heard what reading passed over: in this process, or before its fork."""
 
 _NODES: dict[tuple[NodeSettings, int], Node] = {}  # of this process
 _PASSES = PassGate()  # of the nodes of this process that have a lent key

@@ -25,7 +25,7 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 
 from fedsink.clients.app import app, owners_settings
-from fedsink.clients.node import open_node
+from fedsink.clients.node import TOLD, open_node
 from fedsink.clients.policy import Policy
 from fedsink.clients.policy_file import read_policy
 from fedsink.errors import ClientError, ConfigError, FedsinkError
@@ -76,6 +76,8 @@ class ForkingRunner:
         said = self._fork(self._opened) or pickle.dumps((1, "The node could not be opened."))
         self._connection.send_bytes(said)
         code, _ = pickle.loads(said)
+        if code == 0:  # the fork that read the records has told their owner
+            TOLD.add(owners_settings(self._context(1, 1)).data)
         return bool(code == 0)
 
     def serve(self) -> None:

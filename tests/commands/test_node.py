@@ -295,6 +295,18 @@ def test_a_runner_that_is_killed_takes_its_fork_along_and_is_started_again(
     assert "the runner died (exit code -9); another starts." in capfd.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_nodes_owner_hears_once_what_reading_passed_over(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hospital(tmp_path)
+    (tmp_path / "pictures" / "a" / "ward-7.txt").write_text("no picture")
+    with RunnerProcess({"policy": str(tmp_path / "policy.toml"), **ONE}) as process:
+        for round in (1, 2):
+            assert not process.answer(gradient(round)).has_error()
+    assert capfd.readouterr().err.count("ward-7.txt") == 1
+
+
 _PREPARED = """
 import json, os, pickle, sys
 from multiprocessing import Pipe
