@@ -13,12 +13,14 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Literal, Self
 
 import torch
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
@@ -199,14 +201,23 @@ def run_flower(
     raised here.
 
     Raises:
-        ClientError: after a minute nodes were missing.
+        ClientError: after a minute nodes were missing, or Flower's engine has failed.
         Exception: the error that the `ServerApp` raised.
     """
     caught: list[BaseException] = []
+    ended = threading.Event()
     carrying = ServerApp()
 
     @carrying.main()
     def main(grid: Grid, context: Context) -> None:
+        pull = grid.pull_messages
+
+        def pull_while_it_runs(message_ids: Iterable[str]) -> Iterable[Message]:
+            if ended.is_set():
+                raise ClientError("Flower's engine has ended: no reply can come.")
+            return pull(message_ids)
+
+        grid.pull_messages = pull_while_it_runs  # type: ignore[method-assign]
         try:
             wait_for_nodes(grid, clients, _START_SECONDS)
             server(grid, context)
@@ -216,10 +227,20 @@ def run_flower(
     logging.getLogger("flwr").setLevel(logging.ERROR)
     backend = {
         "client_resources": {"num_cpus": num_cpus, "num_gpus": num_gpus},
-        "init_args": {"include_dashboard": False, "log_to_driver": False},
+        # Without an address Ray would join whatever RAY_ADDRESS or a file of the machine names.
+        "init_args": {"address": "local", "include_dashboard": False, "log_to_driver": False},
     }
-    with Interruption():  # Flower runs the server in a thread, which no signal reaches
-        run_stock_simulation(carrying, client, clients, backend)
+    try:
+        with Interruption():  # Flower runs the server in a thread, which no signal reaches
+            run_stock_simulation(carrying, client, clients, backend)
+    except RuntimeError as error:
+        if not caught:
+            raise ClientError(
+                "Flower's engine has failed, and its log above tells why: engine=ray and "
+                "engine=local run the same clients without it."
+            ) from error
+    finally:
+        ended.set()
     if caught:
         raise caught[0]
 

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 
 from fedsink.clients.replies import ReplyStore, seal, unseal
+from fedsink.clients.states import States
 from fedsink.errors import LedgerError, ReleaseRefusedError
 
 KEY = bytes(range(32))
@@ -114,3 +115,21 @@ def test_what_is_intact_and_of_another_kind_is_an_error(monkeypatch: pytest.Monk
     monkeypatch.setattr("fedsink.clients.replies.save", lambda tensors: b"another format")
     with pytest.raises(SafetensorError):
         unseal(seal(TENSORS, "x"), "x")
+
+
+def test_a_state_is_given_to_no_other_owner_reservation_kind_or_name(tmp_path: Path) -> None:
+    def states(owner: str) -> States:
+        return States(tmp_path, owner, simulated=True, at_once=True, rewinds=False)
+
+    states("a").of(KEY, "critics", "run").put(1, TENSORS)
+    for other in (
+        states("b").of(KEY, "critics", "run"),
+        states("a").of(KEY[::-1], "critics", "run"),
+        states("a").of(KEY, "totals", "run"),
+        states("a").of(KEY, "critics"),
+        states("a").of(KEY, "critics", "another"),
+    ):
+        assert other.before(2) is None
+    again = states("a").of(KEY, "critics", "run").before(2)
+    assert again is not None
+    assert torch.equal(again["weights"], TENSORS["weights"])

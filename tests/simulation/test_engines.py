@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from fedsink.clients.node_cohort import NodeCohort
 from fedsink.clients.node_settings import NodeSettings
 from fedsink.data.partition import Iid
 from fedsink.data.spec import DataSpec
+from fedsink.errors import ClientError
 from fedsink.privacy import JointSchedule, PrivacyPlan, RecordClip
 from fedsink.protocol.dp_sinkhorn import GradientRequest
 from fedsink.protocol.exchange import Broadcast, Content, Exchange
@@ -48,6 +51,27 @@ def test_stock_flower_trains_the_same_generator_as_the_in_process_engine(
         torch.testing.assert_close(flower[name], weights, rtol=0, atol=1e-6)
     local_end, flower_end = (json.loads((f / "privacy.json").read_text()) for f in folders)
     assert local_end == flower_end
+
+
+@pytest.mark.slow
+def test_a_stock_flower_whose_ray_does_not_start_ends_in_a_sentence_and_leaves_no_thread(
+    composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def fail(**given: Any) -> None:
+        asked.update(given)
+        raise RuntimeError("the node timed out")
+
+    monkeypatch.setattr("ray.init", fail)
+    settings = composed("engine=flower", "seed=5", "rounds=2", "clients=2", small=False)
+    with pytest.raises(ClientError, match="Flower's engine has failed, and its log above tells"):
+        start(settings, tmp_path / "run")
+    assert asked["address"] == "local"
+    deadline = time.monotonic() + 60
+    while any("server_th" in thread.name for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 import warnings
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,7 @@ def hostile() -> None:
     torch.set_grad_enabled(False)
     np.seterr(all="raise")
     random.seed(3)
+    os.environ["RAY_ADDRESS"] = "127.0.0.1:1"  # an engine that was told no address joins none
 
 
 def main(engine: str, *words: str) -> None:
@@ -123,7 +125,7 @@ def main(engine: str, *words: str) -> None:
     ray: Any = None
     if "mine" in words:
         ray = importlib.import_module("ray")
-        ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR)
+        ray.init("local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR)
 
         @ray.remote(num_cpus=0)
         class Counter:
@@ -186,4 +188,8 @@ def main(engine: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except BaseException:
+        traceback.print_exc()  # the process has an excepthook that is silent
+        raise
