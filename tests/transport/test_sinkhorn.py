@@ -381,6 +381,13 @@ def test_costs_with_ties_converge(cost: Tensor, lam: float, dtype: torch.dtype) 
     assert float(solution.primal_cost) == pytest.approx(exact, abs=0.02)
 
 
+def test_costs_with_ties_by_chance_converge() -> None:
+    """One or two iterations at each λ of the warm start leave half of a row's mass elsewhere."""
+    cost = (torch.rand(8, 8, generator=torch.Generator().manual_seed(0)) < 0.5).double()
+    rows = solve(cost, 1e-4, domain="log", tolerance=1e-2).plan.sum(-1)
+    torch.testing.assert_close(rows, torch.full_like(rows, 1 / 8), rtol=0.05, atol=0)
+
+
 @pytest.mark.parametrize("shift", [0.0, 1e3, 1e4])
 @pytest.mark.parametrize("lam", [1e-3, 0.1, 1.0, 1e3, 1e5, 1e7])
 def test_what_has_converged_in_float32_is_right_at_any_place_and_lambda(
