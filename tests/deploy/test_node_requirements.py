@@ -134,8 +134,9 @@ def test_every_command_works_at_a_node_or_says_what_it_needs(tmp_path: Path) -> 
         "account": ["rate=0.2", "sigma=1.9", "rounds=3"],
         "audit": ["mode=central", "eps=10", "trials=50"],
     }
+    words_of = {"--shell-completion": ["install=bash"], "operator": [f"key={tmp_path / 'key'}"]}
     for command in [*COMMANDS, "--shell-completion"]:
-        words = ["install=bash"] if command == "--shell-completion" else [f"run={tmp_path}"]
+        words = words_of.get(command, [f"run={tmp_path}"])
         if command in AT_A_NODE:
             done = without(_COMMAND, command, *real.get(command, ["--help"]))
             assert done.returncode == 0, (command, done.stderr)
