@@ -21,6 +21,12 @@ from fedsink.errors import ConfigError, FedsinkError
 
 T = TypeVar("T")
 
+GONE = {
+    "log=csv": "log=csv is gone: metrics.jsonl in the run folder has every figure, so leave it out "
+    "(to resume an older run, out of its config.yaml).",
+}
+"""Keys and values of earlier versions, each with the sentence that refuses it."""
+
 
 class Registry(MutableMapping[str, T]):
     """All objects of one kind by their configuration name.
@@ -64,6 +70,8 @@ class Registry(MutableMapping[str, T]):
             FedsinkError: the name is unknown, or the package that states it cannot be imported.
         """
         if not isinstance(name, str) or name not in self:
+            if gone := GONE.get(f"{self._key}={name}"):
+                raise self._error(gone)
             raise self._error(
                 f"{self._key}={name!r} is unknown; choose one of {', '.join(sorted(self))}."
                 f"{did_you_mean(str(name), self)}"

@@ -33,7 +33,7 @@ from fedsink.server.folder import RunFolder
 from fedsink.values import read_json
 
 _PUBLIC = re.compile(
-    r"config\.yaml|privacy\.json|nodes\.json|SHA256SUMS|metrics\.(jsonl?|csv)|generator\.(safetensors|json)"
+    r"config\.yaml|privacy\.json|nodes\.json|SHA256SUMS|metrics\.jsonl?|generator\.(safetensors|json)"
     r"|samples/round-\d{6,12}\.png"
 )
 _HEAD = 8  # bytes that say how long the description is

@@ -89,8 +89,8 @@ _BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no file": ({"data": "mnist", "data.root": "é, {b}"}, "é, {b}/MNIST/raw does not"),
     "resume": ({"resume": "x"}, "starts runs: continue with fedsink.resume('x')."),
     "folder": ({"hydra.run.dir": "x", "folder": "y"}, "hydra.run.dir was given twice"),
-    "logger": ({"log": "wandb"}, "log='wandb' is unknown; choose one of csv, mlflow, tensorboard."),
-    "loggers": ({"log": ["csv", "csv"]}, "log=['csv', 'csv'] names a logger twice."),
+    "logger": ({"log": "wandb"}, "log='wandb' is unknown; choose one of mlflow, tensorboard."),
+    "loggers": ({"log": ["mlflow"] * 2}, "log=['mlflow', 'mlflow'] names a logger twice."),
 }
 
 
