@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsink.conf.loading import composed, file_of, opened
+from fedsink.conf.typed import typed_words
 from fedsink.errors import ConfigError
 from fedsink.values import Config, leaves
 
@@ -177,7 +178,7 @@ def compose_config(
 def resolved(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """Returns the values of a simulation: every interpolation resolved, every path absolute.
 
-    The paths allow resuming the run from any working directory.
+    `run.typed` is what was typed. The paths allow resuming the run from any working directory.
 
     Args:
         config: as composed.
@@ -200,6 +201,7 @@ def resolved(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     for group, key in places:
         if group.get(key):
             group[key] = str(Path(str(group[key])).expanduser().resolve())
+    values["run"] = {"typed": typed_words(overrides, values)}
     return values
 
 

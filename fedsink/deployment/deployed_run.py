@@ -20,6 +20,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsink.conf.acting import compose_config
+from fedsink.conf.typed import typed_words
 from fedsink.configuration import Configuration
 from fedsink.deployment.node_grid import NodeGrid, Patience
 from fedsink.deployment.results import Results, failure_of, frames
@@ -83,7 +84,7 @@ def deployable(overrides: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"{COMMAND} runs on real nodes: leave out {override}.")
     config = compose_config(["engine=deploy", "data.root=null", *overrides])
     _check_owners(config)
-    return config
+    return {**config, "run": {"typed": typed_words(overrides, config)}}
 
 
 def _check_owners(config: Config) -> None:
@@ -262,6 +263,7 @@ def _run(grid: Grid, folder: RunFolder, run_config: Mapping[str, Any]) -> None:
         "name": new_run_name(),
         "server_seed": secrets.randbits(62),
         "key_file": None,
+        "typed": (config.get("run") or {}).get("typed"),
     }
     settings, patience = deployed_settings(config, folder, run)
     require_packages(settings.log)

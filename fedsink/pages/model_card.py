@@ -16,8 +16,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedsink import __version__
+from fedsink.conf.typed import typed_command
 from fedsink.models import Observation
-from fedsink.pages.command_line import CommandLine
 from fedsink.pages.page import number
 from fedsink.reporting.displays import printable
 from fedsink.reporting.drawing import save_grid, save_points
@@ -76,7 +76,7 @@ def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) 
     data, mode = config["data"], config["mode"]
     pictures, classes = len(data["shape"]) == 3, len(result["label_prior"])
     records = "pictures" if pictures else "points"
-    line = CommandLine.of(config)
+    command = typed_command(config)
     clients = privacy["clients"] if mode == "ldp" else len(privacy["clients"])
     evaluations = [_evaluation(e) for e in run.evaluations.values() if e.get("accuracy")]
     shape = "×".join(map(str, data["shape"]))
@@ -116,8 +116,8 @@ def model_card(run: RecordedRun, privacy: Config, result: Config, license: str) 
             + ("balanced=true " if classes > 1 else "")
             + ("out=samples.parquet" if pictures else "out=samples.npz")
         ),
-        command=Markup(printable(line.command)),  # a line break would end its block of code
-        places=any(word in line.command for word in ("FOLDER", "FILE", "ADDRESS")),
+        command=command and Markup(printable(command)),  # a line break would end its block of code
+        places=any(word in (command or "") for word in ("FOLDER", "FILE", "ADDRESS")),
         repeatable=config.get("seed") is not None,
     )  # fmt: skip
 

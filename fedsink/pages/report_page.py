@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedsink.conf.typed import shown_settings, typed_command
 from fedsink.data.spec import DataSpec
 from fedsink.deployment.results import is_public
 from fedsink.errors import CheckpointError
 from fedsink.pages.charts import Chart, Line, line_chart
-from fedsink.pages.command_line import CommandLine, shown_settings
 from fedsink.pages.evaluation_tables import (
     accuracy_table,
     comparison_note,
@@ -22,7 +22,6 @@ from fedsink.pages.evaluation_tables import (
     measured,
 )
 from fedsink.pages.page import (
-    MISSING,
     PageTable,
     Picture,
     duration,
@@ -300,18 +299,10 @@ def _grids(run: RecordedRun, data: DataSpec) -> list[Picture]:
 
 
 def _configuration(run: RecordedRun) -> dict[str, Any]:
-    """Returns the command, the differences and the whole configuration, for the template."""
-    line = CommandLine.of(run.config)
-    differences = [
-        [d.key, d.value, MISSING if d.usual is None else d.usual] for d in line.differences
-    ]
+    """Returns the command and the whole configuration, for the template."""
     values = shown_settings(run.config)
     return {
-        "command": line.command,
-        "chosen": line.chosen,
-        "differences": PageTable(["key", "this run", "recipe"], differences)
-        if differences
-        else None,
+        "command": typed_command(run.config),
         "configuration": PageTable(["key", "value"], [list(entry) for entry in values.items()]),
     }
 

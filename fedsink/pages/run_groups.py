@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, TypeVar
 
+from fedsink.conf.typed import shown
 from fedsink.errors import CheckpointError, ConfigError
-from fedsink.pages.command_line import shown
 from fedsink.pages.page import MISSING, number
 from fedsink.server.recorded import RecordedRun
 from fedsink.values import PLACES, Config, leaves

@@ -81,7 +81,8 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False, public: bo
             folder.write(folder.privacy, stated)
             # Last, because this file makes the folder one that can be resumed.
             engine = settings.engine.stored(config["engine"])
-            store_config(folder, {**config, "engine": engine, "run": identity.to_config()})
+            run = {**(config.get("run") or {}), **identity.to_config()}
+            store_config(folder, {**config, "engine": engine, "run": run})
         except BaseException:
             identity.delete_key()
             shutil.rmtree(folder.path, ignore_errors=True)

