@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -140,17 +140,15 @@ _READ = ("recipe.eps", "recipe.rounds", "recipe.by_eps")
 """Keys of a recipe that code reads, under CONDITIONS."""
 
 
-def composed_run(
-    overrides: list[str], of: Literal["run", "sweep"] = "run"
-) -> tuple[dict[str, Any], Path]:
-    """Composes the values of a simulation, and its folder or that of the sweep that it belongs to.
+def composed_run(overrides: list[str]) -> tuple[dict[str, Any], Path]:
+    """Composes the values of a simulation, and its folder.
 
     Raises:
         HydraException, OmegaConfBaseException: an override is malformed, or names nothing.
     """
     with opened():
         config: Any = hydra.compose("config", overrides=overrides, return_hydra_config=True)
-        folder = Path(config.hydra[of].dir).expanduser().absolute()
+        folder = Path(config.hydra.run.dir).expanduser().absolute()
         run = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
         return resolved(run, overrides), folder
 

@@ -90,22 +90,6 @@ def start(config: dict[str, Any], path: Path, *, debug: bool = False, public: bo
         return _run(config, settings, folder, identity, debug)
 
 
-def check(config: Config, path: Path) -> None:
-    """Refuses what `start` would refuse; writes nothing.
-
-    Raises:
-        FedsinkError: bad input.
-    """
-    if config["study"] is not None:
-        from fedsink.simulation.studies import study_of
-        from fedsink.simulation.studies.study import planned
-
-        planned(study_of(config["study"]), config, path, _single_runs(debug=False))
-    else:
-        folder = RunFolder.fresh(path)
-        _prepared(config, folder.path, RunIdentity.fresh(config["seed"]))
-
-
 def resume(path: Path, *, debug: bool = False) -> Path:
     """Continues with the run or the study in a folder, to the same end as if it had never stopped.
 
