@@ -78,10 +78,10 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     keys = overrides(typed, sweep=multirun)
     failures: list[Exception] = []
     finished: list[Path] = []
-    before = sys.argv
+    before, standing, sweeps = sys.argv, _standing(keys), _sweeps(keys)
     try:
         sys.argv = ["fedsink simulate", *keys, *flags]
-        application(_task(debug, _standing(keys), failures, finished, objective))()
+        application(_task(debug, standing, failures, finished, objective))()
         if objective is not None and (price := price_of_choice(finished)):
             ForgivingStream(sys.stderr).write(f"{price}\n")
     except KeyboardInterrupt:
@@ -90,6 +90,8 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
         failures = failures[-1:]  # the run that ended the sweep
     except (HydraException, OmegaConfBaseException) as error:
         failures = [error]
+        for folder in _sweeps(keys) - sweeps:  # Hydra makes it before it composes the runs
+            _remove_empty(folder, standing)
     except ValueError as error:  # flags that exclude each other
         failures = [error if isinstance(error, ConfigError) else ConfigError(str(error))]
     finally:
@@ -262,6 +264,13 @@ def _standing(arguments: Sequence[str]) -> set[Path]:
     named = [typed_value(a) for a in arguments if a.startswith(keys)]
     paths = [Path.cwd() / Path(name).expanduser() for name in ("runs", *named)]
     return {p.resolve() for path in paths for p in (path, *path.parents) if os.path.exists(p)}
+
+
+def _sweeps(arguments: Sequence[str]) -> set[Path]:
+    """Folders of sweeps that are there, where a sweep would be."""
+    named = [typed_value(a) for a in arguments if a.startswith("hydra.sweep.dir=")]
+    places = [*Path("runs").glob("*/*"), *(Path(name).expanduser() for name in named)]
+    return {path.absolute() for path in places if (path / "multirun.yaml").is_file()}
 
 
 def _remove_empty(folder: Path, standing: set[Path]) -> None:
