@@ -134,7 +134,7 @@ def _end(folder: Path) -> None:
     from fedsink.server.recorded import RecordedRun, promise
 
     run = RecordedRun.of(folder)
-    if run.is_study or run.privacy is None:
+    if run.privacy is None:
         return
     report = folder / FILE_NAME
     lines = [f"Done: {promise(run.privacy)}." + (f" Report: {report}" if report.is_file() else "")]

@@ -29,7 +29,7 @@ _PLACES = {
     "engine.address": "ADDRESS",
 }
 _NO_PLACES = {"start": "public", "engine.address": "auto"}
-_OF_NO_SETTING = ("run", "resume", "plan", "scales", "paper")
+_OF_NO_SETTING = ("run", "resume", "scales", "paper")
 _PLAIN = re.compile(r"[A-Za-z_][\w.:/-]*")
 _WORDS = ("null", "true", "false", "nan", "inf")
 
@@ -57,7 +57,7 @@ def typed_words(overrides: Sequence[str], config: Config) -> list[str]:
 
 
 def typed_command(config: Config) -> str | None:
-    """Returns the command that started a run; None if an earlier version or a study started it.
+    """Returns the command that started a run; None if an earlier version did.
 
     Args:
         config: of the run, as stored.
@@ -78,7 +78,7 @@ def shown(key: str, value: object) -> str:
 
 def shown_settings(config: Config) -> dict[str, str]:
     """Returns every key of a configuration and its value, as a page shows it."""
-    left_out = (*_OF_NO_SETTING, "study", "scale")
+    left_out = (*_OF_NO_SETTING, "scale")
     kept = {key: value for key, value in config.items() if key not in left_out}
     return {key: shown(key, value) for key, value in leaves(kept)}
 

@@ -66,8 +66,6 @@ _OWNERS = (
     ),
     ("policy", None, "every node is started with the policy of its owner"),
     ("data.clients_file", None, "every node's policy says which records are its own"),
-    ("data.corrupt", None, "real nodes answer from their records as they are"),
-    ("study", None, "a study is several runs of a simulation"),
     ("resume", None, f"say {COMMAND} resume=NAME app=… superlink=… with no other key"),
 )
 
@@ -91,7 +89,7 @@ def _check_owners(config: Config) -> None:
     """Refuses values that are the owners' to choose."""
     noise, data = config["noise"], config["data"]
     chosen = {**config, "noise": noise["backend"]}
-    chosen |= {f"data.{key}": data.get(key) for key in ("clients_file", "corrupt")}
+    chosen["data.clients_file"] = data.get("clients_file")
     # In local mode the problems are the server's own.
     central = config["mode"] == "central"
     chosen["strategy.backend"] = (

@@ -198,10 +198,6 @@ class Comparison:
                         MISSING if seconds is None else duration(seconds),
                     ]
                 )
-        rows += [
-            [name, MISSING, MISSING, "not begun", *[MISSING] * 5]
-            for name in self.compared.not_begun
-        ]
         numbers = ["rounds", "ε so far", "δ", "last loss", "time"]
         columns = ["folder", "method", "seed", "state", *numbers]
         return PageTable(columns, rows, "", frozenset(range(4, len(columns))))

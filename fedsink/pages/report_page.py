@@ -13,7 +13,6 @@ from typing import Any
 from fedsink.conf.typed import shown_settings, typed_command
 from fedsink.data.spec import DataSpec
 from fedsink.deployment.results import is_public
-from fedsink.errors import CheckpointError
 from fedsink.pages.charts import Chart, Line, line_chart
 from fedsink.pages.evaluation_tables import (
     accuracy_table,
@@ -80,15 +79,10 @@ def write_report(path: Path) -> Path:
         The path of the page.
 
     Raises:
-        CheckpointError: the folder holds no run, or a study of several, or a damaged file.
+        CheckpointError: the folder holds no run, or a damaged file.
         FedsinkError: the run's configuration belongs to another version.
     """
     run = RecordedRun.of(path)
-    if run.is_study:
-        names = " and ".join(run.parts) or "several runs, none of which has begun"
-        raise CheckpointError(
-            f"{run.folder.path} holds a study of {names}: name the folder of one of them."
-        )
     target = run.folder.path / FILE_NAME
     write_atomic(target, report_page(run))
     if (run.folder.path / SUMS).exists():

@@ -125,8 +125,8 @@ _BAD: dict[str, tuple[list[str], str]] = {
         "partition.alpha acts with partition=dirichlet: choose it, or leave partition.alpha out.",
     ),
     "a table in two arguments": (
-        [*_LOCAL, "data.corrupt={kind:", "invert}"],
-        "quote that whole, 'data.corrupt={kind: invert}'.",
+        [*_LOCAL, "public={data:", "shapes}"],
+        "quote that whole, 'public={data: shapes}'.",
     ),
     "a tether with a batch clip": (
         [*_LOCAL, "clip=batch", "strategy.tether=1.8"],
@@ -210,10 +210,18 @@ _BAD: dict[str, tuple[list[str], str]] = {
         [*_LOCAL, "strategy.uses_per_message=0"],
         "strategy.uses_per_message must be a whole number of at least 1, not 0.",
     ),
-    "study": ([*_LOCAL, "study=x"], "study is null or a table with a name, as in experiment="),
-    "study's threshold": (
-        ["simulate", "experiment=debug_inverted", "study.clean=2"],
-        "study.clean must be in [0, 1], not 2.",
+    "study": ([*_LOCAL, "study.clean=0.9"], "study is gone: examples/debug_inverted.py and"),
+    "corrupt": (
+        [*_LOCAL, "data.corrupt={kind: invert}"],
+        "data.corrupt is gone: examples/debug_inverted.py alters records",
+    ),
+    "corrupt anew": (
+        [*_LOCAL, "+data.corrupt={kind: invert}"],
+        "data.corrupt is gone: examples/debug_inverted.py alters records",
+    ),
+    "study as an experiment": (
+        ["simulate", "experiment=debug_inverted"],
+        "experiment=debug_inverted is gone: run examples/debug_inverted.py.",
     ),
     "keep": ([*_LOCAL, "partition.keep=[7,0]"], "numbers of clients from 0 to 1, each once: 7 is"),
     "keep in local mode": (

@@ -375,11 +375,6 @@ def test_missing_nodes_are_named(grid: Callable[..., Nodes]) -> None:
             ("data=femnist", "data.clients_file=x.csv"),
             "takes no data.clients_file=x.csv: every node's policy says which records are its own",
         ),
-        (
-            ("data.corrupt={kind: invert, share: 0.5}",),
-            "takes no data.corrupt={'kind': 'invert', 'share': 0.5}: real nodes answer from their",
-        ),
-        (("study={name: debugging}",), "takes no study={'name': 'debugging'}: a study is several"),
         (("start=public",), "fedsink deploy trains no start: run fedsink simulate start=public"),
         (("start=../elsewhere",), "A run's name is 1 to 100 of A-Z a-z 0-9"),
         (("start=absent",), "starts/absent has no readable privacy.json"),

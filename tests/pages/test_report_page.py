@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from fedsink.conf.acting import composed_run
-from fedsink.errors import CheckpointError
 from fedsink.pages.report_page import report_at_end, write_report
-from fedsink.server.folder import RunFolder, store_config
+from fedsink.server.folder import RunFolder
 from fedsink.simulation.simulated_run import start
 
 from .conftest import PLACES, SMALL, Begin, hostile_places
@@ -235,15 +234,6 @@ def test_who_missed_rounds_is_told(begin: Begin) -> None:
     assert "client 3 missed 4." in seen
     assert "clients 0–2, each 20 " in seen
     assert "client 3 16 " in seen
-
-
-@pytest.mark.slow
-def test_a_study_is_refused_by_the_names_of_its_runs(begin: Begin) -> None:
-    folder = begin("mode=central")
-    store_config(folder, {"study": {"name": "x"}, "plan": {"runs": {"samples": {}}}})
-    store_config(RunFolder(folder.samples), {})
-    with pytest.raises(CheckpointError, match="holds a study of samples: name the folder of one"):
-        write_report(folder.path)
 
 
 @pytest.mark.medium
