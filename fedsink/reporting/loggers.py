@@ -149,6 +149,8 @@ class MLflowLogger(Logger):
     """
 
     package = "mlflow"
+    _client: Any
+    _run: Any
 
     def begin(self, round: int) -> None:
         from mlflow.entities import Param
