@@ -49,7 +49,7 @@ def test_what_was_typed_is_stored_word_for_word() -> None:
 
 
 def test_guarantee_no_place_and_nothing_about_the_folder_is_stored() -> None:
-    table = "{file: ~/ward, names: [/srv/ward, C:\\\\ward, b]}"
+    table = "{file: '~/ward', names: [/srv/ward, 'C:/ward', b]}"
     typed = [
         *(f"{key}=ward 7/x:1" for key in PLACES), "hydra.run.dir=ward", "hydra/sweeper=ward",
         "public={root: ward, data: ward-is-no-place}", f"+generator.table={table}",
